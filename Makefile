@@ -30,7 +30,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-gpu demo task-page serve reload train train-filtered train-tree train-priced train-images train-async train-trl train-agent lint test-fast test-live test-long test-torchvision test-attacks test-bridges \
+.PHONY: help setup setup-gpu demo task-page serve reload train train-filtered train-tree train-images train-async train-trl train-agent lint test-fast test-live test-long test-torchvision test-attacks test-bridges \
 	test-agents test-evals test-sockets test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
 	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock dist sbom tiny-model small-model \
 	measure-small-model shapes-model measure-shapes-model
@@ -39,7 +39,7 @@ help:
 	@echo "make demo          set up, start the service, play a mixed batch, show it, stop (MODEL=smollm2 or models/small, TASK=code)"
 	@echo "make serve         set up and leave the service running on loopback until Ctrl-C (CONFIG=serve_config.yaml)"
 	@echo "make reload        start one environment of the running service anew, with its code as it is now (TASK=math)"
-	@echo "make train         train the embedded model with GRPO, train.png (also train-images, train-filtered, train-tree, train-priced, train-async, train-trl, train-agent [TASK=harbor])"
+	@echo "make train         train the embedded model with GRPO, train.png (also train-images, train-filtered, train-tree, train-async, train-trl, train-agent [TASK=harbor])"
 	@echo "make load          start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make lint          style, types, the rooms' imports and rules, generated files"
 	@echo "make test-fast     the tests that start neither Ray nor the engine (a minute)"
@@ -104,7 +104,7 @@ reload: $(READY)
 	@$(PYTHON) -m service.startup.reload $(TASK)
 
 train: $(READY) $(MADE)
-	@$(PYTHON) -m examples.train_grpo $(MODEL)
+	@$(PYTHON) -m examples.train_grpo $(FOLDER)
 
 train-filtered: $(READY)
 	@$(PYTHON) -m examples.train_filtered
@@ -112,17 +112,14 @@ train-filtered: $(READY)
 train-tree: $(READY)
 	@$(PYTHON) -m examples.train_tree
 
-train-priced: $(READY)
-	@$(PYTHON) -m examples.train_filtered priced
-
 train-async: $(READY)
 	@$(PYTHON) -m examples.train_grpo_async $(CONFIG)
 
 train-images: $(READY)
-	@$(PYTHON) -m examples.train_grpo $(MODEL) --questions shapes --curve train-images.png
+	@$(PYTHON) -m examples.train_grpo $(FOLDER) --questions shapes --curve train-images.png
 
 train-trl: $(READY) $(MADE)
-	@$(PYTHON) -m examples.train_trl $(MODEL)
+	@$(PYTHON) -m examples.train_trl $(FOLDER)
 
 # TASK=harbor trains on tasks in Harbor's format, which need no package beside the service's.
 train-agent: $(READY) $(if $(TASK),,$(BRIDGES)/verifiers/.ready)
@@ -239,7 +236,7 @@ test-sockets: $(BRIDGES)/tinker/.ready
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
 test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready $(BRIDGES)/openenv/.ready
-	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/environments/bridges
+	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/tasks/bridges
 
 $(BRIDGES)/tokenizers/smollm2/config.json: | $(SMOLLM2)/model.safetensors
 

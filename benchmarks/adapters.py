@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.bare_engine import BareEngine
 from deployments.generation.settings import EngineSettings
-from service.startup import smollm2
-from service.startup.generated_config import ServedModel, cpu_engine
+from models.smollm2.recipe import made
+from service.startup.generated_config import ServedModel, engine_of
 from service.startup.local_service import sentences_for_the_user
 
 RANK = 8
@@ -37,10 +37,10 @@ def main(
     sequences: Annotated[int, typer.Option(min=1, help="At once.")] = 64,
 ) -> None:
     with sentences_for_the_user(console), TemporaryDirectory() as adapter:
-        folder = smollm2.made(console)
+        folder = made(console)
         write_adapter(folder, adapter)
         served = ServedModel(str(folder), 0, engine={"enable_lora": True, "max_lora_rank": RANK})
-        settings = EngineSettings.model_validate({**cpu_engine(served), **served.engine})
+        settings = EngineSettings.model_validate(engine_of(served))
         seconds: dict[str, list[float]] = defaultdict(list)
         with BareEngine.started(settings) as engine:
             for way in WAYS:

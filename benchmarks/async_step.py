@@ -22,9 +22,8 @@ from rich.table import Table
 
 from benchmarks.process_group import no_process_left
 from rollout_client import RolloutClient, RolloutResponse
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
 
 SAMPLES = 256
 TURNS = 8

@@ -31,7 +31,7 @@ def engine_in(config: Mapping[str, Any]) -> EngineSettings:
         BadParameter: the config has a simulated engine.
     """
     engine = with_absolute_paths(ServiceSettings.model_validate(config["applications"][0]["args"]).engine)
-    if not isinstance(engine, EngineSettings):
+    if engine.replica is not None:
         raise typer.BadParameter("this config has a simulated engine: there is nothing to compare with")
     return engine
 

@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deployments.environments.code import CodeEnvironment, SandboxSettings
-from deployments.environments.code_judging import CodeInfo
 from deployments.sandbox import SandboxLost
 from deployments.sandbox.local import ISOLATIONS
+from deployments.tasks.code import CodeEnvironment, SandboxSettings
+from deployments.tasks.code_judging import CodeInfo
 from rollout_env import ChatMessage
 
 LINEAR = re.compile(r"returns (\d+) \* x \+ (\d+)")

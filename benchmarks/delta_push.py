@@ -28,9 +28,8 @@ from safetensors.torch import save_file
 from benchmarks.process_group import no_process_left
 from rollout_client import PolicyPusher, RolloutClient
 from rollout_client.contract.policy import PushResult, ReplicaUpdate
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
 
 State = dict[str, torch.Tensor]
 SIZES = {

@@ -35,7 +35,7 @@ from benchmarks.service_process import BEHIND_HAPROXY, NO_VARIABLES, service_pro
 from benchmarks.workload import ONE_SAMPLE, SAMPLING, WORKLOADS, Workload, reply_ids
 from deployments.generation.settings import EngineSettings
 from rollout_client import RolloutClient, Sampling
-from service.startup.ports import free_port
+from service.startup.config import free_port
 
 WAYS = {"A": "bare engine", "B": "OpenAI server", "C": "POST /rollout"}
 SETTLE_S = 0.3

@@ -20,9 +20,8 @@ from benchmarks.scale_service import with_timing
 from rollout_client import RolloutClient
 from rollout_client.arrow.schema import ARROW
 from service.rollout_requests.result_encoding import JSON
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 
 ROLLOUTS, TOKENS, SPREAD = 256, 1024, 0.5
 ENGINE = {"routed_experts": [48, 8], "max_num_seqs": ROLLOUTS, "length_spread": SPREAD}

@@ -190,13 +190,15 @@ def build(with_stacks: bool) -> ASGIApp:
     images = RequestImages(FreeImages(), ImagesSettings())
     service = RolloutService(generator, environments, policy, factory, limits, admission, sampler, images=images)
     service.body_parser.start()
-    nothing_is_replayed: Any = None
+    unused: Any = None
     services = AppServices(
         rollouts=service,
         access=OPEN_TO_ALL,
         readiness=Readiness(generator, environments, {}),
         scoring=Scoring(lambda _: generator, policy, limits, lambda: DESCRIPTION),
-        replayer=nothing_is_replayed,
+        replayer=unused,
+        calls=unused,
+        tinker=unused,
     )
     app = build_http_app(services)
     probe = LoopProbe(with_stacks)

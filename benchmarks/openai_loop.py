@@ -12,7 +12,7 @@ import orjson
 
 from benchmarks.process_group import ProcessGroup, started
 from deployments.generation.settings import EngineSettings
-from service.startup.ports import free_port
+from service.startup.config import free_port
 
 TIMEOUT_S = 600
 JSON = {"content-type": "application/json"}

@@ -23,9 +23,8 @@ from rich.console import Console
 from benchmarks.process_group import no_process_left
 from benchmarks.resident_memory import replica, resident_kb
 from benchmarks.rollout_load import HTTP_OK, JSON, WrongAnswer, rollout_body
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
 
 ROLLOUTS = 256
 """That may be in flight."""

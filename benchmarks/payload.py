@@ -58,7 +58,7 @@ from service.rollouts.progress import UNOBSERVED, ProgressLog
 from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
 from service.settings import AdmissionSettings, RequestLimits
-from service.startup.ports import free_port
+from service.startup.config import free_port
 
 GROUPS, GENERATIONS, TURNS, TOKENS_A_TURN = 250, 8, 4, 500
 TOKENS = GROUPS * GENERATIONS * TURNS * TOKENS_A_TURN
@@ -217,7 +217,13 @@ def serve(port: int) -> None:
     rollouts = EndedRollouts(ended_rollouts())
     unused: Any = None
     services = AppServices(
-        rollouts=rollouts, access=OPEN_TO_ALL, readiness=AlwaysReady(), scoring=unused, replayer=unused
+        rollouts=rollouts,
+        access=OPEN_TO_ALL,
+        readiness=AlwaysReady(),
+        scoring=unused,
+        replayer=unused,
+        calls=unused,
+        tinker=unused,
     )
     uvicorn.run(build_http_app(services), port=port, log_level="critical")
 

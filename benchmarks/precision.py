@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks.process_group import no_process_left
 from benchmarks.reference_model import spans_of, token_ids_of
 from examples.train_grpo import config_of_model
+from models.smollm2.recipe import made
 from rollout_client import PolicyPusher, RolloutClient, SampleResult
-from service.startup import smollm2
 from service.startup.local_service import local_service, sentences_for_the_user
 
 MEAN_BOUND, LARGEST_BOUND, TIMES_FARTHER = 0.06, 0.6, 5.0
@@ -69,7 +69,7 @@ def main(
     ] = "float32",
 ) -> None:
     with sentences_for_the_user(console), no_process_left():
-        folder = smollm2.made(console)
+        folder = made(console)
         config = config_of_model(str(folder), LORA_RANK, hf_overrides={"head_dtype": head})
         with local_service(config, console) as url, RolloutClient(url) as client:
             parts, models = play_while_pushing(client, folder, -(-rollouts // (2 + len(WAYS))))

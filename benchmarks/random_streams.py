@@ -21,9 +21,8 @@ from rich.console import Console
 
 from benchmarks.process_group import no_process_left
 from rollout_client import RolloutClient, SampleResult
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
 from service.startup.readiness import deploy, deployments_not_ready
 
 GENERATIONS = 1024

@@ -16,9 +16,9 @@ from typing import Annotated
 
 import typer
 
-from deployments.environments.retrieval import RetrievalEnvironment
 from deployments.environments.step_runner import StepRunner
 from deployments.protocols.environments import StepRequest
+from deployments.tasks.retrieval import RetrievalEnvironment
 from rollout_env import StepOutcome
 
 WORDS, WORDS_OF_DOCUMENT, WORDS_OF_QUERY = 20_000, 100, 6

@@ -100,7 +100,7 @@ def main(
     from ray import serve
 
     from deployments.models.reward_replica import RewardModelReplica
-    from service.startup.cluster_token import require_cluster_token
+    from service.startup.local_service import require_cluster_token
 
     asked = conversations(scores)
     with tempfile.TemporaryDirectory() as folder:

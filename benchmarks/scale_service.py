@@ -8,8 +8,8 @@ import aiohttp
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
+from service.startup.config import free_port
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 
 Result = TypeVar("Result")
 Measure = Callable[[aiohttp.ClientSession], Coroutine[Any, Any, Result]]

@@ -19,8 +19,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deployments.environments.math import MathEnvironment
-from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment, game_sample
+from deployments.tasks.math import MathEnvironment
+from deployments.tasks.sliding_puzzle import SlidingPuzzleEnvironment, game_sample
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from rollout_env.steps import validated_step
 

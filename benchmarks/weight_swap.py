@@ -27,9 +27,8 @@ from benchmarks.bare_engine import BareEngine, engine_in
 from benchmarks.process_group import no_process_left
 from rollout_client import RolloutClient, Sampling
 from rollout_client.contract.policy import ReplicaUpdate
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
 
 GAMES = 256
 BARE_PROMPT = [5] * 200

@@ -1,1 +1,1 @@
-"""Deployments that the ingress calls: generators (vLLM or simulated), environments and the policy store."""
+"""Deployments that the ingress calls: generators (vLLM), environments and the policy store."""

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from examples.stand_ins import stand_ins
-from examples.task_configs import config_for, tasks_of
-from service.startup.demo_command import play, show, temperature_for
+from examples.task_configs import config_for, tasks_of, temperature_of
+from service.startup.demo_command import play, show
 from service.startup.local_service import local_service, sentences_for_the_user
 
 
@@ -28,7 +28,7 @@ def main(
         stand_ins(config_for(config, model, tasks)) as served,
         local_service(served, console) as url,
     ):
-        response = play(url, tasks, console, temperature_for(None if model is None else str(model)))
+        response = play(url, tasks, console, temperature_of(model))
     show(response, tasks, console)
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.environments.math import MathEnvironment
+from deployments.tasks.math import MathEnvironment
 
 LARGEST = 99
 WORDS = [

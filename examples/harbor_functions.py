@@ -8,8 +8,8 @@ finds the formula in words.
 import random
 from pathlib import Path
 
-from deployments.environments.replies import last_code_block
 from deployments.sandbox.providers.interface import RunningSandbox, SandboxFile
+from deployments.tasks.replies import last_code_block
 from examples.tool_agent import connections
 from rollout_client import SampleInput
 

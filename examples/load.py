@@ -14,9 +14,8 @@ from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
 from rollout_load.options import DEFAULT_CLASSES, shares
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
 
 LOCUSTFILE = Path(__file__).resolve().parent.parent / "clients" / "locustfile.py"
 

@@ -21,7 +21,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from benchmarks.reward_model import write_reward_model
 from examples.task_configs import BRIDGED, python_of
-from service.startup.ports import free_port
+from service.startup.config import free_port
 
 STAND_IN = "stand-in"
 """The host of a judge or of a server, and the name of a reward model, in whose place a stand-in is served."""

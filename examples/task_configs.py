@@ -14,9 +14,8 @@ from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeplo
 from deployments.agents.settings import agent_deployment
 from service.settings import SERVICE_DEPLOYMENTS
 from service.startup.commands import ServiceNotStarted
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.generated_config import EMBEDDED_MODEL_THAT_SEES, needs_images, sees
-from service.startup.ports import free_port
 
 CONFIG = Path("serve_config.cpu.yaml")
 ConfigArgument = Annotated[Path, typer.Argument(help="Serve config of the service to start.")]
@@ -54,6 +53,11 @@ def needed_by(model: Path) -> dict[str, Any]:
 def tasks_of(model: Path | None) -> Sequence[str]:
     """Those that a model was trained for."""
     return needed_by(model).get("tasks", TASKS_OF_OTHER_MODELS) if model else TASKS_OF_OTHER_MODELS
+
+
+def temperature_of(model: Path | None) -> float:
+    """The temperature of a conversation that is to be read; models are trained at 1, where small ones ramble."""
+    return float(needed_by(model).get("temperature", 1.0)) if model else 1.0
 
 
 def missing_package(task: str) -> str | None:

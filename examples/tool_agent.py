@@ -12,7 +12,7 @@ from zlib import crc32
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
-from deployments.environments.replies import last_box
+from deployments.tasks.replies import last_box
 from models.small.recipe.tool_skills import CALCULATOR, calculate
 from rollout_client import SampleInput
 

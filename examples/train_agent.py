@@ -38,11 +38,11 @@ from examples.train_grpo import (
 from rollout_client import AsyncPolicyPusher, AsyncRolloutClient, SampleInput, Sampling, play_agent
 from rollout_client.agent_runner import Agent, AgentReward, AgentRollout
 from rollout_client.tensors import to_tensors
-from service.startup.ports import free_port
+from service.startup.config import free_port
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODEL = REPOSITORY / "models" / "small"
-VERIFIERS_HARNESS = "deployments.environments.bridges.verifiers_harness"
+VERIFIERS_HARNESS = "deployments.tasks.bridges.verifiers_harness"
 TASKSET = "facts_taskset"
 HELD_OUT_TASKS = 200
 """Those of the taskset with the lowest indexes, and as many questions of the agent. Each is played once; the standard

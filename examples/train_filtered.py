@@ -1,13 +1,12 @@
-"""Trains the embedded model twice as `train_grpo` does, with and without a setting of groups, and compares the tokens.
+"""Trains the embedded model twice as `train_grpo` does, with and without `keep.where`, and compares the tokens.
 
-Learn from it what `keep.where` saves (`filtered`), or a range of `num_generations` (`priced`): both trainings are drawn
-by the tokens that they generated.
+Learn from it what `keep.where` saves: both trainings are drawn by the tokens that they generated.
 """
 
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import matplotlib.pyplot as plt
 import typer
@@ -28,25 +27,18 @@ KEEP_ONE_IN = 6
 """A step keeps one group that teaches for so many prompts of the other training: about as many as teach late in a
 training, when few do."""
 MEASUREMENTS = 5
-COMPARED: dict[str, dict[str, dict[str, Any]]] = {
-    "filtered": {
-        "all groups": {},
-        "groups that teach": {"keep_groups": EMBEDDED.prompts_per_step // KEEP_ONE_IN},
-    },
-    "priced": {
-        "groups of 12": {"num_generations": 12, "prompts_per_step": EMBEDDED.prompts_per_step // 3},
-        "groups of 4 to 16": {"max_generations": 16, "prompts_per_step": EMBEDDED.prompts_per_step // 3},
-    },
+COMPARED: dict[str, dict[str, Any]] = {
+    "all groups": {},
+    "groups that teach": {"keep_groups": EMBEDDED.prompts_per_step // KEEP_ONE_IN},
 }
-"""Fields of the recipes of both trainings, by name. Groups of 4 to 16 have about 12 rollouts in the mean."""
+"""Fields of the recipes of both trainings, by name."""
 
 
 def main(
-    setting: Annotated[Literal["filtered", "priced"], typer.Argument()] = "filtered",
     url: UrlOption = None,
     steps: Annotated[int, typer.Option(min=MEASUREMENTS)] = 40,
     seed: SeedOption = 0,
-    curve: Annotated[Path | None, typer.Option(help="File for the curves; by default train-SETTING.png.")] = None,
+    curve: Annotated[Path, typer.Option(help="File for the curves.")] = Path("train-filtered.png"),
 ) -> None:
     """Prints as its last line, in JSON, the tokens that each training generated until both had reached an accuracy."""
     console = Console(stderr=True)
@@ -55,11 +47,10 @@ def main(
     with running_service(lambda: config_of_model(folder, 0), url, console) as client:
         curves = {
             name: train(client, folder, recipe._replace(**fields), False, seed, console)
-            for name, fields in COMPARED[setting].items()
+            for name, fields in COMPARED.items()
         }
-    path = curve or Path(f"train-{setting}.png")
-    draw(curves, path)
-    console.print(f"The curves are in {path}.")
+    draw(curves, curve)
+    console.print(f"The curves are in {curve}.")
     typer.echo(json.dumps(compared(curves)))
 
 

@@ -39,7 +39,7 @@ from rollout_client import PolicyPusher, RolloutClient, RolloutResponse, SampleI
 from rollout_client.calls.records import ReportColumns
 from rollout_client.results import final_reward
 from rollout_client.tensors import RolloutTensors, image_inputs, images_shown, to_tensors
-from service.startup.config import BUNDLED, config_of
+from service.startup.config import BUNDLED, config_of, free_port
 from service.startup.generated_config import (
     EMBEDDED_MODEL,
     EMBEDDED_MODEL_THAT_SEES,
@@ -48,8 +48,7 @@ from service.startup.generated_config import (
     sees,
 )
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
-from service.startup.serve_command import make_if_needed, model_named
+from service.startup.serve_command import model_named
 
 EPOCHS = 2
 CLIP = 0.2
@@ -90,8 +89,6 @@ class Recipe(NamedTuple):
     max_new_tokens: int = 24
     keep_groups: int = 0
     """So many groups whose rewards differ train a step, of twice as many prompts at most; 0: all groups do."""
-    max_generations: int = 0
-    """A group of which it is not yet known whether it teaches goes on, from `num_generations`, to so many; 0: none."""
 
 
 EMBEDDED = Recipe("additions", 60, 256, 4, 4, 1.5e-4, 0, 15)
@@ -120,9 +117,6 @@ def main(
     keep_groups: Annotated[
         int | None, typer.Option(min=0, help="Train each step on so many groups whose rewards differ; 0: on all.")
     ] = None,
-    max_generations: Annotated[
-        int | None, typer.Option(min=0, help="Undecided groups go on to so many rollouts; 0: all have as many.")
-    ] = None,
     seed: SeedOption = 0,
     curve: CurveOption = Path("train.png"),
     save: Annotated[Path | None, typer.Option(help="Folder for the trained model, with LoRA merged.")] = None,
@@ -130,7 +124,7 @@ def main(
 ) -> None:
     """Trains a model and measures it on questions that it is not trained on."""
     console = Console(stderr=True)
-    folder, recipe = model_and_recipe(model, questions, console)
+    folder, recipe = model_and_recipe(model, questions)
     asked: dict[str, Any] = {
         "questions": questions,
         "steps": steps,
@@ -139,7 +133,6 @@ def main(
         "lora_rank": lora_rank,
         "learning_rate": learning_rate,
         "keep_groups": keep_groups,
-        "max_generations": max_generations,
     }
     recipe = recipe._replace(**{name: value for name, value in asked.items() if value is not None})
     if adapters and not recipe.lora_rank:
@@ -150,10 +143,8 @@ def main(
     trained.report(curve, console)
 
 
-def model_and_recipe(model: str | None, questions: str | None, console: Console) -> tuple[str, Recipe]:
+def model_and_recipe(model: str | None, questions: str | None) -> tuple[str, Recipe]:
     """The model's folder or its name on the Hub, as the service and transformers take it, and what fits it."""
-    with sentences_for_the_user(console):
-        make_if_needed(model, console)
     embedded = EMBEDDED_MODEL_THAT_SEES if questions in TASKS else EMBEDDED_MODEL
     named = model_named(model or str(embedded))
     # What the package brings are links to a checkout's `models`, which may be named as well.
@@ -189,7 +180,6 @@ def train(
     processor = AutoProcessor.from_pretrained(folder) if sees(folder) else None
     prompts = prompt_batches(questions.trained_on, recipe.prompts_per_step * (2 if recipe.keep_groups else 1), seed)
     keep = {"groups": recipe.keep_groups, "where": {"reward_std": {"gt": 0}}} if recipe.keep_groups else None
-    generations = generations_of(recipe)
     sampling = SAMPLING.model_copy(update={"max_new_tokens": recipe.max_new_tokens})
     push = pusher(client, model, adapters)
     version = push()
@@ -202,12 +192,12 @@ def train(
         for step in range(1, recipe.steps + 1):
             response = client.rollout(
                 next(prompts),
-                num_generations=generations,
+                num_generations=recipe.num_generations,
                 sampling=sampling,
                 policy={"min_version": version},
                 keep=keep,
             )
-            curve.reward[step] = mean_reward(response, recipe.num_generations)
+            curve.reward[step] = mean_reward(response)
             curve.tokens[step] = curve.tokens[step - 1] + generated_tokens(response)
             # Padding is in no loss, and causal attention does not see it: any token will do.
             batch = to_tensors(response, pad_token_id=0)
@@ -493,25 +483,16 @@ def generated_tokens(response: RolloutResponse) -> int:
     return counted if groups is None else counted * (groups.drawn + groups.ahead) // groups.drawn
 
 
-def generations_of(recipe: Recipe) -> int | dict[str, int]:
-    """The `num_generations` of its requests."""
-    if not recipe.max_generations:
-        return recipe.num_generations
-    return {"min": recipe.num_generations, "max": recipe.max_generations}
-
-
-def mean_reward(response: RolloutResponse, first: int | None = None) -> float:
+def mean_reward(response: RolloutResponse) -> float:
     """The mean total reward of the rollouts whose reward is final. Of a failed or stale one it is unknown, not zero.
 
-    Where groups were dropped it is that of the policy as well: over all that were drawn. Where groups differ in size,
-    the `first` of each count: further ones were played because of what these had.
+    Where groups were dropped it is that of the policy as well: over all that were drawn.
     """
-    if response.groups is not None and response.groups.rollouts is None:
+    if response.groups is not None:
         mean = response.metrics["mean_total_reward"]
         assert isinstance(mean, float)
         return mean
-    counted = [sample for sample in response.samples if first is None or sample.generation_index < first]
-    rewards = [reward for reward in map(final_reward, counted) if reward is not None]
+    rewards = [reward for reward in map(final_reward, response.samples) if reward is not None]
     return sum(rewards) / len(rewards)
 
 

@@ -39,9 +39,8 @@ from examples.train_grpo import (
 )
 from rollout_client import PolicyPusher, RolloutClient, RolloutResponse, SampleInput
 from rollout_client.tensors import to_tensors
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.generated_config import EMBEDDED_MODEL
-from service.startup.ports import free_port
 
 MAX_STALENESS = 1
 

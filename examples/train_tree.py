@@ -18,7 +18,7 @@ import typer
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
-from deployments.environments.sliding_puzzle import game_sample
+from deployments.tasks.sliding_puzzle import game_sample
 from examples.train_filtered import draw, reached, tokens_until
 from examples.train_grpo import (
     CLIP,
@@ -37,9 +37,8 @@ from examples.train_grpo import (
 )
 from rollout_client import RolloutClient, RolloutResponse, SampleInput, SampleResult, Sampling
 from rollout_client.tensors import MergedRows, MergedTensors, to_tensors
-from service.startup.config import BUNDLED, config_of
+from service.startup.config import BUNDLED, config_of, free_port
 from service.startup.generated_config import EMBEDDED_MODEL, ServedModel, generated_config
-from service.startup.ports import free_port
 
 LEARNING_RATE = 2e-4
 MOST_MOVES = 6

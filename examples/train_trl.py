@@ -58,7 +58,7 @@ def main(
 ) -> None:
     """Trains a model with TRL, any but the embedded one with LoRA, and measures it on questions held out."""
     console = Console(stderr=True)
-    folder, recipe = model_and_recipe(model, None, console)
+    folder, recipe = model_and_recipe(model, None)
     recipe = recipe._replace(steps=batches or (BATCHES_OF_ROLLOUTS if recipe is EMBEDDED else recipe.steps))
     with running_service(partial(config_of_model, folder, recipe.lora_rank), url, console) as client:
         trained = train(client, folder, recipe, seed, console, report_logprobs)

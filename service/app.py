@@ -10,6 +10,7 @@ from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.store import DataStore
 from deployments.environments.host import EnvironmentHost
 from deployments.generation.generator_replica import GeneratorReplica
+from deployments.generation.settings import EngineSettings
 from deployments.images.store import ImagesReplica
 from deployments.jobs.store import JobStore
 from deployments.models.reward_replica import RewardModelReplica
@@ -18,11 +19,9 @@ from deployments.policy.store import PolicyStore
 from deployments.rollout_records.store import RolloutRecordStore
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
 from deployments.sessions.store import SessionStore
-from deployments.simulation.simulated_generator_replica import SimulatedGeneratorReplica
-from deployments.simulation.timing import SimulatedEngineSettings
 from service.access.exposure import refuse_exposed
 from service.ingress import Ingress, http_options
-from service.settings import AccessSettings, AnyEngineSettings, ServiceSettings
+from service.settings import AccessSettings, ServiceSettings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 UNREACHED_MAX_ONGOING_REQUESTS = 100_000
@@ -49,19 +48,17 @@ def build(settings: ServiceSettings) -> Application:
         refuse_exposed(settings.access, listening)
     engine = with_absolute_paths(settings.engine)
     options = settings.ray_actor_options()
-    is_simulated = isinstance(engine, SimulatedEngineSettings)
-    max_lora_rank = None if isinstance(engine, SimulatedEngineSettings) else engine.highest_rank
     policy_store = deployment(PolicyStore, "Policy", options).bind(
-        settings.policy, engine.model, engine.hub.revision, max_lora_rank=max_lora_rank
+        settings.policy, engine.model, engine.hub.revision, max_lora_rank=engine.highest_rank
     )
-    replica = SimulatedGeneratorReplica if is_simulated else GeneratorReplica
-    replicas = deployment(replica, "Generator", options).options(request_router_config=NAMED_REPLICA_ROUTING)
+    replicas = deployment(engine.replica or GeneratorReplica, "Generator", options).options(
+        request_router_config=NAMED_REPLICA_ROUTING
+    )
     sessions = None
     if settings.sessions is not None:
         sessions = deployment(SessionStore, "Sessions", options).bind(settings.sessions)
     images = None if settings.images is None else deployment(ImagesReplica, "Images", options).bind(settings.images)
-    serving = () if is_simulated else (settings.responses, sessions, settings.metrics, images)
-    generator = replicas.bind(engine, policy_store, *serving)
+    generator = replicas.bind(engine, policy_store, settings.responses, sessions, settings.metrics, images)
     reward_models = {
         name: deployment(RewardModelReplica, name, options).bind(with_absolute_path(model))
         for name, model in settings.reward_models.items()
@@ -112,7 +109,7 @@ def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, 
     return as_deployment(replica)
 
 
-def with_absolute_paths(engine: AnyEngineSettings) -> AnyEngineSettings:
+def with_absolute_paths(engine: EngineSettings) -> EngineSettings:
     """Resolves folders against the repository's root: replicas run in working directories of their own."""
     named = {"model": engine.model, "tokenizer": engine.tokenizer}
     folders = {field: REPOSITORY / name for field, name in named.items() if name and (REPOSITORY / name).is_dir()}

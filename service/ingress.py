@@ -20,7 +20,6 @@ from deployments.images.remote_images import RemoteImages
 from deployments.rpc.own_address import HttpOptions, own_address
 from deployments.rpc.store_client import job_store_client, policy_store_client, rollout_record_store_client
 from deployments.sessions.store_client import session_store_client
-from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.upstream.ray_serve.direct_ingress import listen_on_own_port
 from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown, most_replicas
@@ -28,11 +27,10 @@ from deployments.upstream.ray_serve.proxy_handles import keep_proxy_handles
 from deployments.upstream.ray_serve.serve_internals import running_http_options
 from service.access.access_control import AccessControl
 from service.access.exposure import refuse_exposed
+from service.access.keys import Caller
 from service.admission.admission import Admission
-from service.agents.runs import AgentRuns
 from service.agents.session_judge import SessionJudge
-from service.agents.sessions import AgentSessions
-from service.canary.background_canary import BackgroundCanary
+from service.agents.sessions import AgentSessions, RequestAgents
 from service.http.serve_requests import ServeRequests, request_pacer
 from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
@@ -132,9 +130,7 @@ class Ingress:
         remote = RemoteGenerator(
             generator,
             settings.scheduling.window_factor,
-            (lambda replicas: BackgroundCanary(settings.canary, replicas).note) if settings.canary.rate else None,
             None if rollout_metrics is None else partial(rollout_metrics.took, "queue"),
-            settings.scheduling.gap_part,
             None if rollout_metrics is None else rollout_metrics.generated,
         )
         policy.subscribe_rolling(remote.note_rolling)
@@ -149,20 +145,18 @@ class Ingress:
         described = await remote.describe()
         admission = Admission(settings.admission, described.max_model_len, most_replicas)
 
-        calls: ModelCalls | None = None
-        if not isinstance(settings.engine, SimulatedEngineSettings):
-            calls = ModelCalls(remote, admission, limits.generation_timeout_s)
+        calls = ModelCalls(remote, policy, admission, limits.generation_timeout_s)
         agent_sessions: AgentSessions | None = None
-        if sessions is not None and settings.sessions is not None and calls is not None:
+        if sessions is not None and settings.sessions is not None:
             session_store, base_url = session_store_client(sessions), settings.sessions.base_url
             stores["sessions"] = session_store.answer
-            agent_sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(tasks), base_url)
-        runs: AgentRuns | None = None
+            agent_sessions = AgentSessions(session_store, policy, access, SessionJudge(tasks), base_url)
+        agents_of: Callable[[Caller], RequestAgents] | None = None
         programs: dict[str, RemoteEnvironment] = {}
         if agent_sessions is not None and agents:
             programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in agents.items()}
             sandboxed = settings.sandboxed_tasks.keys()
-            runs = AgentRuns(agent_sessions, programs, own_address(options), admission, sandboxed)
+            agents_of = partial(RequestAgents, agent_sessions, programs, own_address(options), admission, sandboxed)
 
         request_images: RequestImages | None = None
         if images is not None and settings.images is not None:
@@ -187,7 +181,7 @@ class Ingress:
             sampler,
             parser,
             observer,
-            runs,
+            agents_of,
             request_images,
             recorder,
         )
@@ -195,7 +189,6 @@ class Ingress:
         job_runner: JobRunner | None = None
         if jobs is not None and settings.jobs is not None:
             job_runner = JobRunner(job_store_client(jobs), rollouts, access, settings.jobs.max_body_bytes)
-            job_runner.follow()
             stores["jobs"] = job_runner.store.answer
             call_at_shutdown(job_runner.hand_over)
         self._describing = asyncio.create_task(describe_tasks(tasks.values()))
@@ -220,7 +213,7 @@ class Ingress:
                 limits.generation_timeout_s,
             ),
             reports=reports,
-            tinker=None if calls is None else TinkerSampling(calls, scoring, policy),
+            tinker=TinkerSampling(calls, scoring),
         )
         if rollout_metrics is not None and self._http_metrics is not None:
             snapshot = partial(gauge_snapshot, admission, remote, policy)

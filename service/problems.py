@@ -113,12 +113,6 @@ NOT_READY = ProblemType(
     "The service cannot serve rollouts now",
     "A deployment that the request needs does not answer. Trying again can help; `Retry-After` says when.",
 )
-NO_MODEL_SERVER = ProblemType(
-    "no-model-server",
-    501,
-    "The service answers no calls of OpenAI's and Anthropic's APIs",
-    "Its engines are simulated ones, which have no model.",
-)
 FUTURE_LOST = ProblemType(
     "future-lost",
     410,
@@ -152,7 +146,6 @@ PROBLEM_TYPES = (
     QUOTA_EXCEEDED,
     SAMPLE_FAILED,
     NOT_READY,
-    NO_MODEL_SERVER,
     FUTURE_LOST,
     NOT_TRAINED_HERE,
     INTERNAL,

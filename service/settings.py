@@ -3,9 +3,9 @@
 The number of replicas is in `deployments` of the Serve config.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.settings import DataSettings
@@ -15,10 +15,8 @@ from deployments.images.settings import ImagesSettings
 from deployments.jobs.settings import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings, UserSimulatorSettings
 from deployments.policy.settings import PolicySettings
-from deployments.rollout_records.ratios import MOST_COUNTED
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.sessions.settings import SessionsSettings
-from deployments.simulation.timing import SimulatedEngineSettings
 from deployments.strict_settings import StrictSettings
 
 
@@ -59,20 +57,6 @@ SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessio
 """The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`,
 `Images` and `Records` if it has `sessions`, `images` and `rollout_records`; each task has one more, named after it, and
 with an agent another one, `{task}_agent`."""
-
-
-def kind_of_engine(settings: Any) -> Literal["engine", "simulated"]:
-    is_simulated = (
-        "simulated" in settings if isinstance(settings, dict) else isinstance(settings, SimulatedEngineSettings)
-    )
-    return "simulated" if is_simulated else "engine"
-
-
-AnyEngineSettings = Annotated[
-    Annotated[EngineSettings, Tag("engine")] | Annotated[SimulatedEngineSettings, Tag("simulated")],
-    Discriminator(kind_of_engine),
-]
-"""An engine or, with the key `simulated`, a simulated engine."""
 
 
 class EnvironmentSettings(StrictSettings):
@@ -192,30 +176,12 @@ class Scheduling(StrictSettings):
     """How many generations one replica may have at once, in multiples of its engine's `max_num_seqs`; further ones wait
     in the ingress, in turn from all requests. With null each generation is sent at once and waits in the engine: then
     one large request delays all others, which is of use for comparison only."""
-    gap_part: float = Field(default=0.5, ge=0, le=1)
-    """Up to this part of an engine's places and KV cache, generations of the priority `batch` run beside others there.
-    More of them make more use of the engine, and slow down the decoding of the others by what a larger batch costs on
-    it. 0: only on a replica that runs nothing else."""
-
-
-class CanarySettings(StrictSettings):
-    """A sample of the generations is scored on another generator replica, while rollouts go on."""
-
-    rate: float = Field(default=0.001, ge=0, le=1)
-    """The share of the generations that is scored; 0 for none. Only generations with plain sampling are (temperature 1,
-    no top-p, top-k or min-p), one at a time."""
-    most_mean_ratio: float = Field(default=1.5, gt=1, lt=MOST_COUNTED)
-    """Two replicas differ if their probabilities of the same tokens do so by more than this factor on average, where no
-    token counts as more than 10. Rounding makes a few percent. A replica that differs from at least two others, four
-    times, is replaced."""
-    most_tokens: int = Field(default=8192, ge=1)
-    """Generations with more tokens, prompt included, are not scored."""
 
 
 class ServiceSettings(StrictSettings):
     """Everything about a service except how many replicas run."""
 
-    engine: AnyEngineSettings
+    engine: EngineSettings
     """Which model generates, and on which hardware."""
     environments: dict[str, EnvironmentSettings] = Field(min_length=1)
     """By `task_name`."""
@@ -231,7 +197,6 @@ class ServiceSettings(StrictSettings):
     """Bounds of all requests together."""
     scheduling: Scheduling = Scheduling()
     """How requests share the generator replicas."""
-    canary: CanarySettings = CanarySettings()
     """How replicas whose log-probabilities drift are found."""
     policy: PolicySettings = PolicySettings()
     """Where versions of the weights are kept, and how they reach the replicas."""
@@ -252,12 +217,6 @@ class ServiceSettings(StrictSettings):
     rollout_records: RolloutRecordsSettings | None = None
     """How long records of rollouts that have ended are kept, for `GET /rollouts/{rollout_id}` and what compares with
     them; `{}` for the defaults. With null, the default, there are none."""
-
-    @model_validator(mode="after")
-    def refuse_sessions_without_a_model(self) -> Self:
-        if self.sessions is not None and isinstance(self.engine, SimulatedEngineSettings):
-            raise ValueError("sessions has no meaning beside engine.simulated, which has no model: leave it out")
-        return self
 
     @model_validator(mode="after")
     def refuse_another_cache_of_images(self) -> Self:
@@ -289,8 +248,6 @@ class ServiceSettings(StrictSettings):
         for task_name, environment in self.environments.items():
             for name, model in environment.all_models.items():
                 field = f"environments.{task_name}.{name}"
-                if model.base_url is None and isinstance(self.engine, SimulatedEngineSettings):
-                    raise ValueError(f"{field}: beside engine.simulated no policy can be asked: give it a base_url")
                 if model.base_url is None and self.access.keys_file is not None and model.api_key_variable is None:
                     raise ValueError(f"{field}.api_key_variable is missing: this service asks for keys")
         return self
@@ -302,12 +259,6 @@ class ServiceSettings(StrictSettings):
                 raise ValueError(
                     f"environments.{task_name}.reward_models: there is no {', '.join(unknown)} under reward_models"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def refuse_a_policy_folder_without_weights(self) -> Self:
-        if isinstance(self.engine, SimulatedEngineSettings) and self.policy.folder is not None:
-            raise ValueError("policy.folder has no meaning beside engine.simulated, which has no weights: leave it out")
         return self
 
     def ray_actor_options(self) -> dict[str, dict[str, float]]:

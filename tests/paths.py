@@ -9,3 +9,5 @@ SMOLLM2 = REPOSITORY / "models" / "smollm2"
 
 BRIDGED = REPOSITORY / "examples" / "bridged"
 """Servers and tasksets of other collections."""
+SIMULATED_REPLICA = "benchmarks.simulation.simulated_generator_replica:SimulatedGeneratorReplica"
+"""The `engine.replica` of a config whose engines compute nothing."""

@@ -12,17 +12,16 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.datastructures import Headers
 
-from deployments.agents import nim
 from deployments.chat import bridge, chat_template
 from deployments.chat.control_tokens import ControlTokens
-from deployments.environments import math_latex, replies, retrieval
-from deployments.environments.bridges import gymnasium, nemo_gym, reasoning_gym, textarena
-from deployments.environments.replies import last_code_block
-from deployments.environments.sliding_puzzle import ACTION_TAG
 from deployments.generation.serving import image_prompts
 from deployments.policy.transfer import trusted_trainers
 from deployments.policy.versions import adapter_checks
 from deployments.sandbox.providers import leftover
+from deployments.tasks import math_latex, replies, retrieval
+from deployments.tasks.bridges import gymnasium, nemo_gym, reasoning_gym, textarena
+from deployments.tasks.replies import last_code_block
+from deployments.tasks.sliding_puzzle import ACTION_TAG
 from rollout_client.calls import options
 from rollout_client.cli.run import player
 from rollout_client.contract.messages import IMAGE_NAME
@@ -85,9 +84,9 @@ def refused(read: Callable[[], Any]) -> Any:
         return refusal
 
 
-MATH, LATEX = "deployments/environments/replies.py", "deployments/environments/math_latex.py"
+MATH, LATEX = "deployments/tasks/replies.py", "deployments/tasks/math_latex.py"
 CALLS = "clients/rollout_env/tool_calls.py"
-BRIDGES, TRAINERS = "deployments/environments/bridges", "deployments/policy/transfer/trusted_trainers.py"
+BRIDGES, TRAINERS = "deployments/tasks/bridges", "deployments/policy/transfer/trusted_trainers.py"
 SURROGATES, CHUNKS = "service/model_server/call_bodies.py", "service/http/upload_chunk.py"
 PREFERENCES = "service/jobs/submission.py"
 TINKER = "service/model_server/tinker_dialect.py"
@@ -103,7 +102,7 @@ READERS = {
             *("```python\n", "```\n", " ```", "\n", "```", "``` ", "\t", "```x\n```\n", "```python\na\n````\n"),
             *("`", "~", "~~~\n", "{", "1", "1. ", "- ", "py3.", "\t~~~\n", " ~~~py\n\t"),
         ],
-        tuple(f"deployments/environments/replies.py::{name}" for name in ("OPENING", "PYTHON")),
+        tuple(f"deployments/tasks/replies.py::{name}" for name in ("OPENING", "PYTHON")),
     ),
     "tool calls": Reader(
         calls,
@@ -245,7 +244,7 @@ READERS = {
     "retrieval's answer": Reader(
         lambda text: retrieval.normalized(retrieval.answer_in(text)),
         ["<answer>", "</answer>", "<answer></answer>", "a ", "the ", "a", "!", " "],
-        ("deployments/environments/retrieval.py::ARTICLES",),
+        ("deployments/tasks/retrieval.py::ARTICLES",),
     ),
     "boxed or whole answer": Reader(replies.boxed_or_whole, ["\\boxed{", "\\boxed", "\\boxed{}", "\\boxed{a", "{"]),
     "control tokens in a text": Reader(
@@ -302,7 +301,7 @@ READERS = {
         ["\\u00", "\\", "\\u", "u004"],
         ("service/model_server/call_images.py::ESCAPED_LETTER",),
     ),
-    "sliding puzzle": Reader(ACTION_TAG.findall, TAGS, ("deployments/environments/sliding_puzzle.py::ACTION_TAG",)),
+    "sliding puzzle": Reader(ACTION_TAG.findall, TAGS, ("deployments/tasks/sliding_puzzle.py::ACTION_TAG",)),
     "gymnasium's action": Reader(lambda text: replies.last_tagged(text, "action"), TAGS),
     "gymnasium's rendering": Reader(
         gymnasium.plain_text,
@@ -311,12 +310,6 @@ READERS = {
     ),
     "textarena's moves": Reader(
         textarena.IN_BRACKETS.findall, ["[", "[a", "[a]", "]", "a"], (f"{BRIDGES}/textarena.py::IN_BRACKETS",)
-    ),
-    "moves of Nim": Reader(
-        nim.MOVE.findall,
-        ["take ", "take 1 ", "take 1 from", "take 1 from A", "take", " ", "1", "\n"],
-        ("deployments/agents/nim.py::MOVE",),
-        before="take ",
     ),
     "reasoning_gym's expression": Reader(
         lambda text: refused(lambda: reasoning_gym.refuse_unknown_names(text)),

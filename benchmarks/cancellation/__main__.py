@@ -26,9 +26,8 @@ from benchmarks.cancellation.measuring import Work
 from benchmarks.cancellation.ways import ROLLOUT_WORK
 from benchmarks.process_group import no_process_left
 from benchmarks.reporting import finish
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
 
 GIVEN_UP_WITHIN_S = 10.0
 GOAL_S = 1.0

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import yaml
 
-from service.startup.config import REPOSITORY
-from service.startup.ports import free_port
+from service.startup.config import REPOSITORY, free_port
 
 GIB = 2**30
 GPU_ENGINE: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Serves an environment over HTTP, from a Python environment of its own: `python -m rollout_env serve MODULE:CLASS`.
 
 It needs the extra `serve` (starlette and uvicorn) and the environment's packages, but nothing of the service. The
-caller is `HostedEnvironment` (`deployments/environments/bridges/hosted.py`).
+caller is `HostedEnvironment` (`deployments/tasks/bridges/hosted.py`).
 
 - `GET /description`: the properties of the environment that the caller needs.
 - `POST /examples`, `/start`, `/step`: its methods. `POST /sessions` gives the id under which a rollout is stepped.

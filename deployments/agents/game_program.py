@@ -24,7 +24,6 @@ from deployments.agents.programs import (
     RunNotes,
     last_of,
 )
-from deployments.environments.bridges.support import is_loopback
 from deployments.failures import AgentFailed, EnvironmentLost
 from deployments.models.chat_client import HttpChatModel
 from deployments.models.settings import ChatModelSettings
@@ -40,6 +39,7 @@ from rollout_env import (
     escape_control_tokens,
     reply_text,
 )
+from rollout_env.loopback import is_loopback
 from rollout_env.models import MARKERS_BESIDE_MOVES
 from rollout_env.users import usage_of
 

@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, TypeAdapter,
 from pydantic_core import to_json
 
 from deployments.agents.settings import HarnessSettings
-from deployments.environments.bridges.support import is_loopback
 from deployments.failures import AgentFailed, EnvironmentLost
 from deployments.strict_settings import bearer_headers
 from rollout_client.agent_runner import AgentReward
 from rollout_client.contract.rollouts import SampleInput
 from rollout_env import TemporaryFailure
+from rollout_env.loopback import is_loopback
 
 MOST_SHOWN = 2000
 """Characters of an agent's output that its failure shows."""

@@ -8,10 +8,9 @@ beyond their run are ended with it, so that nothing is done for an agent while t
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 from starlette.applications import Starlette
@@ -20,22 +19,18 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from deployments.agents.programs import AgentCall
-from deployments.environments.bridges.model_endpoint import EndpointServer
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import ExecResult, ExecTimedOut, OutOfMemory, RunningSandbox, read_bounded
 from deployments.strict_settings import StrictSettings
+from rollout_env.loopback import LoopbackServer
+from rollout_env.serve import Disconnected, while_connected
 
 ENDED = "There is no run with this sandbox: it has ended."
 LARGEST_BODY_BYTES = 64 * 2**20
-T = TypeVar("T")
 
 
-class BodyTooLarge(Exception):
+class _BodyTooLarge(Exception):
     """The body has more bytes than a request may have."""
-
-
-class CallerDisconnected(Exception):
-    """Nobody waits for the answer any longer."""
 
 
 class HarnessCall(AgentCall):
@@ -45,7 +40,7 @@ class HarnessCall(AgentCall):
     """Address of the sandbox, for as long as the run lasts."""
 
 
-class ExecBody(StrictSettings):
+class _ExecBody(StrictSettings):
     """A command, as `RunningSandbox.exec` takes it."""
 
     argv: list[str] = Field(min_length=1)
@@ -59,7 +54,7 @@ class SandboxEndpoint:
     """Serves sandboxes while their runs last. The server starts with the first of them."""
 
     def __init__(self) -> None:
-        self._server = EndpointServer(Starlette(routes=[Route("/{key}/exec", self._exec, methods=["POST"])]))
+        self._server = LoopbackServer(Starlette(routes=[Route("/{key}/exec", self._exec, methods=["POST"])]))
         self._starting: asyncio.Future[str] | None = None
         self._open: dict[str, tuple[RunningSandbox, set[asyncio.Future[ExecResult]]]] = {}
 
@@ -85,35 +80,20 @@ class SandboxEndpoint:
 
     async def _exec(self, request: Request) -> Response:
         try:
-            excess = BodyTooLarge(f"The body has more than {LARGEST_BODY_BYTES} bytes.")
+            excess = _BodyTooLarge(f"The body has more than {LARGEST_BODY_BYTES} bytes.")
             body = await read_bounded(request.stream(), LARGEST_BODY_BYTES, excess)
-            asked = ExecBody.model_validate_json(body)
+            asked = _ExecBody.model_validate_json(body)
             sandbox, running = self._open[request.path_params["key"]]
             given = asked.model_dump(exclude={"argv"}) | {"stdin": asked.stdin.encode()}
             command = asyncio.ensure_future(sandbox.exec(asked.argv, **given))
             running.add(command)
             command.add_done_callback(running.discard)
             return JSONResponse(asdict(await while_connected(request, command)))
-        except (BodyTooLarge, ValidationError) as error:
+        except (_BodyTooLarge, ValidationError) as error:
             return PlainTextResponse(str(error), 422)
         except ExecTimedOut as error:
             return PlainTextResponse(str(error), 408)
         except (SandboxLost, OutOfMemory) as error:
             return PlainTextResponse(str(error), 410)
-        except (KeyError, CallerDisconnected, asyncio.CancelledError):
+        except (KeyError, Disconnected, asyncio.CancelledError):
             return PlainTextResponse(ENDED, 410)
-
-
-async def while_connected(request: Request, run: Awaitable[T]) -> T:
-    """Awaits the run, and cancels it when the caller goes. Raises `CallerDisconnected` then, or what the run raises."""
-    running = asyncio.ensure_future(run)
-    gone = asyncio.ensure_future(request.receive())
-    awaited: set[asyncio.Future[Any]] = {running, gone}
-    try:
-        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            raise CallerDisconnected
-        return running.result()
-    finally:
-        running.cancel()
-        gone.cancel()

@@ -5,10 +5,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from deployments.agents.game_settings import GameSettings
-from deployments.environments.bridges.support import is_loopback
 from deployments.harbor.settings import HarborSettings
 from deployments.strict_settings import StrictSettings, UrlWithoutKey
 from rollout_client.contract.sessions import SessionLimits
+from rollout_env.loopback import is_loopback
 
 PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
 LONGEST_RUN_S = 86_400.0

@@ -1,1 +1,1 @@
-"""The environment deployment, and one file for each task."""
+"""The deployment that plays an environment, whichever it is."""

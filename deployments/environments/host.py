@@ -6,7 +6,7 @@ environment's own model before anything is generated for them.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
@@ -80,25 +80,6 @@ def location_in(extra_env_info: dict[str, Any], details: ErrorDetails) -> tuple[
             continue
         location.append(part)
     return tuple(location)
-
-
-def has_validators(model: type[BaseModel]) -> bool:
-    """Whether the model runs functions that its JSON schema does not tell of."""
-    return any(kind.startswith("function-") for kind in kinds_in(model.__pydantic_core_schema__))
-
-
-def kinds_in(schema: Any) -> Iterator[str]:
-    """The types of all parts of a pydantic core schema."""
-    parts = [schema]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            kind = part.get("type")
-            if isinstance(kind, str):
-                yield kind
-            parts.extend(value for key, value in part.items() if key != "metadata")
-        elif isinstance(part, list | tuple):
-            parts.extend(part)
 
 
 MOST_ABANDONED_THREADS = 256
@@ -234,7 +215,6 @@ class EnvironmentHost:
             description=self._environment.description,
             fields=self._environment.ExtraEnvInfo.model_json_schema(),
             example=(await self.example_samples(1, 0))[0],
-            has_validators=has_validators(self._environment.ExtraEnvInfo),
             tools=list(self._environment.tools),
             has_start=has_a_start(type(self._environment)),
             has_sessions=has_sessions(type(self._environment)),

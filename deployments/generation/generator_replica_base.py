@@ -41,7 +41,7 @@ logger = logging.getLogger("rollout_service.rpc")
 
 
 class GeneratorReplicaBase(ABC):
-    """Runs generations on the replica's engine; `GeneratorReplica` and `SimulatedGeneratorReplica` inherit from it."""
+    """Runs generations on the replica's engine; `GeneratorReplica` and a benchmark's simulated one inherit from it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -59,8 +59,6 @@ class GeneratorReplicaBase(ABC):
         """By caller: generations that wait there for this replica."""
         self._policies: Counter[str] = Counter()
         """Generations that run or wait in the engine, by named policy."""
-        self._filling = 0
-        """Generations here that fill gaps."""
         self._virtual_time = 0
         self._ended_generations = 0
 
@@ -120,7 +118,7 @@ class GeneratorReplicaBase(ABC):
 
     def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:  # noqa: ARG002 - has none
         """Yields the parts of an answer. Raises `GenerationRejected` where the engine has no serving layers."""
-        raise GenerationRejected("A simulated engine answers no calls of OpenAI's and Anthropic's APIs.")
+        raise GenerationRejected("The engine answers no calls of OpenAI's and Anthropic's APIs.")
 
     async def abort(self, generation_ids: list[str]) -> None:
         """Aborts generations that nobody waits for, while others of their batch go on. Unknown ids are ignored."""
@@ -203,7 +201,6 @@ class GeneratorReplicaBase(ABC):
             ingresses=len(self._heartbeats.callers),
             virtual_time=self._virtual_time,
             policies=tuple(self._policies),
-            filling_generations=self._filling,
         )
 
     async def check_health(self) -> None:
@@ -289,18 +286,14 @@ class GeneratorReplicaBase(ABC):
         task = asyncio.current_task()
         assert task is not None
         self._running[request.generation_id] = task
-        fills_gaps = request.share.fills_gaps
-        self._filling += fills_gaps
         try:
             self._refuse_if_closed()
             self.refuse_other_weights(request)
             with self._counted(request.policy):
                 yield
-            if not fills_gaps:
-                self._virtual_time = max(self._virtual_time, request.virtual_time)
+            self._virtual_time = max(self._virtual_time, request.virtual_time)
             self._ended_generations += 1
         finally:
-            self._filling -= fills_gaps
             # A retry of the same generation has the same id and may have replaced this task.
             if self._running.get(request.generation_id) is task:
                 del self._running[request.generation_id]

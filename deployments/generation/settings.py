@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ImportString, model_validator
 
 from deployments.protocols.chat import FromHub, SplitSpecialTokens
 from deployments.strict_settings import StrictSettings
@@ -65,6 +65,7 @@ INEXACT_ENGINE_ARGS = {
 are taken. `docs/your-model.md` lists them, and those that change what is sampled and are taken."""
 DUMMY_WEIGHTS = "dummy"
 NOT_FOR_VLLM = {
+    "replica",
     "device",
     "split_special_tokens",
     "num_cpus",
@@ -98,6 +99,10 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
+    replica: ImportString[type[Any]] | None = None
+    """`package.module:Class` of the generator's replicas, in place of the one that runs vLLM: a
+    `deployments.generation.generator_replica_base:GeneratorReplicaBase`. For tests and benchmarks; further fields of
+    `engine` are its own then."""
     device: Literal["gpu", "cpu"] = "gpu"
     model: str
     """A local path or a Hugging Face repository."""
@@ -159,10 +164,7 @@ class EngineSettings(BaseModel):
             if given[name]:
                 raise ValueError(f"{name} cannot be set: {INEXACT_ENGINE_ARGS[name]}. Leave it out")
         if given.get("load_format") == DUMMY_WEIGHTS:
-            raise ValueError(
-                "load_format: dummy makes random weights, which would be recorded as those of the model. For load "
-                "tests set engine.simulated"
-            )
+            raise ValueError("load_format: dummy makes random weights, which would be recorded as those of the model")
         return self
 
     @model_validator(mode="after")

@@ -37,14 +37,6 @@ class EventUnknown(JobFailure):
     title = "The job has no such event"
 
 
-class RunSuspended(JobFailure):
-    """Nobody waited for a `POST /rollout` with a key, so it has stopped. It goes on when it is posted again."""
-
-    status = 409
-    name = "run-suspended"
-    title = "The run is suspended, and no event comes"
-
-
 class NoDataSet(JobFailure):
     """The job plays samples that were posted. Only a job over `samples_from` has a ledger."""
 
@@ -73,8 +65,3 @@ class JobsNotConfigured(JobFailure):
 def job_unknown(job_id: str) -> JobUnknown:
     message = "there is no such job: it was deleted, it has expired, or it is another caller's"
     return JobUnknown.of("job_id", message, job_id)
-
-
-def run_suspended(job_id: str) -> RunSuspended:
-    message = "nobody waited for it, so it has stopped; post its request again with its Idempotency-Key, and it goes on"
-    return RunSuspended.of("job_id", message, job_id)

@@ -32,8 +32,6 @@ class JobRequest:
     """The `Idempotency-Key`, if there is one."""
     fingerprint: str = ""
     """The hash of the request: a key belongs to one."""
-    runs_alone: bool = True
-    """Whether it runs when nobody listens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,6 @@ class JobRecord(JobRequest):
     acknowledged: int = 0
     """Events up to this one are not kept."""
     ended_at: float | None = None
-    """When it ended, or was suspended."""
     was_refused: bool = False
     """Whether it failed before anything was played: only those who wait for it now ask for it."""
     played_s: float = 0.0
@@ -73,13 +70,10 @@ class JobRecord(JobRequest):
 
     def given_to(self, owner: str, time_s: float) -> "JobRecord":
         """The record of a job that the replica plays from now on."""
-        return replace(self, state="running", owner=owner, epoch=self.epoch + 1, ended_at=None, played_until=time_s)
+        return replace(self, state="running", owner=owner, epoch=self.epoch + 1, played_until=time_s)
 
     def waiting(self) -> "JobRecord":
         return replace(self, state="waiting", owner="", played_until=None)
-
-    def suspended(self, time_s: float) -> "JobRecord":
-        return replace(self, state="suspended", owner="", ended_at=time_s, played_until=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,3 @@ class JobsSettings(StorageSettings):
     lease_s: float = Field(default=5, gt=0)
     """An ingress replica that was not heard of for so many seconds has lost its jobs, and another one goes on with
     them."""
-    abandoned_after_s: float = Field(default=60, gt=0)
-    """A `POST /rollout` with an `Idempotency-Key` stops when no connection has waited for it for so many seconds.
-    Posted again, it goes on at the turn where it was. Jobs of `/jobs` run without a listener."""

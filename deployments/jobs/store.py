@@ -1,7 +1,7 @@
 """The job store, one for the service: the Serve deployment that `rpc/store_client.py` calls.
 
-What each call means is in `JobBook`. Here it is stored before it is answered, callers are woken, and time passes. What
-a failing database does to a call is in `StoredState`.
+What each call means is in `JobRegistry`. Here it is stored before it is answered, callers are woken, and time passes.
+What a failing database does to a call is in `StoredState`.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from deployments.jobs.book import JobBook
 from deployments.jobs.records import (
     Change,
     Claim,
@@ -20,6 +19,7 @@ from deployments.jobs.records import (
     JobWrite,
     OpenedJob,
 )
+from deployments.jobs.registry import JobRegistry
 from deployments.jobs.settings import JobsSettings
 from deployments.storage.storage import EntryName, Storage, StoredRecord
 from deployments.storage.stored_state import Planned, StoreReplica
@@ -29,8 +29,8 @@ POLL_S = 1.0
 Result = TypeVar("Result")
 
 
-class JobStore(StoreReplica[JobBook]):
-    """The job store; `JobBook` documents its calls.
+class JobStore(StoreReplica[JobRegistry]):
+    """The job store; `JobRegistry` documents its calls.
 
     Args:
         time_s: seconds since 1970.
@@ -46,27 +46,27 @@ class JobStore(StoreReplica[JobBook]):
         """By job, for those whose events somebody waits for."""
         self._commanded = asyncio.Event()
 
-    # Called by the ingress for a caller of the service; documented in `JobBook`.
+    # Called by the ingress for a caller of the service; documented in `JobRegistry`.
 
     async def open(self, request: JobRequest, owner: str, body: bytes) -> OpenedJob:
-        return await self._change(lambda book: book.open(request, owner, body, now(), self._time_s()))
+        return await self._change(lambda registry: registry.open(request, owner, body, now(), self._time_s()))
 
     async def record(self, job_id: str, namespace: str) -> JobRecord:
         return (await self._state.started()).record(job_id, namespace)
 
     async def records(self, namespace: str) -> list[JobRecord]:
-        return (await self._state.started()).jobs.of_caller(namespace)
+        return (await self._state.started()).records(namespace)
 
     async def events(self, job_id: str, namespace: str, after: int, most_bytes: int, wait_s: float) -> EventsPage:
         """The events after `after`. Without any, waits for the next one, at most `wait_s` seconds.
 
         Raises `JobUnknown`, also for a job that is deleted meanwhile; `EventUnknown`; `EventsAcknowledged`.
         """
-        book = await self._state.started()
+        registry = await self._state.started()
         deadline = now() + wait_s
         while True:
-            names = book.events_after(job_id, namespace, after, most_bytes)
-            record = book.listen(job_id, namespace, now())
+            names = registry.events_after(job_id, namespace, after, most_bytes)
+            record = registry.record(job_id, namespace)
             left_s = deadline - now()
             if names or record.has_ended or left_s <= 0:
                 data = await self.read(job_id, names)
@@ -79,32 +79,32 @@ class JobStore(StoreReplica[JobBook]):
         return await self.read(job_id, names)
 
     async def acknowledge(self, job_id: str, namespace: str, last: int) -> JobRecord:
-        await self._change(lambda book: (None, book.acknowledge(job_id, namespace, last)))
+        await self._change(lambda registry: (None, registry.acknowledge(job_id, namespace, last)))
         return (await self._state.started()).record(job_id, namespace)
 
     async def delete(self, job_id: str, namespace: str) -> None:
-        await self._change(lambda book: (None, book.delete(job_id, namespace)))
+        await self._change(lambda registry: (None, registry.delete(job_id, namespace)))
 
     async def delete_key(self, key: str, namespace: str) -> None:
-        await self._change(lambda book: (None, book.delete_key(key, namespace)))
+        await self._change(lambda registry: (None, registry.delete_key(key, namespace)))
 
     # Called by an ingress replica for itself.
 
     async def poll(self, owner: str, playing: Collection[str]) -> JobCommands:
         """Waits at most `POLL_S` seconds for some."""
-        book = await self._state.started()
-        if unplayed := book.unplayed(owner, set(playing), now()):
+        registry = await self._state.started()
+        if unplayed := registry.unplayed(owner, set(playing), now()):
             self._logger.warning("%s jobs are not played by their owner %s.", len(unplayed), owner)
             await self.release(owner, unplayed, were_played=False)
         commanded = self._commanded
-        commands = book.poll(owner, playing, now())
+        commands = registry.poll(owner, playing, now())
         if commands.lost or commands.waiting:
             return commands
         await self._wait(commanded, POLL_S)
-        return book.poll(owner, playing, now())
+        return registry.poll(owner, playing, now())
 
     async def claim(self, job_id: str, owner: str) -> Claim | None:
-        return await self._change(lambda book: book.claim(job_id, owner, now(), self._time_s()))
+        return await self._change(lambda registry: registry.claim(job_id, owner, now(), self._time_s()))
 
     async def read(self, job_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         return await self._state.read(job_id, names)
@@ -112,29 +112,29 @@ class JobStore(StoreReplica[JobBook]):
     async def write(self, owner: str, writes: Sequence[JobWrite]) -> list[bool]:
         """Whether each was made; one that was not is of a job that the replica must not play any longer."""
 
-        def plan(book: JobBook) -> tuple[list[bool], list[Change]]:
-            changes = [book.write(owner, write, self._time_s()) for write in writes]
+        def plan(registry: JobRegistry) -> tuple[list[bool], list[Change]]:
+            changes = [registry.write(owner, write, self._time_s()) for write in writes]
             return [change is not None for change in changes], [change for change in changes if change is not None]
 
         return await self._change(plan)
 
     async def release(self, owner: str, job_ids: Collection[str], were_played: bool) -> None:
-        await self._change(lambda book: (None, book.release(owner, job_ids, were_played, self._time_s())))
+        await self._change(lambda registry: (None, registry.release(owner, job_ids, were_played, self._time_s())))
 
     async def pass_time(self) -> None:
-        await self._change(lambda book: (None, book.time_passed(now(), self._time_s())))
+        await self._change(lambda registry: (None, registry.time_passed(now(), self._time_s())))
 
-    def _load(self, kept: Sequence[StoredRecord]) -> JobBook:
-        return JobBook(self._settings, kept, now())
+    def _load(self, kept: Sequence[StoredRecord]) -> JobRegistry:
+        return JobRegistry(self._settings, kept, now())
 
-    async def _change(self, plan: Callable[[JobBook], tuple[Result, Sequence[Change]]]) -> Result:
+    async def _change(self, plan: Callable[[JobRegistry], tuple[Result, Sequence[Change]]]) -> Result:
         """Returns the result of `plan` once its changes are stored, committed, and told to those who wait for them."""
 
-        def planned(book: JobBook) -> Planned[Result]:
-            result, changes = plan(book)
+        def planned(registry: JobRegistry) -> Planned[Result]:
+            result, changes = plan(registry)
 
             def commit() -> Result:
-                book.commit(changes, now())
+                registry.commit(changes, now())
                 self._wake(changes)
                 return result
 
@@ -146,7 +146,7 @@ class JobStore(StoreReplica[JobBook]):
         for change in changes:
             if changed := self._changed.pop(change.job_id, None):
                 changed.set()
-        if any(change.record is None or change.record.state in ("waiting", "suspended") for change in changes):
+        if any(change.record is None or change.record.state == "waiting" for change in changes):
             self._commanded.set()
             self._commanded = asyncio.Event()
 

@@ -65,8 +65,6 @@ class TaskDescription:
     description: str
     fields: dict[str, Any]
     example: dict[str, Any] = field(default_factory=dict)
-    has_validators: bool = False
-    """Whether the environment also checks its fields by code of its own, of which `fields` does not tell."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """JSON schemas of functions, for the chat template."""
     has_start: bool = False

@@ -2,7 +2,7 @@
 
 The rollout loop calls `Generator` and `Environment` and knows nothing else of the other deployments. `RemoteGenerator`
 and `RemoteEnvironment` (`service/remote`) implement them over Serve handles. A generator replica calls `Engine`, which
-`VLLMEngine` and `SimulatedEngine` implement. A replica describes itself by `ReplicaLoad` and `GeneratorDescription`.
+`VLLMEngine` implements. A replica describes itself by `ReplicaLoad` and `GeneratorDescription`.
 """
 
 from array import array
@@ -82,8 +82,6 @@ class RequestShare:
     """The name of its caller's key: the requests of one name share the engines with those of others as one party."""
     key_weight: float = 1.0
     """The share of that party in proportion to other ones; above 0."""
-    fills_gaps: bool = False
-    """Its generations start in places that no request without this needs, and share those by their weights."""
 
 
 UNNAMED_REQUEST = RequestShare()
@@ -124,7 +122,7 @@ class GenerationRequest:
     name."""
     virtual_time: int = 0
     """An engine that cannot run all its generations begins those with the lowest first. The ingress's scheduler sets it
-    (`service/scheduling/generation_scheduler.py`)."""
+    (`service/scheduling/scheduler.py`)."""
     traceparent: str = ""
     """The span of the generation, as the header of the W3C; empty if it is not traced."""
     include: IncludedColumns = NO_COLUMNS
@@ -188,10 +186,6 @@ class Generation:
     """Seconds from its turn to its end."""
     began_at: float = field(default=0.0, compare=False)
     """When it began to wait, in seconds since 1970. 0: unknown."""
-    filled_gap: bool = field(default=False, compare=False)
-    """Whether it ran in a place of an engine that nothing else needed."""
-    was_parked: bool = field(default=False, compare=False)
-    """Whether it was interrupted because its place was needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +275,7 @@ def takes_no_images(names: Sequence[str]) -> GenerationRejected:
 
 
 class Engine(Protocol):
-    """Generates on one replica. A generator replica calls it; `VLLMEngine` and `SimulatedEngine` implement it."""
+    """Generates on one replica. A generator replica calls it; `VLLMEngine` implements it."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Runs one generation. Cancelling the call aborts it; raises what `Generator.generate` raises."""

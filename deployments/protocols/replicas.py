@@ -21,8 +21,6 @@ class ReplicaLoad:
     """The named policies that have generations here."""
     unnamed_has_adapter: bool = False
     """Whether generations that name no policy need an adapter too."""
-    filling_generations: int = 0
-    """Ongoing generations whose `share.fills_gaps`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How far log-probabilities of the same tokens part: the one statistic of ledger, canary and metrics. No I/O.
+"""How far log-probabilities of the same tokens part: the one statistic of ledger and metrics. No I/O.
 
 Between two log-probabilities of one token, the ratio of the probabilities is `exp(|difference|)`: 1 if they agree. A
 mean counts no token as more than `MOST_COUNTED`, so that a few tokens decide nothing; how many are beyond it stands

@@ -13,7 +13,6 @@ siblings say the same.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from deployments.protocols.generation import packed_ids
@@ -148,10 +147,6 @@ class SessionRecord:
 
     def has_call(self, call_id: str) -> bool:
         return call_id in self._calls
-
-    def calls_after(self, count: int) -> Sequence[str]:
-        """The ids of the recorded calls without the first `count`, in the order in which they were added."""
-        return list(islice(self._calls, count, None))
 
     def would_add(self, call: EngineCall) -> bool:
         """Whether `add` changes something: the call is new, and has generated something."""

@@ -1,25 +1,39 @@
-"""Which sessions there are, what they may still do, and when each is dropped; and their calls in flight.
+"""The sessions of one store: which are kept, what each may still do, and what of them must be stored.
 
-State machines without clock and I/O. Guarantees of `SessionTable`: a session with a call in flight is dropped neither
-for its age nor for room; room is made by the namespace that keeps the most, which loses the session that is idle for
-the longest time first; `drop_expired` leaves no idle session beyond its time; the records together are larger than
-`max_bytes` only if all sessions that have a record have calls in flight.
-
-Guarantees of `CallsInFlight`: each call that has begun ends once; a call whose replica is silent for longer than its
-lease is lost, unless the replica is heard again. A store that starts anew knows of no call: it takes those over that
-replicas name. A replica's half is `deployments/generation/serving/session_calls_in_flight.py`.
-
-Times are in seconds of any monotonic clock.
+A state machine without clock and I/O. Guarantees:
+- A session with a call in flight is dropped neither for its age nor for room.
+- Room is made by the namespace that keeps the most: its session that is idle for the longest time goes first.
+- The records together are larger than `max_bytes` only if all sessions that have a record have calls in flight.
+- A session that was dropped is in `unstored` until its removal is stored.
+- A session that is not in memory is read once. Until then it is known by its head: its limits, its age, what it used.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from deployments.sessions.calls_in_flight import CallsInFlight
 from deployments.sessions.failures import SessionClosed, SessionLimitReached, session_unknown
-from deployments.sessions.journal import ReadSession
-from deployments.storage.storage import EntryName
+from deployments.sessions.journal import OPENED, ReadSession, SessionHead, head_bytes, head_of
+from deployments.sessions.records import OpenSession
+from deployments.sessions.settings import SessionsSettings
+from deployments.storage.storage import EntryName, StoredChange, StoredRecord
 from rollout_client.contract.sessions import SessionLimits, SessionStatus
+
+USE_STORED_S = 30.0
+"""How often it is stored that a session was used, where nothing else of it is."""
+_GRACE_S = 60.0
+"""No session expires sooner after the start of a store: nobody could use it while there was none."""
+_TOO_LARGE = "it is larger than sessions.max_bytes leaves room for; shorten it"
+
+
+class Now(NamedTuple):
+    """In seconds."""
+
+    monotonic: float
+    time_s: float
+    """Since 1970."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -63,194 +77,243 @@ class KeptSession:
         return "deadline" if self.is_beyond_deadline(now) else "open"
 
 
-@dataclass(slots=True)
-class CallInFlight:
-    session_id: str
-    heard_at: float
-    is_aborted: bool = False
-    """Whether its replica must abort it."""
-
-
-class CallsInFlight:
-    def __init__(self, lease_s: float) -> None:
-        self._lease_s = lease_s
-        self._calls: dict[str, CallInFlight] = {}
-        self._ended_at: dict[str, float] = {}
-        """Ends of calls that a replica may still name once."""
-
-    def __contains__(self, call_id: str) -> bool:
-        return call_id in self._calls
-
-    def begin(self, call_id: str, session_id: str, now: float) -> None:
-        self._calls[call_id] = CallInFlight(session_id, now)
-
-    def end(self, call_id: str, now: float) -> str | None:
-        """The session of the call; `None` if it is not in flight."""
-        self._ended_at[call_id] = now
-        call = self._calls.pop(call_id, None)
-        return None if call is None else call.session_id
-
-    def has_ended(self, call_id: str) -> bool:
-        """Whether the call has ended since about a lease ago."""
-        return call_id in self._ended_at
-
-    def abort(self, session_ids: Collection[str]) -> None:
-        """Lets the replicas abort the calls of these sessions."""
-        for call in self._calls.values():
-            call.is_aborted |= call.session_id in session_ids
-
-    def heard(self, call_ids: Collection[str], now: float) -> list[str]:
-        """A replica makes these calls. Returns those that it must abort, calls that are not in flight here among
-        them."""
-        for call_id in call_ids:
-            if (call := self._calls.get(call_id)) is not None:
-                call.heard_at = now
-        return [name for name in call_ids if name not in self._calls or self._calls[name].is_aborted]
-
-    def lost(self, now: float) -> list[tuple[str, str]]:
-        """The calls whose replicas were silent for too long, each with its session. They are no longer in flight."""
-        silent = [name for name, call in self._calls.items() if now - call.heard_at > self._lease_s]
-        self._ended_at = {name: at for name, at in self._ended_at.items() if now - at <= self._lease_s}
-        return [(name, self._calls.pop(name).session_id) for name in silent]
-
-
 class SessionTable:
-    """The sessions that one store keeps. Methods that drop sessions return their ids.
-
-    Args:
-        max_sessions: at least 1.
-        max_bytes: bound of all records together.
-    """
-
-    def __init__(self, max_sessions: int, max_bytes: int) -> None:
-        self._max_sessions = max_sessions
-        self._max_bytes = max_bytes
+    def __init__(self, settings: SessionsSettings, stored: Iterable[StoredRecord], now: Now) -> None:
+        self._max_sessions = settings.max_sessions
+        self._max_bytes = settings.max_bytes
+        self._dropped: set[str] = set()
+        self.calls = CallsInFlight(settings.lease_s)
         self.sessions: dict[str, KeptSession] = {}
-        """By id, in the order in which they were added."""
+        """By id, in the order in which they were opened."""
         self.size_bytes = 0
-        """Bytes of all records."""
+        """Bytes of all records, and of what their sessions were opened with."""
+        heads = [(record, head_of(record.record)) for record in stored]
+        for record, head in sorted(heads, key=lambda pair: pair[1].used_at):
+            self._restore(record, head, now)
+        self.sessions = dict(sorted(self.sessions.items(), key=lambda item: item[1].opened_at))
 
-    def has(self, session: KeptSession) -> bool:
-        return self.sessions.get(session.id) is session
+    def get(self, session_id: str, namespace: str | None = None) -> KeptSession:
+        """Raises `SessionUnknown`, also for a session of another caller than `namespace`, if that is given."""
+        kept = self.sessions.get(session_id)
+        if kept is None or namespace not in (None, kept.namespace):
+            raise session_unknown(session_id)
+        return kept
 
-    def add(self, session: KeptSession, size_bytes: int) -> list[str]:
-        """Adds a session, and drops others if there are too many or their records are too large together.
+    def has(self, kept: KeptSession) -> bool:
+        return self.sessions.get(kept.id) is kept
 
-        Args:
-            size_bytes: of its record as far as it is stored.
+    def still_kept(self, kept: KeptSession) -> KeptSession:
+        """Raises `SessionUnknown` if it was dropped meanwhile."""
+        if not self.has(kept):
+            raise session_unknown(kept.id)
+        return kept
+
+    def of_caller(self, namespace: str) -> list[KeptSession]:
+        """In the order in which they were opened."""
+        return [kept for kept in self.sessions.values() if kept.namespace == namespace]
+
+    def open(self, opened: OpenSession, size_bytes: int, now: Now) -> KeptSession:
+        """Opens a session, and drops others if there are too many or their records are too large together.
 
         Raises:
-            SessionLimitReached: there are too many, and each has a call in flight.
+            SessionLimitReached: all sessions that are kept have calls in flight, or what it was opened with, of
+                `size_bytes`, is too large.
         """
-        dropped = []
-        if len(self.sessions) >= self._max_sessions:
-            counts = Counter(other.namespace for other in self.sessions.values())
-            counts[session.namespace] += 1
-            if (idle := self._longest_idle(counts)) is None:
-                message = f"All {self._max_sessions} sessions have calls in flight: end one, or wait for one"
-                raise limit_reached(session, "max_sessions", message)
-            dropped.append(self.drop(idle))
-        self.sessions[session.id] = session
-        return [*dropped, *self.note_record(session, 0, size_bytes)]
+        deadline_s = opened.request.deadline_s
+        kept = KeptSession(
+            id=opened.id,
+            namespace=opened.namespace,
+            limits=opened.request.limits,
+            opened_at=now.time_s,
+            used_at=now.monotonic,
+            use_stored_at=now.monotonic,
+            deadline_at=None if deadline_s is None else now.monotonic + deadline_s,
+            opened_bytes=size_bytes,
+            read=ReadSession(opened),
+        )
+        self._add(kept, size_bytes)
+        if not self.has(kept):
+            raise SessionLimitReached.of("sample", _TOO_LARGE)
+        return kept
 
-    def use(self, session: KeptSession, now: float) -> None:
-        session.used_at = now
+    def end(self, kept: KeptSession, now: Now) -> None:
+        """Lets the session take no more calls, and aborts those in flight."""
+        kept.is_ended = True
+        kept.used_at = now.monotonic
+        self.calls.abort({kept.id})
 
-    def begin_call(self, session: KeptSession, now: float) -> None:
-        """Counts a call that begins. One that is refused changes nothing but `used_at`.
+    def delete(self, kept: KeptSession) -> None:
+        """Drops the session with its record, and aborts its calls in flight."""
+        self.calls.abort({kept.id})
+        self._drop(kept.id)
+
+    def begin_call(self, kept: KeptSession, call_id: str, now: Now) -> None:
+        """Does nothing for a call that is in flight. One that is refused changes nothing but `used_at`.
 
         Raises:
             SessionUnknown: the session was dropped.
             SessionClosed: it takes no more calls.
             SessionLimitReached: not this one now.
         """
-        if not self.has(session):
-            raise session_unknown(session.id)
-        self.use(session, now)
-        if session.is_ended:
-            raise session_closed(session, f"Session {session.id!r} has ended and takes no more calls")
-        if session.is_beyond_deadline(now):
-            raise session_closed(session, f"The deadline of session {session.id!r} is over")
-        limits = session.limits
+        if call_id in self.calls:
+            return
+        self.still_kept(kept).used_at = now.monotonic
+        if (status := kept.status(now.monotonic)) != "open":
+            ended = f"Session {kept.id!r} has ended and takes no more calls"
+            message = ended if status == "ended" else f"The deadline of session {kept.id!r} is over"
+            raise SessionClosed.of("session_id", message, kept.id)
+        limits = kept.limits
         for name, value, bound in (
-            ("max_calls", session.calls, limits.max_calls),
-            ("max_tokens", session.tokens, limits.max_tokens),
-            ("max_calls_in_flight", session.in_flight, limits.max_calls_in_flight),
+            ("max_calls", kept.calls, limits.max_calls),
+            ("max_tokens", kept.tokens, limits.max_tokens),
+            ("max_calls_in_flight", kept.in_flight, limits.max_calls_in_flight),
         ):
             if value >= bound:
-                message = f"Session {session.id!r} has reached limits.{name}: {value} of {bound}"
-                raise limit_reached(session, name, message)
-        self._count_call(session)
+                message = f"Session {kept.id!r} has reached limits.{name}: {value} of {bound}"
+                raise SessionLimitReached.of(f"limits.{name}", message, kept.id)
+        self._count_call(kept, call_id, now)
 
-    def resume_call(self, session: KeptSession, now: float) -> None:
-        """Counts a call that has begun before this table was made."""
-        self.use(session, now)
-        self._count_call(session)
-
-    def end_call(self, session_id: str, now: float) -> None:
+    def end_call(self, call_id: str, now: Now) -> None:
         """Unknown ids are ignored."""
-        if (session := self.sessions.get(session_id)) is not None:
-            self.use(session, now)
-            session.in_flight -= 1
+        if (session_id := self.calls.end(call_id, now.monotonic)) is not None:
+            self._note_end(session_id, now)
 
-    def note_record(self, session: KeptSession, tokens: int, size_bytes: int, calls: int = 0) -> list[str]:
-        """Sets the tokens, bytes and calls of the session's whole record, and drops sessions if all records are too
-        large together. A session that was dropped is ignored.
+    def heard(self, calls: Mapping[str, str], now: Now) -> list[str]:
+        """A replica makes these calls, each of a session. Returns those that it must abort.
 
-        A call that began at an earlier store may be recorded before its replica names it here.
+        A call that is not known, but may go on, has begun at a store that was here before. Its session must be read.
         """
-        if not self.has(session):
-            return []
-        session.tokens = tokens
-        session.calls = max(session.calls, calls + session.in_flight)
-        self.size_bytes += size_bytes - session.size_bytes
-        session.size_bytes = size_bytes
-        dropped: list[str] = []
+        for call_id, session_id in calls.items():
+            kept = self.sessions.get(session_id)
+            if call_id not in self.calls and kept is not None and not self._has_ended(call_id, kept):
+                kept.used_at = now.monotonic
+                self._count_call(kept, call_id, now)
+        return self.calls.heard(calls, now.monotonic)
+
+    def note_read(self, kept: KeptSession, read: ReadSession) -> None:
+        kept.read, kept.names = read, ()
+        self.note_record(kept)
+
+    def note_record(self, kept: KeptSession) -> None:
+        """Its record has been read, or has grown: sessions are dropped if all records are too large together."""
+        assert kept.read is not None
+        record = kept.read.record
+        # A call that began at an earlier store may be recorded before its replica names it here.
+        kept.tokens, kept.calls = record.total_tokens, max(kept.calls, record.call_count + kept.in_flight)
+        self._set_size(kept, kept.opened_bytes + record.size_bytes)
+
+    def forget(self, session_id: str) -> None:
+        """Has a dropped session removed again: it was stored meanwhile."""
+        self._dropped.add(session_id)
+
+    def pass_time(self, now: Now) -> None:
+        """Drops what has expired, aborts what is beyond its deadline, and ends the calls of replicas that are gone."""
+        for session_id in self.calls.lost(now.monotonic):
+            self._note_end(session_id, now)
+        kept = list(self.sessions.values())
+        self.calls.abort({one.id for one in kept if one.in_flight and one.is_beyond_deadline(now.monotonic)})
+        for one in kept:
+            if one.expires_at is not None and now.monotonic >= one.expires_at:
+                self._drop(one.id)
+
+    # What must be stored.
+
+    def change(
+        self, kept: KeptSession, now: Now, added: Mapping[EntryName, bytes] | None = None, recorded: int = 0
+    ) -> StoredChange:
+        """The session as it is, with these further entries.
+
+        Args:
+            recorded: how many of its calls that are in flight end with this change.
+        """
+        kept.use_stored_at = kept.used_at
+        head = SessionHead(
+            namespace=kept.namespace,
+            limits=kept.limits,
+            opened_at=kept.opened_at,
+            used_at=now.time_s - (now.monotonic - kept.used_at),
+            deadline_at=None if kept.deadline_at is None else now.time_s + kept.deadline_at - now.monotonic,
+            is_ended=kept.is_ended,
+            calls=kept.calls - kept.in_flight + recorded,
+        )
+        return StoredChange(kept.id, head_bytes(head), added or {})
+
+    def unstored(self, now: Now) -> Sequence[StoredChange]:
+        """Changes for the caller to store: dropped sessions, and those whose last use is not stored for long."""
+        removed = [StoredChange(session_id, None) for session_id in self._dropped]
+        self._dropped.clear()
+        late = [
+            kept
+            for kept in self.sessions.values()
+            if kept.used_at - kept.use_stored_at > min(USE_STORED_S, kept.limits.idle_s / 2)
+        ]
+        return [*removed, *(self.change(kept, now) for kept in late)]
+
+    def _restore(self, stored: StoredRecord, head: SessionHead, now: Now) -> None:
+        age_s = min(max(now.time_s - head.used_at, 0.0), max(head.limits.idle_s - _GRACE_S, 0.0))
+        used_at = now.monotonic - age_s
+        kept = KeptSession(
+            id=stored.record_id,
+            namespace=head.namespace,
+            limits=head.limits,
+            opened_at=head.opened_at,
+            used_at=used_at,
+            use_stored_at=used_at,
+            deadline_at=None if head.deadline_at is None else now.monotonic + head.deadline_at - now.time_s,
+            is_ended=head.is_ended,
+            calls=head.calls,
+            opened_bytes=stored.sizes.get(OPENED, 0),
+            names=tuple(stored.sizes),
+        )
+        self._add(kept, sum(stored.sizes.values()))
+
+    def _add(self, kept: KeptSession, size_bytes: int) -> None:
+        if len(self.sessions) >= self._max_sessions:
+            counts = Counter(other.namespace for other in self.sessions.values())
+            counts[kept.namespace] += 1
+            if (idle := self._longest_idle(counts)) is None:
+                message = f"All {self._max_sessions} sessions have calls in flight: end one, or wait for one"
+                raise SessionLimitReached.of("limits.max_sessions", message, kept.id)
+            self._drop(idle)
+        self.sessions[kept.id] = kept
+        self._set_size(kept, size_bytes)
+
+    def _set_size(self, kept: KeptSession, size_bytes: int) -> None:
+        """A session that was dropped is ignored."""
+        if not self.has(kept):
+            return
+        self.size_bytes += size_bytes - kept.size_bytes
+        kept.size_bytes = size_bytes
         while self.size_bytes > self._max_bytes:
-            kept = Counter[str]()
+            sizes = Counter[str]()
             for other in self.sessions.values():
-                kept[other.namespace] += other.size_bytes
-            if (idle := self._longest_idle(kept, has_record=True)) is None:
-                break
-            dropped.append(self.drop(idle))
-        return dropped
+                sizes[other.namespace] += other.size_bytes
+            if (idle := self._longest_idle(sizes, has_record=True)) is None:
+                return
+            self._drop(idle)
 
-    def drop_expired(self, now: float) -> list[str]:
-        """Drops the sessions that are idle for longer than their limit."""
-        expired = [
-            session.id
-            for session in self.sessions.values()
-            if session.expires_at is not None and now >= session.expires_at
-        ]
-        return [self.drop(session_id) for session_id in expired]
+    def _drop(self, session_id: str) -> None:
+        """Removes the session, whatever it does."""
+        self.size_bytes -= self.sessions.pop(session_id).size_bytes
+        self._dropped.add(session_id)
 
-    def beyond_deadline(self, now: float) -> list[str]:
-        """The sessions with calls in flight whose deadline is over: these calls must be aborted."""
-        return [
-            session.id for session in self.sessions.values() if session.in_flight and session.is_beyond_deadline(now)
-        ]
-
-    def drop(self, session_id: str) -> str:
-        """Removes the session, whatever it does. Unknown ids are ignored."""
-        if (session := self.sessions.pop(session_id, None)) is not None:
-            self.size_bytes -= session.size_bytes
-        return session_id
-
-    def _count_call(self, session: KeptSession) -> None:
-        session.calls += 1
-        session.in_flight += 1
-
-    def _longest_idle(self, kept: Mapping[str, int], has_record: bool = False) -> str | None:
-        """The longest idle session of the namespace that keeps the most, by `kept`, of those that have one."""
-        idle = (session for session in self.sessions.values() if not session.in_flight)
-        able = (session for session in idle if not has_record or session.size_bytes)
-        longest = max(able, key=lambda session: (kept[session.namespace], -session.used_at), default=None)
+    def _longest_idle(self, amounts: Mapping[str, int], has_record: bool = False) -> str | None:
+        """The longest idle session of the namespace with the largest amount, of those that have one."""
+        idle = (kept for kept in self.sessions.values() if not kept.in_flight and (kept.size_bytes or not has_record))
+        longest = max(idle, key=lambda kept: (amounts[kept.namespace], -kept.used_at), default=None)
         return None if longest is None else longest.id
 
+    def _count_call(self, kept: KeptSession, call_id: str, now: Now) -> None:
+        kept.calls += 1
+        kept.in_flight += 1
+        self.calls.begin(call_id, kept.id, now.monotonic)
 
-def session_closed(session: KeptSession, message: str) -> SessionClosed:
-    return SessionClosed.of("session_id", message, session.id)
+    def _note_end(self, session_id: str, now: Now) -> None:
+        if (kept := self.sessions.get(session_id)) is not None:
+            kept.used_at = now.monotonic
+            kept.in_flight -= 1
 
-
-def limit_reached(session: KeptSession, limit: str, message: str) -> SessionLimitReached:
-    return SessionLimitReached.of(f"limits.{limit}", message, session.id)
+    def _has_ended(self, call_id: str, kept: KeptSession) -> bool:
+        if kept.read is None or kept.is_ended:
+            return True
+        return self.calls.has_ended(call_id) or kept.read.record.has_call(call_id)

@@ -1,26 +1,28 @@
 """The session store, one for the service: the Serve deployment that `store_client.py` calls.
 
 It keeps the record of each session, which so outlives the agent, the ingress replica and the generator replica that
-worked for it, and the store itself. What is kept and for how long is in `SessionBook`, what may begin in
-`SessionTable`, what a conversation continues in `SessionRecord`, what a failing database does in `StoredState`.
+worked for it, and the store itself. What is kept, for how long, and what may begin is in `SessionTable`, what a
+conversation continues in `SessionRecord`, what a failing database does in `StoredState`.
 
 Guarantee: what `open`, `add`, `reward` and `end` return for is stored. A store that starts again has it.
 """
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from deployments.rpc.batching import results_of
-from deployments.sessions.failures import (
-    SessionLimitReached,
-    session_unknown,
-)
+from deployments.sessions.failures import session_unknown
 from deployments.sessions.journal import (
     OPENED,
     ReadSession,
+    call_entry,
+    call_name,
     opened_entry,
     reward_entry,
     reward_name,
@@ -29,19 +31,26 @@ from deployments.sessions.journal import (
 from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of
-from deployments.sessions.session_book import CallToRecord, Now, SessionBook, plan_calls
-from deployments.sessions.session_table import KeptSession
+from deployments.sessions.session_record import SessionRecord
+from deployments.sessions.session_table import KeptSession, Now, SessionTable
 from deployments.sessions.settings import SessionsSettings
 from deployments.storage.group_commit import GroupCommit
-from deployments.storage.storage import EntryName, Storage, StoredRecord
+from deployments.storage.storage import EntryName, Storage, StoredChange, StoredRecord
 from deployments.storage.stored_state import Planned, StoreReplica
 from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSamples
 
-TOO_LARGE = "it is larger than sessions.max_bytes leaves room for; shorten it"
 Result = TypeVar("Result")
 
 
-class SessionStore(StoreReplica[SessionBook]):
+@dataclass(slots=True, eq=False)
+class _CallToRecord:
+    kept: KeptSession
+    record: SessionRecord
+    call: EngineCall
+    entry: bytes
+
+
+class SessionStore(StoreReplica[SessionTable]):
     """The session store. Every method that names a session raises `SessionUnknown` if it is not kept, or not of
     `namespace`, and `StorageFailed` if it must be read or stored and the database fails.
 
@@ -74,35 +83,33 @@ class SessionStore(StoreReplica[SessionBook]):
             SessionLimitReached: all sessions that are kept have calls in flight, or it is too large.
         """
         entry = opened_entry(opened)
-        book = await self._state.started()
-        if (before := book.find(opened.id)) is not None:
+        table = await self._state.started()
+        if (before := table.sessions.get(opened.id)) is not None:
             # An earlier store may have opened it, and died before it answered.
-            await self._read(book, before)
+            await self._read(table, before)
 
-        def plan(book: SessionBook) -> Planned[SessionInfo]:
-            if (kept := book.find(opened.id)) is not None:
+        def plan(table: SessionTable) -> Planned[SessionInfo]:
+            if (kept := table.sessions.get(opened.id)) is not None:
                 return [], lambda: self._info(kept)
-            new = book.open(opened, len(entry), self._now())
-            if new is None:
-                raise SessionLimitReached.of("sample", TOO_LARGE)
-            return [book.change(new, self._now(), {OPENED: entry})], lambda: self._info(book.still_kept(new))
+            new = table.open(opened, len(entry), self._now())
+            return [table.change(new, self._now(), {OPENED: entry})], lambda: self._info(table.still_kept(new))
 
         return await self._state.change(plan)
 
     async def opened(self, session_id: str) -> OpenSession:
         """The request that opened the session, with the hash of its key."""
-        book = await self._state.started()
-        return (await self._read(book, book.get(session_id))).opened
+        table = await self._state.started()
+        return (await self._read(table, table.get(session_id))).opened
 
     async def info(self, session_id: str, namespace: str) -> SessionInfo:
-        book, kept, _ = await self._used(session_id, namespace)
-        return self._info(book.still_kept(kept))
+        table, kept, _ = await self._used(session_id, namespace)
+        return self._info(table.still_kept(kept))
 
     async def infos(self, namespace: str) -> list[SessionInfo]:
-        book = await self._state.started()
-        for kept in book.of_caller(namespace):
-            await self._read(book, kept)
-        return [self._info(kept) for kept in book.of_caller(namespace)]
+        table = await self._state.started()
+        for kept in table.of_caller(namespace):
+            await self._read(table, kept)
+        return [self._info(kept) for kept in table.of_caller(namespace)]
 
     async def samples(self, session_id: str, namespace: str) -> SessionSamples:
         _, kept, read = await self._used(session_id, namespace)
@@ -133,18 +140,18 @@ class SessionStore(StoreReplica[SessionBook]):
 
     async def end(self, session_id: str, namespace: str) -> SessionInfo:
         """Lets the session take no more calls, and aborts those in flight. Its record stays until it expires."""
-        book = await self._state.started()
-        kept = book.get(session_id, namespace)
+        table = await self._state.started()
+        kept = table.get(session_id, namespace)
         # At once, whatever the database does: nobody wants these calls any longer.
-        book.end(kept, self._now())
-        await self._read(book, kept)
+        table.end(kept, self._now())
+        await self._read(table, kept)
         return await self._stored(kept, {}, lambda: self._info(kept))
 
     async def delete(self, session_id: str, namespace: str) -> None:
         """Drops the session with its record, and aborts its calls in flight."""
-        book = await self._state.started()
+        table = await self._state.started()
         # At once, whatever the database does, as in `end`.
-        book.delete(book.get(session_id, namespace))
+        table.delete(table.get(session_id, namespace))
         await self._state.change(self._unstored)
 
     # Called by a generator replica.
@@ -157,49 +164,51 @@ class SessionStore(StoreReplica[SessionBook]):
             SessionLimitReached: not this one now.
             PromptRejected: the messages or tools are nested too deeply.
         """
-        book = await self._state.started()
-        kept = book.get(session_id)
-        read = await self._read(book, kept)
+        table = await self._state.started()
+        kept = table.get(session_id)
+        read = await self._read(table, kept)
         plan = read.record.plan(conversation, context, read.opened.request.policy.name)
-        book.begin_call(kept, call_id, self._now())
+        table.begin_call(kept, call_id, self._now())
         return plan
 
-    async def begin(self, session_id: str, call_id: str, known: int) -> Sequence[str] | None:
-        """Begins a call that was planned with a copy of the record. Doing it again begins no other call.
-
-        Args:
-            known: how many calls the copy has.
-
-        Returns:
-            The ids of the calls that the record has after those; `None` if it has not even so many.
-
-        Raises:
-            SessionClosed: the session takes no more calls.
-            SessionLimitReached: not this one now.
-        """
-        book = await self._state.started()
-        kept = book.get(session_id)
-        record = (await self._read(book, kept)).record
-        book.begin_call(kept, call_id, self._now())
-        return record.calls_after(known) if known <= record.call_count else None
-
-    async def add(self, session_id: str, call: EngineCall) -> int | None:
-        """Records a call, and ends it. Doing it again changes nothing.
-
-        Returns:
-            The number of calls that the record had before it; `None` if it adds nothing to the record.
-        """
-        book = await self._state.started()
-        if (kept := book.find(session_id)) is None:
-            book.end_call(call.id, self._now())
+    async def add(self, session_id: str, call: EngineCall) -> None:
+        """Records a call, and ends it. Doing it again changes nothing."""
+        table = await self._state.started()
+        if (kept := table.sessions.get(session_id)) is None:
+            table.end_call(call.id, self._now())
             raise session_unknown(session_id)
-        record = (await self._read(book, kept)).record
-        return await asyncio.shield(self._calls.put(CallToRecord.of(kept, record, call)))
+        read = await self._read(table, kept)
+        await asyncio.shield(self._calls.put(_CallToRecord(kept, read.record, call, call_entry(call))))
 
-    async def _record(self, calls: Sequence[CallToRecord]) -> list[int | Exception | None]:
-        return await self._state.change(lambda book: plan_calls(calls, book, self._now))
+    async def _record(self, calls: Sequence["_CallToRecord"]) -> list[Exception | None]:
+        return await self._state.change(partial(self._planned_calls, calls))
 
-    async def batched(self, method: Literal["plan", "begin", "add"], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _planned_calls(self, calls: Sequence["_CallToRecord"], table: SessionTable) -> Planned[list[Exception | None]]:
+        """Records calls of any sessions, each once; the result of one whose session was dropped is `SessionUnknown`."""
+        by_id = {(each.kept.id, each.call.id): each for each in calls}
+        new = [each for each in by_id.values() if table.has(each.kept) and each.record.would_add(each.call)]
+        added: Counter[KeptSession] = Counter()
+        changes: list[StoredChange] = []
+        for each in new:
+            place = each.record.call_count + added[each.kept]
+            added[each.kept] += 1
+            changes.append(table.change(each.kept, self._now(), {call_name(place): each.entry}, added[each.kept]))
+
+        def commit() -> list[Exception | None]:
+            for each in calls:
+                table.end_call(each.call.id, self._now())
+            for each in new:
+                each.record.add(each.call)
+            for kept in added:
+                if table.has(kept):
+                    table.note_record(kept)
+                else:
+                    table.forget(kept.id)
+            return [None if table.has(each.kept) else session_unknown(each.kept.id) for each in calls]
+
+        return changes, commit
+
+    async def batched(self, method: Literal["plan", "add"], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results of concurrent calls of a method, in their order; an exception in the place of its result."""
         return await results_of([getattr(self, method)(*call) for call in calls])
 
@@ -209,35 +218,35 @@ class SessionStore(StoreReplica[SessionBook]):
 
     async def heard(self, calls: Mapping[str, str]) -> list[str]:
         """A replica makes these calls, each of a session. Returns those that it must abort."""
-        book = await self._state.started()
-        for session_id in {session_id for call_id, session_id in calls.items() if call_id not in book.calls}:
-            if (kept := book.find(session_id)) is not None:
+        table = await self._state.started()
+        for session_id in {session_id for call_id, session_id in calls.items() if call_id not in table.calls}:
+            if (kept := table.sessions.get(session_id)) is not None:
                 # Its record says whether the call has ended.
-                await self._read(book, kept)
-        return book.heard(calls, self._now())
+                await self._read(table, kept)
+        return table.heard(calls, self._now())
 
     async def pass_time(self) -> None:
         (await self._state.started()).pass_time(self._now())
         await self._state.change(self._unstored)
 
-    def _load(self, kept: Sequence[StoredRecord]) -> SessionBook:
-        return SessionBook(self._settings, kept, self._now())
+    def _load(self, kept: Sequence[StoredRecord]) -> SessionTable:
+        return SessionTable(self._settings, kept, self._now())
 
-    def _unstored(self, book: SessionBook) -> Planned[None]:
-        return book.unstored(self._now()), lambda: None
+    def _unstored(self, table: SessionTable) -> Planned[None]:
+        return table.unstored(self._now()), lambda: None
 
-    async def _read(self, book: SessionBook, kept: KeptSession) -> ReadSession:
+    async def _read(self, table: SessionTable, kept: KeptSession) -> ReadSession:
         """The contents of the session, read at the first call that needs them after a start."""
         while kept.read is None:
             if (reading := self._reading.get(kept.id)) is None:
-                reading = self._reading[kept.id] = asyncio.create_task(self._read_now(book, kept))
+                reading = self._reading[kept.id] = asyncio.create_task(self._read_now(table, kept))
                 reading.add_done_callback(lambda _: self._reading.pop(kept.id))
             await asyncio.shield(reading)
         return kept.read
 
-    async def _read_now(self, book: SessionBook, kept: KeptSession) -> None:
+    async def _read_now(self, table: SessionTable, kept: KeptSession) -> None:
         entries = await self._state.read(kept.id, list(kept.names))
-        book.note_read(kept, await asyncio.to_thread(session_of, entries))
+        table.note_read(kept, await asyncio.to_thread(session_of, entries))
 
     async def _stored(
         self,
@@ -247,25 +256,25 @@ class SessionStore(StoreReplica[SessionBook]):
     ) -> Result:
         """Stores the session with further entries, then commits. Raises `SessionUnknown` if it was dropped."""
 
-        def plan(book: SessionBook) -> Planned[Result]:
-            changes = [book.change(book.still_kept(kept), self._now(), added)]
+        def plan(table: SessionTable) -> Planned[Result]:
+            changes = [table.change(table.still_kept(kept), self._now(), added)]
 
             def commit_if_kept() -> Result:
-                if book.has(kept):
+                if table.has(kept):
                     return commit()
-                book.forget(kept.id)
+                table.forget(kept.id)
                 raise session_unknown(kept.id)
 
             return changes, commit_if_kept
 
         return await self._state.change(plan)
 
-    async def _used(self, session_id: str, namespace: str) -> tuple[SessionBook, KeptSession, ReadSession]:
+    async def _used(self, session_id: str, namespace: str) -> tuple[SessionTable, KeptSession, ReadSession]:
         """The session, which something is asked of now."""
-        book = await self._state.started()
-        kept = book.get(session_id, namespace)
-        book.use(kept, self._now())
-        return book, kept, await self._read(book, kept)
+        table = await self._state.started()
+        kept = table.get(session_id, namespace)
+        kept.used_at = self._now_s()
+        return table, kept, await self._read(table, kept)
 
     def _now(self) -> Now:
         return Now(self._now_s(), self._time_s())

@@ -40,7 +40,7 @@ class SessionStoreClient(StoreClient):
         # each method: a plan does not wait for calls to be stored.
         self._batched: Mapping[str, CallBatcher[tuple[Any, ...], Any]] = {
             method: CallBatcher(at_once(partial(call, "batched", method)), bytes_of)
-            for method, bytes_of in (("plan", bytes_of_plan), ("begin", bytes_of_begin), ("add", bytes_of_add))
+            for method, bytes_of in (("plan", bytes_of_plan), ("add", bytes_of_add))
         }
 
     async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
@@ -54,10 +54,6 @@ class SessionStoreClient(StoreClient):
 def bytes_of_plan(arguments: tuple[Any, ...]) -> int:
     _, _, messages, _ = arguments
     return BYTES_PER_RECORD + bytes_of_json(messages)
-
-
-def bytes_of_begin(_arguments: tuple[Any, ...]) -> int:
-    return BYTES_PER_RECORD
 
 
 def bytes_of_add(arguments: tuple[Any, ...]) -> int:

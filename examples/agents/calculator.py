@@ -1,6 +1,6 @@
 """The tool of the agents in this folder: a plain function, of which each framework makes a tool."""
 
-from deployments.environments.tool_calls import calculate
+from deployments.tasks.tool_calls import calculate
 
 
 def calculator(expression: str) -> str:

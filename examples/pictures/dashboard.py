@@ -26,9 +26,8 @@ from rich.console import Console
 from examples.pictures.prometheus import Line, PrometheusMissing, lines_of, prometheus
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import Sampling
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DASHBOARD = REPOSITORY / "docker" / "observability" / "grafana" / "dashboards" / "rollout.json"

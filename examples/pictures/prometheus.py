@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from service.startup.ports import free_port
+from service.startup.config import free_port
 
 QUERY_TIMEOUT_S = 10.0
 ENDS_WITHIN_S = 10.0

@@ -20,9 +20,8 @@ from rich.console import Console
 from examples.pictures.spans import Collector, Row, Span, collector, waterfall
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import Sampling
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.ports import free_port
 
 TASK = "sliding_puzzle"
 TURNS = 3

@@ -18,7 +18,7 @@ from PIL import Image
 from rich.console import Console
 from transformers import GenerationConfig, Idefics3ForConditionalGeneration, Idefics3Processor
 
-from deployments.environments.shapes import Kind, ShapesEnvironment, ShapesInfo
+from deployments.tasks.shapes import Kind, ShapesEnvironment, ShapesInfo
 from rollout_env import ChatMessage
 
 PICTURES: dict[Kind, int] = {"count": 500, "bar": 200, "maze": 200}

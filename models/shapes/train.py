@@ -26,8 +26,8 @@ from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefi
 # Not `Idefics3ImageProcessor`, which needs torchvision.
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from deployments.environments.shapes import SEEDS, ShapesEnvironment, ShapesInfo, place_of, value_asked_for
-from deployments.environments.shapes_pictures import COLORS, FORMS, SCENE_ROWS, STEPS
+from deployments.tasks.shapes import SEEDS, ShapesEnvironment, ShapesInfo, place_of, value_asked_for
+from deployments.tasks.shapes_pictures import COLORS, FORMS, SCENE_ROWS, STEPS
 from models.recipes import (
     END,
     NO_LOSS,

@@ -2,8 +2,8 @@
 
 from rich.console import Console
 
+from models.smollm2.recipe import made
 from service.startup.local_service import sentences_for_the_user
-from service.startup.smollm2 import made
 
 if __name__ == "__main__":
     console = Console(stderr=True)

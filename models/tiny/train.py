@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from deployments.environments.math import addition_prompt
-from deployments.environments.sliding_puzzle import (
+from deployments.tasks.math import addition_prompt
+from deployments.tasks.sliding_puzzle import (
     DIRECTIONS,
     Board,
     Direction,

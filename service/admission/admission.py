@@ -172,7 +172,7 @@ class Admission:
         return Amounts(choices, choices * (most_tokens or self.max_model_len))
 
     def amounts_of(self, request: RolloutRequest) -> Amounts:
-        rollouts = request.groups_at_once * request.group_size
+        rollouts = request.groups_at_once * request.num_generations
         most_tokens = request.max_seq_len or self.max_model_len
         if request.sampling.max_new_tokens is not None:
             most_tokens = min(most_tokens, request.max_rollout_turns * request.sampling.max_new_tokens)

@@ -14,7 +14,6 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic_core import from_json
 
 from deployments.failures import StoreLost
-from deployments.jobs.failures import run_suspended
 from deployments.jobs.records import EventsPage
 from deployments.storage.storage import StorageFailed
 from rollout_client.arrow.schema import ARROW
@@ -47,21 +46,18 @@ async def pages_of(
         follow: waits for those that are not there yet.
 
     Raises:
-        JobFailure: the job is not known, its events are not kept, or it is suspended and there are none.
+        JobFailure: the job is not known, or its events are not kept.
         StoreLost: the store was lost and did not come back, or its database fails before the first page.
     """
     # The first page does not wait: an answer begins at once.
     wait_s = 0.0
     while True:
         page = await page_of(store, job_id, namespace, after, wait_s)
-        is_suspended = follow and page.record.state == "suspended"
-        if is_suspended and wait_s == 0 and not page.events:
-            raise run_suspended(job_id)
         yield page
         wait_s = WAIT_S
         after = page.events[-1][0] if page.events else after
         is_at_end = after >= page.record.last_event
-        if is_at_end and (page.record.has_ended or is_suspended or not follow):
+        if is_at_end and (page.record.has_ended or not follow):
             return
 
 

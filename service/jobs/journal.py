@@ -1,175 +1,109 @@
 """The journal of one job: each finished turn, and each finished group. The loop's port is `ProgressLog`.
 
-A journal entry is one JSON object: a turn (`position`, `first_message`, `state`), samples that were started
-(`started`), or names of images by address (`fetched`). An outline is an array of turns whose messages have versions
-alone. An event is the lines of the rollouts of a group as the service's NDJSON stream has them, or the line of the
-summary or problem. The functions that write and read these bytes do no I/O.
+An event is the lines of the rollouts of a group as the service's NDJSON stream has them, or the line of the summary or
+problem. `JobWriter` writes what the jobs of one ingress replica have to keep, the writes of all jobs together.
 """
 
 import asyncio
-from array import array
+import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING
 
-from pydantic_core import from_json
-
+from deployments.failures import StoreLost
 from deployments.jobs.records import Claim, Ended, JobWrite
-from deployments.protocols.generation import packed_ids, packed_logprobs
-from deployments.protocols.token_columns import RoutedExperts
+from deployments.storage.group_commit import GroupCommit
 from deployments.storage.storage import EntryName
-from rollout_client.contract.base import set_fields
-from rollout_client.contract.messages import COLUMN_FIELDS, MediaRange, Message, PackedNumbers, WeightVersionSpan
-from rollout_client.contract.rollouts import SampleError, SampleInput
+from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
-from service.jobs.ledger import RANGES, ledger_entry, ranges_entry, selection_entry
-from service.jobs.writer import JobWriter
+from service.jobs.codec import JournalProgress, outline_entry, start_entries, turn_entry
+from service.jobs.cursor import RANGES, ledger_entry, ranges_entry, selection_entry
 from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
-from service.rollouts.episode_records import EpisodeState, MetricCounts, PlayedGeneration
+from service.rollouts.episode_records import EpisodeState
 from service.rollouts.pacing import PacedWork
 from service.rollouts.progress import ProgressLog
 
-STARTS_PER_ENTRY = 64
+if TYPE_CHECKING:
+    from deployments.jobs.store import JobStore
 
-
-@dataclass(slots=True)
-class JournalProgress:
-    """The decoded journal of a job."""
-
-    episodes: dict[int, EpisodeState] = field(default_factory=dict)
-    """By position in the response."""
-    started: dict[int, SampleInput] = field(default_factory=dict)
-    """By position in the request."""
-    fetched: dict[str, str] = field(default_factory=dict)
-    """The names of images, by address."""
-
-    def add(self, entry: bytes) -> list[int]:
-        """Adds a journal entry, in the order in which they were written. Returns the position of its rollout, if
-        any."""
-        fields = from_json(entry)
-        if "started" in fields:
-            self.started |= {position: SampleInput.model_validate(sample) for position, sample in fields["started"]}
-            return []
-        if "fetched" in fields:
-            self.fetched |= fields["fetched"]
-            return []
-        position, first, state = fields["position"], fields["first_message"], state_of(fields["state"])
-        if first:
-            earlier = self.episodes[position]
-            made = (made for made in earlier.generations if made.message < first)
-            state = replace(
-                state,
-                messages=[*earlier.messages[:first], *state.messages],
-                generations=(*made, *state.generations),
-                before=(*earlier.before, earlier.turn_state),
-            )
-        self.episodes[position] = state
-        return [position]
-
-    def add_outline(self, outline: bytes) -> list[int]:
-        """Returns the positions of its rollouts."""
-        turns = from_json(outline)
-        self.episodes |= {turn["position"]: state_of(turn["state"]) for turn in turns}
-        return [turn["position"] for turn in turns]
-
-
-def turn_entry(position: int, first_message: int, state: EpisodeState) -> bytes:
-    return json_of({"position": position, "first_message": first_message, "state": fields_of(state)})
-
-
-def start_entries(samples: Mapping[int, SampleInput]) -> Iterator[bytes]:
-    items = [(position, set_fields(sample)) for position, sample in samples.items()]
-    for begin in range(0, len(items), STARTS_PER_ENTRY):
-        yield json_of({"started": items[begin : begin + STARTS_PER_ENTRY]})
-
-
-def outline_entry(states: Mapping[int, EpisodeState]) -> bytes:
-    """The outline of ended rollouts; `states` is by position."""
-    return json_of(
-        [
-            {
-                "position": position,
-                "first_message": 0,
-                "state": fields_of(replace(state, messages=outlined(state), experts=None, generations=())),
-            }
-            for position, state in states.items()
-        ]
-    )
-
-
-def outlined(state: EpisodeState) -> list[Message]:
-    """The parts of the messages that metrics need: which versions generated their tokens."""
-    return [
-        Message.model_construct(
-            role=message.role, content="", token_ids=[], generation_logprobs=[], weight_versions=message.weight_versions
-        )
-        for message in state.messages
-        if message.weight_versions
-    ]
-
-
-def fields_of(state: EpisodeState) -> dict[str, Any]:
-    fields = {name: getattr(state, name) for name in EpisodeState.__slots__ if name != "before"}
-    # As before there were any: a service of that version can take the job over.
-    if state.experts is None:
-        del fields["experts"]
-    else:
-        fields["experts"] = state.experts.packed()
-    if not state.shadow_rewards:
-        del fields["shadow_rewards"]
-    fields["generations"] = [astuple(made) for made in state.generations]
-    if not state.generations:
-        del fields["generations"]
-    return {**fields, "metrics": asdict(state.metrics), "messages": [set_fields(message) for message in state.messages]}
-
-
-def state_of(fields: dict[str, Any]) -> EpisodeState:
-    """Counterpart of `fields_of`."""
-    error, experts = fields["error"], fields.get("experts")
-    return EpisodeState(
-        **{
-            **fields,
-            "experts": None if experts is None else RoutedExperts(all_rows=PackedNumbers.model_validate(experts)),
-            "messages": [message_of(message) for message in fields["messages"]],
-            "stop_strings": tuple(fields["stop_strings"]),
-            "metrics": MetricCounts(**fields["metrics"]),
-            "generations": tuple(
-                PlayedGeneration(
-                    **{**dict(zip(PlayedGeneration.__slots__, made, strict=True)), "stop_strings": tuple(made[4])}
-                )
-                for made in fields.get("generations", ())
-            ),
-            "error": None if error is None else SampleError.model_validate(error),
-        }
-    )
-
-
-def message_of(fields: dict[str, Any]) -> Message:
-    """The message, without validation: it was validated before it was written. Numbers are packed as they were."""
-    packed = {**fields, "token_ids": packed_ids(fields["token_ids"])}
-    if (logprobs := fields.get("generation_logprobs")) is not None:
-        packed["generation_logprobs"] = packed_if_exact(logprobs)
-    if (spans := fields.get("weight_versions")) is not None:
-        packed["weight_versions"] = [WeightVersionSpan.model_construct(**span) for span in spans]
-    if (ranges := fields.get("mm_ranges")) is not None:
-        packed["mm_ranges"] = [MediaRange.model_construct(**shown) for shown in ranges]
-    for name in fields.keys() & COLUMN_FIELDS:
-        # A caller may have posted a null.
-        packed[name] = None if fields[name] is None else PackedNumbers.model_validate(fields[name])
-    return Message.model_construct(**packed)
-
-
-def packed_if_exact(logprobs: list[float]) -> "Sequence[float] | array[float]":
-    """Those of the engine are float32; a posted message log may hold others."""
-    packed = packed_logprobs(logprobs)
-    return packed if packed.tolist() == logprobs else logprobs
-
-
+RETRY_S = 0.2
 MOST_TOKENS_INLINE = 8192
 """Bound of the messages of a turn that are encoded on the event loop."""
+logger = logging.getLogger("rollout_service.jobs")
+
+
+class JobWriter:
+    """Guarantees: what `write` returns for is stored; the writes of a job are made in their order; a store that is lost
+    is asked again until it is back.
+
+    Args:
+        on_lost: called with each job that this replica must not play any longer, and the epoch of the write: it may
+            have the job anew. A caller that waits for a write of it waits until it is cancelled.
+    """
+
+    def __init__(self, store: "JobStore", owner: str, on_lost: Callable[[str, int], None]) -> None:
+        self._store = store
+        self._owner = owner
+        self._on_lost = on_lost
+        self._writes = GroupCommit(self._write, size_of)
+
+    def put(self, write: JobWrite) -> "asyncio.Future[bool]":
+        """The result says whether the write was made; nobody need wait for it."""
+        return self._writes.put(write)
+
+    async def write(self, write: JobWrite) -> None:
+        await self.until_made(self.put(write))
+
+    async def until_made(self, made: "asyncio.Future[bool]") -> None:
+        """Returns when the write of this result was made, else never."""
+        if not await asyncio.shield(made):
+            await asyncio.Event().wait()
+
+    async def _write(self, writes: Sequence[JobWrite]) -> list[bool]:
+        of_jobs: defaultdict[tuple[str, int], list[JobWrite]] = defaultdict(list)
+        for write in writes:
+            of_jobs[write.job_id, write.epoch].append(write)
+        try:
+            made = await self._made([merged_write(of_job) for of_job in of_jobs.values()])
+        except Exception:
+            logger.exception("Jobs could not be written; they are given up here.")
+            made = [False] * len(of_jobs)
+        is_made = dict(zip(of_jobs, made, strict=True))
+        for job_id, epoch in (of_job for of_job in of_jobs if not is_made[of_job]):
+            self._on_lost(job_id, epoch)
+        return [is_made[write.job_id, write.epoch] for write in writes]
+
+    async def _made(self, writes: list[JobWrite]) -> list[bool]:
+        is_lost = False
+        while True:
+            try:
+                return await self._store.write(self._owner, writes)
+            except StoreLost as lost:
+                if not is_lost:
+                    logger.warning("Jobs cannot be written, trying again: %s", lost)
+                is_lost = True
+                await asyncio.sleep(RETRY_S)
+
+
+def merged_write(writes: Sequence[JobWrite]) -> JobWrite:
+    """One write of a job that does what these do in their order."""
+    added: dict[EntryName, bytes] = {}
+    removed: set[EntryName] = set()
+    for write in writes:
+        added |= write.added
+        for name in write.removed:
+            added.pop(name, None)
+        removed.update(write.removed)
+    ended = next((write.ended for write in writes if write.ended), None)
+    forgets_key = any(write.forgets_key for write in writes)
+    return replace(writes[0], added=added, removed=removed, ended=ended, forgets_key=forgets_key)
+
+
+def size_of(write: JobWrite) -> int:
+    return sum(map(len, write.added.values()))
 
 
 class JobJournal(ProgressLog):

@@ -16,9 +16,8 @@ from rollout_client.contract.sample_ranges import SampleRange
 from service.access.access_control import AccessControl
 from service.access.keys import Caller, Scope
 from service.admission.admission import AdmittedRequest
-from service.jobs.journal import JobJournal
-from service.jobs.ledger import RANGES, ranges_in
-from service.jobs.writer import JobWriter
+from service.jobs.cursor import RANGES, ranges_in
+from service.jobs.journal import JobJournal, JobWriter
 from service.problems import RequestProblem, internal_error, not_ready
 from service.rollout_requests.result_encoding import EncodedRollouts, problem_line, summary_line
 from service.rollout_requests.rollout_service import RolloutService
@@ -90,7 +89,7 @@ class JobPlayer:
         request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
         admitted.hold_rollouts(request)
         stored = await self._read([RANGES]) if request.samples_from and record.epoch > 1 else {}
-        self._group_size = request.group_size
+        self._group_size = request.num_generations
         if record.epoch > 1:
             await self._load()
         size = await rollouts.take_samples(request, admitted.hold_body, caller, len(body), self._journal)
@@ -126,7 +125,7 @@ class JobPlayer:
             async for position, line in encoded:
                 group = position // size
                 lines[group][position] = line
-                if len(lines[group]) == rollouts.size_of(group):
+                if len(lines[group]) == size:
                     self._add_group(rollouts, group, lines.pop(group))
         return summary_line(await rollouts.summary())
 

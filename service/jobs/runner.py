@@ -18,8 +18,8 @@ from deployments.jobs.records import Claim, JobRequest, OpenedJob
 from deployments.policy.failures import PolicyFailure
 from deployments.rpc.background_tasks import until_back
 from service.access.access_control import AccessControl
+from service.jobs.journal import JobWriter
 from service.jobs.player import JobPlayer
-from service.jobs.writer import JobWriter
 from service.problems import OVERLOADED, RequestProblem, internal_error, problem_of, refused_for_now
 from service.rollout_requests.rollout_service import RolloutService
 
@@ -40,8 +40,11 @@ class PlayedJob(NamedTuple):
 
 
 class JobRunner:
-    """Guarantee: a job is played by this replica only while the store says that it is this replica's, as far as that
-    can be known: one that was lost is cancelled as soon as the store is heard."""
+    """Polls the store for commands from its construction on, for the life of this replica.
+
+    Guarantee: a job is played by this replica only while the store says that it is this replica's, as far as that can
+    be known: one that was lost is cancelled as soon as the store is heard.
+    """
 
     def __init__(self, store: "JobStore", rollouts: RolloutService, access: AccessControl, max_body_bytes: int) -> None:
         self.store = store
@@ -54,16 +57,13 @@ class JobRunner:
         self._players: dict[str, PlayedJob] = {}
         self._gathering: Counter[str] = Counter()
         """Callers that gather the answer of a job, by its id."""
-        self._following: asyncio.Task[None] | None = None
         self._is_closing = False
         self._closing: asyncio.Task[None] | None = None
-
-    def follow(self) -> None:
-        """Polls the store for commands from now on, for the life of this replica."""
-        self._following = asyncio.create_task(self._follow())
+        commands = until_back(self._follow_commands, Exception, TRY_AGAIN_S, log_lost_commands)
+        self._following = asyncio.create_task(commands, context=Context())
 
     async def open(self, request: JobRequest, body: bytes) -> OpenedJob:
-        """The job of the request. Plays it if it is new or was suspended; then returns when it is prepared.
+        """The job of the request. Plays it if it is new; then returns when it is prepared.
 
         A caller that goes away leaves the job: it is played all the same.
 
@@ -100,8 +100,7 @@ class JobRunner:
     async def close(self) -> None:
         """Gives all jobs up: another replica goes on with them, at the turns where they are."""
         self._is_closing = True
-        if self._following is not None:
-            self._following.cancel()
+        self._following.cancel()
         job_ids = list(self._players)
         for player in self._players.values():
             player.task.cancel()
@@ -156,9 +155,6 @@ class JobRunner:
         """Cancels what plays the job since it was given to this replica for this epoch, and not for a later one."""
         if (player := self._players.get(job_id)) is not None and player.epoch <= epoch:
             player.task.cancel()
-
-    async def _follow(self) -> None:
-        await until_back(self._follow_commands, Exception, TRY_AGAIN_S, log_lost_commands)
 
     async def _follow_commands(self) -> None:
         epochs = {job_id: player.epoch for job_id, player in self._players.items()}

@@ -110,7 +110,6 @@ class Submission:
     caller: Caller
     request_id: str
     key: str | None
-    runs_alone: bool
 
     @property
     def namespace(self) -> str:
@@ -142,7 +141,6 @@ async def submitted(
         request_id=submission.request_id,
         key=submission.key,
         fingerprint=fingerprint,
-        runs_alone=submission.runs_alone,
     )
     # The job holds its own: what this request held would count twice.
     admitted.free()

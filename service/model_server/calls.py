@@ -27,9 +27,10 @@ from rollout_client.contract.base import PolicyDemand, Priority
 from service.access.keys import Caller
 from service.admission.admission import Admission
 from service.admission.key_usage import KeyUsage
+from service.remote.policy import RemotePolicy
 from service.scheduling.priority import share_of
 
-PRIORITY: Priority = "interactive"
+_PRIORITY: Priority = "interactive"
 """Somebody waits for a call of OpenAI's and Anthropic's APIs."""
 FORGET_AFTER_S = 600.0
 ANY_WEIGHTS = PolicyDemand()
@@ -58,8 +59,11 @@ class ModelCalls:
         token_timeout_s: the `limits.generation_timeout_s` of the config.
     """
 
-    def __init__(self, server: ModelServer, admission: Admission, token_timeout_s: float | None = None) -> None:
+    def __init__(
+        self, server: ModelServer, policy: RemotePolicy, admission: Admission, token_timeout_s: float | None = None
+    ) -> None:
         self._server = server
+        self._policy = policy
         self._admission = admission
         self._token_timeout_s = token_timeout_s
         self._name = uuid4().hex
@@ -94,48 +98,44 @@ class ModelCalls:
         share: RequestShare | None = None,
         routing_key: str | None = None,
     ) -> ModelAnswer:
-        """Returns when the answer has begun.
+        """Waits for the weights that the call demands, and returns when the answer has begun.
 
         Args:
             session: the one that records the call. It has a demand of its own.
             choices: how many answers the body asks for.
-            demand: which weights make all of the answer; they were waited for.
+            demand: which weights make all of the answer.
             share: the party as which it shares the engines; by default one of its own.
             routing_key: calls of one key go where the earlier ones have left their prefix, as far as it is free.
 
         Raises:
+            PolicyNotCurrent: the weights that it demands are not current, and do not become current in time.
+            PolicyUnknown: it demands a policy that does not exist.
             RolloutFailure: no replica could answer.
         """
-        request = self._request(endpoint, body, request_id, caller, choices)
-        if share is not None:
-            request = replace(request, share=share)
-        if routing_key is not None:
-            party = f"key {caller.name or ''} {routing_key}"
-            request = replace(request, rollout_id=party, group=party)
-        request = of_policy(request, demand) if session is None else of_session(request, session, caller)
-        return await begun(self._counted(request, caller))
-
-    def _request(self, endpoint: Endpoint, body: bytes, request_id: str, caller: Caller, choices: int) -> ServedRequest:
+        await self._policy.wait_for_version(demand if session is None else session.request.policy)
         call_id = uuid4().hex
-        return ServedRequest(
+        party = call_id if routing_key is None else f"key {caller.name or ''} {routing_key}"
+        request = ServedRequest(
             generation_id=call_id,
             prompt_token_ids=range(min(len(body) // BYTES_PER_TOKEN + 1, self._admission.max_model_len)),
             max_new_tokens=self._admission.max_model_len,
             stop_strings=(),
             sampling=SamplingOptions(),
-            rollout_id=call_id,
-            group=call_id,
+            rollout_id=party,
+            group=party,
             request_id=request_id,
             token_timeout_s=self._token_timeout_s,
-            share=share_of(call_id, PRIORITY, caller),
+            share=share or share_of(call_id, _PRIORITY, caller),
             endpoint=endpoint,
             body=body,
             choices=choices,
             ingress=self._name,
             received_at=time.monotonic(),
         )
+        request = _of_policy(request, demand) if session is None else of_session(request, session, caller)
+        return await _begun(self._parts(request, caller))
 
-    async def _counted(self, request: ServedRequest, caller: Caller) -> AsyncGenerator[ServedPart, None]:
+    async def _parts(self, request: ServedRequest, caller: Caller) -> AsyncGenerator[ServedPart, None]:
         """The parts of the answer. The tokens of the call count against the quota of the caller's key."""
         usage = self._admission.usage_of(caller)
         self._in_flight[request.rollout_id] += 1
@@ -143,7 +143,7 @@ class ModelCalls:
         self._token_calls[caller.name] += counts
         try:
             served = self._server.serve(request)
-            async with aclosing(served if usage is None else metered(served, request, usage)) as parts:
+            async with aclosing(served if usage is None else _metered(served, request, usage)) as parts:
                 async for part in parts:
                     yield part
         finally:
@@ -169,7 +169,7 @@ class ModelCalls:
             self._server.release(party)
 
 
-async def metered(
+async def _metered(
     parts: AsyncGenerator[ServedPart, None], request: ServedRequest, usage: KeyUsage
 ) -> AsyncGenerator[ServedPart, None]:
     """Counts the tokens of a call as `MeteredGenerator` does: one that fails gets its charge back, one that is left
@@ -194,7 +194,7 @@ async def metered(
         raise
 
 
-def of_policy(request: ServedRequest, demand: PolicyDemand) -> ServedRequest:
+def _of_policy(request: ServedRequest, demand: PolicyDemand) -> ServedRequest:
     """The call as one that these weights answer."""
     return replace(
         request,
@@ -213,7 +213,7 @@ def of_session(request: ServedRequest, session: OpenSession, caller: Caller) -> 
         seed = derived_seed(sampling.seed, asked.generation_index, crc32(request.body))
         sampling = sampling.model_copy(update={"seed": seed})
     return replace(
-        of_policy(request, demand),
+        _of_policy(request, demand),
         rollout_id=session.id,
         group=session.id,
         share=share_of(session.share_id or session.id, asked.priority, caller),
@@ -225,15 +225,15 @@ def of_session(request: ServedRequest, session: OpenSession, caller: Caller) -> 
     )
 
 
-async def begun(parts: AsyncGenerator[ServedPart, None]) -> ModelAnswer:
+async def _begun(parts: AsyncGenerator[ServedPart, None]) -> ModelAnswer:
     """The answer once its first part is there."""
     async for first in parts:
         if first.status is not None:
-            return ModelAnswer(first.status, first.media_type, bodies(first, parts), parts)
+            return ModelAnswer(first.status, first.media_type, _bodies(first, parts), parts)
     raise GenerationLost("The generator replica ended the call without an answer.")
 
 
-async def bodies(first: ServedPart, parts: AsyncGenerator[ServedPart, None]) -> AsyncGenerator[bytes, None]:
+async def _bodies(first: ServedPart, parts: AsyncGenerator[ServedPart, None]) -> AsyncGenerator[bytes, None]:
     if first.body:
         yield first.body
     async for part in parts:

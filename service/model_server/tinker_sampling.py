@@ -18,7 +18,6 @@ from service.model_server.calls import ModelCalls
 from service.model_server.futures import FutureAnswer, Futures, future_lost
 from service.model_server.tinker_dialect import SampleCall, sample_result
 from service.problems import problem_of
-from service.remote.policy import RemotePolicy
 from service.scheduling.priority import share_of
 from service.scoring.scoring import Score, Scoring
 
@@ -33,11 +32,10 @@ class SampleRefused(Exception):
 class TinkerSampling:
     """Samples for Tinker's clients in one ingress replica."""
 
-    def __init__(self, calls: ModelCalls, scoring: Scoring, policy: RemotePolicy) -> None:
+    def __init__(self, calls: ModelCalls, scoring: Scoring) -> None:
         self.futures = Futures()
         self._calls = calls
         self._scoring = scoring
-        self._policy = policy
 
     async def answer(self, call: SampleCall, request_id: str, caller: Caller) -> FutureAnswer:
         """The samples, or why there are none and will be none.
@@ -62,11 +60,15 @@ class TinkerSampling:
     async def _sampled(self, call: SampleCall, request_id: str, caller: Caller) -> bytes:
         # Scored first: that leaves the prompt in the prefix cache.
         score = await self._scored(call, request_id, caller)
-        demand = call.sampler.demand
-        await self._policy.wait_for_version(demand)
         share = share_of(f"tinker-{call.sampler.session}", call.sampler.priority, caller)
         answer = await self._calls.answer(
-            "completions", call.completion, request_id, caller, choices=call.choices, demand=demand, share=share
+            "completions",
+            call.completion,
+            request_id,
+            caller,
+            choices=call.choices,
+            demand=call.sampler.demand,
+            share=share,
         )
         async with aclosing(answer):
             completion = b"".join([part async for part in answer.body])

@@ -1,17 +1,12 @@
-"""The `Environment` port over Serve handles. Server half: `deployments/environments/host.py`.
-
-`FieldsSchema` tells which samples the environment may refuse, by the JSON schema of its fields, so that it is not asked
-about the others.
-"""
+"""The `Environment` port over Serve handles. Server half: `deployments/environments/host.py`."""
 
 import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-import jsonschema_rs
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost
@@ -35,46 +30,9 @@ from service.remote.step_spreading import StepSpreading
 logger = logging.getLogger("rollout_service.remote")
 
 
-class FieldsSchema:
-    """The schema of one task's `extra_env_info`, as its environment described it.
-
-    The schema alone refuses nothing: it can be older than the environment, and pydantic accepts more than its schema
-    says, such as the text "3" for an integer. It only tells which samples the environment need not be asked about.
-    """
-
-    def __init__(self, validator: jsonschema_rs.Draft202012Validator | None) -> None:
-        """Keeps the schema's `validator`; `None` if the environment must be asked about every sample."""
-        self._validator = validator
-
-    @classmethod
-    def of(cls, description: TaskDescription) -> Self:
-        if description.has_validators:
-            return cls(None)
-        try:
-            return cls(jsonschema_rs.Draft202012Validator(description.fields))
-        except (jsonschema_rs.ValidationError, ValueError) as error:
-            logger.warning(
-                "The fields of task %s are not a valid JSON schema: its samples are checked by the environment alone.",
-                description.task_name,
-                exc_info=error,
-                extra={"task_name": description.task_name},
-            )
-            return cls(None)
-
-    def doubtful(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[int]:
-        """The places of the samples about which the environment must be asked: they do not match its schema."""
-        if self._validator is None:
-            return list(range(len(extra_env_infos)))
-        is_valid = self._validator.is_valid
-        return [place for place, extra_env_info in enumerate(extra_env_infos) if not is_valid(extra_env_info)]
-
-
 LOST_AFTER_HEARTBEATS = 30
 """A step that computes without `await` may stall its replica's event loop for so long; a hung replica stalls for ever.
 """
-
-MOST_CHECKED_INLINE = 1000
-"""Checking so many short samples takes less than a millisecond."""
 
 DESCRIBED_AGAIN_WITHIN_S = 5.0
 
@@ -91,7 +49,6 @@ class KnownDescription(NamedTuple):
     """How an environment described itself when it had these replicas."""
 
     description: TaskDescription
-    schema: FieldsSchema
     replicas: tuple[str, ...]
 
 
@@ -136,7 +93,7 @@ class RemoteEnvironment(Environment):
 
     @property
     def _has_sessions(self) -> bool:
-        # Its samples were checked before they are played, and for that it was asked for its description.
+        # A request asks for the descriptions of its tasks before it plays them.
         return self._known is not None and self._known.description.has_sessions
 
     async def _step_in_session(self, request: StepRequest) -> StepOutcome:
@@ -178,30 +135,23 @@ class RemoteEnvironment(Environment):
         await self._result(self._handle.options(session_id=replica).answer.remote())
 
     async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
-        """Asks the environment about the samples that do not match the schema of its fields."""
-        schema = (await self._known_description()).schema
-        if len(extra_env_infos) <= MOST_CHECKED_INLINE:
-            doubtful = schema.doubtful(extra_env_infos)
-        else:
-            doubtful = await asyncio.to_thread(schema.doubtful, extra_env_infos)
-        for places in divided(doubtful, lambda place: bytes_of_json(extra_env_infos[place])):
-            asked = [extra_env_infos[place] for place in places]
+        """Asks about as many samples at once as a message may hold, until one is refused."""
+        first = 0
+        for asked in divided(list(extra_env_infos), bytes_of_json):
             refused: list[RefusedField] = await self._result(self._handle.refused_fields.remote(asked))
             if refused:
-                return [replace(field, place=places[field.place]) for field in refused]
+                return [replace(field, place=first + field.place) for field in refused]
+            first += len(asked)
         return []
 
     async def known_description(self) -> TaskDescription:
         """Asks again when the replicas have changed: an update may change the task. Without an answer, the known
         description is kept."""
-        return (await self._known_description()).description
-
-    async def _known_description(self) -> KnownDescription:
         replicas = live_replicas_of(self._handle)
         if self._known is None:
             description = await self.describe()
         elif replicas == self._known.replicas:
-            return self._known
+            return self._known.description
         else:
             try:
                 async with asyncio.timeout(DESCRIBED_AGAIN_WITHIN_S):
@@ -210,10 +160,10 @@ class RemoteEnvironment(Environment):
                 extra = {"task_name": self._task_name}
                 logger.warning("%s did not describe itself after a change.", self._who, exc_info=error, extra=extra)
                 self._known = self._known._replace(replicas=replicas)
-                return self._known
+                return self._known.description
         replicas = replicas or live_replicas_of(self._handle)
-        self._known = KnownDescription(description, FieldsSchema.of(description), replicas)
-        return self._known
+        self._known = KnownDescription(description, replicas)
+        return description
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         samples: list[dict[str, Any]] = await self._result(self._handle.example_samples.remote(count, seed))

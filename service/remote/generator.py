@@ -29,15 +29,12 @@ from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result, live_replicas_of, node_of_replica
 from deployments.upstream.ray_serve.own_replica import own_name
-from service.canary.background_canary import ComparedReplicas
-from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, note_end
-from service.remote.replica_stream import ReplicaWatches, call_unless_gone
+from service.remote.replica_stream import GENERATOR_REPLICA, ReplicaCalls, ReplicaWatches, call_unless_gone, note_end
 from service.rollouts.retries import pause_s
-from service.scheduling.gap_filling import GAP_PART
-from service.scheduling.generation_scheduler import GenerationScheduler
 from service.scheduling.priority import as_check
-from service.scheduling.replica_queues import ScheduledGeneration
-from service.scheduling.replica_window import EngineCapacity
+from service.scheduling.replicas import ScheduledGeneration
+from service.scheduling.scheduler import GenerationScheduler
+from service.scheduling.window import EngineCapacity
 
 LOST_AFTER_HEARTBEATS = 10
 """A replica's event loop can stall for seconds, while it reads weights or compiles; a hung one stalls for ever."""
@@ -45,47 +42,39 @@ REPLICA_REFRESH_S = 0.2
 """Interval of checks for started and ended replicas while generations wait."""
 TRY_SUSPECTS_S = 5.0
 """Interval at which one generation tries each replica that keeps failing: a fault may pass."""
-START_STARVED_S = 30.0
-"""Interval at which a generation that fills gaps starts, while there are none."""
 SERVE_RETRIES = 3
 """Retries of a call without any part of an answer, on another replica where there is one."""
 NOTHING_YET = Generation([], [], "abort")
 """The result of a generation that was interrupted before it was sent."""
 
 
-OnGeneration = Callable[[GenerationRequest, Generation, str], None]
-"""Called with a generation that has ended without a failure, and its replica."""
 OnWait = Callable[[float], None]
 """Called with the seconds that a generation has waited for its turn."""
 OnTokens = Callable[[float, int], None]
 """Called with the weight of a priority, and the tokens of a generation that has ended."""
 
 
-class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
+class RemoteGenerator(Generator, ModelServer):
     """Sends each generation, batched with others, when and where the scheduler says."""
 
     def __init__(
         self,
         handle: DeploymentHandle[Any],
         window_factor: float | None = None,
-        observer_of: Callable[[ComparedReplicas], OnGeneration] | None = None,
         on_wait: OnWait | None = None,
-        gap_part: float = GAP_PART,
         on_tokens: OnTokens | None = None,
     ) -> None:
         """Knows no replica at first.
 
         Args:
-            window_factor: that of `GenerationScheduler`, as `gap_part` is.
-            observer_of: makes the observer of each generation, which may call these replicas too.
+            window_factor: that of `GenerationScheduler`.
         """
         self._handle = handle
-        self._scheduler = GenerationScheduler(window_factor, gap_part=gap_part)
+        self._scheduler = GenerationScheduler(window_factor)
         self._replicas: tuple[str, ...] = ()
         """The replicas that the scheduler knows."""
         self._looking_for_replicas: asyncio.TimerHandle | None = None
         self._trying_suspects: asyncio.TimerHandle | None = None
-        self._starting_starved: asyncio.TimerHandle | None = None
         self._calls: dict[str, ReplicaCalls] = {}
         """By replica."""
         self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)
@@ -100,14 +89,13 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         self._parts: dict[str, asyncio.Queue[ServedPart | None]] = {}
         """Parts of the answers to calls of model servers' APIs, by generation; `None` is the end."""
         self._caller = own_name()
-        self._on_generation = None if observer_of is None else observer_of(self)
         self._on_wait = on_wait
         self._on_tokens = on_tokens
         self._tasks = BackgroundTasks()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self._look_for_replicas()
-        scheduled = self._submit(request)
+        scheduled = self._scheduler.submit(request)
         began_at, began = time(), monotonic()
         turn = began
         if not scheduled.has_started:
@@ -133,8 +121,6 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
                 began_at=began_at,
                 waited_s=turn - began,
                 took_s=monotonic() - turn,
-                filled_gap=scheduled.fills_gap,
-                was_parked=scheduled.is_parked and made.finish_reason == "abort",
             )
             new_tokens, failed = len(generation.token_ids), generation.failure is not None
         except OtherVersionLoaded:
@@ -147,8 +133,6 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         finally:
             del self._running[request.rollout_id]
             self._end(scheduled, new_tokens, failed)
-        if self._on_generation is not None and not failed and not request.replica:
-            self._on_generation(request, generation, scheduled.replica)
         return generation
 
     async def serve(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
@@ -169,7 +153,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
 
     async def _serve(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
         self._look_for_replicas()
-        scheduled = self._submit(request)
+        scheduled = self._scheduler.submit(request)
         if not scheduled.has_started:
             await self._turn(scheduled)
         parts = self._parts[request.generation_id] = asyncio.Queue()
@@ -283,7 +267,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
             return
         self._interrupted.add(scheduled)
         if scheduled in self._turns:
-            self._wake(self._scheduler.cancel(scheduled))
+            self._scheduler.cancel(scheduled)
             self._resolve(scheduled)
         else:
             # It has started in this iteration of the event loop.
@@ -298,26 +282,15 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         finally:
             del self._waiting[rollout_id]
 
-    def _submit(self, request: GenerationRequest) -> ScheduledGeneration:
-        scheduled = self._scheduler.submit(request)
-        self._park()
-        return scheduled
-
-    def _park(self) -> None:
-        """Interrupts what fills gaps that are needed now. Its callers go on with the tokens that come back."""
-        for scheduled in self._scheduler.generations_to_park():
-            self.interrupt(scheduled.request.rollout_id)
-
     async def _turn(self, scheduled: ScheduledGeneration) -> None:
         turn = self._turns[scheduled] = asyncio.get_running_loop().create_future()
         self._look_again_soon()
-        self._start_starved_soon()
         try:
             await turn
         except asyncio.CancelledError:
             self._interrupted.discard(scheduled)
             if self._turns.pop(scheduled, None) is not None:
-                self._wake(self._scheduler.cancel(scheduled))
+                self._scheduler.cancel(scheduled)
             elif scheduled.has_started:
                 self._wake(self._scheduler.end(scheduled))
             raise
@@ -338,19 +311,9 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         self._wake(self._scheduler.try_suspects())
         self._try_suspects_soon()
 
-    def _start_starved_soon(self) -> None:
-        if self._starting_starved is None and self._scheduler.has_gap_fillers_waiting:
-            self._starting_starved = asyncio.get_running_loop().call_later(START_STARVED_S, self._start_starved)
-
-    def _start_starved(self) -> None:
-        self._starting_starved = None
-        self._wake(self._scheduler.start_starved())
-        self._start_starved_soon()
-
     def _wake(self, started: Iterable[ScheduledGeneration]) -> None:
         for scheduled in started:
             self._resolve(scheduled)
-        self._park()
 
     def _resolve(self, scheduled: ScheduledGeneration) -> None:
         turn = self._turns.pop(scheduled)

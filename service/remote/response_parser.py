@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from deployments.failures import EnvironmentLost
 from deployments.generation.response_parser import PRELOADED, WHOLE_PROMPT, ParserChoice, parse_all, prepare
 from deployments.generation.settings import ResponseSettings
 from deployments.protocols.chat import FROM_MAIN, FromHub, ParsedResponse, ResponseParser, ResponseToParse
 from deployments.rpc.batching import CallBatcher, at_once
-from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
+from rollout_env import TemporaryFailure
+from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerPool
 
 START_WITHIN_S = 600.0
 """Importing vLLM takes ten seconds on an idle machine."""
@@ -57,7 +57,7 @@ class ProcessResponseParser(ResponseParser):
 
         Raises:
             ParserUnusable: vLLM has no such parser, or it does not work with the tokenizer.
-            EnvironmentLost: no worker process answers.
+            TemporaryFailure: no worker process answers.
         """
         if not settings.has_parsers:
             return None
@@ -91,7 +91,7 @@ class ProcessResponseParser(ResponseParser):
             return await self._call(responses)
         except ProcessorTimeExceeded as error:
             reason = f"The parser needed {error}."
-        except EnvironmentLost as error:
+        except TemporaryFailure as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - whatever a parser does, its response is text at least
             reason = f"{type(error).__name__}: {error}"

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ray.serve import metrics
 
 from deployments.failures import RolloutFailure
-from deployments.protocols.generation import ScoredPrompt
+from deployments.protocols.generation import Generation, SamplingOptions, ScoredPrompt, ScoringRequest
 from deployments.rollout_records.comparison import TrainerReport
 from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.ledger import Suspicion
@@ -24,7 +24,6 @@ from deployments.rollout_records.trials import LEAST_TOKENS, MadeRollout, Vote, 
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.training import may_be_compared
 from service.access.keys import Caller
-from service.canary.background_canary import ComparedReplicas, scoring_request
 from service.rollout_records.recorder import fields_of_record
 
 if TYPE_CHECKING:
@@ -35,6 +34,19 @@ JUDGES = 2
 NO_NUMBERS = "0 logprobs: send one for each token that is to be compared, or leave the rollout out"
 REPORTED_TWICE = "it is reported twice in this body, and the first report of it is taken: send one for each rollout"
 logger = logging.getLogger("rollout_service.mismatch")
+
+
+class ComparedReplicas(Protocol):
+    """The generator replicas, as their checks call them."""
+
+    def replicas(self) -> Sequence[str]:
+        """The ids of the running replicas."""
+
+    async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
+        """Scores on this replica, with the lowest share. Raises `RolloutFailure`."""
+
+    def take_out_of_service(self, replica: str, reason: str) -> None:
+        """Lets the replica refuse generations and be replaced. Its result is not waited for."""
 
 
 class TrainerReports:
@@ -140,8 +152,7 @@ class TrainerReports:
 
     async def _score(self, replica: str, part: "ScorablePart") -> Sequence[float] | None:
         """The log-probabilities that a replica gives the tokens; `None` if it has other weights."""
-        request = scoring_request(part.name, part.prompt, part.tokens, part.policy)
-        scored = await self._replicas.score_on(replica, request)
+        scored = await self._replicas.score_on(replica, part.scoring_request())
         if not isinstance(scored, ScoredPrompt) or scored.weight_version != part.version:
             return None
         return scored.prompt_logprobs
@@ -157,6 +168,21 @@ class ScorablePart:
     logprobs: Sequence[float]
     version: str
     policy: str | None
+
+    def scoring_request(self) -> ScoringRequest:
+        """Asks for the log-probabilities of the tokens behind the prompt."""
+        generation_id = f"check-{self.name}"
+        return ScoringRequest(
+            generation_id=generation_id,
+            prompt_token_ids=[*self.prompt, *self.tokens],
+            max_new_tokens=1,
+            stop_strings=(),
+            sampling=SamplingOptions(),
+            rollout_id=generation_id,
+            group=generation_id,
+            policy=self.policy,
+            start=len(self.prompt),
+        )
 
 
 def scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[ScorablePart]:

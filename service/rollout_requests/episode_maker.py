@@ -15,7 +15,7 @@ from rollout_client.contract.rollouts import RolloutRequest
 from service.rollout_requests.episodes import EpisodeFactory, RequestContext
 from service.rollout_requests.sample_preparation import TaskDescriptions, start_samples, tasks_with_start
 from service.rollouts.episode import Episode
-from service.rollouts.group_selection import EveryGroup, GroupSelection
+from service.rollouts.group_selection import GroupSelection, fault_of
 from service.rollouts.images import ImageReader
 from service.rollouts.progress import ProgressLog, RolloutObserver
 from service.rollouts.retries import RetryBudget, with_retries
@@ -89,15 +89,15 @@ class EpisodeMaker:
         self.observer.took("tokenize", monotonic() - began)
         return episodes
 
-    def groups_to_select(self) -> GroupsToSelect:
-        """The groups of a request with `keep.where` or a range of generations, none of which is drawn yet."""
-        request, generations = self.request, self.request.generation_range
-        selection: GroupSelection = EveryGroup(len(request.samples))
-        if request.keep.where is not None:
-            assert request.keep.groups is not None
-            selection = GroupSelection(request.keep.groups, len(request.samples), request.groups_at_once)
-        full = request.group_size if generations is None else generations.min
-        return GroupsToSelect(request.keep, full, selection, self.episodes, generations)
+    def groups_to_select(self) -> GroupsToSelect | None:
+        """The groups of a request with `keep.where`, none of which is drawn yet; `None` without it."""
+        request, keep = self.request, self.request.keep
+        if keep.where is None:
+            return None
+        assert keep.groups is not None
+        selection = GroupSelection(keep.groups, len(request.samples), request.groups_at_once)
+        judge = partial(fault_of, where=keep.where, full=keep.per_group or request.num_generations)
+        return GroupsToSelect(keep, judge, selection, self.episodes)
 
 
 async def done_in_thread_unless(is_small: bool, work: Callable[[], Result]) -> Result:

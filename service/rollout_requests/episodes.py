@@ -162,14 +162,14 @@ class EpisodeFactory:
             bounds=context.bounds,
             share=context.share,
             include=context.include,
-            echo=None if request.group_size == 1 else echo_of(sample, prompt, chat, context.include),
+            echo=None if request.num_generations == 1 else echo_of(sample, prompt, chat, context.include),
             build=build_of(self.generator.settings_hash),
             keeps_states=self.keeps_states,
             forks_sessions=described is not None and described.forks_sessions,
         )
         agent_task = None if agent is None else agent_task_of(agent, request, sample_position, sample)
         seed = group_seed(request, sample_position, sample)
-        for generation_index in range(request.group_size):
+        for generation_index in range(request.num_generations):
             identity = identity_of(request, context, sample_position, sample, generation_index)
             seeded_start = seeded(start, seed, generation_index)
             if agent_task is None:
@@ -231,7 +231,7 @@ def identity_of(
     return EpisodeIdentity(
         request_id=context.request_id,
         unique_request_id=context.unique_id,
-        position=sample_position * request.group_size + generation_index,
+        position=sample_position * request.num_generations + generation_index,
         group=sample_position,
         generation_index=generation_index,
         idx=index_of(sample_position, sample),

@@ -32,7 +32,7 @@ MOST_FIELDS = 64
 """Fields of an object that the contract defines. Each unknown field is a problem of its own."""
 MOST_VALUES_PER_SAMPLE = 100_000
 """JSON values of a sample outside of its messages. Reading or writing so many takes 10 ms."""
-OBJECTS_OF_A_REQUEST = ("sampling", "keep", "policy", "num_generations")
+OBJECTS_OF_A_REQUEST = ("sampling", "keep", "policy")
 FIELDS_WITH_MESSAGES = ("messages", "message_log")
 
 
@@ -143,7 +143,6 @@ def body_size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem
     if not isinstance(samples, list):
         return
     given = fields.get("num_generations")
-    given = given.get("max") if isinstance(given, dict) else given
     num_generations = given if type(given) is int and given > 0 else 1
     if problem := rollouts_problem(len(samples), num_generations, bounds.max_rollouts):
         yield problem

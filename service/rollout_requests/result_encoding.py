@@ -264,10 +264,6 @@ class EncodedRollouts:
         """The place of a group of the answer among the samples that were drawn."""
         return self._running.place_of(group)
 
-    def size_of(self, group: int) -> int:
-        """How many rollouts a group of the answer has, one of which has been yielded."""
-        return self._running.size_of(group)
-
     async def summary(self) -> RolloutSummary:
         """The summary after the last rollout; that of many is computed in a thread."""
         if max(self._count, self._running.counted) > MOST_ROLLOUTS_INLINE:

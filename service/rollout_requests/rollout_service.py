@@ -11,7 +11,6 @@ from rollout_client.contract.info import ServiceInfo
 from rollout_client.contract.rollouts import RolloutRequest, SampleResult
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
-from service.agents.runs import AgentRuns
 from service.images.request_images import RequestImages, bytes_of_files, refuse_images
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.body_parser import BodyParser
@@ -25,6 +24,7 @@ from service.rollout_requests.sample_preparation import refuse_bad_extra_env_inf
 from service.rollout_requests.service_status import service_info
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollout_requests.validation import refuse_large_echo
+from service.rollouts.agent_episode import Agents
 from service.rollouts.episode import Episode
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext
@@ -52,11 +52,11 @@ class RolloutService:
         task_sampler: TaskSampler,
         response_parser: ResponseParser | None = None,
         observer: RolloutObserver = UNOBSERVED,
-        agents: AgentRuns | None = None,
+        agents_of: Callable[[Caller], Agents] | None = None,
         images: RequestImages | None = None,
         records: RolloutRecords | None = None,
     ) -> None:
-        """Plays with `agents` the tasks that have agents; reports the progress of rollouts to `observer`.
+        """Plays the tasks that have agents with those of each caller; reports the progress of rollouts to `observer`.
 
         Args:
             images: `None` where requests may show none.
@@ -74,7 +74,7 @@ class RolloutService:
         self._pacer = LoopPacer()
         self._response_parser = response_parser
         self._observer = observer
-        self._agents = agents
+        self._agents_of = agents_of
         self._request_images = images
         self._images = ImageReader(generator)
         self._records = records
@@ -142,7 +142,7 @@ class RolloutService:
         refuse_large_echo(request, body_bytes - await bytes_of_files(request), self.limits)
         tasks = await task_descriptions(request, request_id, self.environments)
         is_small = body_bytes <= MOST_BYTES_PREPARED_INLINE
-        is_small &= request.group_size <= MOST_GENERATIONS_PREPARED_INLINE
+        is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
         await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
         await refuse_bad_extra_env_info(request, request_id, self.environments)
         request = await self._with_named_images(request, caller, progress)
@@ -190,9 +190,9 @@ class RolloutService:
         return named
 
     async def _prepared(self, maker: EpisodeMaker) -> PreparedEpisodes:
-        if maker.request.keep.where is None and maker.request.generation_range is None:
-            return PreparedEpisodes(await maker.episodes(range(len(maker.request.samples))))
         groups = maker.groups_to_select()
+        if groups is None:
+            return PreparedEpisodes(await maker.episodes(range(len(maker.request.samples))))
         begun = 0 if maker.progress is None else maker.progress.begun_groups
         first = await maker.episodes(groups.selection.draw(begun))
         return PreparedEpisodes(first, groups, maker.request.samples)
@@ -206,7 +206,7 @@ class RolloutService:
             versions=self.policy,
             response_parser=self._response_parser,
             progress=progress,
-            agents=None if self._agents is None else self._agents.of_request(caller),
+            agents=None if self._agents_of is None else self._agents_of(caller),
             observer=self._observer,
             images=self._images,
         )

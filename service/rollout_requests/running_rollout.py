@@ -35,7 +35,7 @@ class PreparedEpisodes:
 
     episodes: Sequence[Episode]
     groups: GroupsToSelect | None = None
-    """Set for a request with `keep.where` or a range of `num_generations`."""
+    """Set for a request with `keep.where`."""
     samples: list[SampleInput] = field(default_factory=list)
     """Those from which groups are drawn. Thousands are freed in a thread at the end."""
 
@@ -68,12 +68,8 @@ class RunningRollout:
         self._request = request
         self._prepared: PreparedEpisodes | None = prepared
         self._selection = None if prepared.groups is None else prepared.groups.selection
-        self._is_selecting = request.keep.where is not None
         self._kept: list[int] = []
         """The places of the groups that were selected so far."""
-        self._sizes: dict[int, int] = {}
-        """By group of the answer, where rewards decide them."""
-        self._judged_rollouts = 0
         self._context = context
         self._current_version = current_version
         self._report_end = note_end
@@ -103,8 +99,7 @@ class RunningRollout:
         drawn, selection, fields = self._request.samples_from, self._selection, dict[str, Any]()
         moved: Iterable[SampleRange] = map(following, drawn)
         if selection is not None:
-            counted = {"rollouts": self._judged_rollouts} if self._request.generation_range else {}
-            fields["groups"] = selection.counts.model_copy(update=counted)
+            fields["groups"] = selection.counts
             if drawn:
                 moved = moved_past(drawn, selection.decided)
         if drawn:
@@ -113,16 +108,12 @@ class RunningRollout:
 
     def place_of(self, group: int) -> int:
         """The place of a group of the answer among the samples that were drawn."""
-        return self._kept[group] if self._is_selecting else group
-
-    def size_of(self, group: int) -> int:
-        """How many rollouts a group of the answer has, one of which has been yielded."""
-        return self._sizes.get(group, self._request.group_size)
+        return group if self._selection is None else self._kept[group]
 
     @property
     def selected(self) -> tuple[int, int] | None:
         """How many samples were drawn and judged, and how many groups kept; `None` if no groups are selected."""
-        if self._selection is None or not self._is_selecting:
+        if self._selection is None:
             return None
         return self._selection.counts.drawn, self._selection.counts.kept
 
@@ -157,24 +148,18 @@ class RunningRollout:
     async def _play_selected(
         self, first: Sequence[Episode], groups: GroupsToSelect
     ) -> AsyncGenerator[EndedRollout, None]:
-        """The rollouts of the groups that are kept. Positions are those of the answer, if its groups had all the same
-        size."""
-        size = self._request.group_size
+        """The rollouts of the groups that are kept, at their positions in the answer."""
+        size = self._request.num_generations
         playing = play_selected_groups(first, groups, self._context, self._note_selected, self._request.deadline_s)
         async with aclosing(playing) as judged:
             async for group in judged:
-                self._judged_rollouts += len(group.rollouts)
                 for episode, result in group.rollouts:
                     self._count(episode, result)
                 if group.is_kept:
+                    begin = size * len(self._kept)
                     self._kept.append(group.place)
-                    place = len(self._kept) - 1 if self._is_selecting else group.place
-                    if self._request.generation_range:
-                        self._sizes[place] = len(group.rollouts)
-                    for index, (episode, result) in enumerate(group.rollouts):
-                        if self._request.generation_range:
-                            result.group_size = len(group.rollouts)
-                        yield size * place + index, result, episode.start.echo
+                    for position, (episode, result) in enumerate(group.rollouts, begin):
+                        yield position, result, episode.start.echo
 
     def _note_end(self, episode: Episode, result: SampleResult) -> None:
         """Everything that counts or keeps the end of a rollout is told of it from here, by its delivery."""
@@ -194,7 +179,7 @@ class RunningRollout:
 
     def _count(self, episode: Episode, result: SampleResult) -> None:
         self.counted += 1
-        self._metrics.add(result, episode.versions.at_end, episode.metrics.tokens_by_replica, episode.metrics.gap_use)
+        self._metrics.add(result, episode.versions.at_end, episode.metrics.tokens_by_replica)
 
     def _raise_failure(self, episode: Episode) -> None:
         if episode.error is not None and self._request.on_error == "fail":

@@ -147,7 +147,7 @@ class TaskSampler:
         if request.keep.where is not None:
             too_many = draws_problem(request, most)
             problems += keep_problems(request)
-        elif too_many := rollouts_problem(request.sample_count, request.group_size, most):
+        elif too_many := rollouts_problem(request.sample_count, request.num_generations, most):
             too_many = too_many.model_copy(update={"field": "samples_from"})
         if too_many is not None:
             problems.append(too_many)

@@ -58,7 +58,7 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
 
 def refuse_large_echo(request: RolloutRequest, body_bytes: int, limits: RequestLimits) -> None:
     """Raises `RequestProblem` (422) if the results would repeat too much of the samples."""
-    num_generations = request.group_size
+    num_generations = request.num_generations
     if request.keep.where is not None:
         # Only the groups that are kept are in the answer.
         body_bytes = body_bytes * min(request.keep.groups or 1, request.sample_count) // request.sample_count
@@ -73,7 +73,7 @@ def refuse_large_echo(request: RolloutRequest, body_bytes: int, limits: RequestL
 
 def size_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
     max_rollouts = capabilities.limits.max_rollouts_per_request
-    if problem := rollouts_problem(len(request.samples), request.group_size, max_rollouts):
+    if problem := rollouts_problem(len(request.samples), request.num_generations, max_rollouts):
         yield problem
     max_model_len = capabilities.generator.max_model_len
     if (request.max_seq_len or 0) > max_model_len:
@@ -86,12 +86,10 @@ def size_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterat
 
 def keep_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
     keep, samples = request.keep, request.sample_count
-    if request.generation_range is not None:
-        yield from range_problems(request)
-    elif (keep.per_group or 0) > request.group_size:
+    if (keep.per_group or 0) > request.num_generations:
         yield FieldProblem(
             field="keep.per_group",
-            message=f"a group has only {request.group_size} rollouts; keep fewer or raise num_generations",
+            message=f"a group has only {request.num_generations} rollouts; keep fewer or raise num_generations",
             value=keep.per_group,
         )
     if keep.where is not None:
@@ -108,25 +106,9 @@ def keep_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
         yield FieldProblem(field=DRAW_AT_MOST, message=message, value=keep.draw_at_most)
 
 
-def range_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
-    """The problems of a request whose rewards decide how many rollouts a group has."""
-    keep = request.keep
-    if keep.per_group is not None:
-        message = "a group is complete when its pass rate is decided, with a range of num_generations; leave it out"
-        yield FieldProblem(field="keep.per_group", message=message, value=keep.per_group)
-    if keep.groups is not None and keep.where is None:
-        message = (
-            "with a range of num_generations every group is played until it is decided; leave it out, or add where"
-        )
-        yield FieldProblem(field="keep.groups", message=message, value=keep.groups)
-    if request.schedule == "lockstep" and keep.where is None:
-        message = "a range of num_generations starts rollouts while others play, which have no turns in lockstep"
-        yield FieldProblem(field="schedule", message=f"{message}; choose async", value=request.schedule)
-
-
 def draws_problem(request: RolloutRequest, max_rollouts: int) -> FieldProblem | None:
     """The problem of a request that may draw more rollouts than a request may have, if it may."""
-    drawn, size = request.sample_count, request.group_size
+    drawn, size = request.sample_count, request.num_generations
     if drawn * size <= max_rollouts:
         return None
     by_default = "" if request.keep.draw_at_most else f", {DRAWN_PER_GROUP} for each of keep.groups by default,"
@@ -154,7 +136,7 @@ def where_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
         message = 'it has no condition, so every group passes; give one, such as {"reward_std": {"gt": 0}}'
         yield FieldProblem(field="keep.where", message=message)
     for condition in conditions:
-        yield from bounds_problems(f"keep.where.{condition.path}", condition, keep.per_group or request.group_size)
+        yield from bounds_problems(f"keep.where.{condition.path}", condition, keep.per_group or request.num_generations)
 
 
 def draw_problems(request: RolloutRequest, keep: Keep, groups: int) -> Iterator[FieldProblem]:

@@ -180,7 +180,6 @@ class Episode:
             return
         generation = self.versions.demanded_part(generation)
         if generation.finish_reason == "abort":
-            self.metrics.add_parked(generation)
             before = self.log.last_token_ids(CONTEXT_TOKENS)
             generation = without_open_stop_string(generation, before, self._stop_strings, self._tokenizer)
             if not generation.token_ids:
@@ -191,7 +190,7 @@ class Episode:
         self.log.add_response(generation, self._tokenizer)
         self.generations.append(PlayedGeneration.of(generation, len(self.log.added) - 1, start, self._stop_strings))
         self.metrics.add_generation(length, tokens, goes_on)
-        self.metrics.add_tokens_of(generation, tokens)
+        self.metrics.add_tokens_of(generation.replica, tokens)
         self.metrics.end_generation(self.log.added[-1].finish_reason)
         self.versions.add(generation.weight_versions)
         self.status = self._cut_off_by

@@ -192,7 +192,6 @@ class MetricCounts:
     environment: dict[str, float] = field(default_factory=dict)
     clipped_turns: int = 0
     tokens_by_replica: dict[str, int] = field(default_factory=dict)
-    gap_use: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

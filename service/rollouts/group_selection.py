@@ -120,21 +120,6 @@ class GroupSelection:
         return range(passed[missing - 1] + 1 if missing else self._decided, self._begun)
 
 
-class EveryGroup(GroupSelection):
-    """Keeps each group as soon as it has ended, in whatever order they end."""
-
-    def __init__(self, groups: int) -> None:
-        super().__init__(groups, groups, groups)
-
-    def end(self, place: int, fault: str | None) -> list[Decided]:
-        assert fault is None
-        self._ended += 1
-        self._passed += 1
-        self._decided += 1
-        self._kept += 1
-        return [Decided(place, is_kept=True)]
-
-
 def fault_of(results: Sequence[SampleResult], where: GroupConditions, full: int) -> str | None:
     """Why a group whose rollouts have all ended is dropped: the first condition that it fails; `None` if it passes.
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
 
-from deployments.protocols.generation import Generation
 from rollout_client.contract.base import label_of, read_label
 from rollout_client.contract.messages import FinishReason
 from rollout_client.contract.rollouts import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult, SampleStatus
@@ -31,8 +30,6 @@ class SampleMetricsAccumulator:
         self._clipped_turns = 0
         self.tokens_by_replica: dict[str, int] = {}
         """Generated tokens, without those of unknown replicas."""
-        self.gap_use: dict[str, int] = {}
-        """`gap_tokens` and `parked_generations` of an episode that fills gaps of the engines."""
 
     def add_generation(self, input_tokens: int, generated_tokens: int, goes_on: bool = False) -> None:
         """Counts all parts of one response as one generation.
@@ -51,17 +48,10 @@ class SampleMetricsAccumulator:
         """Records why the last generation is whole; `None` if it was interrupted."""
         self._clipped_turns += finish_reason == "length"
 
-    def add_tokens_of(self, generation: Generation, generated_tokens: int) -> None:
-        """Counts the tokens of a generation by its replica, and as a filled gap if it was one."""
-        if replica := generation.replica:
+    def add_tokens_of(self, replica: str, generated_tokens: int) -> None:
+        """Counts the tokens of a generation by its replica."""
+        if replica:
             self.tokens_by_replica[replica] = self.tokens_by_replica.get(replica, 0) + generated_tokens
-        if generation.filled_gap:
-            self.gap_use["gap_tokens"] = self.gap_use.get("gap_tokens", 0) + generated_tokens
-
-    def add_parked(self, generation: Generation) -> None:
-        """Counts a generation that was interrupted, if it was because others needed its place."""
-        if generation.was_parked:
-            self.gap_use["parked_generations"] = self.gap_use.get("parked_generations", 0) + 1
 
     def add_parse_error(self) -> None:
         self._parse_errors += 1
@@ -82,7 +72,6 @@ class SampleMetricsAccumulator:
             self._environment.copy(),
             self._clipped_turns,
             self.tokens_by_replica.copy(),
-            self.gap_use.copy(),
         )
 
     def restore(self, counts: MetricCounts) -> None:
@@ -93,7 +82,6 @@ class SampleMetricsAccumulator:
         self._environment = counts.environment.copy()
         self._clipped_turns = counts.clipped_turns
         self.tokens_by_replica = counts.tokens_by_replica.copy()
-        self.gap_use = counts.gap_use.copy()
 
     def metrics(
         self, status: SampleStatus | None, terminated: bool, truncated: bool, total_reward: float | None
@@ -151,26 +139,22 @@ class RequestMetricsAccumulator:
         self._staleness: list[int] = []
         self._stale = 0
         self._tokens_by_replica: Counter[str] = Counter()
-        self._gap_use: Counter[str] = Counter()
 
     def add(
         self,
         result: SampleResult,
         staleness: int | None = None,
         tokens_by_replica: Mapping[str, int] = NO_TOKENS,
-        gap_use: Mapping[str, int] = NO_TOKENS,
     ) -> None:
         """Adds one sample. Weight versions are collected from every sample, also from those that are in no metric.
 
         Args:
             staleness: the age of its oldest token, in versions, at its end; `None` if it is not known.
             tokens_by_replica: its generated tokens, by the replicas that are known.
-            gap_use: as `SampleMetricsAccumulator` has it.
         """
         if result.status in STATUSES_WITH_FINAL_REWARD:
             self._samples.append(result.metrics)
             self._tokens_by_replica.update(tokens_by_replica)
-            self._gap_use.update(gap_use)
             if result.rewards.keys() - {UNNAMED_REWARD}:
                 self._rewards.append(result.rewards)
             if staleness is not None:
@@ -191,7 +175,6 @@ class RequestMetricsAccumulator:
             of_samples["per_worker_token_counts"] = dict(self._tokens_by_replica)
         return (
             of_samples
-            | dict(self._gap_use)
             | spread_by_name("rewards", self._rewards)
             | spread_by_name("environment", [sample.environment for sample in samples])
             | {

@@ -1,5 +1,4 @@
-"""Plays the groups of a request with `keep.where` or a range of generations: what `GroupSelection` and `next_wave`
-decide, with the I/O.
+"""Plays the groups of a request with `keep.where`: what `GroupSelection` decides, with the I/O.
 
 Guarantees beside those of the selection: groups are drawn, judged and cancelled however slowly the caller iterates;
 after the end nothing is in flight.
@@ -11,13 +10,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rollout_client.contract.group_conditions import GenerationRange
 from rollout_client.contract.rollouts import Keep, SampleResult
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
-from service.rollouts.group_selection import GroupSelection, fault_of
+from service.rollouts.group_selection import GroupSelection
 from service.rollouts.loop import RolloutContext, RunningEpisodes
-from service.rollouts.priced_groups import next_wave
 
 DrawGroups = Callable[[range], Awaitable[Sequence[Episode]]]
 """Makes the episodes of the groups at these places."""
@@ -38,21 +35,13 @@ class JudgedGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupsToSelect:
-    """The groups of a request with `keep.where` or a range of generations, and how they are judged."""
+    """The groups of a request with `keep.where`, and how they are judged."""
 
     keep: Keep
-    full_size: int
-    """How many rollouts of a group must be played to their ends, unless `keep.per_group` says it."""
+    fault_of: Callable[[Sequence[SampleResult]], str | None]
+    """Why a group whose rollouts have all ended is dropped; `None` if it passes."""
     selection: GroupSelection
     draw: DrawGroups
-    generations: GenerationRange | None = None
-    """Within which rewards decide how many rollouts of a group are played; `None`: all of them."""
-
-    def fault_of(self, results: Sequence[SampleResult]) -> str | None:
-        """Why this group is dropped; `None` if it passes."""
-        if self.keep.where is None:
-            return None
-        return fault_of(results, self.keep.where, self.keep.per_group or self.full_size)
 
 
 async def play_selected_groups(
@@ -100,10 +89,6 @@ class SelectingGroups:
         self._groups = groups
         self._note_end = note_end
         self._judged = judged
-        self._progress = context.progress
-        self._waiting: dict[int, list[Episode]] = defaultdict(list)
-        """Those of each group that were not started."""
-        first = self._first_wave(first)
         self._early_stopping: EarlyStopping[Episode] = EarlyStopping(groups.keep, groups_of(first))
         self.running = RunningEpisodes(first, context, self._early_stopping)
         self._in_flight: dict[int, set[Episode]] = defaultdict(set)
@@ -140,38 +125,10 @@ class SelectingGroups:
 
     def _begin(self, drawn: Sequence[Episode]) -> None:
         unneeded = self._groups.selection.unneeded()
-        self._start(self._first_wave([episode for episode in drawn if episode.identity.group not in unneeded]))
-
-    def _start(self, episodes: Sequence[Episode]) -> None:
+        episodes = [episode for episode in drawn if episode.identity.group not in unneeded]
         self._early_stopping.add(groups_of(episodes))
         self._note_begin(episodes)
         self.running.add(episodes)
-
-    def _first_wave(self, drawn: Sequence[Episode]) -> Sequence[Episode]:
-        """Those that begin now; the others of their groups wait."""
-        generations = self._groups.generations
-        if generations is None:
-            return drawn
-        begun = list[Episode]()
-        for episode in drawn:
-            begins = episode.identity.generation_index < generations.min or self._was_delivered(episode)
-            (begun if begins else self._waiting[episode.identity.group]).append(episode)
-        return begun
-
-    def _was_delivered(self, episode: Episode) -> bool:
-        return self._progress is not None and self._progress.was_delivered(episode)
-
-    def _next_wave(self, place: int) -> Sequence[Episode]:
-        """The rollouts of a group that begin now, all before them having ended; none if it is complete."""
-        waiting, ended = self._waiting.get(place, []), self._ended[place]
-        # A group that was delivered stays as it is, also if the deadline or a lost replica had cut it short.
-        is_over = self.running.is_over or any(self._was_delivered(rollout.episode) for rollout in ended)
-        if not waiting or is_over or place in self._groups.selection.unneeded():
-            return ()
-        assert self._groups.generations is not None
-        count = next_wave(self._groups.generations, [rollout.result for rollout in ended])
-        self._waiting[place] = waiting[count:]
-        return waiting[:count]
 
     def _note_begin(self, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
@@ -185,10 +142,6 @@ class SelectingGroups:
         if self._in_flight[place]:
             return
         del self._in_flight[place]
-        if wave := self._next_wave(place):
-            self._start(wave)
-            return
-        self._waiting.pop(place, None)
         selection = self._groups.selection
         if self.running.is_over:
             selection.stop_drawing()

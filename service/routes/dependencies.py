@@ -23,7 +23,6 @@ from service.jobs.runner import JobRunner
 from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
-from service.problems import NO_MODEL_SERVER, RequestProblem
 from service.replay.replayer import Replayer
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
@@ -44,10 +43,10 @@ class AppServices:
     readiness: Readiness
     scoring: Scoring
     replayer: Replayer
+    calls: ModelCalls
+    tinker: TinkerSampling
     jobs: JobRunner | None = None
     """`None` if the service keeps no jobs."""
-    calls: ModelCalls | None = None
-    """`None` if its engines answer no calls of model servers' APIs."""
     sessions: AgentSessions | None = None
     """`None` if it keeps none."""
     images: RequestImages | None = None
@@ -56,8 +55,6 @@ class AppServices:
     """`None` if it keeps no records of rollouts."""
     reports: TrainerReports | None = None
     """`None` if `records` is."""
-    tinker: TinkerSampling | None = None
-    """`None` if `calls` is."""
 
 
 # Asynchronous, although they wait for nothing: FastAPI runs other functions in a thread.
@@ -89,16 +86,10 @@ async def configured_jobs(services: Services) -> JobRunner:
 
 
 async def model_calls(services: Services) -> ModelCalls:
-    """Raises `RequestProblem` (501)."""
-    if services.calls is None:
-        message = "the config's engine is simulated; use one with a model"
-        raise RequestProblem(NO_MODEL_SERVER, [FieldProblem(field="", message=message)])
     return services.calls
 
 
-async def tinker_sampling(services: Services, _: Annotated[ModelCalls, Depends(model_calls)]) -> TinkerSampling:
-    """Raises `RequestProblem` (501)."""
-    assert services.tinker is not None
+async def tinker_sampling(services: Services) -> TinkerSampling:
     return services.tinker
 
 

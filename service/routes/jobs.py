@@ -14,7 +14,6 @@ from deployments.jobs.failures import (
     JobUnknown,
     KeyReused,
     NoDataSet,
-    RunSuspended,
 )
 from deployments.jobs.records import JobRecord
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
@@ -38,8 +37,8 @@ from service.http.openapi import (
 )
 from service.http.request_body import read_json_body
 from service.http.streaming import EMPTY_LINE, PERIOD_S, SSE, SSE_HEARTBEAT, with_heartbeats
+from service.jobs.cursor import cursor_of
 from service.jobs.events import job_event_lines, pages_of
-from service.jobs.ledger import cursor_of
 from service.jobs.submission import (
     Submission,
     heartbeat_s,
@@ -126,7 +125,7 @@ async def submit_job(
 ) -> Response:
     """Takes the body of `POST /rollout`, and answers once the job has begun. It needs no listener to be played."""
     key = idempotency_key(request.headers)
-    submission = Submission(caller, request_id, key, runs_alone=True)
+    submission = Submission(caller, request_id, key)
     opened = await submitted(request, submission, rollouts.limits.max_body_bytes, admitted, jobs)
     return accepted(opened.record)
 
@@ -163,7 +162,7 @@ async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
             "description": "One event a line, or server-sent events",
             "content": {NDJSON: content(schema_of(JobEvent)), "text/event-stream": content({"type": "string"})},
         },
-        **refusals(JobUnknown, RunSuspended, EventsAcknowledged, EventUnknown, JobsNotConfigured),
+        **refusals(JobUnknown, EventsAcknowledged, EventUnknown, JobsNotConfigured),
     },
     openapi_extra={
         "parameters": [

@@ -15,7 +15,7 @@ from rollout_client.contract.base import PolicyDemand, PolicyName, Priority
 from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.openapi import content, json_content, json_request, json_response, limited, refusal, refusals
+from service.http.openapi import content, json_content, json_request, json_response, limited, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.model_server.answers import response_to
 from service.model_server.call_bodies import (
@@ -28,7 +28,6 @@ from service.model_server.call_bodies import (
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
 from service.model_server.token_bodies import choices_in, demand_of, fields_of
-from service.problems import NO_MODEL_SERVER
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts, Services
 from service.scheduling.priority import share_of
@@ -74,7 +73,7 @@ async def read_call(
 
 MODELS: dict[str, Any] = {
     "summary": "List the model",
-    "responses": {200: json_response(MODEL_SERVER_ANSWER), **refusals(), 501: refusal([NO_MODEL_SERVER.title])},
+    "responses": {200: json_response(MODEL_SERVER_ANSWER), **refusals()},
 }
 
 
@@ -158,7 +157,6 @@ class CallRoute:
                 404: {"description": "The model is not known, or the policy", "content": {**unknown, JSON: error}},
                 **({409: of_policy[409]} if of_policy else {}),
                 429: limited(),
-                501: refusal([NO_MODEL_SERVER.title]),
             },
             "openapi_extra": json_request(ModelServerCall.model_validate(self.example)),
         }
@@ -259,7 +257,6 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
         if services.images is not None:
             body = await with_names_of_images(endpoint, body, services.images, caller)
         demand = demand_of(read.fields, demand)
-        await rollouts.policy.wait_for_version(demand)
         routing_key = request.headers.get(ROUTING_KEY) if endpoint in TOKEN_ENDPOINTS else None
         answer = calls.answer(
             endpoint,

@@ -107,7 +107,7 @@ async def rollout(
     """
     key, is_async = idempotency_key(request.headers), responds_async(request.headers)
     if key is not None or is_async:
-        submission = Submission(caller, request_id, key, runs_alone=is_async)
+        submission = Submission(caller, request_id, key)
         opened = await submitted(request, submission, rollouts.limits.max_body_bytes, admitted, jobs)
         if is_async:
             return accepted(opened.record, RESPOND_ASYNC)
@@ -127,7 +127,7 @@ async def rollout(
         return StreamingResponse(lines, media_type=NDJSON)
     encoder: ResponseEncoder = JsonResponseEncoder()
     if ARROW in wanted:
-        groups, rollouts_per_group = len(received.request.samples), received.request.group_size
+        groups, rollouts_per_group = len(received.request.samples), received.request.num_generations
         encoder = ArrowResponseEncoder(echoed_bytes, rollouts_per_group, groups)
     return await whole_response(encoded, encoder)
 

@@ -45,7 +45,7 @@ from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
 from service.rollout_requests.validation import further_field_problems, include_problems
 from service.rollouts.metrics import RequestMetricsAccumulator
-from service.routes.dependencies import RequestId, Rollouts, Services, Sessions, held_request
+from service.routes.dependencies import Calls, RequestId, Rollouts, Services, Sessions, held_request
 from service.routes.model_server import CALL_ROUTES, MODELS, read_call
 
 SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
@@ -257,17 +257,17 @@ def call_of(endpoint: Endpoint) -> Any:
     async def call(
         request: Request,
         rollouts: Rollouts,
-        sessions: Sessions,
         services: Services,
         opened: Opened,
         admitted_call: AdmittedCall,
+        calls: Calls,
         request_id: RequestId,
     ) -> Response:
         admitted, caller = admitted_call
         read = await read_call(endpoint, request, rollouts, admitted)
         refuse_demand(read.fields)
         body = await with_names_of_images(endpoint, read.body, services.images, caller)
-        answer = sessions.answer(endpoint, body, request_id, opened, caller, read.choices)
+        answer = calls.answer(endpoint, body, request_id, caller, opened, read.choices)
         return await response_to(endpoint, body, answer, request_id)
 
     return call
@@ -289,8 +289,8 @@ for route in CALL_ROUTES:
 
 
 @router.get("/{session_id}/v1/models", name="session_models", response_model=None, **recorded(MODELS))
-async def session_models(sessions: Sessions, opened: Opened, request_id: RequestId) -> Response:
+async def session_models(sessions: Sessions, opened: Opened, calls: Calls, request_id: RequestId) -> Response:
     """The model. A call of a session may name any."""
     caller = await sessions.caller_of(opened)
-    answer = sessions.answer("models", b"", request_id, opened, caller)
+    answer = calls.answer("models", b"", request_id, caller, opened)
     return await response_to("models", b"", answer, request_id)

@@ -13,9 +13,8 @@ from rollout_client.contract.sglang import (
     SGLangWorkers,
 )
 from service.http.authorization import OPEN, AuthorizedCaller, needs
-from service.http.openapi import json_request, json_response, refusal, refusals
+from service.http.openapi import json_request, json_response, refusals
 from service.http.request_body import read_json_body
-from service.problems import NO_MODEL_SERVER
 from service.routes.dependencies import Calls, Rollouts, Services
 from service.routes.status import READY
 
@@ -35,7 +34,6 @@ router = APIRouter(tags=["model server"])
     responses={
         200: {"description": "They have ended"},
         **refusals(reads_body=True),
-        501: refusal([NO_MODEL_SERVER.title]),
     },
     openapi_extra=json_request(AbortRequest(abort_all=True)),
 )
@@ -86,7 +84,6 @@ async def workers(request: Request) -> SGLangWorkers:
     responses={
         200: json_response(SGLangLoads(loads=[SGLangLoad(num_running_reqs=3)])),
         **refusals(),
-        501: refusal([NO_MODEL_SERVER.title]),
     },
 )
 async def loads(calls: Calls, caller: AuthorizedCaller) -> SGLangLoads:

@@ -9,9 +9,9 @@ from rollout_client.contract.base import Priority
 from service.access.keys import Caller
 
 WEIGHTS = {"interactive": 16.0, "train": 1.0, "batch": 1 / 16}
-"""Weights in proportion to a training request. `batch` fills the gaps that all others leave (`gap_filling.py`): its
-weight is that among requests that do so."""
-FILLS_GAPS: Priority = "batch"
+"""Weights in proportion to a training request."""
+CHECKS = "checks of replicas"
+"""Stands for a key in the shares of checks: no key has a name with spaces."""
 OTHER = "other"
 """The name for requests whose priority is a number."""
 
@@ -34,12 +34,12 @@ def counts_by_priority(by_weight: Mapping[float, int]) -> dict[str, int]:
 
 
 def as_check(request: ScoringRequest) -> ScoringRequest:
-    """The request as a check that the service makes of its own engines: a party by itself, with the lowest share."""
+    """The request as a check that the service makes of its own engines; all checks are one party, as `batch`."""
     name = f"{request.rollout_id}-{uuid4().hex[:16]}"
-    share = RequestShare(name, weight_of(FILLS_GAPS), fills_gaps=True)
+    share = RequestShare(name, WEIGHTS["batch"], CHECKS, WEIGHTS["batch"])
     return replace(request, rollout_id=name, group=name, share=share)
 
 
 def share_of(unique_id: str, priority: Priority, caller: Caller) -> RequestShare:
     """The share of a request; `unique_id` is unique among all requests."""
-    return RequestShare(unique_id, weight_of(priority), caller.name, caller.weight, priority == FILLS_GAPS)
+    return RequestShare(unique_id, weight_of(priority), caller.name, caller.weight)

@@ -10,7 +10,7 @@ class ServiceNotStarted(Exception):
     """The service did not start; the message is for the user and says what to change."""
 
 
-MODEL_HELP = "smollm2, a local path or a Hugging Face repository; by default the embedded model."
+MODEL_HELP = "A local path or a Hugging Face repository; by default the embedded model."
 ROOM_TIMEOUT_S = 120.0
 """How long a deployment may wait for cores or GPUs before the start is given up."""
 Host = Annotated[str | None, typer.Option(help="Listen on this address instead of the config's.")]

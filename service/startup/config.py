@@ -1,7 +1,10 @@
-"""Reads a Serve config, and the environment variables for Ray that belong to it."""
+"""Reads a Serve config, and the environment variables for Ray that belong to it; finds a port for it."""
 
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import yaml
@@ -25,6 +28,10 @@ BUNDLED = REPOSITORY / "service" / "bundled"
 LOOPBACK = "127.0.0.1"
 APP_BUILDER = "service.app:build"
 ENVIRONMENT_FILE = "serve.env"
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_GIVEN_BY_DEFAULT = 32768
+_AFTER_RAYS_WORKERS = 20_000
+_TRIES = 100
 
 
 def read_config(path: Path, host: str | None = None, port: int | None = None) -> ServeDeploySchema:
@@ -150,3 +157,27 @@ def unknown_keys(content: dict[str, Any]) -> Iterator[str]:
 def unknown_keys_of(schema: type[BaseModel], content: dict[str, Any] | None, at: str) -> Iterator[str]:
     for key in (content or {}).keys() - schema.model_fields.keys():
         yield f"  {at}{key} (permitted: {', '.join(sorted(schema.model_fields))})"
+
+
+def free_port() -> int:
+    """A port of loopback that is free at this moment.
+
+    It is none of those that the system gives to connections and to programs that ask for any port: a service binds its
+    port seconds later, when Ray has opened hundreds of connections. Nor is it one of those that Ray's workers take.
+    """
+    draw = SystemRandom()
+    for _ in range(_TRIES):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", draw.randrange(_AFTER_RAYS_WORKERS, _first_given_port())))
+            port: int = probe.getsockname()[1]
+            return port
+    raise ServiceNotStarted(f"No port of loopback from {_AFTER_RAYS_WORKERS} to {_first_given_port() - 1} is free.")
+
+
+def _first_given_port() -> int:
+    """The first of the ports that the system gives out; as Linux does by default where it does not say."""
+    try:
+        first = int(_GIVEN_PORTS.read_text().split()[0])
+    except OSError:
+        return _FIRST_GIVEN_BY_DEFAULT
+    return first if first > _AFTER_RAYS_WORKERS + _TRIES else _FIRST_GIVEN_BY_DEFAULT

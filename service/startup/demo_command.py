@@ -29,31 +29,23 @@ def demo(
     ] = None,
 ) -> None:
     """Play some rollouts with a service of this machine that starts for them and stops after them."""
-    from service.startup.config import BUNDLED, config_of
+    from service.startup.config import BUNDLED, config_of, free_port
     from service.startup.generated_config import environments_of, generated_config
     from service.startup.local_service import local_service, sentences_for_the_user
-    from service.startup.ports import free_port
-    from service.startup.serve_command import embedded_model, make_if_needed, make_importable, served_model, tasks_for
+    from service.startup.serve_command import embedded_model, make_importable, served_model, tasks_for
 
     console = Console()
     with sentences_for_the_user(console):
         asked = env or tasks_for(model)
         config = generated_config(served_model(model or embedded_model(asked), gpus), asked, {"port": free_port()}, {})
         tasks = [*environments_of(asked)]
-        make_if_needed(model, console)
         make_importable(Path.cwd())
         with local_service(config_of(config, BUNDLED / "serve_config.yaml"), console) as url:
-            response = play(url, tasks, console, temperature_for(model))
+            response = play(url, tasks, console)
         show(response, tasks, console)
 
 
-def temperature_for(model: str | None) -> float:
-    from service.startup import smollm2
-
-    return smollm2.TEMPERATURE if model is not None and smollm2.is_smollm2(model) else 1.0
-
-
-def play(url: str, tasks: Sequence[str], console: Console, temperature: float) -> RolloutResponse:
+def play(url: str, tasks: Sequence[str], console: Console, temperature: float = 1.0) -> RolloutResponse:
     """Plays samples of all tasks in one request."""
     with RolloutClient(url) as client:
         samples = [sample for task in tasks for sample in client.example_samples(task, SAMPLES_PER_TASK)]

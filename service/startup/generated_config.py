@@ -13,41 +13,18 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from service.startup.commands import ServiceNotStarted
-from service.startup.config import APP_BUILDER, BUNDLED, LOOPBACK
+from service.startup.config import BUNDLED
 
 EMBEDDED_MODEL = BUNDLED / "tiny"
 EMBEDDED_MODEL_THAT_SEES = BUNDLED / "shapes"
-GPU_ENGINE: Mapping[str, Any] = {
-    "device": "gpu",
-    "num_cpus": 2,
-    "dtype": "bfloat16",
-    "gpu_memory_utilization": 0.9,
-    "enable_prefix_caching": True,
-}
-"""As in `serve_config.yaml`."""
-CPU_ENGINE: Mapping[str, Any] = {
-    "device": "cpu",
-    "dtype": "bfloat16",
-    "max_num_seqs": 256,
-    "enable_chunked_prefill": False,
-    "enforce_eager": True,
-    "environment_variables": {
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "TORCHDYNAMO_DISABLE": "1",
-    },
-}
-"""As in `serve_config.cpu.yaml`, which says why."""
-LONGEST_ON_CPU = 4096
 BUILT_IN = {
-    "code": "deployments.environments.code:CodeEnvironment",
-    "code_jaccard": "deployments.environments.code_jaccard:CodeJaccardEnvironment",
-    "instruction_following": "deployments.environments.instruction_following:InstructionFollowingEnvironment",
-    "math": "deployments.environments.math:MathEnvironment",
-    "retrieval": "deployments.environments.retrieval:RetrievalEnvironment",
-    "shapes": "deployments.environments.shapes:ShapesEnvironment",
-    "sliding_puzzle": "deployments.environments.sliding_puzzle:SlidingPuzzleEnvironment",
-    "tool_calls": "deployments.environments.tool_calls:ToolCallsEnvironment",
+    "code": "deployments.tasks.code:CodeEnvironment",
+    "instruction_following": "deployments.tasks.instruction_following:InstructionFollowingEnvironment",
+    "math": "deployments.tasks.math:MathEnvironment",
+    "retrieval": "deployments.tasks.retrieval:RetrievalEnvironment",
+    "shapes": "deployments.tasks.shapes:ShapesEnvironment",
+    "sliding_puzzle": "deployments.tasks.sliding_puzzle:SlidingPuzzleEnvironment",
+    "tool_calls": "deployments.tasks.tool_calls:ToolCallsEnvironment",
 }
 """The built-in tasks that need no settings."""
 DEFAULT_TASKS = ("math", "sliding_puzzle")
@@ -87,48 +64,51 @@ def generated_config(
         ServiceNotStarted: the GPUs are not a multiple of `tensor_parallel_size`, or a task is not understood.
     """
     environments = environments_of(tasks)
-    engine = {**(gpu_engine(served) if served.gpus else cpu_engine(served)), **served.engine}
-    replicas = served.gpus // served.tensor_parallel_size if served.gpus else 1
-    optional: dict[str, dict[str, str]] = {"access": dict(access)} if access else {}
+    config = shipped_config("serve_config.cpu.yaml")
+    [application] = config["applications"]
+    entries = {entry["name"]: entry for entry in application["deployments"]}
+    ingress, generator, of_a_task = entries["Ingress"], entries["Generator"], entries["math"]
+    if served.gpus:
+        generator["num_replicas"] = served.gpus // served.tensor_parallel_size
+    optional: dict[str, Any] = {"access": dict(access)} if access else {}
     if sees(served.model) if served.images is None else served.images:
         optional["images"] = {}
-    few_cores = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}}
-    application = {
-        "name": "rollout",
-        "import_path": APP_BUILDER,
-        "route_prefix": "/",
-        "args": {**optional, "engine": engine, "environments": environments},
-        "deployments": [
-            {"name": "Ingress", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.2}},
-            {"name": "Generator", "num_replicas": replicas},
-            *({"name": name} | deepcopy(few_cores) for name in environments),
-        ],
-    }
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": LOOPBACK, "port": 8000, **http_options},
-        "applications": [application],
-    }
+    application["args"] = {**optional, "engine": engine_of(served), "environments": environments}
+    application["deployments"] = [ingress, generator, *(deepcopy(of_a_task) | {"name": name} for name in environments)]
+    config["http_options"] |= http_options
+    return config
 
 
-def gpu_engine(served: ServedModel) -> dict[str, Any]:
-    if served.gpus % served.tensor_parallel_size:
-        raise ServiceNotStarted(
-            f"--gpus: {served.gpus} is not a multiple of --tensor-parallel-size {served.tensor_parallel_size}, which "
-            "each replica of the model needs."
-        )
-    length = {} if served.max_model_len is None else {"max_model_len": served.max_model_len}
-    return {**GPU_ENGINE, "model": served.model, "tensor_parallel_size": served.tensor_parallel_size, **length}
+def engine_of(served: ServedModel) -> dict[str, Any]:
+    """The `engine` of the shipped config for this hardware, with what was asked for."""
+    engine: dict[str, Any]
+    [application] = shipped_config("serve_config.yaml" if served.gpus else "serve_config.cpu.yaml")["applications"]
+    engine = application["args"]["engine"] | {"model": served.model}
+    if served.gpus:
+        if served.gpus % served.tensor_parallel_size:
+            raise ServiceNotStarted(
+                f"--gpus: {served.gpus} is not a multiple of --tensor-parallel-size {served.tensor_parallel_size}, "
+                "which each replica of the model needs."
+            )
+        del engine["max_model_len"]  # By default the model's own.
+        engine["tensor_parallel_size"] = served.tensor_parallel_size
+        length = served.max_model_len
+    else:
+        if served.tensor_parallel_size > 1:
+            raise ServiceNotStarted(
+                "--tensor-parallel-size: there are no GPUs to divide the model between; leave it out."
+            )
+        if served.max_model_len == "auto":
+            raise ServiceNotStarted("--max-model-len: auto fits the memory of a GPU, and there is none; give a number.")
+        length = served.max_model_len or min(longest_context(served.model), engine["max_model_len"])
+        # Without chunked prefill a batch must have room for the longest prompt.
+        engine["max_num_batched_tokens"] = length
+    return engine | ({} if length is None else {"max_model_len": length}) | dict(served.engine)
 
 
-def cpu_engine(served: ServedModel) -> dict[str, Any]:
-    if served.tensor_parallel_size > 1:
-        raise ServiceNotStarted("--tensor-parallel-size: there are no GPUs to divide the model between; leave it out.")
-    if served.max_model_len == "auto":
-        raise ServiceNotStarted("--max-model-len: auto fits the memory of a GPU, and there is none; give a number.")
-    length = served.max_model_len or min(longest_context(served.model), LONGEST_ON_CPU)
-    # Without chunked prefill a batch must have room for the longest prompt.
-    return {**CPU_ENGINE, "model": served.model, "max_model_len": length, "max_num_batched_tokens": length}
+def shipped_config(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((BUNDLED / name).read_text())
+    return config
 
 
 def context_length(given: str | None) -> int | Literal["auto"] | None:

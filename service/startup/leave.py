@@ -16,9 +16,8 @@ from ray.exceptions import RayError
 from rich.console import Console
 
 from deployments.upstream.ray_serve.ray_internals import give_notice, time_of_node
-from service.startup.cluster_token import require_cluster_token
 from service.startup.commands import ServiceNotStarted
-from service.startup.local_service import sentences_for_the_user
+from service.startup.local_service import require_cluster_token, sentences_for_the_user
 from service.startup.reload import ReloadableCluster, connected
 
 POLL_S = 0.5

@@ -1,11 +1,19 @@
 """Runs the whole service on this machine: a Ray of its own, the deployments of a Serve config, and the end of both.
 
 The rollouts under way end before the service is shut down. Server half of that: `Ingress.drain`.
+
+Whoever has no token cannot call the Ray cluster, which runs what it is sent. Ray turns that on by itself where
+`ray.init` starts a cluster on one machine, and writes the token into a file that every user of the machine may read.
+Here it is on unless RAY_AUTH_MODE says otherwise, and the file is its owner's alone.
 """
 
 import logging
 import os
+import secrets
 import shutil
+import socket
+import stat
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -27,14 +35,13 @@ from deployments.policy.cluster import cluster_weights_folder
 from deployments.rpc.own_address import own_address
 from deployments.storage.databases import cluster_folder, session_folder
 from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES
+from deployments.upstream.ray_serve.ray_internals import read_environment_again
 from deployments.upstream.ray_serve.serve_internals import route_in_own_loop
 from deployments.workers.cleanup import free_left_over, remove_left_over
 from service.access.exposure import HAPROXY
-from service.startup.cluster_token import require_cluster_token
 from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
 from service.startup.config import APP_BUILDER
 from service.startup.console_logs import replica_logs_shown, stages_shown
-from service.startup.ports import refuse_taken_port
 from service.startup.preflight import check_config
 from service.startup.processes import adopt_orphans, end_descendants, interruptible, orphans_reaped
 from service.startup.readiness import deploy, deployments_not_ready
@@ -46,6 +53,12 @@ LONGEST_ANSWER_S = 5.0
 """Longest wait for an ingress replica to report what is left."""
 REPLICAS_KNOWN_WITHIN_S = 10.0
 REPLICAS_KNOWN_POLL_S = 0.05
+_AUTH_MODE = "RAY_AUTH_MODE"
+_TOKEN = "RAY_AUTH_TOKEN"
+_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+_TOKEN_BYTES = 32
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+logger = logging.getLogger("rollout_service.startup")
 
 
 def finish_rollouts(config: ServeDeploySchema, console: Console) -> None:
@@ -187,6 +200,69 @@ def start_ray(port: int) -> None:
         )
     except Exception as error:  # Ray raises a bare one if its node is not there within 30 s.
         raise ServiceNotStarted(f"Ray did not start: {error}") from error
+
+
+def refuse_taken_port(host: str, port: int) -> None:
+    """Raises `ServiceNotStarted` if the service cannot listen on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServiceNotStarted(f"Port {port} on {host} is taken: stop what uses it or choose another.") from error
+
+
+def require_cluster_token() -> None:
+    """Makes this process, and the cluster that it starts, use a token; makes the token if there is none.
+
+    Raises:
+        ServiceNotStarted: the token's file cannot be made, or cannot be closed to other users.
+    """
+    mode = os.environ.setdefault(_AUTH_MODE, "token")
+    # Ray has read its environment when it was imported, which may have been before `serve.env` was.
+    read_environment_again()
+    if mode.lower() != "token":
+        logger.warning("%s is %s: whoever reaches a port of Ray can run code here. Unset it.", _AUTH_MODE, mode)
+        return
+    if os.environ.get(_TOKEN):
+        return
+    path = token_path()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_token(path)
+        _close_to_others(path)
+    except OSError as error:
+        raise ServiceNotStarted(
+            f"The token of the Ray cluster cannot be kept in {path}: {error.strerror}. "
+            f"Name another file in {_TOKEN_PATH}."
+        ) from error
+
+
+def token_path() -> Path:
+    """The file from which Ray reads the token."""
+    given = os.environ.get(_TOKEN_PATH)
+    return Path(given).expanduser() if given else Path.home() / ".ray" / "auth_token"
+
+
+def make_token(path: Path) -> None:
+    """Writes a new token, unless the file is there. Nobody reads a part of it, also while two services start."""
+    if path.exists():
+        return
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".token-") as new:
+        new.write(secrets.token_hex(_TOKEN_BYTES))
+        new.flush()
+        os.fsync(new.fileno())
+        try:
+            os.link(new.name, path)
+        except FileExistsError:
+            return
+
+
+def _close_to_others(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & _OTHERS:
+        path.chmod(mode & ~_OTHERS)
+        logger.warning("%s was open to other users, and is no longer.", path)
 
 
 def stop(console: Console) -> None:

@@ -2,13 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
 
 from deployments.agents.game_program import load_game
 from deployments.agents.programs import AgentNotLoadable, load_agent
@@ -28,13 +30,17 @@ from rollout_env.environment import has_a_start, has_a_user
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl, KeysNotReadable
 from service.access.exposure import ServiceExposed, tls_problem
-from service.settings import AnyEngineSettings, ServiceSettings
-from service.startup import smollm2
+from service.settings import ServiceSettings
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
-from service.startup.resources import Demand, demand_of, missing_resources
 
 NO_OPTIONS: Mapping[str, float] = {}
+_TOLERANCE = 1e-6
+"""Amounts are sums of fractions of a core."""
+_HINT = (
+    "Give a deployment less in its entry under `deployments`, such as `ray_actor_options: {num_cpus: 0.1}`, and the "
+    "generator by `engine.num_cpus` and `engine.device`: a reservation is not a limit: a replica may use more."
+)
 
 
 def check_config(config: ServeDeploySchema) -> None:
@@ -46,7 +52,7 @@ def check_config(config: ServeDeploySchema) -> None:
         ServiceNotStarted: the service cannot start with this config; the message holds everything that is wrong.
     """
     problems: list[str] = []
-    demands: list[Demand] = []
+    demands: list[_Demand] = []
     for application in config.applications:
         settings: ServiceSettings | None = None
         if application.import_path == APP_BUILDER:
@@ -59,7 +65,7 @@ def check_config(config: ServeDeploySchema) -> None:
             problems += access_problems(settings, config.http_options.host)
             problems += filter(None, [tls_problem(config.http_options.ssl_certfile)])
         demands += demands_of(application, settings)
-    if not problems and (missing := missing_resources(demands, resources_of_this_machine())):
+    if not problems and (missing := _missing_resources(demands, resources_of_this_machine())):
         problems.append(missing)
     if problems:
         raise ServiceNotStarted("\n".join(problems))
@@ -67,12 +73,7 @@ def check_config(config: ServeDeploySchema) -> None:
 
 def settings_problems(error: ValidationError) -> Iterator[str]:
     for problem in error.errors():
-        match problem["loc"]:
-            case ("engine", _, *rest):  # The second is pydantic's name for the kind of engine.
-                field = ["engine", *rest]
-            case loc:
-                field = [*loc]
-        yield problem_line(".".join(map(str, ["args", *field])), problem)
+        yield problem_line(".".join(map(str, ["args", *problem["loc"]])), problem)
 
 
 def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) -> Iterator[str]:
@@ -99,7 +100,7 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
             if environment.user_simulator is not None and not has_a_user(environment_class):
                 yield (
                     f"args.environments.{task_name}.user_simulator: {environment.import_path} talks to no user (it has "
-                    "no use_user): leave it out, or name deployments.environments.conversation:ConversationEnvironment "
+                    "no use_user): leave it out, or name deployments.tasks.conversation:ConversationEnvironment "
                     "with this one as its judge."
                 )
             for shadow in environment.shadow.values():
@@ -143,11 +144,11 @@ def agent_problem(agent: AgentSettings) -> str | None:
     return None
 
 
-def engine_problems(engine: AnyEngineSettings) -> Iterator[str]:
+def engine_problems(engine: EngineSettings) -> Iterator[str]:
     for field, name in {"model": engine.model, "tokenizer": engine.tokenizer}.items():
         if name is not None and (problem := folder_problem(name)):
             yield f"args.engine.{field}: {problem}"
-    if not isinstance(engine, EngineSettings):
+    if engine.replica is not None:
         return
     permitted = engine_fields()
     if permitted is None:
@@ -210,8 +211,8 @@ def local_model_type(model: str) -> str | None:
 def folder_problem(name: str) -> str | None:
     """The problem with the local path of a model; `None` if it exists, or if the name is that of a remote model."""
     path = REPOSITORY / name
-    if path == smollm2.folder() and not smollm2.is_made():
-        return f"{name} has no weights yet: make them with python -m models.smollm2."
+    if (path / "__main__.py").is_file() and not (path / "config.json").is_file():
+        return f"{name} is no model yet: make it with python -m models.{path.name}."
     if path.exists():
         return None
     if name.startswith(("/", ".", "~")):
@@ -223,9 +224,9 @@ def folder_problem(name: str) -> str | None:
     return None
 
 
-def shared_card_problem(application: ServeApplicationSchema, engine: AnyEngineSettings) -> str | None:
+def shared_card_problem(application: ServeApplicationSchema, engine: EngineSettings) -> str | None:
     """The problem with several replicas on one GPU, whose engines start at once."""
-    if not isinstance(engine, EngineSettings) or (engine.model_extra or {}).get("kv_cache_memory_bytes"):
+    if (engine.model_extra or {}).get("kv_cache_memory_bytes"):
         return None
     for entry in application.deployments:
         options = entry.model_dump(exclude_unset=True).get("ray_actor_options") or {}
@@ -239,8 +240,67 @@ def shared_card_problem(application: ServeApplicationSchema, engine: AnyEngineSe
     return None
 
 
-def demands_of(application: ServeApplicationSchema, settings: ServiceSettings | None) -> list[Demand]:
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """Resources that one deployment asks for when it starts."""
+
+    deployment: str
+    replicas: int
+    resources: Mapping[str, float]
+    """Amounts for one replica, by Ray's names: CPU, GPU, memory in bytes, ..."""
+
+
+def _demand_of(name: str, entry: DeploymentSchema | None, default_options: Mapping[str, float]) -> _Demand:
+    """_Demand of a deployment with this `entry` in the config, or with `default_options` where that does not say."""
+    given = {} if entry is None else entry.model_dump(exclude_unset=True)
+    options: Mapping[str, Any] = given.get("ray_actor_options") or default_options
+    if bundles := given.get("placement_group_bundles"):
+        return _Demand(name, _replicas_at_start(given), _sum_of(bundles))
+    # A whole core is Serve's own default.
+    resources = {"CPU": options.get("num_cpus", 1.0), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
+    resources |= options.get("resources") or {}
+    return _Demand(
+        name, _replicas_at_start(given), {resource: amount for resource, amount in resources.items() if amount}
+    )
+
+
+def _replicas_at_start(entry: Mapping[str, Any]) -> int:
+    autoscaling = entry.get("autoscaling_config")
+    if autoscaling:
+        initial: int | None = autoscaling.get("initial_replicas")
+        minimum: int = autoscaling.get("min_replicas", 1)
+        return minimum if initial is None else initial
+    replicas = entry.get("num_replicas")
+    return replicas if isinstance(replicas, int) else 1
+
+
+def _missing_resources(demands: Iterable[_Demand], machine: Mapping[str, float]) -> str | None:
+    """A text that says what is asked for in vain, by which deployments, and what to change; None if all of it fits."""
+    demands = list(demands)
+    asked = _sum_of({name: amount * demand.replicas for name, amount in demand.resources.items()} for demand in demands)
+    missing = [name for name, amount in asked.items() if amount > machine.get(name, 0) + _TOLERANCE]
+    if not missing:
+        return None
+    totals = " and ".join(f"{asked[name]:g} {name} of {machine.get(name, 0):g}" for name in missing)
+    lines = [f"The deployments ask for more than this machine has: {totals}."]
+    for demand in demands:
+        amounts = [f"{demand.resources[name]:g} {name}" for name in missing if demand.resources.get(name)]
+        if amounts and demand.replicas:
+            plural = "replica" if demand.replicas == 1 else "replicas"
+            lines.append(f"  {demand.deployment}: {demand.replicas} {plural} with {' and '.join(amounts)} each")
+    return "\n".join([*lines, _HINT])
+
+
+def _sum_of(amounts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: defaultdict[str, float] = defaultdict(float)
+    for some in amounts:
+        for name, amount in some.items():
+            total[name] += amount
+    return dict(total)
+
+
+def demands_of(application: ServeApplicationSchema, settings: ServiceSettings | None) -> list[_Demand]:
     entries = {entry.name: entry for entry in application.deployments}
     defaults = {} if settings is None else settings.ray_actor_options()
     names = dict.fromkeys([*defaults, *entries])
-    return [demand_of(name, entries.get(name), defaults.get(name, NO_OPTIONS)) for name in names]
+    return [_demand_of(name, entries.get(name), defaults.get(name, NO_OPTIONS)) for name in names]

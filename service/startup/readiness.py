@@ -12,7 +12,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Deplo
 from deployments.upstream.ray_serve.direct_ingress import own_port
 from deployments.upstream.ray_serve.serve_internals import deploy_apps, proxy_port
 from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
-from service.startup.ports import free_port
+from service.startup.config import free_port
 
 POLL_S = 0.5
 REPLICA_FAILED = "A replica failed to start with exception."

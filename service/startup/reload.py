@@ -23,9 +23,8 @@ from deployments.upstream.ray_serve.ray_internals import clusters_of_this_machin
 from deployments.upstream.ray_serve.serve_internals import forget_serve_client, running_http_options, serve_client
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.settings import EnvironmentSettings
-from service.startup.cluster_token import require_cluster_token
 from service.startup.commands import ServiceNotStarted
-from service.startup.local_service import sentences_for_the_user
+from service.startup.local_service import require_cluster_token, sentences_for_the_user
 from service.startup.readiness import REPLICA_FAILED, reason_in
 
 POLL_S = 0.25

@@ -14,8 +14,6 @@ import typer
 from service.startup.commands import MODEL_HELP, ROOM_TIMEOUT_S, GuardedBy, Host, KeysFile, Port, RoomTimeout
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from service.startup.generated_config import ServedModel
 
 
@@ -77,7 +75,6 @@ def serve(
         if print_config:
             typer.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
             return
-        make_if_needed(model, console)
         make_importable(Path.cwd())
         serve_until_stopped(config_of(config, BUNDLED / "serve_config.yaml"), console, room_timeout_s)
 
@@ -107,10 +104,6 @@ def served_model(
 
 def model_named(model: str) -> str:
     """A folder's absolute path, since replicas run elsewhere; any other name as it is."""
-    from service.startup import smollm2
-
-    if smollm2.is_smollm2(model):
-        return str(smollm2.folder())
     return str(Path(model).absolute()) if Path(model).is_dir() else model
 
 
@@ -123,22 +116,11 @@ def embedded_model(tasks: Sequence[str]) -> str:
 
 def tasks_for(model: str | None) -> Sequence[str]:
     """The tasks of a service that is asked for none: those that the model can play."""
-    from service.startup import smollm2
     from service.startup.generated_config import DEFAULT_TASKS, TASKS_WITH_IMAGES, sees
 
     if model is None:
         return DEFAULT_TASKS
-    if smollm2.is_smollm2(model):
-        return smollm2.TASKS
     return TASKS_WITH_IMAGES if sees(model_named(model)) else DEFAULT_TASKS
-
-
-def make_if_needed(model: str | None, console: "Console") -> None:
-    """Raises `ServiceNotStarted` if the model is one that is made on this machine, and cannot be."""
-    from service.startup import smollm2
-
-    if model is not None and smollm2.is_smollm2(model):
-        smollm2.made(console)
 
 
 def make_importable(folder: Path) -> None:

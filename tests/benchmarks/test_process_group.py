@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from benchmarks.process_group import started
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.growing_limits import in_the_middle
 from tests.paths import REPOSITORY
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rollout_client import AsyncRolloutClient, RolloutResponse, SampleInput, SampleResult
 from rollout_client.calls.arrow_bodies import ArrowResponse
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.clients.scripted_service import Json
 
 Result = TypeVar("Result")

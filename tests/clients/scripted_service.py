@@ -90,29 +90,17 @@ CLIPPED["message_log"][1]["finish_reason"] = "length"
 """Its length has cut its response."""
 
 
-def sizes_in(body: Json) -> tuple[int, int]:
-    """How many rollouts a group has, and how many it has at most: of a range it has `min`."""
-    generations = body.get("num_generations", 1)
-    return (generations["min"], generations["max"]) if isinstance(generations, dict) else (generations, generations)
-
-
 def results_of(body: Json) -> list[Json]:
-    size, most = sizes_in(body)
-    own_size: Json = {} if size == most else {"group_size": size}
     return [
-        result(posted.get("idx", place), generation_index, **own_size)
+        result(posted.get("idx", place), generation_index)
         for place, posted in enumerate(body["samples"])
-        for generation_index in range(size)
+        for generation_index in range(body.get("num_generations", 1))
     ]
 
 
 def lines_of(body: Json) -> list[Json]:
     """The last sample first: nothing may rely on the order."""
-    size, most = sizes_in(body)
-    placed = [
-        {"position": place // size * most + place % size, "sample": played}
-        for place, played in enumerate(results_of(body))
-    ]
+    placed = [{"position": place, "sample": played} for place, played in enumerate(results_of(body))]
     return [*reversed(placed), {"summary": SUMMARY}]
 
 

@@ -26,10 +26,6 @@ def test_every_metric_of_the_rollouts_that_is_documented_is_on_the_dashboard_and
         "rollout_requested_tokens_in_flight",
         "rollout_body_bytes_in_flight",
         "rollout_generations_not_finite",
-        "rollout_canary_mean_ratio",
-        "rollout_canary_share_beyond",
-        "rollout_canary_largest_ratio",
-        "rollout_canary_mismatches",
         # Of services that keep records of rollouts alone.
         "rollout_records_dropped",
         # Of services whose trainers report log-probabilities alone.

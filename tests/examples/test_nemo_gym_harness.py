@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI, Request
 
 from examples.task_configs import python_of
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.clients.scripted_service import served
 from tests.paths import REPOSITORY
 

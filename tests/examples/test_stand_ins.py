@@ -6,10 +6,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments.environments.bridges.nemo_gym import NeMoGymEnvironment
-from deployments.environments.llm_judge import LlmJudgeEnvironment
 from deployments.models.chat_client import HttpChatModel
 from deployments.models.settings import ChatModelSettings
+from deployments.tasks.bridges.nemo_gym import NeMoGymEnvironment
+from deployments.tasks.llm_judge import LlmJudgeEnvironment
 from examples.stand_ins import stand_ins
 from examples.task_configs import config_for
 from rollout_env import aplay, play

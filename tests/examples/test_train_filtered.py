@@ -1,4 +1,4 @@
-"""The comparison of `make train-filtered` and `make train-priced`."""
+"""The comparison of `make train-filtered`."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoProcessor
 
-from deployments.environments.shapes_pictures import scene, scene_picture
+from deployments.tasks.shapes_pictures import scene, scene_picture
 from examples import train_grpo
 from examples.train_grpo import (
     CLIP,
@@ -63,12 +63,11 @@ def test_the_sums_held_out_are_those_that_the_embedded_model_has_not_seen() -> N
 
 
 def test_each_embedded_model_has_its_recipe_and_questions_about_pictures_have_their_model() -> None:
-    console = Console()
-    assert model_and_recipe(None, None, console) == (str(EMBEDDED_MODEL), EMBEDDED)
-    assert model_and_recipe(None, "shapes", console) == (str(EMBEDDED_MODEL_THAT_SEES), SEEING)
-    assert model_and_recipe(str(REPOSITORY / "models" / "shapes"), None, console)[1] == SEEING
-    assert model_and_recipe(str(TINY_MODEL), "larger", console)[1] == EMBEDDED
-    assert model_and_recipe("org/model", "shapes", console) == ("org/model", SMALL)
+    assert model_and_recipe(None, None) == (str(EMBEDDED_MODEL), EMBEDDED)
+    assert model_and_recipe(None, "shapes") == (str(EMBEDDED_MODEL_THAT_SEES), SEEING)
+    assert model_and_recipe(str(REPOSITORY / "models" / "shapes"), None)[1] == SEEING
+    assert model_and_recipe(str(TINY_MODEL), "larger")[1] == EMBEDDED
+    assert model_and_recipe("org/model", "shapes") == ("org/model", SMALL)
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

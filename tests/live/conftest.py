@@ -11,9 +11,8 @@ from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeplo
 from rich.console import Console
 
 from rollout_client import RolloutClient
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from tests.paths import REPOSITORY
 
 HERE = Path(__file__).parent

@@ -28,15 +28,15 @@ from rich.console import Console
 
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleInput, SampleResult, Sampling
-from service.startup.cluster_token import require_cluster_token
+from service.startup.config import free_port
 from service.startup.leave import leave
-from service.startup.ports import free_port
+from service.startup.local_service import require_cluster_token
 from service.startup.processes import wait_for_ends
 from service.startup.readiness import deploy, deployments_not_ready
 from service.startup.reload import ServeCluster
 from tests.endurance.chaos.counted_puzzle import StepLog, counted_puzzle, turns_done_again
 from tests.endurance.chaos.parts import TASK_NAME
-from tests.paths import REPOSITORY
+from tests.paths import REPOSITORY, SIMULATED_REPLICA
 
 NODES = 3
 WITHIN_S = 8.0
@@ -156,6 +156,9 @@ def config_of(port: int, steps_file: Path) -> ServeDeploySchema:
                         "engine": {
                             "model": str(REPOSITORY / "models" / "tiny"),
                             "max_model_len": 4096,
+                            "device": "cpu",
+                            "num_cpus": 0.1,
+                            "replica": SIMULATED_REPLICA,
                             "simulated": TIMING,
                         },
                         "environments": {TASK_NAME: counted_puzzle(steps_file)},

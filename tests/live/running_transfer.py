@@ -6,7 +6,7 @@ from vllm.distributed.weight_transfer.base import ModuleSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from rollout_client.trainers.vllm_transfer import RolloutWeightSyncClient
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.live.gloo_transfer import GlooTrainerInitInfo, GlooTrainerWeightTransferEngine, register
 
 

@@ -66,7 +66,7 @@ def url() -> Iterator[str]:
     config.applications[0].args["environments"] |= {
         "asked_twice": {"agent": {"import_path": "tests.live.played_by_agents:asks_twice", "scored_by": "agent"}},
         "commanded": {
-            "import_path": "deployments.environments.math:MathEnvironment",
+            "import_path": "deployments.tasks.math:MathEnvironment",
             "agent": {
                 "command": {"argv": [sys.executable, str(COMMAND)]},
                 "timeout_s": 300,
@@ -77,8 +77,8 @@ def url() -> Iterator[str]:
             "agent": {"game": {"import_path": "tests.live.played_by_agents:Echo", "rivals": {"parameters": FEW_TOKENS}}}
         },
         "conversation": {
-            "import_path": "deployments.environments.conversation:ConversationEnvironment",
-            "arguments": {"judge": {"import_path": "deployments.environments.math:MathEnvironment"}},
+            "import_path": "deployments.tasks.conversation:ConversationEnvironment",
+            "arguments": {"judge": {"import_path": "deployments.tasks.math:MathEnvironment"}},
             "models": {"customer": {"parameters": FEW_TOKENS}},
             "user_simulator": {"model": "customer", "persona": "You are curt."},
         },

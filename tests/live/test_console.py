@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rollout_client import RolloutClient
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.live.service_process import lines_until, service_process
 from tests.paths import REPOSITORY
 

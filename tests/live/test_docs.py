@@ -38,7 +38,7 @@ BLOCK = re.compile(r"^(?:<!-- test: (?P<mark>\w+) -->\n)?```(?P<language>\w+)[^\
 TESTED_LANGUAGES = {"python", "bash", "yaml", "json"}
 SETTINGS: dict[str, Any] = {
     "engine": {"device": "cpu", "model": "models/tiny"},
-    "environments": {"math": {"import_path": "deployments.environments.math:MathEnvironment"}},
+    "environments": {"math": {"import_path": "deployments.tasks.math:MathEnvironment"}},
 }
 
 

@@ -14,10 +14,9 @@ from benchmarks.cancellation.endless_environment import TASK_NAME as ENDLESS
 from benchmarks.cancellation.ways import ROLLOUT_WORK
 from rollout_client import RolloutClient, RolloutTimeout
 from rollout_client.contract.rollouts import SampleInput, SampleResult
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
-from tests.deployments.workers.test_pool import until
+from tests.clients.rollout_env.test_worker_pool import until
 from tests.live.running_service import replicas, scale
 from tests.paths import REPOSITORY
 

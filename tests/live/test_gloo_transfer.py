@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from vllm.distributed.weight_transfer.base import ModuleSource
 
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.live.gloo_transfer import (
     GlooTrainerInitInfo,
     GlooTrainerWeightTransferEngine,

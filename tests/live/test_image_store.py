@@ -15,9 +15,8 @@ from rich.console import Console
 from deployments.protocols.images import name_of_image
 from rollout_client import RequestRejected, RolloutClient
 from service.images.request_images import MODEL_TAKES_NONE
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from tests.live.painting_environment import painted
 from tests.live.running_service import processes, replicas
 from tests.live.weights_on_nodes import status_bytes

@@ -21,7 +21,7 @@ from rollout_client import PolicyPusher, RequestRejected, RolloutClient, Samplin
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import resumed
 from rollout_client.tensors import images_shown
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.live.running_service import replicas
 from tests.live.seeing_environment import TURNS
 from tests.paths import REPOSITORY

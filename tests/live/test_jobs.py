@@ -21,9 +21,8 @@ from deployments.jobs.records import JobRecord
 from rollout_client import RolloutClient
 from rollout_client.contract.jobs import JobEvent
 from rollout_client.contract.rollouts import SampleInput
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from tests.live.following_environment import following
 from tests.live.running_service import replicas
 from tests.paths import REPOSITORY

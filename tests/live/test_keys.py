@@ -21,10 +21,9 @@ from rollout_client import RequestRejected, RolloutClient
 from service.access.keys import new_key
 from service.access.new_key import add, entry_of
 from service.startup.commands import ServiceNotStarted
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
-from tests.paths import REPOSITORY
+from tests.paths import REPOSITORY, SIMULATED_REPLICA
 
 
 def simulated_config() -> ServeDeploySchema:
@@ -32,7 +31,7 @@ def simulated_config() -> ServeDeploySchema:
     config = read_config(REPOSITORY / "serve_config.cpu.yaml", port=free_port())
     [application] = config.applications
     application.args["engine"] = {"device": "cpu", "model": "models/tiny", "max_model_len": 4096, "num_cpus": 0.1}
-    application.args["engine"]["simulated"] = {"max_num_seqs": 64}
+    application.args["engine"] |= {"replica": SIMULATED_REPLICA, "simulated": {"max_num_seqs": 64}}
     del application.args["environments"]["sliding_puzzle"]
     application.deployments = [entry for entry in application.deployments if entry.name != "sliding_puzzle"]
     return config

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from rollout_client import RolloutClient
-from service.startup.cluster_token import token_path
+from service.startup.local_service import token_path
 from tests.live.listeners import Answers, Listener, answers_of, listeners
 
 METRICS = 3

@@ -16,7 +16,7 @@ import yaml
 
 from benchmarks.process_group import command_of, is_engine
 from deployments.workers.cleanup import MARK
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.live.service_process import lines_until, service_process
 from tests.paths import REPOSITORY
 

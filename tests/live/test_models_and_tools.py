@@ -14,13 +14,12 @@ from deployments.models.reward_replica import ClassificationModel
 from deployments.models.settings import RewardModelSettings
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from tests.deployments.models.chat_server import Answer, ChatServer, chat_server, said
 from tests.paths import REPOSITORY, TINY_MODEL
 
-TASKS = "deployments.environments"
+TASKS = "deployments.tasks"
 TOKENIZER: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
 QUESTION = [{"role": "user", "content": "Q"}]
 pytestmark = pytest.mark.long

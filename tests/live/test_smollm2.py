@@ -10,9 +10,9 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.task_configs import config_for, tasks_of
+from models.smollm2.recipe import made
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse, Sampling
-from service.startup import smollm2
 from service.startup.local_service import local_service
 from tests.live.forward_pass import logprob_differences
 from tests.paths import REPOSITORY, SMOLLM2
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def client() -> Iterator[RolloutClient]:
     console = Console(stderr=True)
-    smollm2.made(console)
+    made(console)
     config = config_for(REPOSITORY / "serve_config.cpu.yaml", SMOLLM2, tasks_of(SMOLLM2))
     with local_service(config, console) as url, RolloutClient(url) as rollout_client:
         yield rollout_client

@@ -13,12 +13,11 @@ from typer.testing import CliRunner
 
 from rollout_client import RolloutClient, RolloutResponse
 from rollout_client.cli.app import app
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from tests.paths import REPOSITORY
 
-MATH = "deployments.environments.math:MathEnvironment"
+MATH = "deployments.tasks.math:MathEnvironment"
 SHOWN_WITHIN_S = 60.0
 
 
@@ -30,7 +29,7 @@ def config() -> ServeDeploySchema:
     application.args["environments"] = {
         "math": {"import_path": MATH, "shadow": {"halving": halving}},
         "harsh": {"import_path": MATH, "arguments": {"wrong_reward": -1.0}},
-        "sliding_puzzle": {"import_path": "deployments.environments.sliding_puzzle:SlidingPuzzleEnvironment"},
+        "sliding_puzzle": {"import_path": "deployments.tasks.sliding_puzzle:SlidingPuzzleEnvironment"},
     }
     application.args["jobs"] = {}
     application.deployments = [

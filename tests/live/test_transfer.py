@@ -12,7 +12,7 @@ from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
 from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.live.forward_pass import logprob_differences, model_of, perturbed, tiny_state
 from tests.live.gloo_transfer import as_declared, update_info_of
 from tests.live.played_with_weights import (

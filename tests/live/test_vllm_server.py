@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from examples.task_configs import config_for
+from service.startup.config import free_port
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from tests.paths import REPOSITORY, SMALL_MODEL
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from deployments.policy.settings import PolicySettings
 from rollout_client.contract.policy import PushOptions
 from rollout_client.weights.checksum import file_checksum
-from service.startup.cluster_token import require_cluster_token
+from service.startup.local_service import require_cluster_token
 from tests.live.mapped_generators import REPLICAS_PER_NODE, STORE, build, handle_of
 
 VALUES = 10 * 2**20

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Idefics3ForConditionalGeneration, Idefics3Processor
 
-from deployments.environments.shapes import SEEDS, ShapesEnvironment
+from deployments.tasks.shapes import SEEDS, ShapesEnvironment
 from models.recipes import NO_LOSS
 from models.shapes.measure import is_right, question_of, replies
 from models.shapes.train import (

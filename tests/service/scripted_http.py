@@ -40,6 +40,7 @@ from service.scoring.scoring import Scoring
 from service.settings import AdmissionSettings, RequestLimits
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.scripted_model_server import REFUSED, ScriptedModelServer
 from tests.service.scripted_store import ScriptedStore
 
 VOCAB_SIZE = 262
@@ -99,10 +100,10 @@ class ScriptedHttp:
             TaskSampler(self.environments),
             records=recorder,
         )
-        calls = None if model_server is None else ModelCalls(model_server, self.admission)
+        calls = None if model_server is None else ModelCalls(model_server, policy, self.admission)
         sessions = None
         if calls is not None and session_store is not None:
-            sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(self.environments))
+            sessions = AgentSessions(session_store, policy, access, SessionJudge(self.environments))
         self.app = app_of(
             self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, reports
         )
@@ -155,6 +156,7 @@ def app_of(
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
     generator, admission = rollouts._generator, rollouts.admission
+    calls = calls or ModelCalls(ScriptedModelServer(REFUSED), rollouts.policy, admission)
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
     scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, lambda: DESCRIPTION)
@@ -173,7 +175,7 @@ def app_of(
         images=images,
         records=recorder,
         reports=reports,
-        tinker=None if calls is None else TinkerSampling(calls, scoring, rollouts.policy),
+        tinker=TinkerSampling(calls, scoring),
     )
     return app
 

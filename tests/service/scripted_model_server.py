@@ -9,6 +9,7 @@ JSON_PARTS = [
     ServedPart(b'{"id":', 200, "application/json"),
     ServedPart(b'"a"}', tokens=ServedTokens(prompt=7, generated=3)),
 ]
+REFUSED = [ServedPart(b"{}", 400, "application/json", tokens=ServedTokens())]
 
 
 class ScriptedModelServer(ModelServer):

@@ -16,11 +16,10 @@ from service.settings import AccessSettings, ServiceSettings
 from tests.paths import TINY_MODEL
 
 WITH_TLS = HTTPOptions(host="127.0.0.1").model_copy(update={"ssl_certfile": "/etc/tls.crt"})
-TIMING = {"time_to_first_token_s": 0.1, "time_per_token_s": 0.01, "max_num_seqs": 4}
 SETTINGS = ServiceSettings.model_validate(
     {
-        "engine": {"device": "cpu", "model": "models/tiny", "max_model_len": 64, "simulated": TIMING},
-        "environments": {"math": {"import_path": "deployments.environments.math:MathEnvironment"}},
+        "engine": {"device": "cpu", "model": "models/tiny", "max_model_len": 64},
+        "environments": {"math": {"import_path": "deployments.tasks.math:MathEnvironment"}},
     }
 )
 

@@ -6,15 +6,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from benchmarks.simulation.simulated_generator_replica import SimulatedGeneratorReplica
 from deployments.generation.settings import EngineSettings
-from deployments.simulation.timing import SimulatedEngineSettings, Timing
 from rollout_env.loading import load_environment
 from service.settings import ServiceSettings
-from tests.paths import REPOSITORY
+from tests.paths import REPOSITORY, SIMULATED_REPLICA
 
 ENGINE = {"device": "cpu", "model": "models/tiny"}
-SIMULATED = {"model": "models/tiny", "max_model_len": 64, "simulated": {"time_per_token_s": 0.01}}
-MATH = {"import_path": "deployments.environments.math:MathEnvironment"}
+MATH = {"import_path": "deployments.tasks.math:MathEnvironment"}
 AGENT = {"import_path": "agents:agent"}
 
 
@@ -39,7 +38,6 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": ENGINE, "environments": {}}, "at least 1 item"),
         ({"engine": {"device": "cpu"}, "environments": {"math": MATH}}, "engine.model"),
         # No token counts as more than 10: a mean never is above it.
-        ({"engine": ENGINE, "environments": {"math": MATH}, "canary": {"most_mean_ratio": 10}}, "less than 10"),
         (
             {"engine": ENGINE, "environments": {"math": MATH}, "rollout_records": {"most_mean_ratio": 10}},
             "less than 10",
@@ -50,7 +48,7 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         (
             {"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}},
             "enviroments\n  unknown; permitted are engine, environments, reward_models, responses, access, limits, "
-            "admission, scheduling, canary, policy",
+            "admission, scheduling, policy",
         ),
         (
             {"engine": ENGINE, "environments": {"math": {**MATH, "args": {}}}},
@@ -66,18 +64,12 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ),
         ({"engine": {**ENGINE, "logprobs_mode": "raw_logprobs"}, "environments": {"math": MATH}}, "cannot be set"),
         (
-            {"engine": {**SIMULATED, "dtype": "bfloat16"}, "environments": {"math": MATH}},
-            "dtype has no meaning",
+            {"engine": {**ENGINE, "replica": "nowhere:Replica"}, "environments": {"math": MATH}},
+            "No module named 'nowhere'",
         ),
-        ({"engine": {**SIMULATED, "device": "gpu"}, "environments": {"math": MATH}}, "should be 'cpu'"),
-        ({"engine": {**ENGINE, "simulated": {}}, "environments": {"math": MATH}}, "max_model_len"),
         (
             {"engine": {**ENGINE, "mm_processor_cache_gb": 4}, "environments": {"math": MATH}, "images": {}},
             "mm_processor_cache_gb has no meaning beside images",
-        ),
-        (
-            {"engine": SIMULATED, "environments": {"math": MATH}, "policy": {"folder": "/p"}},
-            "policy.folder has no meaning",
         ),
         (
             {
@@ -94,10 +86,6 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         (
             {"engine": ENGINE, "environments": {"math": {**MATH, "user_simulator": {"model": "user"}}}},
             "user_simulator.model: there is no user under models",
-        ),
-        (
-            {"engine": SIMULATED, "environments": {"math": {**MATH, "models": {"user": {}}}}},
-            "environments.math.models.user: beside engine.simulated no policy can be asked",
         ),
         (
             {
@@ -125,7 +113,7 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
             "user_simulator talks to the policy, and here an agent plays",
         ),
         ({"engine": ENGINE, "environments": {"math": {}}}, "import_path is missing"),
-        ({"engine": ENGINE, "environments": {"math": MATH}, "scheduling": {"gap_part": 1.5}}, "scheduling.gap_part"),
+        ({"engine": ENGINE, "environments": {"math": MATH}, "scheduling": {"window_factor": 0.5}}, "window_factor"),
         ({"engine": ENGINE, "sessions": {}, "environments": {"math": {"agent": AGENT}}}, "import_path is missing"),
         ({"engine": ENGINE, "environments": {"math": {**MATH, "agent": AGENT}}}, "agent is played in sessions"),
         (
@@ -143,18 +131,20 @@ def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], says: str)
         ServiceSettings.model_validate(settings)
 
 
-def test_a_simulated_engine_takes_the_place_of_an_engine_and_needs_no_gpu() -> None:
-    engine = ServiceSettings.model_validate({"engine": SIMULATED, "environments": {"math": MATH}}).engine
-    assert isinstance(engine, SimulatedEngineSettings)
-    assert engine.simulated == Timing(time_to_first_token_s=0.0, time_per_token_s=0.01, max_num_seqs=256)
-    assert engine.ray_actor_options() == {"num_cpus": 0.1}
+def test_a_replica_by_import_path_has_fields_of_its_own_which_are_none_of_the_engine() -> None:
+    engine = EngineSettings.model_validate({**ENGINE, "replica": SIMULATED_REPLICA, "simulated": {"stage_s": 1}})
+    assert engine.replica is SimulatedGeneratorReplica
+    assert engine.model_extra == {"simulated": {"stage_s": 1}}
+    assert "replica" not in engine.engine_args()
 
 
 def test_a_replica_reserves_a_fraction_of_a_core_unless_the_engine_says_otherwise() -> None:
-    settings = ServiceSettings.model_validate({"engine": SIMULATED, "environments": {"math": MATH, "mine": MATH}})
+    settings = ServiceSettings.model_validate(
+        {"engine": {**ENGINE, "num_cpus": 0.1}, "environments": {"math": MATH, "mine": MATH}}
+    )
     assert settings.ray_actor_options() == {
         "Ingress": {"num_cpus": 0.2},
-        "Generator": {"num_cpus": 0.1},
+        "Generator": {"num_cpus": 0.1, "num_gpus": 0},
         "Policy": {"num_cpus": 0.1},
         "Jobs": {"num_cpus": 0.1},
         "math": {"num_cpus": 0.1},
@@ -301,7 +291,7 @@ def test_the_highest_rank_of_an_adapter_is_zero_where_adapters_are_off(fields: d
     assert EngineSettings(model="m", **fields).highest_rank == rank
 
 
-SHADOW = {"import_path": "deployments.environments.llm_judge:LlmJudgeEnvironment"}
+SHADOW = {"import_path": "deployments.tasks.llm_judge:LlmJudgeEnvironment"}
 
 
 def test_shadow_judges_part_at_one_half_unless_the_config_says_otherwise() -> None:
@@ -312,10 +302,10 @@ def test_shadow_judges_part_at_one_half_unless_the_config_says_otherwise() -> No
 
 def test_tasks_of_harbor_have_sandboxes_of_the_provider_that_is_named() -> None:
     plain = {"agent": {"import_path": "examples.agents:boxed", "harbor": {"tasks": "examples/harbor"}}}
-    elsewhere = {"agent": {**plain["agent"], "harbor": {"tasks": "examples/harbor", "sandbox": {"provider": "e2b"}}}}
+    elsewhere = {"agent": {**plain["agent"], "harbor": {"tasks": "examples/harbor", "sandbox": {"provider": "docker"}}}}
     environments = {"math": MATH, "a": plain, "b": elsewhere}
     settings = ServiceSettings.model_validate({"engine": ENGINE, "sessions": {}, "environments": environments})
-    assert settings.sandboxed_tasks == {"a": "local", "b": "e2b"}
+    assert settings.sandboxed_tasks == {"a": "local", "b": "docker"}
 
 
 def test_an_agent_that_scores_its_task_has_no_steps_for_shadow_judges() -> None:

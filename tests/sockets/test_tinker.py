@@ -15,9 +15,8 @@ from rich.console import Console
 
 from rollout_client import RolloutClient, Sampling
 from rollout_client.contract.rollouts import SampleResult
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from tests.live.forward_pass import adapter_folder
 from tests.live.running_service import replicas
 from tests.paths import REPOSITORY, TINY_MODEL

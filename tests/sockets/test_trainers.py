@@ -20,9 +20,8 @@ from transformers import AutoTokenizer
 from deployments.seeds import derived_seed
 from rollout_client import RolloutClient, Sampling
 from rollout_client.contract.rollouts import SampleInput, SampleResult
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from tests.live.running_service import wait_until_idle
 from tests.paths import REPOSITORY, TINY_MODEL
 

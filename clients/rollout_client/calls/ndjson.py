@@ -25,8 +25,7 @@ class StreamLine(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     position: int | None = None
-    """Index of the sample in the response that is not streamed. With a range of `num_generations`: what that would be
-    if all groups had `max` rollouts."""
+    """Index of the sample in the response that is not streamed."""
     sample: SampleResult | None = None
     """A rollout that has ended."""
     summary: RolloutSummary | None = None
@@ -38,15 +37,12 @@ class StreamLine(BaseModel):
 class NdjsonReader:
     """Turns the bytes of a response, in chunks of any size, into the samples of `expected` rollouts.
 
-    Of a request with `keep.where` or a range of `num_generations` they are `expected` at most: the summary says how
-    many groups were kept, and the samples how many rollouts their groups have.
+    Of a request with `keep.where` they are `expected` at most: the summary says how many groups were kept.
     """
 
     def __init__(self, expected: int, group_size: int = 1) -> None:
         self.expected = expected
         self._group_size = group_size
-        self._sizes: dict[int, int] = {}
-        """Sizes that rollouts name, by group."""
         self.summary: RolloutSummary | None = None
         self._missing = set(range(expected))
         self._lines = LineReader(StreamLine, "A line of the stream")
@@ -85,17 +81,11 @@ class NdjsonReader:
                 f"{content.position}."
             )
         self._missing.remove(content.position)
-        if content.sample.group_size is not None:
-            self._sizes[content.position // self._group_size] = content.sample.group_size
         return content.position, content.sample
 
     def _finish(self, summary: RolloutSummary) -> None:
-        groups = self.expected // self._group_size if summary.groups is None else summary.groups.kept
-        begins = range(0, groups * self._group_size, self._group_size)
-        sizes = (self._sizes.get(group, self._group_size) for group in range(groups))
-        if not all(
-            self._missing.isdisjoint(range(begin, begin + size)) for begin, size in zip(begins, sizes, strict=True)
-        ):
+        expected = self.expected if summary.groups is None else summary.groups.kept * self._group_size
+        if not self._missing.isdisjoint(range(expected)):
             raise StreamBroken(f"The summary came after {self._arrived()} rollouts.")
         self.summary = summary
 

@@ -12,7 +12,6 @@ from rollout_client.calls.json_values import as_given, json_bytes, json_value
 from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.blobs import BlobInfo
-from rollout_client.contract.group_conditions import GenerationRange
 from rollout_client.contract.info import Ready, ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
 from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, Sampling
 from rollout_client.contract.sample_ranges import SampleRange
@@ -34,8 +33,8 @@ class RolloutOptions(CallOptions, total=False):
 
     samples_from: Sequence[SampleRange | Mapping[str, Any]] | None
     """In place of samples: ranges of those that tasks of the service have. The answer has the ranges that follow."""
-    num_generations: int | GenerationRange | Mapping[str, Any] | None
-    """Rollouts of each sample: one group. With a range, `{"min": 4, "max": 32}`, its rewards decide how many."""
+    num_generations: int | None
+    """Rollouts of each sample: one group."""
     sampling: Sampling | Mapping[str, Any] | None
     max_seq_len: int | None
     """In tokens: prompt, generations and observations together."""
@@ -130,14 +129,12 @@ def given_options(options: Mapping[str, Any], retries_option: str) -> dict[str, 
 
 
 def group_size(options: RolloutOptions) -> int:
-    """How many rollouts a group has; with a range of `num_generations`, at most."""
-    generations = json_value(as_given(options.get("num_generations"))) or 1
-    size: int = generations["max"] if isinstance(generations, Mapping) else generations
-    return size
+    """How many rollouts a group has."""
+    return options.get("num_generations") or 1
 
 
 def rollout_count(samples: Samples, options: RolloutOptions) -> int:
-    """How many rollouts the answer has; with `keep.where` or a range of `num_generations`, at most."""
+    """How many rollouts the answer has; with `keep.where`, at most."""
     keep: Mapping[str, Any] = json_value(as_given(options.get("keep"))) or {}
     if keep.get("where") is not None:
         return (keep.get("groups") or 0) * group_size(options)

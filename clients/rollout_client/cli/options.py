@@ -72,31 +72,12 @@ def json_object_of(text: str) -> dict[str, Any]:
     return value
 
 
-def generations_of(text: object) -> int | dict[str, Any]:
-    """A number of rollouts; `4..32`, the range in which rewards decide it; or the JSON object of such a range."""
-    given = str(text)
-    if given.startswith("{"):
-        return json_object_of(given)
-    least, dots, most = given.partition("..")
-    try:
-        size = int(least)
-        generations: int | dict[str, Any] = {"min": size, "max": int(most)} if dots else size
-    except ValueError as error:
-        raise typer.BadParameter(f"{given} is not a number of rollouts, nor a range such as 4..32") from error
-    if size < 1:
-        raise typer.BadParameter(f"{given} is less than one rollout")
-    return generations
-
-
 RENAMED = {"stop": "stop_strings", "sampling_seed": "seed", "policy_name": "name", "policy_version": "version"}
 """Options of the command line whose field has another name."""
 
 
 def rollout_parameters(
-    num_generations: Annotated[
-        Any,
-        typer.Option(parser=generations_of, metavar="N|MIN..MAX", help="Rollouts of each sample; see docs/groups.md."),
-    ] = 1,
+    num_generations: Annotated[int, typer.Option(min=1, help="Rollouts of each sample.")] = 1,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Share of the likeliest tokens.")] = None,
     top_k: Annotated[int | None, typer.Option(min=-1, help="Number of the likeliest tokens; 0 is all.")] = None,

@@ -12,7 +12,7 @@ from rollout_client.contract.problems import Problem
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from rollout_client.contract.sample_ranges import SampleRange
 
-JobState = Literal["waiting", "running", "suspended", "completed", "failed"]
+JobState = Literal["waiting", "running", "completed", "failed"]
 IDEMPOTENCY_KEY = "idempotency-key"
 """The header that names a request: sent again with the same body it is the same run."""
 PREFER = "prefer"
@@ -28,15 +28,14 @@ class JobStatus(Lenient):
     job_id: str
     """Its name in the paths of `/jobs`."""
     state: JobState
-    """`running`: an ingress replica plays it; `waiting`: that one was lost and the next one takes it over; `suspended`:
-    no client listened, and it resumes when its request is posted again; `completed`, `failed`: its last event is there,
-    a summary or a problem."""
+    """`running`: an ingress replica plays it; `waiting`: that one was lost and the next one takes it over;
+    `completed`, `failed`: its last event is there, a summary or a problem."""
     request_id: str
     """The `X-Request-ID` of the request that made it, in every log line about it."""
     created_at: float
     """Seconds since 1970."""
     ended_at: float | None = None
-    """When it ended or was suspended."""
+    """When it ended."""
     last_event: int
     """Events are numbered from 1 to this."""
     acknowledged: int
@@ -92,8 +91,7 @@ class PositionedResult(Lenient):
     """One rollout with its place."""
 
     position: int
-    """Index of the rollout in the response of `POST /rollout`. With a range of `num_generations`: what that would be if
-    all groups had `max` rollouts."""
+    """Index of the rollout in the response of `POST /rollout`."""
     sample: SampleResult
     """The rollout."""
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict
-from rollout_client.contract.group_conditions import GenerationRange, Generations, GroupConditions, GroupCounts
+from rollout_client.contract.group_conditions import GroupConditions, GroupCounts
 from rollout_client.contract.messages import (
     MOST_TOOLS,
     Branch,
@@ -169,9 +169,8 @@ class RolloutRequest(Strict):
     is where the next ones begin."""
     next_start: Place | None = None
     """Ignored: a page of `GET /tasks/{task_name}/samples` has it, so that a page can be posted as it is."""
-    num_generations: Generations = 1
-    """Rollouts of each sample: the size of a group. With a range, further rollouts of a group are started only while
-    its pass rate is undecided; then all rollouts of a group come when it is complete."""
+    num_generations: int = Field(default=1, ge=1, le=1024)
+    """Rollouts of each sample: the size of a group."""
     sampling: Sampling = Sampling()
     """How tokens are sampled."""
     max_seq_len: int | None = Field(default=None, ge=1)
@@ -187,8 +186,8 @@ class RolloutRequest(Strict):
     """Variables for the chat template, for every sample that has none of its own."""
     deadline_s: float | None = Field(default=None, gt=0)
     """After this many seconds, rollouts that still run come back with `status: deadline` and their log so far, which
-    can be posted again. Time in which a job or a request with an `Idempotency-Key` is suspended, or waits for another
-    ingress replica, does not count."""
+    can be posted again. Time in which a job or a request with an `Idempotency-Key` waits for another ingress replica
+    does not count."""
     on_error: Literal["return", "fail"] = "return"
     """`return`: a failed rollout is data among the others; `fail`: the first failure ends the request."""
     retries: int = Field(default=3, ge=0, le=100)
@@ -202,8 +201,7 @@ class RolloutRequest(Strict):
     `top_logprobs:N`, `sampling_mask`, `entropy`. Nothing is computed or sent that is not asked for."""
     priority: Priority = "train"
     """The share of the engines that the request gets while others wait too. A number is in proportion to a `train`
-    request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16. `batch` has no share: it fills gaps, places
-    of the engines that no other request needs."""
+    request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16, `batch` a sixteenth."""
 
     @model_validator(mode="after")
     def has_samples_of_one_kind(self) -> Self:
@@ -214,16 +212,6 @@ class RolloutRequest(Strict):
         if self.samples_from and not any(given.size for given in self.samples_from):
             raise ValueError("samples_from leaves every place out: nothing is left to play")
         return self
-
-    @property
-    def group_size(self) -> int:
-        """Rollouts of a group, at most."""
-        return self.num_generations if isinstance(self.num_generations, int) else self.num_generations.max
-
-    @property
-    def generation_range(self) -> GenerationRange | None:
-        """The range in which rewards decide the size of a group; `None` where all have the same."""
-        return None if isinstance(self.num_generations, int) else self.num_generations
 
     @property
     def sample_count(self) -> int:
@@ -291,8 +279,6 @@ class SampleResult(Lenient):
     """The sample's own `idx`, by default its index in the request."""
     generation_index: int
     """Index of the rollout within its group, from 0."""
-    group_size: int | None = None
-    """With a range of `num_generations`: how many rollouts its group has."""
     task_name: str
     """The environment that played the rollout."""
     message_log: list[Message]
@@ -377,17 +363,15 @@ class RolloutSummary(Lenient):
     """Aggregates over the rollouts that were played to their end, by NeMo-RL's names. `clipped_ratio` is the share of
     responses that their length has cut (`finish_reason: length`); `truncation_rate` that of rollouts which reached
     `max_seq_len`. `total_tokens_per_sample/...` and `mean_total_tokens_per_sample` leave out the prompt;
-    `histogram/total_tokens_length`, which has a number for each generation, has it in. With the priority `batch`,
-    `gap_tokens` are those that were generated in places of the engines which nothing else needed, and
-    `parked_generations` how often a generation was interrupted because others needed its place."""
+    `histogram/total_tokens_length`, which has a number for each generation, has it in."""
     policy: PolicyVersions
     """Which weights generated the tokens."""
     next_samples_from: list[NextSampleRange] = []  # noqa: RUF012 - pydantic copies it
     """The `samples_from` of the request, moved on to the samples that follow. With `keep.where`: that follow the last
     one that was drawn."""
     groups: GroupCounts | None = None
-    """With `keep.where` or a range of `num_generations`: how many groups were drawn and kept, why others were dropped,
-    and how many rollouts they took. `metrics` are over all of `drawn`."""
+    """With `keep.where`: how many groups were drawn and kept, and why others were dropped. `metrics` are over all of
+    `drawn`."""
 
 
 class RolloutResponse(RolloutSummary):

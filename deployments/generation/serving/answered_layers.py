@@ -185,7 +185,7 @@ class AnsweredResponses(OpenAIServingResponses):
             return answer
         if not isinstance(answer, ResponsesResponse):
             events = ending_as_they_end(answer)
-            return events if call.session is None else recorded_responses(events, call.session)
+            return as_sent(events if call.session is None else recorded_responses(events, call.session))
         if call.session is not None:
             await record(call.session, {0: shown_output(answer.output)})
         return answer
@@ -210,7 +210,7 @@ class AnsweredTokens(ServingTokens):
             fill_params(request, call)
             refuse_without_columns(request.sampling_params, call, self.model_config.max_logprobs)
             with answered_failures():
-                await session.prepare_tokens(request.token_ids, bool(request.stream))
+                await session.prepare_tokens(request.token_ids)
         answer = await super().serve_tokens(request, raw_request)
         if isinstance(answer, ErrorResponse):
             return answer
@@ -268,6 +268,13 @@ async def recorded_responses(events: AsyncGenerator[Any, None], session: Session
             if event.type in ("response.completed", "response.incomplete") and response is not None:
                 await record(session, {0: shown_output(response.output)})
             yield event
+
+
+async def as_sent(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+    """The events of a response as they are sent."""
+    async with aclosing(events):
+        async for event in events:
+            yield f"event: {event.type}\ndata: {event.model_dump_json(indent=None, by_alias=True)}\n\n"
 
 
 async def record(session: SessionCall, shown: Mapping[int, ChatMessage]) -> None:

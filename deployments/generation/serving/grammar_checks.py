@@ -17,11 +17,12 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from deployments.failures import EnvironmentLost, GenerationLost
+from deployments.failures import GenerationLost
 from deployments.generation.serving.grammar_compiling import FIELD, PRELOADED, TRIED_TOKENS, Refused, compiled, prepare
 from deployments.rpc.background_tasks import SharedCall
 from deployments.upstream.vllm.structured_outputs import CheckedOutputs, backend_of, skip_checked_outputs
-from deployments.workers.pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
+from rollout_env import TemporaryFailure
+from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
 
 MOST_BYTES = 256 * 1024
 """Size of a schema or grammar."""
@@ -94,7 +95,7 @@ class GrammarChecks:
             raise refusal(f"compiling it and matching {TRIED_TOKENS} tokens takes {error}; make it simpler") from error
         except WorkerEnded as error:
             raise refusal("the process that compiled it ended twice; make it simpler") from error
-        except EnvironmentLost as error:
+        except TemporaryFailure as error:
             raise not_checked(error) from error
         if isinstance(result, Refused):
             raise VLLMValidationError(result.reason, parameter=result.parameter)
@@ -113,7 +114,7 @@ class GrammarChecks:
                 start_within_s=START_WITHIN_S,
                 lost_after_s=max(LOST_AFTER_S, 4 * self._time_limit_s),
             )
-        except EnvironmentLost as error:
+        except TemporaryFailure as error:
             raise not_checked(error) from error
         return self._pool
 
@@ -123,7 +124,7 @@ def attempts() -> AsyncRetrying:
     return AsyncRetrying(retry=retry_if_exception_type(WorkerEnded), stop=stop_after_attempt(2), reraise=True)
 
 
-def not_checked(error: EnvironmentLost) -> GenerationLost:
+def not_checked(error: TemporaryFailure) -> GenerationLost:
     return GenerationLost(f"A schema or grammar could not be checked. {error}")
 
 

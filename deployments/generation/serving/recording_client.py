@@ -11,7 +11,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from deployments.failures import RolloutFailure, StoreLost
+from deployments.failures import RolloutFailure
 from deployments.generation.continued_completion import params_of_choice
 from deployments.generation.engine import ALL_LOGPROBS, VLLMEngine
 from deployments.generation.engine_requests import likeliest_tokens
@@ -21,7 +21,6 @@ from deployments.generation.serving.sampling_marks import is_constrained, sample
 from deployments.generation.serving.served_call import CURRENT_CALL, ColumnReader, ServedCall
 from deployments.protocols.generation import NO_COLUMNS, GenerationRequest
 from deployments.rpc.background_tasks import BackgroundTasks
-from deployments.sessions.failures import SessionFailure
 from deployments.upstream.vllm.token_texts import skip_logprob_texts
 
 Output = RequestOutput | Exception | None
@@ -107,7 +106,6 @@ class RecordingClient:
                 for output in for_each(made, equal):
                     call.note(output, choices.is_delta, choices.first)
                     if (whole := choices.add(output)) is not None:
-                        await confirmed(call)
                         outputs.put_nowait(whole)
 
         # Nothing is drawn at temperature 0: one choice stands for all.
@@ -115,14 +113,9 @@ class RecordingClient:
         reading = [
             asyncio.create_task(read_choice(index, range(index, index + step))) for index in range(0, params.n, step)
         ]
-        reading.append(asyncio.create_task(confirmed(call)))
         try:
             await asyncio.gather(*reading)
             outputs.put_nowait(None)
-        except (SessionFailure, StoreLost) as failure:
-            # No other replica could confirm it: the store itself refuses the call, or is away.
-            call.choices.clear()
-            outputs.put_nowait(refusal_of(failure))
         except RolloutFailure as failure:
             call.note_failure(failure)
             outputs.put_nowait(refusal_of(failure))
@@ -142,12 +135,6 @@ class RecordingClient:
             except RolloutFailure as failure:
                 call.note_failure(failure)
                 raise
-
-
-async def confirmed(call: ServedCall) -> None:
-    """Returns when the call may be answered. Raises what `SessionCall.wait_until_confirmed` raises."""
-    if call.session is not None:
-        await call.session.wait_until_confirmed()
 
 
 def for_each(output: RequestOutput, choices: range) -> list[RequestOutput]:

@@ -12,7 +12,6 @@ from vllm.logprobs import FlatLogprobs
 from deployments.failures import GenerationNotFinite, GenerationRejected, RolloutFailure, VersionReplaced
 from deployments.generation.engine_requests import expert_column, logprob_columns, whole_positions
 from deployments.generation.output_health import refuse_not_finite
-from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.model_server import (
     GENERATED,
@@ -144,10 +143,7 @@ class ServedCall:
 
     def note_failure(self, failure: RolloutFailure) -> None:
         """The engine does not generate, or not to the end. What is made anew, or must not count, is dropped."""
-        if isinstance(failure, RecordOutdated):
-            # What was generated is recorded if nobody waits for the call that is made again.
-            self.retryable_failure = failure
-        elif failure.retryable and not self.has_begun:
+        if failure.retryable and not self.has_begun:
             self.retryable_failure = failure
             self.choices.clear()
         elif isinstance(failure, VersionReplaced | GenerationNotFinite | GenerationRejected):

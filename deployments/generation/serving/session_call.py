@@ -4,18 +4,17 @@
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import orjson
 
-from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
 from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.protocols.images import ImageSpan
-from deployments.sessions.failures import SessionFailure, call_not_recorded
+from deployments.sessions.failures import call_not_recorded
 from deployments.sessions.records import (
     ChatContext,
     ChatMessage,
@@ -119,57 +118,52 @@ FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "
 class SessionCall:
     """One call of a session. It ends once: recorded, or without a record if it generated nothing."""
 
-    def __init__(
-        self, call: ServedCall, session_id: str, calls: SessionCallsInFlight, is_made_again: bool = False
-    ) -> None:
-        """`is_made_again` says that the store knows of the call, from an earlier `SessionCall` of it."""
+    def __init__(self, call: ServedCall, session_id: str, calls: SessionCallsInFlight) -> None:
         self._call = call
         self._session_id = session_id
         self._calls = calls
         self._context = ChatContext()
-        self._has_begun = is_made_again
-        self._has_left = self._is_given_up = False
+        self._has_begun = False
         self._plan: Plan | None = None
         self._prompt: PreparedPrompt | None = None
         self._recording: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._confirmed: asyncio.Task[None] | None = None
-        """Confirmation of a call that began before the store knew of it."""
         self.answer_id = call.request.generation_id
         """The `id` of the answer, by which its messages are rewarded."""
         self.shown = ShownChoices()
         """Choices as the caller of a stream has seen them so far."""
 
-    async def prepare(
-        self, messages: Sequence[ChatMessage], context: ChatContext, is_streamed: bool = True
-    ) -> Sequence[int]:
+    async def prepare(self, messages: Sequence[ChatMessage], context: ChatContext) -> Sequence[int]:
         """The ids of the prompt: the engine's own for what it has generated, rendered ones for what is new.
-
-        Args:
-            is_streamed: the status of the answer is said before its first token, so the store is asked before.
 
         Raises:
             SessionFailure: the session may not begin the call.
             RolloutFailure: the template refuses the messages, or the model an image; or a store is gone.
         """
         self._context = context
-        self._has_begun = True
-        is_short = len(self._call.request.body) <= SHORT_BODY_BYTES and len(messages) <= FEW_MESSAGES
-        self._plan = await self._begun(messages, context, is_short, is_streamed)
-        names = new_images(self._plan, messages)
+        plan = await self._begin(messages)
+        names = new_images(plan, messages)
         images = dict(zip(names, await self._calls.image_tokens(names), strict=True)) if names else {}
-        prepare = partial(prepared_prompt, self._plan, messages, context, self._calls.renderer, images)
-        prompt = prepare() if is_short else await asyncio.to_thread(prepare)
-        self._note_prompt(self._plan, prompt)
+        prepare = partial(prepared_prompt, plan, messages, context, self._calls.renderer, images)
+        prompt = await self._prepared(prepare, is_short=len(messages) <= FEW_MESSAGES)
+        self._note_prompt(plan, prompt)
         return prompt.token_ids
 
-    async def prepare_tokens(self, token_ids: Sequence[int], is_streamed: bool) -> None:
-        """Begins a call whose caller has tokenized its prompt; `is_streamed` and failures are as in `prepare`."""
+    async def prepare_tokens(self, token_ids: Sequence[int]) -> None:
+        """Begins a call whose caller has tokenized its prompt. Raises as `prepare`."""
+        plan = await self._begin(TokenPrompt(packed_ids(token_ids)))
+        prepare = partial(prompt_of_tokens, plan, token_ids, self._calls.renderer.decode)
+        self._note_prompt(plan, await self._prepared(prepare))
+
+    async def _begin(self, conversation: Conversation) -> Plan:
         self._has_begun = True
-        is_short = len(self._call.request.body) <= SHORT_BODY_BYTES
-        self._plan = await self._begun(TokenPrompt(packed_ids(token_ids)), self._context, is_short, is_streamed)
-        prepare = partial(prompt_of_tokens, self._plan, token_ids, self._calls.renderer.decode)
-        self._note_prompt(self._plan, prepare() if is_short else await asyncio.to_thread(prepare))
+        call_id = self._call.request.generation_id
+        plan = self._plan = await self._calls.begin(self._session_id, call_id, conversation, self._context)
+        return plan
+
+    async def _prepared(self, prepare: Callable[[], PreparedPrompt], is_short: bool = True) -> PreparedPrompt:
+        is_short = is_short and len(self._call.request.body) <= SHORT_BODY_BYTES
+        return prepare() if is_short else await asyncio.to_thread(prepare)
 
     def _note_prompt(self, plan: Plan, prompt: PreparedPrompt) -> None:
         self._prompt = prompt
@@ -183,33 +177,10 @@ class SessionCall:
         """Those of the prompt, once it was prepared."""
         return () if self._prompt is None else self._prompt.images
 
-    async def _begun(self, conversation: Conversation, context: ChatContext, is_short: bool, is_streamed: bool) -> Plan:
-        call_id = self._call.request.generation_id
-        if not is_streamed:
-            policy = self._call.request.policy
-            begun = await self._calls.begin_with_copy(
-                self._session_id, call_id, conversation, context, policy, in_thread=not is_short
-            )
-            if begun is not None:
-                plan, self._confirmed = begun
-                return plan
-        return await self._calls.begin(self._session_id, call_id, conversation, context)
-
     def refuse_unprepared(self) -> None:
         """Raises `CallNotRecorded` if the prompt was put together past the session: nothing could be recorded of it."""
         if self._prompt is None:
             raise call_not_recorded(self._session_id, UNPREPARED)
-
-    async def wait_until_confirmed(self) -> None:
-        """Returns when the store knows of the call: nothing of its answer is shown before.
-
-        Raises:
-            RecordOutdated: the call must be planned again.
-            SessionFailure: the session may not begin it.
-            RolloutFailure: the store is gone.
-        """
-        if self._confirmed is not None:
-            await asyncio.shield(self._confirmed)
 
     async def record(self, shown: Mapping[int, ChatMessage]) -> None:
         """Records the call. When this returns, the record has what the caller is about to see.
@@ -231,33 +202,16 @@ class SessionCall:
 
     def leave(self) -> None:
         """Nothing more of the answer is wanted. A call that was not recorded ends with what the engine has made."""
-        self._has_left = True
-        self._end_if_over()
-
-    def give_up(self) -> None:
-        """The call is not made again, also if its copy of the record is outdated."""
-        self._is_given_up = True
-        self._end_if_over()
-
-    def _end_if_over(self) -> None:
-        is_made_again = isinstance(self._call.retryable_failure, RecordOutdated) and not self._is_given_up
-        is_over = self._has_left and self._has_begun and not is_made_again
-        if is_over and self._recording is None and self._ending is None:
+        if self._has_begun and self._recording is None and self._ending is None:
             self._ending = self._calls.start(self._record_rest())
 
     async def _record_rest(self) -> None:
         call = self._call
-        if self._confirmed is not None:
-            # The store must hear of the begin before the end.
-            await asyncio.wait({self._confirmed})
         if call.engine_ended is None:
             await self._calls.end(call.request.generation_id)
             return
         await self._calls.interrupt([call.request.generation_id])
         await call.engine_ended.wait()
-        if self._confirmed is not None and isinstance(self._confirmed.exception(), SessionFailure):
-            # The session takes nothing of the call.
-            call.choices.clear()
         await self.record(self.shown.messages)
 
     def _engine_call(self, plan: Plan, prompt: PreparedPrompt, shown: Mapping[int, ChatMessage]) -> EngineCall:

@@ -62,7 +62,7 @@ class SessionOnlineRenderer(OnlineRenderer):
             with answered_failures():
                 if session is not None:
                     may_constrain = asks_for_grammar(request)
-                    ids = await session.prepare(conversation, context, bool(getattr(request, "stream", True)))
+                    ids = await session.prepare(conversation, context)
                     images = session.images
                 elif self.images is not None:
                     prompt = await self.images.prompt(conversation, context)

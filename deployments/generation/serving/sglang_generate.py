@@ -10,14 +10,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cache
-from http import HTTPStatus
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Depends, Request
-from fastapi.responses import Response, StreamingResponse
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
-from vllm.entrypoints.serve.utils.api_utils import validate_json_request, with_cancellation
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.utils.async_utils import merge_async_iterators
@@ -35,8 +31,6 @@ from deployments.generation.serving.sglang_requests import (
     params_of,
 )
 
-JSON = "application/json"
-EVENTS = "text/event-stream"
 EVENT_EVERY_S = 0.05
 NUMBERS_OF_EVENT = 2000
 """An event has all tokens so far: one for each token would make a long answer's stream quadratic in its length. Events
@@ -209,8 +203,8 @@ class AnsweredGenerate(GenerateBaseServing):
         self._aborts = aborts
         self._current_version = current_version
 
-    async def answer(self, request: SGLangRequest) -> Response:
-        """Raises what vLLM's error handlers answer."""
+    async def answer(self, request: SGLangRequest, _raw_request: object) -> bytes | AsyncGenerator[str, None]:
+        """Returns an answer in JSON, or the events of a stream. Raises what becomes an answer of vLLM's servers."""
         call = CURRENT_CALL.get()
         self._preflight()
         prompts, asked = request.prompts, asked_prompts(request, call.request.generation_id)
@@ -220,11 +214,10 @@ class AnsweredGenerate(GenerateBaseServing):
             request, prompt_input=prompts, prompt_embeds=None, skip_mm_cache=True
         )
         if call.session is not None:
-            await prepare_session(call, asked, [one["prompt_token_ids"] for one in inputs], request.stream)
+            await prepare_session(call, asked, [one["prompt_token_ids"] for one in inputs])
         answers, outputs = self._start(request, asked, inputs, call)
         if request.stream:
-            events = self._events(request, answers, outputs, call)
-            return StreamingResponse(events, media_type=EVENTS)
+            return self._events(request, answers, outputs, call)
         async with aclosing(outputs):
             async for place, output in outputs:
                 self._refuse_failed(output)
@@ -233,7 +226,7 @@ class AnsweredGenerate(GenerateBaseServing):
             await record(call.session, {})
         choices = [answer.choice(place) for answer in answers for place in range(answer.asked.sampling.n)]
         is_single = request.is_single and len(choices) == 1
-        return Response(orjson.dumps(choices[0] if is_single else choices), HTTPStatus.OK, media_type=JSON)
+        return orjson.dumps(choices[0] if is_single else choices)
 
     def _start(
         self, request: SGLangRequest, asked: Sequence[AskedPrompt], inputs: Sequence[Any], call: ServedCall
@@ -310,9 +303,7 @@ def no_text(_token_id: int) -> None:
     """No text is shown."""
 
 
-async def prepare_session(
-    call: ServedCall, asked: Sequence[AskedPrompt], prompts: Sequence[Sequence[int]], is_streamed: bool
-) -> None:
+async def prepare_session(call: ServedCall, asked: Sequence[AskedPrompt], prompts: Sequence[Sequence[int]]) -> None:
     """Begins a call of a session. Raises `VLLMValidationError`, or what `SessionCall.prepare_tokens` does, answered."""
     assert call.session is not None
     if len(prompts) > 1:
@@ -321,7 +312,7 @@ async def prepare_session(
         message = "A session records what is generated: send a `max_new_tokens` of at least 1."
         raise VLLMValidationError(message, parameter="max_new_tokens")
     with answered_failures():
-        await call.session.prepare_tokens(prompts[0], is_streamed)
+        await call.session.prepare_tokens(prompts[0])
 
 
 async def abortable_outputs(
@@ -342,17 +333,3 @@ async def aborted_at_once(call: ServedCall, first: int, choices: int) -> AsyncGe
     output = RequestOutput(call.generation_id(first), None, [], None, made, finished=True)
     call.note(output, is_delta=False, first=first)
     yield output
-
-
-async def generate(request: SGLangRequest, raw_request: Request) -> Response:
-    layer: AnsweredGenerate = raw_request.app.state.answered_generate
-    return await layer.answer(request)
-
-
-router = APIRouter()
-router.add_api_route(
-    "/generate",
-    with_cancellation(generate),  # type: ignore[no-untyped-call]
-    methods=["POST"],
-    dependencies=[Depends(validate_json_request)],
-)

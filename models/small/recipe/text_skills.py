@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from deployments.environments.code import CodeEnvironment
-from deployments.environments.code_judging import CodeInfo
-from deployments.environments.math import addition_prompt
-from deployments.environments.replies import last_box
+from deployments.tasks.code import CodeEnvironment
+from deployments.tasks.code_judging import CodeInfo
+from deployments.tasks.math import addition_prompt
+from deployments.tasks.replies import last_box
 from models.small.recipe.exercises import Exercise, invented_name, number, reply
 from rollout_env import ChatMessage
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from deployments.environments.replies import last_box
+from deployments.tasks.replies import last_box
 from models.small.recipe.exercises import Exercise, call, invented_name, number, reply, result, tool_schema
 
 CALCULATOR = tool_schema("calculator", "Evaluates an arithmetic expression.", {"expression": "string"})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollout_client.calls.ndjson import NdjsonReader
 from rollout_client.errors import StreamBroken
 from rollout_client.json_lines import BYTE_ORDER_MARK, numbered_lines
-from tests.clients.scripted_service import lines_of, result, sample
+from tests.clients.scripted_service import lines_of, sample
 
 SPLITTING = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\ufeff"
 """Characters at which `str.splitlines` splits, and the byte-order mark."""
@@ -45,24 +45,6 @@ def test_lines_are_the_same_however_the_bytes_are_cut(cuts: list[int]) -> None:
     reader.end()
     assert read == [2, 1, 0]
     assert reader.summary is not None
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "is_whole"), [(2, 1, True), (1, 1, False), (2, 2, False), (None, 1, False)]
-)
-def test_a_stream_of_groups_that_differ_in_size_is_whole_with_as_many_as_their_rollouts_say(
-    first: int | None, second: int, is_whole: bool
-) -> None:
-    """Of at most three rollouts in each of two groups, three have come; one rollout may have no size."""
-    came = [(0, first), (1, first), (3, second)] if first != 1 else [(1, first), (3, second)]
-    lines = [{"position": position, "sample": {**result(), "group_size": size}} for position, size in came]
-    groups = {"drawn": 2, "kept": 2, "ahead": 0, "rollouts": 3}
-    *_, summary = lines_of({"samples": []})
-    reader = NdjsonReader(6, group_size=3)
-    sent = "".join(f"{json.dumps(line)}\n" for line in (*lines, {"summary": {**summary["summary"], "groups": groups}}))
-    with nullcontext() if is_whole else pytest.raises(StreamBroken, match="of 6 rollouts"):
-        list(reader.feed(sent.encode()))
-        reader.end()
 
 
 @pytest.mark.parametrize(("kept", "is_whole"), [(1, True), (2, False), (3, False)])

@@ -55,10 +55,6 @@ def test_eval_keeps_its_rollouts_and_goes_on_with_what_is_missing(service: Scrip
     ("arguments", "sentence"),
     [
         (["math", "--k", "4"], "--k 4 needs as many rollouts: raise --num-generations, which is 1."),
-        (
-            ["math", "--num-generations", "4..8"],
-            "pass@k needs equally many rollouts of each prompt: give --num-generations one number.",
-        ),
         ([], "Name tasks of the service, or samples with --samples: one of both."),
         (["math", "--results", "x"], "--results and --format belong together: name both, or none."),
         (["math", "--format", "harbor"], "--results and --format belong together: name both, or none."),

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse
 
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.clients.scripted_service import SUMMARY, ScriptedService, result
 from tests.paths import REPOSITORY
 

@@ -13,14 +13,14 @@ from pydantic import ValidationError
 from deployments.agents.environment import AgentRunsOfTask
 from deployments.agents.game_program import GameProgram, GameTask, load_game
 from deployments.agents.game_settings import GameSettings, Rival
-from deployments.agents.nim import RULES, Nim
 from deployments.agents.programs import AgentCall, AgentNotLoadable, RunNotes
 from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentFailed, EnvironmentLost
 from deployments.models import chat_client
+from examples.nim import RULES
 from tests.deployments.models.chat_server import Answer, ChatServer, chat_server, said
 
-NIM = "deployments.agents.nim:Nim"
+NIM = "examples.nim:Nim"
 SERVED: dict[str, Any] = {"opponents": {"rival": 1}}
 
 
@@ -231,20 +231,3 @@ def test_a_game_is_scored_by_itself() -> None:
     assert AgentSettings.model_validate({"game": game}).scored_by == "agent"
     with pytest.raises(ValidationError, match="a game says the rewards of its seats itself"):
         AgentSettings.model_validate({"game": game, "scored_by": "environment"})
-
-
-def test_a_move_that_nim_does_not_permit_is_told_once_and_loses_the_second_time() -> None:
-    game = Nim(0, [1, 2])
-    game.move("take 2 from A")
-    assert game.turn() == (0, "That is not a move that is permitted.\nHeaps: A 1, B 2. Your move.")
-    game.move("I resign.")
-    assert (game.turn(), game.rewards()) == (None, {0: -1.0, 1: 1.0})
-
-
-@given(st.integers(min_value=0), st.lists(st.text(alphabet="take123 from ABC\n", max_size=30), max_size=40))
-def test_nim_always_ends_with_one_winner(seed: int, texts: list[str]) -> None:
-    game = Nim(seed)
-    for text in [*texts, "", "", ""]:
-        if game.turn() is not None:
-            game.move(text)
-    assert (game.turn(), sorted(game.rewards().values())) == (None, [-1.0, 1.0])

@@ -1,15 +1,13 @@
-"""Which fields of samples an environment refuses, and whether its schema tells all of it."""
+"""Which fields of samples an environment refuses."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
-from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BaseModel, field_validator
 
-from deployments.environments.code_jaccard import ReferenceInfo
-from deployments.environments.host import MOST_REFUSED_FIELDS, has_validators, refused_fields
-from deployments.environments.math import MathInfo
-from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
+from deployments.environments.host import MOST_REFUSED_FIELDS, refused_fields
 from deployments.protocols.environments import RefusedField
+from deployments.tasks.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
 from rollout_env import play
 
 
@@ -69,47 +67,6 @@ def test_a_model_that_breaks_refuses_nothing_and_is_logged(caplog: pytest.LogCap
     [record] = caplog.records
     assert record.getMessage() == "The fields of a sample could not be checked."
     assert record.exc_info is not None
-
-
-class WithFieldValidator(BaseModel):
-    mode: str
-
-    @field_validator("mode")
-    @classmethod
-    def is_a(cls, mode: str) -> str:
-        return mode
-
-
-class Annotations(BaseModel):
-    mode: Annotated[int, BeforeValidator(int)]
-
-
-class WithModelValidator(BaseModel):
-    @model_validator(mode="before")
-    @classmethod
-    def any(cls, value: Any) -> Any:
-        return value
-
-
-class Nested(BaseModel):
-    parts: list[dict[str, WithFieldValidator]] = Field(default_factory=list)
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        (ReferenceInfo, False),
-        (MathInfo, True),
-        (Outer, False),
-        (SlidingPuzzleState, True),
-        (WithFieldValidator, True),
-        (Annotations, True),
-        (WithModelValidator, True),
-        (Nested, True),
-    ],
-)
-def test_validators_of_the_model_and_of_all_its_parts_are_found(model: type[BaseModel], expected: bool) -> None:
-    assert has_validators(model) is expected
 
 
 def test_the_later_states_of_a_puzzle_are_accepted_as_its_first_is() -> None:

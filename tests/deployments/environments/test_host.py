@@ -219,7 +219,6 @@ def test_a_host_names_the_fields_that_its_environment_refuses() -> None:
     assert asyncio.run(obedient_host().refused_fields([{"mode": "good"}, {}])) == [
         RefusedField(1, ("mode",), "Field required")
     ]
-    assert asyncio.run(obedient_host().describe()).has_validators
 
 
 def test_example_samples_that_cannot_be_made_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,6 @@ from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
     GenerationResults,
-    RequestShare,
     SamplingOptions,
 )
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
@@ -199,22 +198,6 @@ def test_a_replica_refuses_generations_that_need_newer_weights_without_asking_it
     assert replica.engine.started == []
     results_of(replica, requests("bug", min_weight_version=3))
     assert replica.engine.started == ["bug"]
-
-
-@virtual_time.test
-async def test_what_fills_gaps_is_counted_apart_and_its_virtual_time_is_not_that_of_others() -> None:
-    replica = ScriptedReplica()
-    [one, other] = requests("a", "b")
-    one = replace(one, share=RequestShare("batch", fills_gaps=True), virtual_time=2**52)
-    async with aclosing(replica.generate([one, replace(other, virtual_time=7)])) as batches:
-        first = asyncio.ensure_future(anext(batches))
-        await virtual_time.settled()
-        assert replica.load().filling_generations == 1
-        replica.engine.finish("a")
-        await first
-        replica.engine.finish("b")
-        await anext(batches)
-    assert (replica.load().filling_generations, replica.load().virtual_time) == (0, 7)
 
 
 @virtual_time.test

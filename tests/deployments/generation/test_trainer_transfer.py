@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from deployments.generation.trainer_transfer import EARLIER, TrainerRendezvous, TrainerWatch, TransferFile, Written
 from rollout_client.weights.checksum import file_checksum
-from service.startup.ports import free_port
+from service.startup.config import free_port
 
 LONG_ENOUGH_S = 40.0
 

@@ -1,4 +1,4 @@
-"""The records of a job store, without a store: for tests of the book alone."""
+"""The records of a job store, without a store: for tests of the registry alone."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,9 +12,7 @@ class Asked(NamedTuple):
     owner: str
 
 
-def asked(
-    key: str | None = "k", owner: str = "a", namespace: str = "", fingerprint: str = "f", runs_alone: bool = True
-) -> Asked:
+def asked(key: str | None = "k", owner: str = "a", namespace: str = "", fingerprint: str = "f") -> Asked:
     request = JobRequest(
         namespace=namespace,
         kind="rollout",
@@ -22,7 +20,6 @@ def asked(
         request_id="r",
         key=key,
         fingerprint=fingerprint,
-        runs_alone=runs_alone,
     )
     return Asked(request, owner)
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.generation.serving.session_calls_in_flight import without_numbers
 from deployments.protocols.generation import Generation, GenerationRequest, IncludedColumns
 from deployments.protocols.token_columns import EXPERTS, packed_rows
 from deployments.sessions.journal import call_entry, call_of
@@ -68,21 +67,6 @@ def test_the_columns_of_any_session_are_those_of_rollouts_with_its_tokens(data: 
         agent.play()
     for sample in samples_of("s", engine.record):
         assert columns_of(sample.message_log) == columns_of(played(sample.message_log))
-
-
-@pytest.mark.slow
-@given(data=st.data())
-@settings(max_examples=20)
-def test_a_copy_of_the_record_without_numbers_plans_as_the_record_does(data: st.DataObject) -> None:
-    engine, copy = FakeEngine(tiny(), is_parsed=False, includes=True), SessionRecord()
-    agent = Agent(data, engine, has_tools=False)
-    for _ in range(data.draw(st.integers(1, 6))):
-        agent.play()
-    for call in engine.calls:
-        copy.add(without_numbers(call))
-    for asked in agent.conversations:
-        messages = asked.with_new(dict(MORE)).messages
-        assert copy.plan(messages, asked.context) == engine.record.plan(messages, asked.context)
 
 
 def branching() -> FakeEngine:

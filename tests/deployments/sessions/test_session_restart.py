@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from deployments.sessions.failures import SessionClosed, SessionLimitReached, SessionUnknown
-from deployments.sessions.session_book import USE_STORED_S
+from deployments.sessions.session_table import USE_STORED_S
 from deployments.sessions.settings import SessionsSettings
 from deployments.storage.storage import EntryName, StorageFailed, StoredChange, StoreReplaced
 from rollout_client.contract.rollouts import SampleInput

@@ -125,41 +125,20 @@ async def test_a_call_whose_session_is_deleted_while_it_is_being_stored_is_not_s
 
 
 @runs
-async def test_a_call_that_was_planned_with_a_copy_of_the_record_begins_and_hears_which_calls_the_copy_misses() -> None:
-    kept = await Kept().open()
-    for name in ("one", "two"):
-        await kept.call(name)
-    assert await kept.store.begin("s", "three", 2) == []
-    assert await kept.store.begin("s", "three", 1) == ["two"]
-    assert await kept.store.begin("s", "three", 0) == ["one", "two"]
-    assert await kept.store.begin("s", "three", 3) is None, "it is no copy of this record"
-    info = await kept.store.info("s", "team")
-    assert (info.calls, info.calls_in_flight) == (3, 1)
-
-
-@runs
-async def test_what_a_session_refuses_is_refused_of_calls_that_were_planned_with_a_copy() -> None:
-    kept = await Kept().open(limits=SessionLimits(max_calls=1))
-    await kept.call("one")
-    with pytest.raises(SessionLimitReached):
-        await kept.store.begin("s", "two", 1)
-    await kept.store.end("s", "team")
-    with pytest.raises(SessionClosed):
-        await kept.store.begin("s", "two", 1)
-    [unknown, refused] = await kept.store.batched("begin", [("t", "two", 1), ("s", "two", 1)])
-    assert (type(unknown), type(refused)) == (SessionUnknown, SessionClosed)
-
-
-@runs
-async def test_a_store_says_in_which_place_of_the_record_a_call_is() -> None:
-    kept = await Kept().open()
-    plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
+async def test_calls_that_come_together_have_a_result_or_a_failure_each() -> None:
+    kept = await Kept().open(limits=SessionLimits(max_calls=2))
+    given = [
+        (session, name, [QUESTION], PLAIN) for session, name in (("s", "one"), ("s", "two"), ("gone", "x"), ("s", "y"))
+    ]
+    *plans, unknown, refused = await kept.store.batched("plan", given)
+    assert (type(unknown), type(refused)) == (SessionUnknown, SessionLimitReached)
     made = GeneratedMessage("one", ANSWER, "A", packed_ids([7]), packed_logprobs([-1.0]), "stop")
-    calls = [("s", call_of(name, plan, [QUESTION], made)) for name in ("one", "two")]
-    *places, unknown = await kept.store.batched("add", [*calls, ("gone", calls[0][1])])
-    assert (places, type(unknown)) == ([0, 1], SessionUnknown)
-    assert await kept.store.add(*calls[0]) is None, "it is there"
-    assert await kept.store.add("s", call_of("three", plan, [QUESTION])) is None, "it has generated nothing"
+    calls = [("s", call_of(name, plan, [QUESTION], made)) for name, plan in zip(("one", "two"), plans, strict=True)]
+    *added, unknown = await kept.store.batched("add", [*calls, ("gone", calls[0][1])])
+    assert (added, type(unknown)) == ([None, None], SessionUnknown)
+    await kept.store.end("s", "team")
+    [closed] = await kept.store.batched("plan", [("s", "three", [QUESTION], PLAIN)])
+    assert isinstance(closed, SessionClosed)
 
 
 @runs

@@ -51,7 +51,7 @@ def call(handle: Any, method: str) -> tuple[Any, float]:
 
 
 @pytest.mark.parametrize("failure", [ActorDiedError(), StoreReplaced("by another")])
-@pytest.mark.parametrize("method", ["open", "plan", "begin", "add", "end_call"])
+@pytest.mark.parametrize("method", ["open", "plan", "add", "end_call"])
 def test_a_store_that_has_died_is_waited_for(method: str, failure: Exception) -> None:
     result, after_s = call(Handle(failure, until_s=20), method)
     assert not isinstance(result, Exception)

@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments.sessions.failures import SessionLimitReached, SessionUnknown
-from deployments.sessions.session_table import KeptSession, SessionTable
-from rollout_client.contract.sessions import SessionLimits
+from deployments.sessions.records import OpenSession
+from deployments.sessions.session_table import KeptSession, Now, SessionTable
+from deployments.sessions.settings import SessionsSettings
+from rollout_client.contract.sessions import SessionLimits, SessionRequest
 
 MOST_SESSIONS = 3
 MOST_BYTES = 100
@@ -17,9 +19,10 @@ class Sessions:
 
     def __init__(self, *names: str) -> None:
         """With sessions that were opened one second after the other, from second 0 on, and expire after 10 seconds."""
-        self.table = SessionTable(MOST_SESSIONS, MOST_BYTES)
+        settings = SessionsSettings(max_sessions=MOST_SESSIONS, max_bytes=MOST_BYTES, lease_s=1e9)
+        self.table = SessionTable(settings, (), at(0))
         for second, name in enumerate(names):
-            assert self.open(name, second) == []
+            assert self.open(name, second) == set()
 
     def open(
         self,
@@ -28,26 +31,43 @@ class Sessions:
         namespace: str = "",
         size_bytes: int = 0,
         limits: dict[str, float] | None = None,
-    ) -> list[str]:
-        session = KeptSession(
-            id=name,
-            namespace=namespace,
-            limits=SessionLimits.model_validate({"idle_s": 10} | (limits or {})),
-            opened_at=now,
-            used_at=now,
-            use_stored_at=now,
-        )
-        return self.table.add(session, size_bytes)
+    ) -> set[str]:
+        """Returns the sessions that were dropped, as all changes here do."""
+        given = SessionLimits.model_validate({"idle_s": 10} | (limits or {}))
+        opened = OpenSession(name, namespace, "", "http://service", SessionRequest(limits=given))
+        before = set(self.table.sessions)
+        self.table.open(opened, size_bytes, at(now))
+        return before - set(self.table.sessions)
 
     def __getitem__(self, name: str) -> KeptSession:
         return self.table.sessions[name]
 
     def begin_call(self, name: str, now: float) -> None:
-        self.table.begin_call(self[name], now)
+        kept = self[name]
+        self.table.begin_call(kept, f"{name}-{kept.calls}", at(now))
 
-    def end_call(self, name: str, now: float, tokens: int, size_bytes: int) -> list[str]:
-        self.table.end_call(name, now)
-        return self.table.note_record(self[name], tokens, size_bytes)
+    def end_call(self, name: str, now: float, tokens: int, size_bytes: int) -> set[str]:
+        """Ends the call that began first."""
+        kept = self[name]
+        self.table.end_call(f"{name}-{kept.calls - kept.in_flight}", at(now))
+        return self.grow(kept, tokens, size_bytes)
+
+    def grow(self, kept: KeptSession, tokens: int, size_bytes: int) -> set[str]:
+        """Its record has so many tokens and bytes."""
+        assert kept.read is not None
+        kept.read.record.total_tokens, kept.read.record.size_bytes = tokens, size_bytes
+        before = set(self.table.sessions)
+        self.table.note_record(kept)
+        return before - set(self.table.sessions)
+
+    def pass_time(self, now: float) -> set[str]:
+        before = set(self.table.sessions)
+        self.table.pass_time(at(now))
+        return before - set(self.table.sessions)
+
+
+def at(second: float) -> Now:
+    return Now(second, second)
 
 
 def test_room_is_made_by_the_namespace_that_keeps_the_most() -> None:
@@ -55,16 +75,16 @@ def test_room_is_made_by_the_namespace_that_keeps_the_most() -> None:
     sessions.open("mine", 0, namespace="me")
     for second, name in enumerate(("a", "b"), 1):
         sessions.open(name, second, namespace="them")
-    assert sessions.open("c", 3, namespace="them") == ["a"]
-    assert sessions.table.note_record(sessions["mine"], 1, 60) == []
-    assert sessions.table.note_record(sessions["b"], 1, 30) == []
-    assert sessions.table.note_record(sessions["c"], 1, 20) == ["mine"]
+    assert sessions.open("c", 3, namespace="them") == {"a"}
+    assert sessions.grow(sessions["mine"], 1, 60) == set()
+    assert sessions.grow(sessions["b"], 1, 30) == set()
+    assert sessions.grow(sessions["c"], 1, 20) == {"mine"}
 
 
 def test_what_a_session_is_opened_with_counts_as_a_part_of_its_record() -> None:
     sessions = Sessions()
-    assert sessions.open("a", 0, size_bytes=60) == []
-    assert sessions.open("b", 1, size_bytes=60) == ["a"]
+    assert sessions.open("a", 0, size_bytes=60) == set()
+    assert sessions.open("b", 1, size_bytes=60) == {"a"}
     assert sessions.table.size_bytes == 60
 
 
@@ -73,13 +93,13 @@ def test_records_that_are_too_large_together_cost_the_longest_idle_ones() -> Non
     b = sessions["b"]
     for name in ("a", "b", "c"):
         sessions.begin_call(name, 3)
-    assert sessions.end_call("b", 4, 1, 40) == []
-    assert sessions.end_call("c", 5, 1, 40) == []
-    assert sessions.end_call("a", 6, 1, 40) == ["b"]
-    assert sessions.table.note_record(b, 1, 1000) == []
+    assert sessions.end_call("b", 4, 1, 40) == set()
+    assert sessions.end_call("c", 5, 1, 40) == set()
+    assert sessions.end_call("a", 6, 1, 40) == {"b"}
+    assert sessions.grow(b, 1, 1000) == set()
     assert (sessions.table.size_bytes, list(sessions.table.sessions)) == (80, ["a", "c"])
     with pytest.raises(SessionUnknown):
-        sessions.table.begin_call(b, 7)
+        sessions.table.begin_call(b, "b-9", at(7))
 
 
 @pytest.mark.parametrize("limits", [{"max_calls": 1}, {"max_tokens": 5}, {"max_calls_in_flight": 1}])
@@ -108,9 +128,9 @@ class AnySessions(RuleBasedStateMachine):
         self.in_flight: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
 
-    def _dropped(self, names: list[str], least_bytes: int = 0) -> None:
+    def _dropped(self, names: set[str], least_bytes: int = 0) -> None:
         """Each was idle for the longest time of those that have so many bytes."""
-        for name in names:
+        for name in sorted(names, key=self.used_at.__getitem__):
             idle = [one for one in self.used_at if not self.in_flight[one] and self.sizes[one] >= least_bytes]
             assert name == min(idle, key=self.used_at.__getitem__)
             self._forget(name)
@@ -157,8 +177,8 @@ class AnySessions(RuleBasedStateMachine):
         expired = {
             name for name, used_at in self.used_at.items() if not self.in_flight[name] and self.now >= used_at + 10
         }
-        dropped = self.table.drop_expired(self.now)
-        assert set(dropped) == expired
+        dropped = self.sessions.pass_time(self.now)
+        assert dropped == expired
         for name in dropped:
             self._forget(name)
 

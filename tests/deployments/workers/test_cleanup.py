@@ -82,7 +82,7 @@ def test_a_folder_whose_sockets_would_have_too_long_paths_is_not_made(tmp_path: 
 KILLED = """
 import multiprocessing, os
 from deployments.workers.cleanup import claim_folder
-from deployments.environments.bridges.hosted import get_temp_dir
+from deployments.tasks.bridges.hosted import get_temp_dir
 claim_folder()
 context = multiprocessing.get_context("forkserver")
 worker = context.Process(target=print)

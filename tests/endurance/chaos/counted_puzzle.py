@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
+from deployments.tasks.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
 from rollout_env import ChatMessage, StepOutcome
 
 Turn = tuple[int, int]

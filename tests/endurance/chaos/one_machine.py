@@ -15,9 +15,8 @@ from ray.serve._private.common import ReplicaState
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 from rich.console import Console
 
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from service.startup.readiness import deploy
 from tests.endurance.chaos.counted_puzzle import counted_puzzle
 from tests.endurance.chaos.parts import KILLED, PARTS, TASK_NAME

@@ -11,9 +11,8 @@ from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
 from service.access.keys import hash_of, new_key
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 
 SIMULATED = Path(__file__).with_name("serve_config.yaml")
 ENGINE = Path(__file__).parents[3] / "serve_config.cpu.yaml"

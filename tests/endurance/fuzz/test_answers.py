@@ -24,7 +24,7 @@ def test_a_422_that_names_no_field_is_found() -> None:
 def test_a_5xx_is_found_unless_it_is_the_foreseen_problem_of_its_status() -> None:
     assert list(answer_problems(*problem(503, "not-ready"))) == []
     assert list(answer_problems(*problem(502, "sample-failed"))) == []
-    assert list(answer_problems(*problem(501, "no-model-server"))) == []
+    assert list(answer_problems(*problem(501, "sessions-not-configured"))) == []
     for status, body in (
         problem(500, "internal"),
         problem(501, "not-ready"),

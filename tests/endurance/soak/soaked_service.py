@@ -10,9 +10,8 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 
 KV_CACHE_BLOCKS = 512
 """Of 128 tokens. Small, because its pages count as memory once they are used: soon all of them have been."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -20,9 +21,8 @@ from rollout_env import StepOutcome
 from service.access.access_control import OPEN_TO_ALL
 from service.access.keys import ANYBODY, Caller, KeyQuotas
 from service.admission.admission import Admission
-from service.agents.runs import AgentRuns
 from service.agents.session_judge import SessionJudge
-from service.agents.sessions import AgentSessions
+from service.agents.sessions import AgentSessions, RequestAgents
 from service.remote.policy import RemotePolicy
 from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest
 from service.settings import AdmissionSettings
@@ -106,12 +106,13 @@ class Service:
     ) -> None:
         self.store = SessionStore(settings or SessionsSettings(), ScriptedStorage())
         policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
-        sessions = AgentSessions(self.store, None, policy, OPEN_TO_ALL, SessionJudge({}))  # type: ignore[arg-type]
+        sessions = AgentSessions(self.store, policy, OPEN_TO_ALL, SessionJudge({}))
         self.program = CallingProgram([], store=self.store, agent=agent, **program)
         self.admission = Admission(AdmissionSettings(), 100, lambda: 2)
         programs = {"task": self.program, "unboxed": self.program}
-        runs = AgentRuns(sessions, programs, "http://10.0.0.1:8000", self.admission, sandboxed)
-        self.agents = runs.of_request(caller)
+        address = "http://10.0.0.1:8000"
+        self.agents_of = partial(RequestAgents, sessions, programs, address, self.admission, sandboxed)
+        self.agents = self.agents_of(caller)
 
     async def run(self, **session: Any) -> AgentRunOutcome:
         return await self.agents.run(request_of(**session))
@@ -344,10 +345,10 @@ async def test_a_run_without_a_sandbox_and_one_of_another_key_wait_for_no_sandbo
     service = Boxed()
     started = service.start(0, 1, 2)
     await asyncio.sleep(1)
-    service.agents = service.agents._runs.of_request(Caller("other", frozenset({"rollout"})))
+    service.agents = service.agents_of(Caller("other", frozenset({"rollout"})))
     started += service.start(3, 4, 5)
     await asyncio.sleep(1)
-    service.agents = service.agents._runs.of_request(service.team)
+    service.agents = service.agents_of(service.team)
     started += service.start(6, task_name="unboxed")
     await asyncio.gather(*started)
     assert service.began == [(0, "r-0"), (0, "r-1"), *((1, f"r-{n}") for n in (3, 4, 5)), (2, "r-6"), (10, "r-2")]

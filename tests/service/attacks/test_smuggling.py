@@ -16,7 +16,7 @@ import pytest
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig, get_haproxy_binary
 from ray.serve.config import HTTPOptions
 
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.clients.scripted_service import served
 from tests.service.keyed_http import KeyedHttp
 

@@ -34,7 +34,7 @@ from tests.service.scripted_store import ScriptedStore
 MAX_MODEL_LEN = 60
 DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, 262)
 LIMITS = RequestLimits(max_body_bytes=2**16)
-SETTINGS = JobsSettings(lease_s=5, keep_s=3600, abandoned_after_s=20)
+SETTINGS = JobsSettings(lease_s=5, keep_s=3600)
 ENDS_WITHIN_S = 300.0
 tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
 
@@ -46,6 +46,12 @@ class StoreLink:
     def __init__(self, cluster: "ScriptedIngresses") -> None:
         self._cluster = cluster
         self.is_cut = False
+        self._restored = asyncio.Event()
+
+    def restore(self) -> None:
+        """Ends what `is_cut` has begun: the calls that hang fail."""
+        self.is_cut = False
+        self._restored.set()
 
     def __getattr__(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         async def call(*arguments: Any) -> Any:
@@ -53,7 +59,8 @@ class StoreLink:
             if method == self._cluster.arrives_late:
                 await asyncio.sleep(3)
             if self.is_cut:
-                await asyncio.Event().wait()
+                await self._restored.wait()
+                raise JobStoreLost("The connection to the job store broke.")
             if self._cluster.store_is_away:
                 raise JobStoreLost("The job store died during the call.")
             answer = await getattr(self._cluster.store, method)(*arguments)
@@ -87,13 +94,11 @@ class ScriptedIngress:
             TaskSampler(cluster.environments, cluster.data, {"task"} if cluster.data else frozenset()),
         )
         self.jobs = JobRunner(self.link, self.rollouts, access, SETTINGS.max_body_bytes)  # type: ignore[arg-type]
-        self.jobs.follow()
         self.app: FastAPI = app_of(self.rollouts, access, sets_request_id_header=True, jobs=self.jobs)
 
     def kill(self) -> None:
         """Nothing that it does from now on reaches anybody."""
         self.link.is_cut = True
-        assert self.jobs._following is not None
         for task in (self.jobs._following, *(player.task for player in self.jobs._players.values())):
             task.cancel()
 

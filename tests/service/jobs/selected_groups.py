@@ -8,7 +8,7 @@ from typing import Any
 from deployments.protocols.environments import StepRequest
 from rollout_env import StepOutcome
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses
-from tests.service.jobs.test_ledger import Rows
+from tests.service.jobs.test_cursor import Rows
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator
 
 TABLE = ["10", "11", "00", "01", "00", "10", "11", "01", "10", "00", "11", "10", "01", "11", "10", "00"]

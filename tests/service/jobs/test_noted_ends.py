@@ -18,7 +18,7 @@ from service.rollouts.progress import RolloutObserver, Stage
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngress, ScriptedIngresses, request_of, run
 from tests.service.jobs.selected_groups import TableEnvironment, request_for
-from tests.service.jobs.test_ledger import Rows
+from tests.service.jobs.test_cursor import Rows
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 
 Rollout = tuple[int, int]

@@ -230,7 +230,7 @@ def test_a_start_is_made_once_whoever_goes_on() -> None:
 
 @pytest.mark.parametrize(
     ("how", "idle_s"),
-    [("killed", SETTINGS.lease_s), ("shut down", 0), ("all killed, and the store away", 100), ("suspended", 100)],
+    [("killed", SETTINGS.lease_s), ("shut down", 0), ("all killed, and the store away", 100)],
 )
 @virtual_time.test
 async def test_a_deadline_counts_only_the_time_in_which_the_job_is_played(how: str, idle_s: float) -> None:
@@ -239,11 +239,8 @@ async def test_a_deadline_counts_only_the_time_in_which_the_job_is_played(how: s
     generator = ScriptedGenerator(["abc"], delay_s=6)
     cluster = ScriptedIngresses(generator=generator, environment=ScriptedEnvironment([outcome("x")]))
     request = request_of(groups=1, num_generations=1, deadline_s=30, max_rollout_turns=50)
-    posted = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
-    await asyncio.sleep(0.5)
-    if how == "suspended":
-        posted.cancel()
-    await asyncio.sleep(20.5)
+    await cluster.post(0, request, prefer="respond-async", idempotency_key="k")
+    await asyncio.sleep(21)
     if how == "killed":
         cluster.kill(0)
     if how == "shut down":
@@ -258,7 +255,7 @@ async def test_a_deadline_counts_only_the_time_in_which_the_job_is_played(how: s
     [sample] = (await cluster.post(1, request, idempotency_key="k")).json()["samples"]
     assert (sample["status"], len(generator.requests)) == ("deadline", 6), "the fourth turn was lost"
     [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
-    assert job["ended_at"] - job["created_at"] == pytest.approx(30 + idle_s, abs=1)
+    assert job["ended_at"] - job["created_at"] == pytest.approx(30 + idle_s, abs=1.5)
 
 
 @virtual_time.test
@@ -346,12 +343,8 @@ async def test_a_replica_that_was_only_slow_stops_playing_what_it_has_lost() -> 
     slow = cluster.replicas[0]
     slow.link.is_cut = True
     await asyncio.sleep(8)
-    slow.link.is_cut = False
-    # The call that hung is not answered any more; the next one is.
-    assert slow.jobs._following is not None
-    slow.jobs._following.cancel()
-    slow.jobs.follow()
-    await asyncio.sleep(0.5)
+    slow.link.restore()
+    await asyncio.sleep(1)
     assert not slow.jobs._players
     await cluster.ended(job_id)
     assert (await cluster.events(job_id, replica=1))[-1]["summary"]

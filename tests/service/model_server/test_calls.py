@@ -14,9 +14,11 @@ from rollout_client.contract.sessions import SessionRequest
 from service.access.keys import ANYBODY, Caller, KeyQuotas
 from service.admission.admission import Admission
 from service.model_server.calls import FORGET_AFTER_S, ModelCalls, of_session
+from service.remote.policy import RemotePolicy
 from service.settings import AdmissionSettings
 from tests import virtual_time
 from tests.service.scripted_model_server import ScriptedModelServer
+from tests.service.scripted_store import ScriptedStore
 
 TEAM = Caller("team", frozenset({"rollout"}), quotas=KeyQuotas(tokens_per_minute=60))
 BODY = b"x" * 76
@@ -27,7 +29,8 @@ class World:
     def __init__(self, parts: Sequence[ServedPart | Exception] = ()) -> None:
         self.server = ScriptedModelServer(parts)
         self.admission = Admission(AdmissionSettings(), max_model_len=100, now_s=virtual_time.now)
-        self.calls = ModelCalls(self.server, self.admission)
+        policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
+        self.calls = ModelCalls(self.server, policy, self.admission)
 
     def wait_s(self) -> float:
         """Until the key has a token again, from one a second."""

@@ -5,15 +5,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 from ray.exceptions import ActorDiedError
 
-from deployments.environments.math import MathInfo
 from deployments.failures import EnvironmentLost
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE
 from deployments.rpc.handle_calls import record_live_replicas
-from service.remote.environment import FieldsSchema, RemoteEnvironment
+from service.remote.environment import RemoteEnvironment
 from service.rollouts.loop import RolloutContext
 from service.rollouts.schedule import LockstepSchedule
 from tests import virtual_time
@@ -178,47 +176,32 @@ COUNT = {"type": "object", "properties": {"count": {"type": "integer"}}, "requir
 
 
 @virtual_time.test
-async def test_an_environment_is_asked_only_about_samples_that_its_schema_does_not_accept_and_has_the_last_word() -> (
-    None
-):
+async def test_an_environment_is_asked_about_every_sample_and_has_the_last_word() -> None:
     handle = ScriptedEnvironmentHandle()
-    described = described_as(handle, COUNT)
     handle.refuses = lambda info: info["count"] == "x"
     environment = environment_over(handle, "one")
 
-    assert await environment.refused_fields([{"count": 1}] * 3) == []
-    assert handle.checked == []
     assert await environment.refused_fields([{"count": 1}, {"count": "3"}, {"count": 2}, {"count": "x"}]) == [
         RefusedField(3, ("count",), "wrong")
     ]
-    assert handle.checked == [[{"count": "3"}, {"count": "x"}]]
-    assert len(described) == 1
+    assert handle.checked == [[{"count": 1}, {"count": "3"}, {"count": 2}, {"count": "x"}]]
 
 
 @virtual_time.test
 async def test_an_updated_environment_describes_itself_again() -> None:
     handle = ScriptedEnvironmentHandle()
     described = described_as(handle, {}, COUNT)
-    handle.refuses = lambda info: "count" not in info
     environment = environment_over(handle, "old")
 
-    assert await environment.refused_fields([{}]) == []
+    assert (await environment.known_description()).fields == {}
     record_live_replicas(handle.deployment_id, ["new"])
     for _ in range(2):
-        assert await environment.refused_fields([{}]) == [RefusedField(0, ("count",), "wrong")]
+        assert (await environment.known_description()).fields == COUNT
     assert len(described) == 2
-
-
-def test_a_field_that_the_environment_does_not_know_any_longer_is_refused_by_none() -> None:
-    handle = ScriptedEnvironmentHandle()
-    described_as(handle, COUNT)
-    environment = environment_over(handle, "one")
-    assert virtual_time.run(environment.refused_fields([{}])) == []
 
 
 def test_many_samples_are_checked_in_calls_within_the_bounds_of_a_message_until_one_is_refused() -> None:
     handle = ScriptedEnvironmentHandle()
-    described_as(handle, {"type": "array"})
     handle.refuses = lambda info: info["number"] == 600
     environment = environment_over(handle, "one")
     refused = virtual_time.run(environment.refused_fields([{"number": number} for number in range(2000)]))
@@ -255,36 +238,3 @@ async def test_steps_in_lockstep_that_are_too_large_for_one_message_go_to_one_re
     await asyncio.gather(*(environment.step(request(half, "lockstep")) for _ in range(3)))
     assert len(handle.stepped) == 3
     assert len({replica for replica, _ in handle.stepped}) == 1
-
-
-class NoFields(BaseModel):
-    pass
-
-
-def schema_of(model: type[BaseModel]) -> FieldsSchema:
-    return FieldsSchema.of(TaskDescription("task", "A task.", fields=model.model_json_schema()))
-
-
-def test_the_environment_need_not_be_asked_about_samples_that_the_schema_accepts() -> None:
-    samples: list[dict[str, Any]] = [{"ground_truth": "4"}, {}, {"ground_truth": 4, "more": 1}, {"ground_truth": None}]
-    assert schema_of(MathInfo).doubtful(samples) == [1, 3]
-
-
-@pytest.mark.parametrize("fields", [NoFields.model_json_schema(), {}])
-def test_an_environment_without_fields_accepts_anything(fields: dict[str, Any]) -> None:
-    assert FieldsSchema.of(TaskDescription("task", "A task.", fields)).doubtful([{}, {"anything": [1]}]) == []
-
-
-def test_an_environment_with_validators_of_its_own_is_asked_about_every_sample() -> None:
-    description = TaskDescription("task", "A task.", MathInfo.model_json_schema(), has_validators=True)
-    assert FieldsSchema.of(description).doubtful([{"ground_truth": "4"}] * 3) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("fields", [{"type": "nonsense"}, {"$ref": "http://example.com/schema"}, {"$ref": "#/nowhere"}])
-def test_an_environment_whose_schema_is_not_valid_is_asked_about_every_sample(
-    fields: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    assert FieldsSchema.of(TaskDescription("task", "A task.", fields)).doubtful([{}]) == [0]
-    assert caplog.messages == [
-        "The fields of task task are not a valid JSON schema: its samples are checked by the environment alone."
-    ]

@@ -20,8 +20,8 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.replicas import ReplicaLoad
 from deployments.rpc.handle_calls import record_live_replicas
-from service.remote.generator import START_STARVED_S, RemoteGenerator
-from service.scheduling.replica_window import SUSPECT_AFTER, EngineCapacity
+from service.remote.generator import RemoteGenerator
+from service.scheduling.window import SUSPECT_AFTER, EngineCapacity
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedGeneratorHandle, ScriptedResponse
 from tests.service.scripted import DESCRIPTION
@@ -289,55 +289,20 @@ def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> None:
     assert ended == {"0": False, "1": False, "2": False}
 
 
-def in_gaps(name: str) -> GenerationRequest:
-    return replace(request(name), share=RequestShare("batch", 1 / 16, fills_gaps=True))
-
-
 @virtual_time.test
-async def test_what_fills_a_gap_that_is_needed_is_interrupted_and_comes_back_with_its_tokens() -> None:
-    handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
-    tokens: list[tuple[float, int]] = []
-    generator = await windowed(handle, "a", on_tokens=lambda weight, new: tokens.append((weight, new)))
-
-    filling = [asyncio.create_task(generator.generate(in_gaps(name))) for name in ("one", "two")]
-    await asyncio.sleep(0.5)
-    training = asyncio.create_task(generator.generate(request("train")))
-    made = [*await asyncio.gather(*filling), await training]
-    assert handle.interrupted == [("a", ["two", "one"])]
-    assert [(each.filled_gap, each.was_parked) for each in made] == [(True, True)] * 2 + [(False, False)]
-    assert (tokens, made[0]) == ([(1 / 16, 1), (1 / 16, 1), (1.0, 1)], CUT_BY_WEIGHTS)
-
-
-@virtual_time.test
-async def test_what_is_parked_in_the_iteration_in_which_it_starts_is_not_sent() -> None:
+async def test_one_that_is_interrupted_in_the_iteration_in_which_it_starts_is_not_sent() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = await windowed(handle, "a")
 
-    ended = asyncio.create_task(generator.generate(request("train")))
-    waiting = asyncio.create_task(generator.generate(in_gaps("one")))
+    ended = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")]
+    waiting = asyncio.create_task(generator.generate(request("three")))
     await asyncio.sleep(0)
+    assert generator.waiting_generations == 1
     generator._wake(generator._scheduler.set_capacity(EngineCapacity(4)))
-    generator._wake(generator._scheduler.set_capacity(EngineCapacity(2)))
+    assert generator.interrupt("three")
     assert await waiting == Generation([], [], "abort")
-    await ended
-    assert (handle.generated, generator._turns, generator._waiting) == ([("a", ["train"])], {}, {})
-
-
-@virtual_time.test
-async def test_where_training_leaves_no_gap_one_starts_in_turn_with_it_after_the_interval() -> None:
-    handle = ScriptedGeneratorHandle(None)
-    generator = await windowed(handle, "a")
-
-    training = [asyncio.create_task(generator.generate(request(f"{number}"))) for number in range(4)]
-    filling = [asyncio.create_task(generator.generate(in_gaps(name))) for name in ("one", "two")]
-    await asyncio.sleep(START_STARVED_S - 0.5)
-    assert not any("one" in names for _, names in handle.generated)
-    await asyncio.sleep(3 * START_STARVED_S)
-    sent = [name for _, names in handle.generated for name in names]
-    assert [name for name in sent if name in ("one", "two")] == ["one"], "one at a time"
-    for task in (*training, *filling):
-        task.cancel()
-    await asyncio.gather(*training, *filling, return_exceptions=True)
+    await asyncio.gather(*ended)
+    assert (handle.generated, generator._turns, generator._waiting) == ([("a", ["one", "two"])], {}, {})
 
 
 @virtual_time.test
@@ -417,23 +382,7 @@ def test_the_description_is_that_of_a_replica() -> None:
 
 
 @virtual_time.test
-async def test_each_generation_is_reported_with_its_replica_unless_it_failed() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    reported: list[tuple[str, Generation, str]] = []
-
-    def note(request: GenerationRequest, generation: Generation, replica: str) -> None:
-        reported.append((request.generation_id, generation, replica))
-
-    generator = generator_over(handle, "a", observer_of=lambda _: note)
-    await generator.generate(request("one"))
-    handle.raised = ActorDiedError()
-    with pytest.raises(GenerationLost):
-        await generator.generate(request("two"))
-    assert reported == [("one", DONE, "a")]
-
-
-@virtual_time.test
-async def test_scores_go_to_the_replica_that_is_named_after_all_that_waits_for_it_and_count_for_no_key() -> None:
+async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others_as_one_party_and_count_for_no_key() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = await windowed(handle, "a", "b")
     score = ScoringRequest("score", [1, 2], 1, (), SamplingOptions(), rollout_id="score", group="score")
@@ -445,7 +394,8 @@ async def test_scores_go_to_the_replica_that_is_named_after_all_that_waits_for_i
     assert generator.replicas() == ("a", "b")
     places = [(replica, name) for replica, names in handle.generated for name in names]
     assert [replica for replica, name in places if name == "score"] == ["b"] * 3
-    assert {name for _, name in places[:8]} == {f"{number}" for number in range(8)}
+    assert [name for _, name in places].index("score") < 8, "the first one does not wait for all others"
+    assert [name for _, name in places[-2:]] == ["score"] * 2, "they share a sixteenth"
     assert (generator.waiting_generations, generator.ongoing_on("b"), generator._running) == (0, 0, {})
 
 
@@ -481,7 +431,7 @@ async def test_a_generation_for_a_replica_that_goes_while_it_waits_fails_and_is_
         assert isinstance(end, GenerationLost)
         assert str(end) == "Generator replica b takes no calls: it has ended, or is replaced."
     assert {replica for replica, _ in handle.generated} == {"b"}
-    assert generator._scheduler._requests._requests == {}
+    assert generator._scheduler._requests == {}
 
 
 @pytest.mark.parametrize(

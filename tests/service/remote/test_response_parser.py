@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.failures import EnvironmentLost
 from deployments.protocols.chat import ParsedResponse, ResponseToParse
-from deployments.workers.pool import ProcessorTimeExceeded
+from rollout_env import TemporaryFailure
+from rollout_env.worker_pool import ProcessorTimeExceeded
 from service.remote.response_parser import MOST_PER_CALL, ProcessResponseParser
 from tests import virtual_time
 
@@ -91,7 +91,7 @@ async def test_a_call_carries_a_bounded_number_of_responses() -> None:
             ProcessorTimeExceeded("more than 2 s of processor time"),
             "The parser needed more than 2 s of processor time.",
         ),
-        (EnvironmentLost("A worker process ended with exit code 1."), "A worker process ended with exit code 1."),
+        (TemporaryFailure("A worker process ended with exit code 1."), "A worker process ended with exit code 1."),
         (MemoryError("none"), "MemoryError: none"),
     ],
 )

@@ -20,7 +20,6 @@ from rollout_client import AsyncRolloutClient
 from rollout_client.calls import records as record_calls
 from rollout_client.contract.mismatch import MOST_REPORTS, ReportAnswer
 from service.access.keys import ANYBODY
-from service.canary.background_canary import ComparedReplicas
 from service.problems import RequestProblem
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.report_bodies import reports_of_arrow
@@ -32,7 +31,7 @@ from tests.service.scripted_http import LIMITS, ScriptedHttp
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
 
 
-class ScriptedReplicas(ComparedReplicas):
+class ScriptedReplicas:
     """Replicas that give tokens the log-probability -1, and one, `faulty`, another one."""
 
     def __init__(self, faulty: str = "", fails: bool = False, running: str = "abcd") -> None:

@@ -16,6 +16,9 @@ from typing import Any, Literal
 import pytest
 
 from benchmarks.rolling import Asked, policy_for, problems_of
+from benchmarks.simulation.simulated_engine import SimulatedEngine
+from benchmarks.simulation.simulated_generator_replica import SimulatedWeights
+from benchmarks.simulation.timing import Timing
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.policy.replicas.commands import ReplicaRegistration
@@ -23,9 +26,6 @@ from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.weight_versions import refuse_other_version
-from deployments.simulation.simulated_engine import SimulatedEngine
-from deployments.simulation.simulated_generator_replica import SimulatedWeights
-from deployments.simulation.timing import Timing
 from rollout_client.contract.policy import SwitchOptions
 from rollout_client.contract.rollouts import RolloutRequest
 from service.admission.admission import Admission

@@ -8,7 +8,6 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest
 from service.rollout_requests.validation import draws_problem, keep_problems
 from service.settings import RequestLimits
-from tests.service.rollout_requests.test_rollout_service import UNUSED_ADMISSION
 from tests.service.rollout_requests.test_task_samples import service
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "?"}]}
@@ -171,39 +170,3 @@ def test_many_unknown_conditions_are_one_problem_in_a_large_body() -> None:
     refused = service(limits=LARGE).post(body)
     [error, *_] = refused.json()["errors"]
     assert (error["field"], error["message"]) == ("keep.where.reward_mean", "it has 100 fields; send at most 64")
-
-
-PRICED = {"min": 2, "max": 8}
-
-
-@pytest.mark.parametrize(
-    ("keep", "fields", "expected"),
-    [
-        ({}, {}, None),
-        ({"groups": 2, "where": VARIED}, {}, None),
-        (
-            {"per_group": 2},
-            {},
-            ("keep.per_group", "a group is complete when its pass rate is decided, with a range of num_generations"),
-        ),
-        (
-            {"groups": 2},
-            {},
-            ("keep.groups", "with a range of num_generations every group is played until it is decided"),
-        ),
-        ({}, {"schedule": "lockstep"}, ("schedule", "which have no turns in lockstep; choose async")),
-        ({"groups": 2, "where": VARIED}, {"schedule": "lockstep"}, ("schedule", "have no turns in lockstep")),
-    ],
-)
-def test_what_a_range_of_generations_cannot_keep_is_refused(
-    keep: dict[str, Any], fields: dict[str, Any], expected: tuple[str, str] | None
-) -> None:
-    found = problems(keep, num_generations=PRICED, **fields)
-    assert [problem.field for problem in found] == ([] if expected is None else [expected[0]])
-    assert expected is None or expected[1] in found[0].message
-
-
-def test_the_rollouts_of_a_range_of_generations_are_those_of_its_max() -> None:
-    request = request_of({}, samples=3, num_generations=PRICED)
-    assert (request.group_size, request.groups_at_once) == (8, 3)
-    assert UNUSED_ADMISSION.amounts_of(request).rollouts == 24

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment
 from deployments.failures import EnvironmentLost, SessionLost
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.replicas import GeneratorDescription
+from deployments.tasks.sliding_puzzle import SlidingPuzzleEnvironment
 from rollout_client import RejudgedRollout, Rejudgement, RequestRejected, SampleInput, SampleResult
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from rollout_env.steps import validated_step

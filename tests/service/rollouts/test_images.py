@@ -18,7 +18,7 @@ from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.images import ImageSpan, ImageTokens, name_of_image
 from rollout_client.contract.messages import MediaRange, Message, PromptMessage
 from rollout_env import StepOutcome
-from service.jobs.journal import fields_of, state_of
+from service.jobs.codec import fields_of, state_of
 from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
 from service.rollouts.images import ImageReader

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.protocols.generation import Generation
 from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_client.contract.rollouts import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult
 from service.rollouts.metrics import (
     FREED_IN_ONE_STEP,
     RequestMetricsAccumulator,
-    SampleMetricsAccumulator,
     percentile,
 )
 from tests.paths import REPOSITORY
@@ -129,26 +127,6 @@ def test_generated_tokens_are_counted_by_the_replica_that_generated_them() -> No
     metrics = accumulator.metrics()
     assert metrics["per_worker_token_counts"] == {"a": 3, "b": 15}
     assert metrics["total_generated_tokens"] == 18
-
-
-def test_what_a_request_used_of_gaps_is_summed_and_kept_over_a_restart() -> None:
-    played, restored = SampleMetricsAccumulator(), SampleMetricsAccumulator()
-    for tokens, was_parked in ((3, True), (0, True), (4, False)):
-        part = Generation([0] * tokens, [0.0] * tokens, "abort", filled_gap=True, was_parked=was_parked)
-        played.add_parked(part)
-        played.add_tokens_of(part, tokens)
-    restored.restore(played.counts())
-    accumulator = RequestMetricsAccumulator()
-    accumulator.add(SAMPLES[0], gap_use=restored.gap_use)
-    accumulator.add(SAMPLES[1], gap_use={"gap_tokens": 10})
-    metrics = accumulator.metrics()
-    assert (metrics["gap_tokens"], metrics["parked_generations"]) == (17, 2)
-
-
-def test_a_request_that_fills_no_gap_says_nothing_of_them() -> None:
-    accumulator = RequestMetricsAccumulator()
-    accumulator.add(SAMPLES[0])
-    assert not {"gap_tokens", "parked_generations"} & accumulator.metrics().keys()
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,26 @@
 """Groups that are selected while they play: what begins when, and how it ends."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
-from types import MappingProxyType
+from functools import partial
 
 import pytest
 
 from deployments.failures import GenerationRejected
 from deployments.protocols.environments import StepRequest
-from rollout_client.contract.group_conditions import GenerationRange
-from rollout_client.contract.rollouts import Keep, SampleInput, SampleResult
+from rollout_client.contract.rollouts import Keep, SampleResult
 from rollout_env import StepOutcome
 from service.rollouts.episode import Episode
-from service.rollouts.group_selection import EveryGroup, GroupSelection
-from service.rollouts.progress import ProgressLog
+from service.rollouts.group_selection import GroupSelection, fault_of
 from service.rollouts.selected_groups import GroupsToSelect, JudgedGroup, play_selected_groups
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
 
 KEEP = Keep.model_validate({"groups": 2, "where": {"reward_mean": {"gt": 0}}})
+assert KEEP.where is not None
+fault_of_one = partial(fault_of, where=KEEP.where, full=1)
 
 
 class Timed(ScriptedEnvironment):
@@ -46,7 +45,7 @@ class Drawing:
         self.drawn: dict[int, float] = {}
         self._draw_s = draw_s
         self.selection = GroupSelection(keep.groups or 1, len(plan), 2 * (keep.groups or 1))
-        self.groups = GroupsToSelect(keep, 1, self.selection, self.draw)
+        self.groups = GroupsToSelect(keep, fault_of_one, self.selection, self.draw)
         self.ended: list[int] = []
         self.context = async_context(ScriptedGenerator(["A"]), self.environment)
 
@@ -134,69 +133,8 @@ async def test_a_failure_of_drawing_ends_the_request() -> None:
     async def fail(_places: range) -> list[Episode]:
         raise GenerationRejected("no")
 
-    groups = GroupsToSelect(KEEP, 1, drawing.selection, fail)
+    groups = GroupsToSelect(KEEP, fault_of_one, drawing.selection, fail)
     with pytest.raises(GenerationRejected):
         async with aclosing(play_selected_groups(first, groups, drawing.context, drawing.note_end)) as judged:
             _ = [group async for group in judged]
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-class TwoGroups(Drawing):
-    """Two groups of two to six rollouts, none of which passes: undecided until they have six."""
-
-    def __init__(self, delivered: int) -> None:
-        """Another process has delivered so many rollouts of the first group."""
-        super().__init__([(1, 0.0)] * 2)
-        self.groups = GroupsToSelect(Keep(), 2, EveryGroup(2), self.draw, GenerationRange(min=2, max=6))
-        self.selection = self.groups.selection
-        self.context = replace(self.context, progress=DeliveredBefore(delivered))
-        self.sizes: dict[int, int] = {}
-
-    async def draw(self, places: range) -> list[Episode]:
-        return [self.episode(place, index) for place in places for index in range(6)]
-
-    def episode(self, place: int, index: int) -> Episode:
-        episode = EpisodeRecipe(position=6 * place + index, group=place).make()
-        episode.identity = replace(episode.identity, generation_index=index, idx=place)
-        return episode
-
-    def note_end(self, episode: Episode, result: SampleResult) -> None:
-        self.sizes[result.idx] = self.sizes.get(result.idx, 0) + 1
-
-
-class DeliveredBefore(ProgressLog):
-    started, begun_groups = MappingProxyType[int, SampleInput]({}), 0
-    fetched = MappingProxyType[str, str]({})
-
-    def __init__(self, rollouts: int) -> None:
-        self._rollouts = rollouts
-
-    async def note_fetched(self, names: Mapping[str, str]) -> None:
-        raise AssertionError
-
-    async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
-        raise AssertionError
-
-    def was_delivered(self, episode: Episode) -> bool:
-        return episode.identity.position < self._rollouts
-
-    def restore(self, episodes: Iterable[Episode]) -> None:
-        raise AssertionError
-
-    async def turn_ended(self, episode: Episode) -> None:
-        pass
-
-    def ended(self, episode: Episode, note: Callable[[], None]) -> None:
-        raise AssertionError
-
-
-@pytest.mark.parametrize(("delivered", "first"), [(0, 6), (2, 2), (3, 3), (6, 6)])
-@virtual_time.test
-async def test_a_group_that_was_delivered_has_the_rollouts_that_it_had_whatever_they_would_decide_now(
-    delivered: int, first: int
-) -> None:
-    groups = TwoGroups(delivered)
-    assert sorted(await groups.play()) == [(0, True), (1, True)]
-    assert groups.sizes == {0: first, 1: 6}
-    # Of the second group two at a time; what was delivered begins at once.
-    assert virtual_time.now() == 3

@@ -24,7 +24,7 @@ from deployments.protocols.token_columns import (
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, SampledWith
 from rollout_client.contract.rollouts import SampleResult
-from service.jobs.journal import state_of, turn_entry
+from service.jobs.codec import state_of, turn_entry
 from service.rollouts.episode import Episode
 from service.rollouts.loop import play_sample
 from service.rollouts.messages import continued, first_tokens_of

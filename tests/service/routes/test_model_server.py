@@ -56,14 +56,14 @@ def test_a_call_reaches_the_model_server_as_it_was_sent_and_its_answer_comes_bac
     assert server.released == [request.rollout_id]
 
 
-@pytest.mark.parametrize(("query", "weight", "fills_gaps"), [("batch", 1 / 16, True), ("2.5", 2.5, False)])
-def test_a_call_has_the_priority_that_its_address_asks_for(query: str, weight: float, fills_gaps: bool) -> None:
+@pytest.mark.parametrize(("query", "weight"), [("batch", 1 / 16), ("2.5", 2.5)])
+def test_a_call_has_the_priority_that_its_address_asks_for(query: str, weight: float) -> None:
     server = ScriptedModelServer()
     path = f"/v1/chat/completions?priority={query}"
     for _ in range(2):
         assert serving(server).request("POST", path, content=b"{}", headers=JSON).status_code == 200
     first, second = (request.share for request in server.requests)
-    assert (first.weight, first.fills_gaps) == (weight, fills_gaps)
+    assert first.weight == weight
     assert first.id != second.id, "each call is a party"
 
 
@@ -108,11 +108,6 @@ def test_a_text_with_half_a_surrogate_pair_is_refused_before_a_replica_gets_it()
     body = b'{"stop": ["\\ud800"]}'
     refused = serving(server).request("POST", "/v1/chat/completions", content=body, headers=JSON)
     assert (refused.status_code, server.requests) == (422, [])
-
-
-def test_a_service_without_engines_says_so() -> None:
-    refused = ScriptedHttp().request("POST", "/v1/chat/completions", content=b"{}", headers=JSON)
-    assert (refused.status_code, refused.json()["type"]) == (501, "urn:rollout:problem:no-model-server")
 
 
 def test_the_tokens_of_a_call_count_against_the_quota_of_its_key(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_each_sequence_is_a_scoring_request_of_one_share() -> None:
     first, second = generator.requests
     assert isinstance(first, ScoringRequest)
     assert isinstance(second, ScoringRequest)
-    assert (first.share, first.share) == (second.share, RequestShare(first.share.id, 1 / 16, fills_gaps=True))
+    assert (first.share, first.share) == (second.share, RequestShare(first.share.id, 1 / 16))
     assert (list(first.prompt_token_ids), first.top_k, first.start, first.max_new_tokens) == ([5, 6], 1, 1, 1)
     assert first.rollout_id != second.rollout_id
     assert sorted(generator.released) == [first.rollout_id, second.rollout_id]

@@ -457,8 +457,3 @@ def test_a_key_is_the_services_own_behind_tinkers_prefix(tmp_path: Path) -> None
     assert World(access=access, key=key).run(lambda client: client.sampled()).status_code == 200
     refused = World(access=access, key="other").run(lambda client: client.post("asample", sample()))
     assert refused.status_code == 401
-
-
-def test_a_service_without_engines_says_so() -> None:
-    refused = ScriptedHttp().request("POST", "/api/v1/asample", json=sample())
-    assert (refused.status_code, refused.json()["type"]) == (501, "urn:rollout:problem:no-model-server")

@@ -5,16 +5,15 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import count
 
+from benchmarks.simulation.timing import TimedGenerations, Timing
 from deployments.protocols.generation import GenerationRequest, RequestShare, SamplingOptions
 from deployments.protocols.replicas import ReplicaLoad
-from deployments.simulation.timing import TimedGenerations, Timing
-from service.scheduling.generation_scheduler import GenerationScheduler
-from service.scheduling.replica_queues import ScheduledGeneration
-from service.scheduling.replica_window import UNNAMED, EngineCapacity
+from service.scheduling.replicas import ScheduledGeneration
+from service.scheduling.scheduler import GenerationScheduler
+from service.scheduling.window import UNNAMED, EngineCapacity
 
 ROUND_TRIP_S = 0.005
 """Between the end of a generation and the next turn of its rollout."""
@@ -35,9 +34,6 @@ class Batch:
     policy: str | None = None
     key: str | None = None
     key_weight: float = 1.0
-    fills_gaps: bool = False
-    sigma: float = 0.0
-    """Lengths are log-normal, with the median `tokens`, if this is not 0."""
 
 
 @dataclass(eq=False)
@@ -125,9 +121,6 @@ class Fleet:
         self.turns_ended: Counter[str] = Counter()
         self.turns_by_replica: list[tuple[float, str]] = []
         self._left: Counter[str] = Counter()
-        self.parked = 0
-        self.place_s = {True: 0.0, False: 0.0}
-        """Seconds for which places were taken, in gaps or not, by generations that have ended or were parked."""
         for scheduler in self.schedulers:
             scheduler.set_capacity(self._capacity)
         self.scale(replicas)
@@ -178,13 +171,11 @@ class Fleet:
             rollout_id=f"{batch.name}-{number}",
             group=f"{batch.name}-{number}",
             turn=turn,
-            share=RequestShare(batch.name, batch.weight, batch.key, batch.key_weight, batch.fills_gaps),
+            share=RequestShare(batch.name, batch.weight, batch.key, batch.key_weight),
             policy=batch.policy,
         )
         length = batch.tokens
-        if batch.sigma:
-            length = round(random.Random(request.generation_id).lognormvariate(math.log(batch.tokens), batch.sigma))
-        elif batch.varied:
+        if batch.varied:
             length = self._draw.randint(batch.tokens // 2, batch.tokens)
         self._submit(request, batch.ingress, max(length, 1))
 
@@ -193,22 +184,6 @@ class Fleet:
         self._lengths[scheduled] = length
         if scheduled.has_started:
             self._send(ingress, [scheduled])
-        for parked in self.schedulers[ingress].generations_to_park():
-            self.parked += 1
-            self.at(self.now + ROUND_TRIP_S, partial(self._interrupt, parked, ingress))
-
-    def _interrupt(self, parked: ScheduledGeneration, ingress: int) -> None:
-        replica = self.replicas[parked.replica]
-        if parked not in replica.ingress_of:
-            return
-        del replica.ingress_of[parked]
-        end, length = replica.engine.cancel(parked, self.now), self._lengths.pop(parked)
-        left = length if end is None else max(self._timing.tokens_missing(end - self.now), 1)
-        made = max(length - left, 0)
-        self.place_s[True] += 0.0 if end is None else self._timing.duration_s(length) - (end - self.now)
-        self._send(ingress, self.schedulers[ingress].end(parked, made))
-        prompt = range(len(parked.request.prompt_token_ids) + made)
-        self._submit(replace(parked.request, prompt_token_ids=prompt), ingress, left)
 
     def _send(self, ingress: int, started: "list[ScheduledGeneration] | tuple[()] | object") -> None:
         assert isinstance(started, list | tuple)
@@ -223,7 +198,6 @@ class Fleet:
             scheduler = self.schedulers[ingress]
             self._send(ingress, scheduler.observe(replica.name, replica.load(), ended=1))
             length = self._lengths.pop(scheduled)
-            self.place_s[scheduled.fills_gap] += self._timing.duration_s(length)
             self._send(ingress, scheduler.end(scheduled, length))
             self._after_turn(scheduled, replica.name, length)
 

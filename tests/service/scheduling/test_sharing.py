@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from deployments.simulation.timing import Timing
+from benchmarks.simulation.timing import Timing
 from tests.service.scheduling.simulated_fleet import Batch, Fleet
 
 TIMING = Timing(time_per_token_s=0.01, max_num_seqs=16)
@@ -156,30 +156,3 @@ def test_the_requests_of_a_key_share_what_it_gets_by_their_own_weights() -> None
     turns = settled_turns(fleet)
     shares = [turns[name] / turns.total() for name in "abc"]
     assert shares == pytest.approx([1 / 8, 3 / 8, 1 / 2], rel=0.1)
-
-
-STEPS = 6
-
-
-def seconds_of_steps(fleet: Fleet) -> float:
-    """Of training steps one after the other, whose lengths have a long tail."""
-    began = fleet.now
-    for number in range(STEPS):
-        name = f"step{number}"
-        fleet.post(Batch(name, rollouts=64, turns=1, sigma=0.9))
-        fleet.run(lambda name=name: name in fleet.ended)  # type: ignore[misc]
-    return fleet.now - began
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_an_evaluation_that_fills_gaps_delays_training_by_less_than_a_fiftieth_and_uses_what_is_idle(
-    replicas: int,
-) -> None:
-    alone, shared = Fleet(replicas, TIMING), Fleet(replicas, TIMING)
-    alone_s = seconds_of_steps(alone)
-    shared.post(Batch("evaluation", rollouts=20_000, turns=1, fills_gaps=True))
-    shared_s = seconds_of_steps(shared)
-    assert shared_s <= 1.02 * alone_s
-    assert (shared.parked > 0, "evaluation" in shared.ended) == (True, False)
-    idle_s = shared_s * replicas * TIMING.max_num_seqs - shared.place_s[False]
-    assert shared.place_s[True] / idle_s >= 1 / 4

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from ray import _raylet
 
-from service.startup.cluster_token import make_token, require_cluster_token, token_path
 from service.startup.commands import ServiceNotStarted
+from service.startup.local_service import make_token, require_cluster_token, token_path
 
 RAYLET: Any = _raylet
 

@@ -1,12 +1,23 @@
 """What a Serve config may say, and where the environment variables for Ray come from."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from service.startup import config
 from service.startup.commands import ServiceNotStarted
-from service.startup.config import config_of, read_config, set_access, set_environment
+from service.startup.config import (
+    _AFTER_RAYS_WORKERS,
+    _FIRST_GIVEN_BY_DEFAULT,
+    _first_given_port,
+    config_of,
+    free_port,
+    read_config,
+    set_access,
+    set_environment,
+)
 from tests.paths import REPOSITORY
 
 
@@ -143,3 +154,31 @@ def test_tasks_of_harbor_and_checkouts_are_relative_to_the_config(tmp_path: Path
         "tasks": str(tmp_path / "tasks"),
         "checkouts": {"https://git/x.git": "/clones/x"},
     }
+
+
+def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
+    for _ in range(50):
+        assert _AFTER_RAYS_WORKERS <= free_port() < _first_given_port()
+
+
+@pytest.mark.parametrize(
+    ("said", "first"),
+    [("32768\t60999\n", 32768), ("49152 65535", 49152), ("1024 65535", _FIRST_GIVEN_BY_DEFAULT)],
+)
+def test_the_first_port_that_the_system_gives_is_what_it_says_unless_it_gives_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, first: int
+) -> None:
+    monkeypatch.setattr(config, "_GIVEN_PORTS", tmp_path / "range")
+    assert _first_given_port() == _FIRST_GIVEN_BY_DEFAULT
+    (tmp_path / "range").write_text(said)
+    assert _first_given_port() == first
+
+
+def test_where_all_ports_are_taken_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(config, "_AFTER_RAYS_WORKERS", port)
+        monkeypatch.setattr(config, "_first_given_port", lambda: port + 1)
+        with pytest.raises(ServiceNotStarted, match=f"No port of loopback from {port} to {port} is free"):
+            free_port()

@@ -124,7 +124,7 @@ def test_the_context_is_a_number_or_as_long_as_the_memory_of_a_gpu_holds() -> No
 def test_a_task_is_a_built_in_one_or_an_environment_by_its_import_path() -> None:
     made = application(CPU, "code", "my_package.games:GuessTheNumberEnv", "hard=my_package.games:GuessTheNumberEnv")
     assert made["args"]["environments"] == {
-        "code": {"import_path": "deployments.environments.code:CodeEnvironment"},
+        "code": {"import_path": "deployments.tasks.code:CodeEnvironment"},
         "guess_the_number": {"import_path": "my_package.games:GuessTheNumberEnv"},
         "hard": {"import_path": "my_package.games:GuessTheNumberEnv"},
     }

@@ -1,6 +1,7 @@
 """A Ray that does not start ends the start with a sentence; a shutdown waits for rollouts, but not for ever."""
 
 import os
+import socket
 from unittest.mock import patch
 
 import pytest
@@ -11,7 +12,7 @@ from ray.serve.schema import DeploymentSchema, ServeApplicationSchema
 
 from service.startup import local_service
 from service.startup.commands import ServiceNotStarted
-from service.startup.local_service import drain_replicas, shutdown_bound_s
+from service.startup.local_service import drain_replicas, refuse_taken_port, shutdown_bound_s
 
 
 class HandleThatLearnsItsReplicas:
@@ -71,3 +72,14 @@ def test_whatever_ray_raises_is_said(error: Exception) -> None:
     ):
         local_service.start_ray(8000)
     assert str(raised.value) == f"Ray did not start: {error}"
+
+
+def test_a_port_that_something_listens_on_is_refused_and_is_accepted_afterwards() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ServiceNotStarted) as raised:
+            refuse_taken_port("127.0.0.1", port)
+        assert str(raised.value) == f"Port {port} on 127.0.0.1 is taken: stop what uses it or choose another."
+    refuse_taken_port("127.0.0.1", port)

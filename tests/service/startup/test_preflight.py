@@ -15,13 +15,13 @@ from deployments.policy.versions.run_identity import RunIdentity
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
 from service.app import build
 from service.settings import ServiceSettings
-from service.startup import preflight, smollm2
+from service.startup import preflight
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, config_of
 from service.startup.preflight import check_config, folder_problem
-from tests.paths import REPOSITORY
+from tests.paths import REPOSITORY, SIMULATED_REPLICA
 
-MATH = "deployments.environments.math:MathEnvironment"
+MATH = "deployments.tasks.math:MathEnvironment"
 HARBOR_EXAMPLES = str(REPOSITORY / "examples" / "harbor")
 MODELS = ", ".join(sorted(path.parent.name for path in (REPOSITORY / "models").glob("*/config.json")))
 
@@ -59,7 +59,7 @@ def test_shadow_judges_are_loaded_before_anything_is_started() -> None:
     def shadowed(**shadow: Any) -> ServeDeploySchema:
         return config(environments={"math": {"import_path": MATH, "shadow": {"style": shadow}}})
 
-    check_config(shadowed(import_path="deployments.environments.llm_judge:LlmJudgeEnvironment"))
+    check_config(shadowed(import_path="deployments.tasks.llm_judge:LlmJudgeEnvironment"))
     [problem] = refusal(shadowed(import_path=MATH, arguments={"answer_form": "song"}))[-1:]
     assert "args.environments.math: " in problem
     assert "answer_form" in problem
@@ -83,7 +83,7 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
         "(given: 'much')",
         f"  args.policy.fodler: unknown; permitted are {', '.join(PolicySettings.model_fields)} (given: '/weights')",
         "  args.enviroments: unknown; permitted are engine, environments, reward_models, responses, access, limits, "
-        "admission, scheduling, canary, policy, jobs, metrics, tracing, sessions, images, rollout_records",
+        "admission, scheduling, policy, jobs, metrics, tracing, sessions, images, rollout_records",
     ]
 
 
@@ -100,10 +100,10 @@ def test_sessions_beside_a_model_whose_calls_they_cannot_record_are_refused(tmp_
 
 def test_an_engine_field_that_vllm_does_not_know_is_refused_with_the_nearest_that_it_does() -> None:
     assert refusal(config(engine={"device": "cpu", "model": "models/tiny", "max_num_seq": 4})) == [
-        "args.engine.max_num_seq: unknown; permitted are device, model, tokenizer, revision, tokenizer_revision, "
-        "trust_remote_code, split_special_tokens, tensor_parallel_size, pipeline_parallel_size, max_model_len, seed, "
-        "enable_lora, max_lora_rank, num_cpus, patch_deltas, hang_timeout_s, grammar_time_limit_s, "
-        "environment_variables and the fields of vLLM's AsyncEngineArgs, such as max_num_seqs."
+        "args.engine.max_num_seq: unknown; permitted are replica, device, model, tokenizer, revision, "
+        "tokenizer_revision, trust_remote_code, split_special_tokens, tensor_parallel_size, pipeline_parallel_size, "
+        "max_model_len, seed, enable_lora, max_lora_rank, num_cpus, patch_deltas, hang_timeout_s, "
+        "grammar_time_limit_s, environment_variables and the fields of vLLM's AsyncEngineArgs, such as max_num_seqs."
     ]
 
 
@@ -119,7 +119,7 @@ def test_a_parser_that_vllm_does_not_have_is_refused_with_those_that_it_has() ->
 
 def test_a_model_whose_key_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = {"base_url": "http://judge/v1", "model": "m", "api_key_variable": "JUDGE_KEY"}
-    path = "deployments.environments.llm_judge:LlmJudgeEnvironment"
+    path = "deployments.tasks.llm_judge:LlmJudgeEnvironment"
     judged = {"judged": {"import_path": path, "models": {"judge": judge}}}
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     assert refusal(config(environments=judged)) == [
@@ -132,24 +132,24 @@ def test_a_model_whose_key_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_game_that_cannot_be_made_or_has_no_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RIVALS_KEY", raising=False)
-    nim = {"import_path": "deployments.agents.nim:Nim", "rivals": {"api_key_variable": "RIVALS_KEY"}}
+    nim = {"import_path": "examples.nim:Nim", "rivals": {"api_key_variable": "RIVALS_KEY"}}
     assert refusal(config(sessions={}, environments={"nim": {"agent": {"game": nim}}})) == [
         "args.environments.nim.agent.game.rivals.api_key_variable: the environment variable RIVALS_KEY holds no key: "
         "set it where the service starts."
     ]
-    gone = {"import_path": "deployments.agents.nim:Go"}
+    gone = {"import_path": "examples.nim:Go"}
     [problem] = refusal(config(sessions={}, environments={"nim": {"agent": {"game": gone}}}))
-    assert problem.startswith("args.environments.nim.agent.game: deployments.agents.nim:Go makes no game: Attribute")
+    assert problem.startswith("args.environments.nim.agent.game: examples.nim:Go makes no game: Attribute")
 
 
 def test_a_user_for_an_environment_that_talks_to_none_is_refused() -> None:
     user = {"models": {"user": {}}, "user_simulator": {"model": "user"}}
-    path = "deployments.environments.llm_judge:LlmJudgeEnvironment"
+    path = "deployments.tasks.llm_judge:LlmJudgeEnvironment"
     assert refusal(config(environments={"alone": {"import_path": path, **user}})) == [
         f"args.environments.alone.user_simulator: {path} talks to no user (it has no use_user): leave it out, or name "
-        "deployments.environments.conversation:ConversationEnvironment with this one as its judge."
+        "deployments.tasks.conversation:ConversationEnvironment with this one as its judge."
     ]
-    talks = {"import_path": "deployments.environments.conversation:ConversationEnvironment", **user}
+    talks = {"import_path": "deployments.tasks.conversation:ConversationEnvironment", **user}
     check_config(config(environments={"talks": talks | {"arguments": {"judge": {"import_path": path}}}}))
 
 
@@ -158,7 +158,9 @@ def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     assert refusal(config()) == [
         "vLLM is not installed in this Python environment: install rollout-service[gpu] or rollout-service[cpu]."
     ]
-    check_config(config(engine={"model": "models/tiny", "max_model_len": 64, "simulated": {}}))
+    check_config(
+        config(engine={"model": "models/tiny", "max_model_len": 64, "device": "cpu", "replica": SIMULATED_REPLICA})
+    )
 
 
 def test_a_model_folder_that_is_not_there_is_refused() -> None:
@@ -174,19 +176,20 @@ def test_a_model_name_that_is_no_path_may_be_a_remote_one(tmp_path: Path) -> Non
     assert folder_problem(str(tmp_path)) is None
 
 
-def test_a_model_that_is_not_made_yet_says_how_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smollm2, "folder", lambda: tmp_path)
-    refused = f"{tmp_path} has no weights yet: make them with python -m models.smollm2."
-    assert folder_problem(str(tmp_path)) == refused
-    (tmp_path / smollm2.WEIGHTS).touch()
-    assert folder_problem(str(tmp_path)) is None
+def test_a_model_that_is_not_made_yet_says_how_it_is_made(tmp_path: Path) -> None:
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "smollm2" / "__main__.py").touch()
+    name = str(tmp_path / "smollm2")
+    assert folder_problem(name) == f"{name} is no model yet: make it with python -m models.smollm2."
+    (tmp_path / "smollm2" / "config.json").touch()
+    assert folder_problem(name) is None
 
 
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
         ({"import_path": "no.such:Thing"}, "no.such:Thing cannot be imported: there is no module no."),
-        ({"import_path": f"{MATH}s"}, "module deployments.environments.math has no MathEnvironments."),
+        ({"import_path": f"{MATH}s"}, "module deployments.tasks.math has no MathEnvironments."),
         ({"import_path": "pathlib:Path"}, "pathlib:Path is not a TaskEnvironment"),
         ({"import_path": MATH, "arguments": {"worker": 2}}, "got an unexpected keyword argument 'worker'"),
     ],

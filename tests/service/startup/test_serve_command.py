@@ -12,7 +12,7 @@ from ray.serve.schema import ServeDeploySchema
 from typer.testing import CliRunner
 
 from rollout_client.cli import app as command_line
-from service.startup import local_service, smollm2
+from service.startup import local_service
 from service.startup.generated_config import EMBEDDED_MODEL, EMBEDDED_MODEL_THAT_SEES
 from service.startup.serve_command import make_importable, serve
 from tests.paths import REPOSITORY
@@ -48,28 +48,6 @@ def test_a_models_folder_is_named_by_its_absolute_path(tmp_path: Path, monkeypat
     assert yaml.safe_load(printed)["applications"][0]["args"]["engine"]["model"] == str(tmp_path / "mine")
     _, printed, _ = invoke("org/model", "--gpus", "1", "--print-config")
     assert yaml.safe_load(printed)["applications"][0]["args"]["engine"]["model"] == "org/model"
-
-
-def test_smollm2_is_served_with_the_tasks_that_it_can_play_and_is_made_before_the_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    done: list[object] = []
-    monkeypatch.setattr(smollm2, "REPOSITORY", tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(smollm2, "made", lambda _console: done.append("made"))
-    monkeypatch.setattr(local_service, "serve_until_stopped", lambda config, *_: done.append(config.applications[0]))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("PYTHONPATH", "")
-    _, printed, _ = invoke("smollm2", "--gpus", "0", "--print-config")
-    assert done == []
-    code, _, _ = invoke("smollm2", "--gpus", "0")
-    made, served = done
-    assert (code, made) == (0, "made")
-    assert served.args == yaml.safe_load(printed)["applications"][0]["args"]  # type: ignore[attr-defined]
-    assert served.args["engine"]["model"] == str(smollm2.folder())  # type: ignore[attr-defined]
-    assert list(served.args["environments"]) == [*smollm2.TASKS]  # type: ignore[attr-defined]
-    code, _, _ = invoke("--gpus", "0")
-    assert (code, done.count("made")) == (0, 1)
 
 
 @pytest.mark.parametrize(

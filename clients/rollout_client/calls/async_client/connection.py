@@ -69,7 +69,7 @@ class AsyncConnection:
     async def end_run(self, limits: CallLimits) -> None:
         """Deletes the run of the idempotency key in `limits`, if there is one: nobody waits for it any longer.
 
-        Where that fails, the service suspends the run by itself after a minute.
+        Where that fails, the run goes on to its end, and its answer is kept like that of a job.
         """
         if IDEMPOTENCY_KEY in limits.headers:
             key = {IDEMPOTENCY_KEY: limits.headers[IDEMPOTENCY_KEY]}

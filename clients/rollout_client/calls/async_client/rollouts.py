@@ -61,8 +61,7 @@ class AsyncRolloutStream:
 
     @property
     def expected(self) -> int:
-        """The number of rollouts that the request asks for; with `keep.where` or a range of `num_generations`, the most
-        that come."""
+        """The number of rollouts that the request asks for; with `keep.where`, the most that come."""
         return self._lines.expected
 
     @property

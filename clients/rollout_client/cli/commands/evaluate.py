@@ -196,8 +196,6 @@ def evaluate(
         check_error_rate(totals.error_rate, max_error_rate)
         return
     generations = options["num_generations"] or 1
-    if not isinstance(generations, int):
-        raise ValueError("pass@k needs equally many rollouts of each prompt: give --num-generations one number.")
     wanted = sorted(set(ks or (1, generations)))
     if wanted[-1] > generations:
         raise ValueError(f"--k {wanted[-1]} needs as many rollouts: raise --num-generations, which is {generations}.")

@@ -60,7 +60,7 @@ class RunPlan:
         if group is None or sample.generation_index in group:
             raise ValueError(f"Generation {sample.generation_index} of row {row} was not asked for.")
         group[sample.generation_index] = sample
-        if len(group) < (sample.group_size or self._group_size):
+        if len(group) < self._group_size:
             return None
         del self._groups[row]
         return [group[generation] for generation in sorted(group)]

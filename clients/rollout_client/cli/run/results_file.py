@@ -36,8 +36,7 @@ class Recovered:
 def recovered(lines: Iterable[bytes], group_size: int) -> Recovered:
     """Reads the lines of the file, each with its end.
 
-    Raises `ValueError` that names the line which no run with groups of this size wrote. A rollout may name the
-    size of its own group.
+    Raises `ValueError` that names the line which no run with groups of this size wrote.
     """
     found = Recovered()
     end = 0
@@ -53,7 +52,7 @@ def recovered(lines: Iterable[bytes], group_size: int) -> Recovered:
             continue
         check_place(rollout, group, found.rows, number)
         group.append(rollout)
-        if len(group) == (rollout.get("group_size") or group_size):
+        if len(group) == group_size:
             found.rows.add(rollout[INPUT_ROW])
             found.kept_bytes = end
             for ended in group:

@@ -16,32 +16,19 @@ from tests.clients.scripted_service import result
 RESULTS = [SampleResult(**result(generation_index=generation, content="a\nb\u2028")) for generation in range(3)]
 
 
-def size_of(row: int, generations: int, is_priced: bool) -> int:
-    return 1 + row % generations if is_priced else generations
-
-
-def rollout_of(row: int, generation: int, generations: int, is_priced: bool) -> SampleResult:
-    """With the size of its group, where groups differ in size."""
-    size = {"group_size": size_of(row, generations, is_priced)} if is_priced else {}
-    return RESULTS[generation].model_copy(update=size)
-
-
-def play(
-    plan: RunPlan, generations: int, chunk_size: int, random: Random, may_break: bool, is_priced: bool = False
-) -> bytes:
+def play(plan: RunPlan, generations: int, chunk_size: int, random: Random, may_break: bool) -> bytes:
     """Plays the plan to its end, rollouts in any order; returns what is appended."""
     appended = b""
     chunks: list[tuple[list[int], list[tuple[int, int]]]] = []
     while (rows := plan.next_chunk(chunk_size) if not chunks or random.random() < 0.4 else []) or chunks:
         if rows:
-            sizes = {row: size_of(row, generations, is_priced) for row in rows}
-            chunks.append((rows, [(row, generation) for row in rows for generation in range(sizes[row])]))
+            chunks.append((rows, [(row, generation) for row in rows for generation in range(generations)]))
         rows, waiting = random.choice(chunks)
         if may_break and random.random() < 0.1:
             waiting.clear()
         if waiting:
             row, generation = waiting.pop(random.randrange(len(waiting)))
-            if group := plan.add(row, rollout_of(row, generation, generations, is_priced)):
+            if group := plan.add(row, RESULTS[generation]):
                 appended += b"".join(json_line(sample, **{INPUT_ROW: row}) for sample in group)
         if not waiting:
             chunks.remove((rows, waiting))
@@ -55,34 +42,22 @@ def play(
     st.integers(1, 4),
     st.lists(st.floats(0, 1), max_size=5),
     st.randoms(use_true_random=False),
-    st.booleans(),
 )
 def test_each_rollout_is_there_once_wherever_the_run_is_killed(
-    row_count: int, generations: int, chunk_size: int, kills: list[float], random: Random, is_priced: bool
+    row_count: int, generations: int, chunk_size: int, kills: list[float], random: Random
 ) -> None:
     content = b""
     for kill in [*kills, None]:
         found = recovered(content.splitlines(keepends=True), generations)
         content = content[: found.kept_bytes]
         plan = RunPlan(row_count, generations, found.rows)
-        appended = play(plan, generations, chunk_size, random, may_break=kill is not None, is_priced=is_priced)
+        appended = play(plan, generations, chunk_size, random, may_break=kill is not None)
         content += appended if kill is None else appended[: int(kill * len(appended))]
     rollouts = [SampleResult.model_validate_json(line) for line in content.split(b"\n")[:-1]]
     played = [((rollout.model_extra or {})[INPUT_ROW], rollout.generation_index) for rollout in rollouts]
-    expected = [
-        (row, generation) for row in range(row_count) for generation in range(size_of(row, generations, is_priced))
-    ]
+    expected = [(row, generation) for row in range(row_count) for generation in range(generations)]
     assert sorted(played) == expected
     assert recovered(content.splitlines(keepends=True), generations).totals.rollouts == len(expected)
-
-
-def test_a_group_is_whole_with_as_many_rollouts_as_they_say_it_has() -> None:
-    plan = RunPlan(2, 3)
-    assert plan.next_chunk(2) == [0, 1]
-    of_two = [rollout_of(1, generation, 3, is_priced=True) for generation in range(2)]
-    assert [rollout.group_size for rollout in of_two] == [2, 2]
-    assert (plan.add(1, of_two[1]), plan.add(1, of_two[0])) == (None, of_two)
-    assert [plan.add(0, RESULTS[generation]) is None for generation in range(3)] == [True, True, False]
 
 
 def test_a_rollout_that_ends_twice_or_was_not_asked_for_is_refused() -> None:

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from typer.testing import CliRunner, Result
 
 from rollout_client.cli.app import app
-from service.startup.ports import free_port
+from service.startup.config import free_port
 from tests.clients.cli.top.recorded import FIRST, GENERATOR, SECOND
 from tests.clients.scripted_service import problem, served
 

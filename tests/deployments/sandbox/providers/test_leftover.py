@@ -155,7 +155,17 @@ class Container:
 
 @contextmanager
 def container(shell: Sequence[str]) -> Iterator[Container]:
-    walls = ["--unshare-user", "--unshare-pid", "--as-pid-1", "--dev-bind", "/", "/", "--proc", "/proc"]
+    walls = [
+        "--die-with-parent",
+        "--unshare-user",
+        "--unshare-pid",
+        "--as-pid-1",
+        "--dev-bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+    ]
     with subprocess.Popen(["bwrap", *walls, *shell, "-c", FIRST], stderr=subprocess.DEVNULL) as started:
         try:
             while len(found := psutil.Process(started.pid).children(recursive=True)) < 2:

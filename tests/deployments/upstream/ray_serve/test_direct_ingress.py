@@ -11,7 +11,7 @@ from ray.serve.config import HTTPOptions
 from starlette.responses import PlainTextResponse
 
 from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, listen_on_own_port, own_port
-from service.startup.ports import free_port
+from service.startup.config import free_port
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from tests.endurance.chaos.counted_puzzle import counted_puzzle
 from tests.endurance.chaos.nodes.namespaces import BRIDGE_ADDRESS, Namespace, namespaces
 from tests.endurance.chaos.parts import TASK_NAME
 from tests.endurance.chaos.rounds import Struck
+from tests.paths import SIMULATED_REPLICA
 
 HEAD, ASKED, OTHER = range(3)
 """The places of the nodes: the head, the one whose proxy is asked, and another one."""
@@ -161,6 +162,9 @@ def config_of_nodes(redis: str, steps_file: Path) -> dict[str, Any]:
                     "engine": {
                         "model": str(REPOSITORY / "models" / "tiny"),
                         "max_model_len": 4096,
+                        "device": "cpu",
+                        "num_cpus": 0.1,
+                        "replica": SIMULATED_REPLICA,
                         "simulated": {"time_to_first_token_s": 0.3, "time_per_token_s": 0.02, "max_num_seqs": 256},
                     },
                     "environments": {TASK_NAME: counted_puzzle(steps_file)},

@@ -15,9 +15,8 @@ from rich.console import Console
 
 from benchmarks.process_group import command_of
 from benchmarks.replica_actors import done_in, instance_of, replica_actors
-from service.startup.config import read_config
+from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
-from service.startup.ports import free_port
 from tests.endurance.chaos.one_machine import CORES, GENERATOR_CORES, REPLICAS, OneMachine
 from tests.endurance.soak.soaked_service import ENVIRONMENT
 

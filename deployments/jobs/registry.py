@@ -1,0 +1,382 @@
+"""Who plays which job, what is kept of it, and what each call changes. A state machine: no I/O, no clock.
+
+    open -> running -> completed | failed -> (acknowledged, deleted or expired)
+            running -> waiting -> running      its ingress replica was lost; the next one has a new epoch
+
+Guarantees: a key belongs to one request of one caller until its job is gone; at any time at most one owner and epoch
+may write to a job; events are numbered from 1 without gaps and none changes; an event is there until it is acknowledged
+or its job is gone; a job that has ended takes no further write.
+
+Each method that changes something only returns the changes. `commit` makes them after they were stored: nothing is
+reported to a caller before it is stored.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice, takewhile
+from typing import Literal
+from uuid import uuid4
+
+from deployments.jobs.failures import (
+    EventsAcknowledged,
+    EventUnknown,
+    JobFailure,
+    JobsFull,
+    JobUnknown,
+    KeyReused,
+    NoDataSet,
+    job_unknown,
+)
+from deployments.jobs.records import (
+    Change,
+    Claim,
+    EntryKind,
+    JobCommands,
+    JobRecord,
+    JobRequest,
+    JobWrite,
+    OpenedJob,
+    decode_record,
+)
+from deployments.jobs.settings import JobsSettings
+from deployments.storage.storage import EntryName, StoredRecord
+
+BODY = EntryName("body", 0)
+ONLY_FOR_THE_RUN: tuple[EntryKind, ...] = ("body", "journal", "outline")
+"""Entries that are removed at the end."""
+MOST_OFFERED = 64
+"""Waiting jobs that one ingress replica is told of at once."""
+PLAYED_WITHIN_S = 5.0
+"""After this time an ingress replica names a job that it was given among those that it plays."""
+REFUSED_KEPT_S = 60.0
+"""Retention of a refused job: those who wait for it ask for its events within seconds."""
+
+
+@dataclass(slots=True)
+class KeptJob:
+    """A job with the sizes of its entries, in bytes. Times are on the monotonic clock."""
+
+    record: JobRecord
+    sizes: dict[EntryName, int] = field(default_factory=dict)
+    given_at: float = 0.0
+    """When it was last given to its owner, or the store began."""
+    size_bytes: int = 0
+
+    def change(self, change: Change) -> None:
+        for name in change.removed:
+            self.size_bytes -= self.sizes.pop(name, 0)
+        for name, data in change.added.items():
+            self.size_bytes += len(data) - self.sizes.get(name, 0)
+            self.sizes[name] = len(data)
+
+
+@dataclass(slots=True)
+class Amount:
+    """The room that jobs take. Refused jobs take none."""
+
+    jobs: int = 0
+    size_bytes: int = 0
+
+
+class JobRegistry:
+    """In all methods `now` is monotonic and `time_s` counts from 1970, both in seconds."""
+
+    def __init__(self, settings: JobsSettings, stored: Iterable[StoredRecord], now: float) -> None:
+        self._settings = settings
+        self._jobs: dict[str, KeptJob] = {}
+        self._unfinished: dict[str, KeptJob] = {}
+        """Jobs that wait or run, by id."""
+        self._finished: dict[str, KeptJob] = {}
+        """Jobs that have ended, the first one to expire first."""
+        self._refused: dict[str, KeptJob] = {}
+        """Refused jobs, the first one to expire first."""
+        self._by_key: dict[tuple[str, str], KeptJob] = {}
+        self.total = Amount()
+        self._of_caller: defaultdict[str, Amount] = defaultdict(Amount)
+        self._heard_at: dict[str, float] = {}
+        """When each owner was last heard of."""
+        loaded = ((decode_record(each.record), each.sizes) for each in stored)
+        for record, sizes in sorted(loaded, key=lambda pair: pair[0].ended_at or 0.0):
+            self._add(KeptJob(record, dict(sizes), now, sum(sizes.values())))
+            if record.owner:
+                # The absence of the store counts against nobody.
+                self._heard_at[record.owner] = now
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    # Calls for a caller of the service.
+
+    def record(self, job_id: str, namespace: str) -> JobRecord:
+        """Raises `JobUnknown`."""
+        return self._job(job_id, namespace).record
+
+    def records(self, namespace: str) -> list[JobRecord]:
+        """The jobs of the caller, the newest first."""
+        records = (job.record for job in self._jobs.values() if job.record.namespace == namespace)
+        return sorted(records, key=lambda record: record.created_at, reverse=True)
+
+    def events_after(self, job_id: str, namespace: str, after: int, most_bytes: int) -> list[EntryName]:
+        """The next events, at least one if there is any, and no more than have `most_bytes`.
+
+        Raises:
+            JobUnknown, EventUnknown
+            EventsAcknowledged: the events that follow are not kept any longer.
+        """
+        job = self._job(job_id, namespace)
+        record = job.record
+        if after > record.last_event:
+            raise event_unknown(record, after)
+        if after < record.acknowledged:
+            message = f"events up to {record.acknowledged} were acknowledged; ask for those after it"
+            raise EventsAcknowledged.of("after", message, after)
+        names: list[EntryName] = []
+        size = 0
+        for number in range(after + 1, record.last_event + 1):
+            size += job.sizes[EntryName("event", number)]
+            if names and size > most_bytes:
+                break
+            names.append(EntryName("event", number))
+        return names
+
+    def ledger(self, job_id: str, namespace: str, after: int) -> list[EntryName]:
+        """The ledger's entries for the events up to `after`.
+
+        Raises:
+            JobUnknown, EventUnknown
+            NoDataSet: its samples were posted.
+        """
+        job = self._job(job_id, namespace)
+        if after > job.record.last_event:
+            raise event_unknown(job.record, after)
+        names = [EntryName("ledger", number) for number in range(after + 1)]
+        if names[0] not in job.sizes:
+            message = "its samples were posted; post those again of which no group has come"
+            raise NoDataSet.of("job_id", message, job_id)
+        # The last event may be a summary or a problem.
+        return [name for name in names if name in job.sizes]
+
+    def open(
+        self, request: JobRequest, owner: str, body: bytes, now: float, time_s: float
+    ) -> tuple[OpenedJob, list[Change]]:
+        """The job of this key, or a new one.
+
+        Args:
+            owner: the ingress replica that plays it if it is new.
+
+        Raises:
+            KeyReused: the key was sent with another request.
+            JobsFull: there is no room for a new job.
+        """
+        self._heard_at[owner] = now
+        known = None if request.key is None else self._by_key.get((request.namespace, request.key))
+        if known is not None:
+            return OpenedJob(same_request(known.record, request), None), []
+        self._refuse_if_full(request.namespace, len(body))
+        record = JobRecord(**asdict(request), job_id=uuid4().hex, created_at=time_s, owner=owner, played_until=time_s)
+        return OpenedJob(record, Claim(record, (BODY,))), [Change(record.job_id, record, {BODY: body})]
+
+    def acknowledge(self, job_id: str, namespace: str, last: int) -> list[Change]:
+        """Events up to `last` need not be kept. Raises `JobUnknown` or `EventUnknown`."""
+        record = self.record(job_id, namespace)
+        if last > record.last_event:
+            raise EventUnknown.of("last", f"the last event is {record.last_event}; acknowledge no more", last)
+        if last <= record.acknowledged:
+            return []
+        removed = [EntryName("event", number) for number in range(record.acknowledged + 1, last + 1)]
+        return [Change(job_id, replace(record, acknowledged=last), removed=removed)]
+
+    def delete(self, job_id: str, namespace: str) -> list[Change]:
+        """Deletes the job; its owner learns from `poll` that it is lost. Raises `JobUnknown`."""
+        return [Change(self.record(job_id, namespace).job_id, None)]
+
+    def delete_key(self, key: str, namespace: str) -> list[Change]:
+        """Deletes the job of the key. Raises `JobUnknown`."""
+        job = self._by_key.get((namespace, key))
+        if job is None:
+            message = "no job has this key: none was begun with it, or it was deleted or has expired"
+            raise JobUnknown.of("header.Idempotency-Key", message, key)
+        return self.delete(job.record.job_id, namespace)
+
+    # Calls of an ingress replica.
+
+    def poll(self, owner: str, playing: Collection[str], now: float) -> JobCommands:
+        """Renews the lease of the replica: each one that lives polls continually."""
+        self._heard_at[owner] = now
+        lost = [job_id for job_id in playing if self._owned(owner, job_id) is None]
+        waiting = (job_id for job_id, job in self._unfinished.items() if job.record.state == "waiting")
+        return JobCommands(lost, list(islice(waiting, MOST_OFFERED)))
+
+    def unplayed(self, owner: str, playing: Collection[str], now: float) -> list[str]:
+        """Jobs that the replica owns and does not play: the answer that gave them to it was lost, or they broke off."""
+        return [
+            job_id
+            for job_id, job in self._unfinished.items()
+            if job.record.owner == owner and job_id not in playing and now - job.given_at > PLAYED_WITHIN_S
+        ]
+
+    def claim(self, job_id: str, owner: str, now: float, time_s: float) -> tuple[Claim | None, list[Change]]:
+        """`None` if the job does not wait any longer: another replica was first."""
+        job = self._jobs.get(job_id)
+        if job is None or job.record.state != "waiting":
+            return None, []
+        self._heard_at[owner] = now
+        record = job.record.given_to(owner, time_s)
+        return Claim(record, tuple(job.sizes)), [Change(job_id, record)]
+
+    def write(self, owner: str, write: JobWrite, time_s: float) -> Change | None:
+        """`None` if the replica must not write to the job. Events that are there already are left out."""
+        if (job := self._jobs.get(write.job_id)) is None or job.record.epoch != write.epoch:
+            return None
+        record = job.record
+        if record.has_ended:
+            return Change(write.job_id, record) if write.ended else None
+        if record.owner != owner:
+            return None
+        added = {
+            name: data for name, data in write.added.items() if name.kind != "event" or name.number > record.last_event
+        }
+        events = sorted(name.number for name in added if name.kind == "event")
+        if events != list(range(record.last_event + 1, record.last_event + 1 + len(events))):
+            return None
+        record = replace(record.played(time_s), last_event=record.last_event + len(events))
+        removed = [name for name in write.removed if name in job.sizes]
+        if write.ended:
+            record = replace(
+                record,
+                state=write.ended,
+                owner="",
+                ended_at=time_s,
+                key=None if write.forgets_key else record.key,
+                was_refused=write.forgets_key,
+            )
+            removed = [name for name in job.sizes if name.kind in ONLY_FOR_THE_RUN]
+            added = {name: data for name, data in added.items() if name.kind not in ONLY_FOR_THE_RUN}
+        return Change(write.job_id, record, added, removed)
+
+    def release(self, owner: str, job_ids: Collection[str], were_played: bool, time_s: float) -> list[Change]:
+        """Returns jobs of a replica that shuts down, or that has not played them and has no room for them."""
+        mine = [job.record for job_id in job_ids if (job := self._owned(owner, job_id)) is not None]
+        return [Change(each.job_id, (each.played(time_s) if were_played else each).waiting()) for each in mine]
+
+    # Passing time, and what was stored.
+
+    def time_passed(self, now: float, time_s: float) -> list[Change]:
+        """Changes that follow from the time alone: lost owners and expired jobs."""
+        lost = {owner for owner, heard_at in self._heard_at.items() if now - heard_at > self._settings.lease_s}
+        # Not before the end of their leases is stored.
+        for owner in lost - {job.record.owner for job in self._unfinished.values()}:
+            del self._heard_at[owner]
+        expired = [Change(job_id, None) for job_id in self._expired(time_s)]
+        unfinished = self._unfinished.values()
+        return [*expired, *(self._without_owner(job, now, time_s) for job in unfinished if job.record.owner in lost)]
+
+    def _without_owner(self, job: KeptJob, now: float, time_s: float) -> Change:
+        record = job.record
+        heard_at = self._heard_at[record.owner]
+        # A store that began after its owner had died has never heard of it, and knows when it wrote last.
+        if heard_at > job.given_at:
+            record = record.played(time_s - (now - heard_at))
+        return Change(record.job_id, record.waiting())
+
+    def commit(self, changes: Iterable[Change], now: float) -> None:
+        """Makes changes that were stored."""
+        for change in changes:
+            job = self._jobs.get(change.job_id)
+            if job is not None:
+                self._remove(job)
+            if change.record is None:
+                self._jobs.pop(change.job_id, None)
+                continue
+            if job is None:
+                job = KeptJob(change.record, given_at=now)
+            if job.record.epoch != change.record.epoch:
+                job.given_at = now
+            job.record = change.record
+            job.change(change)
+            self._add(job)
+
+    def _job(self, job_id: str, namespace: str) -> KeptJob:
+        """Raises `JobUnknown`."""
+        job = self._jobs.get(job_id)
+        if job is None or job.record.namespace != namespace:
+            raise job_unknown(job_id)
+        return job
+
+    def _owned(self, owner: str, job_id: str) -> KeptJob | None:
+        job = self._jobs.get(job_id)
+        return job if job is not None and job.record.owner == owner else None
+
+    def _expired(self, time_s: float) -> list[str]:
+        """Ids of the jobs that have been kept long enough."""
+
+        def old(jobs: dict[str, KeptJob], kept_s: float) -> list[str]:
+            ended = ((job_id, job.record.ended_at or 0.0) for job_id, job in jobs.items())
+            return [job_id for job_id, _ in takewhile(lambda pair: time_s - pair[1] >= kept_s, ended)]
+
+        return [*old(self._finished, self._settings.keep_s), *old(self._refused, REFUSED_KEPT_S)]
+
+    def _refuse_if_full(self, namespace: str, body_bytes: int) -> None:
+        """Raises `JobsFull` if there is no room for another job with this body."""
+        settings = self._settings
+        refuse_beyond(self.total, body_bytes, settings.max_jobs, settings.max_bytes, "all callers", "")
+        if namespace:
+            share = settings.max_share
+            most_jobs, most_bytes = max(int(settings.max_jobs * share), 1), int(settings.max_bytes * share)
+            share_said = f" x jobs.max_share ({share:g})"
+            refuse_beyond(self._of_caller[namespace], body_bytes, most_jobs, most_bytes, "this caller", share_said)
+
+    def _add(self, job: KeptJob) -> None:
+        record = job.record
+        self._jobs[record.job_id] = job
+        self._place_of(record)[record.job_id] = job
+        if record.key is not None:
+            self._by_key[record.namespace, record.key] = job
+        self._count(job, 1)
+
+    def _remove(self, job: KeptJob) -> None:
+        """Leaves only the job's place among all jobs."""
+        record = job.record
+        del self._place_of(record)[record.job_id]
+        if record.key is not None:
+            self._by_key.pop((record.namespace, record.key), None)
+        self._count(job, -1)
+
+    def _place_of(self, record: JobRecord) -> dict[str, KeptJob]:
+        if record.ended_at is None:
+            return self._unfinished
+        return self._refused if record.was_refused else self._finished
+
+    def _count(self, job: KeptJob, sign: Literal[1, -1]) -> None:
+        if job.record.was_refused:
+            return
+        for amount in (self.total, self._of_caller[job.record.namespace]):
+            amount.jobs += sign
+            amount.size_bytes += sign * job.size_bytes
+
+
+def same_request(record: JobRecord, request: JobRequest) -> JobRecord:
+    """The record of the job that has the request's key. Raises `KeyReused` if it is of another request."""
+    if (record.kind, record.fingerprint) != (request.kind, request.fingerprint):
+        message = "it was sent with another request; send a new key with each new request"
+        raise KeyReused.of("header.Idempotency-Key", message, request.key)
+    return record
+
+
+def event_unknown(record: JobRecord, after: int) -> JobFailure:
+    return EventUnknown.of("after", f"the last event is {record.last_event}; name it or one before it", after)
+
+
+def refuse_beyond(kept: Amount, body_bytes: int, most_jobs: int, most_bytes: int, whose: str, share: str) -> None:
+    """Raises `JobsFull`.
+
+    Args:
+        share: the caller's share of the settings, in words.
+    """
+    if kept.jobs >= most_jobs:
+        message = f"{kept.jobs} jobs of {whose} are kept and jobs.max_jobs{share} allows {most_jobs}"
+        raise JobsFull.of("", f"{message}; delete those that you do not need, or try again later")
+    if kept.size_bytes + body_bytes > most_bytes:
+        message = f"the kept jobs of {whose} have {kept.size_bytes} bytes and jobs.max_bytes{share} allows {most_bytes}"
+        raise JobsFull.of("", f"{message}; acknowledge or delete what you do not need, or try again later")

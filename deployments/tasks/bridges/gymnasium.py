@@ -1,0 +1,283 @@
+"""Environments of Gymnasium that are played in text or in pictures: what an action leads to is shown as a text, as a
+rendered picture or as both, and actions are named."""
+
+import importlib
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field
+
+from deployments.tasks.replies import last_tagged
+from deployments.tasks.shapes_pictures import png
+from deployments.tasks.support import PackageMissing, imported
+from rollout_env import (
+    ChatMessage,
+    LostSession,
+    SampleRejected,
+    Session,
+    StartOutcome,
+    StepOutcome,
+    TaskEnvironment,
+    reply_text,
+)
+
+COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+COLOURED = re.compile(r"\x1b\[([0-9;]{0,40})m(.*?)(?:\x1b\[0m|\Z)", re.DOTALL)
+NO_ACTION = "There was no legal action."
+Observation = Literal["text", "image", "both"]
+TEXT_MODE, IMAGE_MODE = "ansi", "rgb_array"
+"""Names that Gymnasium has for renderings as text and as an array of pixels."""
+
+
+class GymnasiumInfo(BaseModel):
+    """The `extra_env_info` of an episode; further fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    seed: int = Field(ge=0, lt=2**31)
+    """The seed of `reset`."""
+    options: dict[str, Any] | None = None
+    """The options of `reset`."""
+    prompt_messages: int = Field(default=0, ge=0)
+    """Messages of the prompt before the first observation; set by the start."""
+
+
+class GymnasiumEnvironment(TaskEnvironment):
+    """The model answers with `<action>NAME</action>`. Rewards are Gymnasium's; truncation ends the rollout too."""
+
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = GymnasiumInfo
+
+    def __init__(
+        self,
+        env_id: str,
+        kwargs: dict[str, Any] | None = None,
+        actions: list[str] | None = None,
+        instruction: str | None = None,
+        observation: Observation = "text",
+        modules: Sequence[str] = (),
+        lost_session: LostSession = "reopen",
+        max_sessions: Annotated[int, Field(ge=1)] | None = None,
+    ) -> None:
+        """Makes the environment once, to see that it can be played.
+
+        Args:
+            env_id: as in `gymnasium.make`.
+            kwargs: of `gymnasium.make`.
+            actions: names of the actions of a discrete space, in their order; by default their numbers.
+            instruction: how to answer, before the first observation; by default it names the actions.
+            observation: `text` shows the rendering as text, or else the observation as text; `image` the rendering as a
+                picture, for models that see; `both` the picture before the text.
+            modules: imported first, because they register the environment.
+            lost_session: `reopen` makes all actions so far again, which needs an environment that only its seed makes
+                random; `restart` for any other.
+            max_sessions: how many episodes one replica holds at once.
+
+        Raises:
+            PackageMissing: Gymnasium, or what the environment draws with, is not installed.
+            ValueError: the environment has no text or no pictures to show, or `actions` does not fit its actions.
+        """
+        if observation not in get_args(Observation):
+            raise ValueError(f"observation must be one of {', '.join(get_args(Observation))}, got {observation!r}")
+        self._gymnasium = imported("gymnasium", "gymnasium")
+        for module in modules:
+            importlib.import_module(module)
+        self.env_id = env_id
+        self.kwargs = dict(kwargs or {})
+        self.shows_text, self.shows_image = observation != "image", observation != "text"
+        self.text_mode = self._text_mode() if self.shows_text else None
+        mode = IMAGE_MODE if self.shows_image else self.text_mode
+        self.kwargs |= {} if mode is None else {"render_mode": mode}
+        self.lost_session = lost_session
+        self.max_sessions = max_sessions
+        env = self.made()
+        try:
+            self.actions = action_names(env.action_space, actions)
+            if self.shows_image:
+                self._check_pictures(env)
+        finally:
+            env.close()
+        self.instruction = instruction_of(self.actions) if instruction is None else instruction
+        played_in = {"text": "text", "image": "pictures", "both": "text and pictures"}[observation]
+        self.description = f"{env_id} of Gymnasium, played in {played_in}."  # type: ignore[misc]
+
+    def made(self) -> Any:
+        return self._gymnasium.make(self.env_id, **self.kwargs)
+
+    def start(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> StartOutcome:
+        """Adds the instruction and the first observation."""
+        episode = GymnasiumEpisode(self, extra_env_info)
+        episode.close()
+        shown = episode.shown.message("\n\n".join(filter(None, (self.instruction, episode.shown.text))))
+        return StartOutcome(
+            observation=shown, metadata={**extra_env_info.model_dump(), "prompt_messages": len(message_log)}
+        )
+
+    def open_session(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> Session:
+        """Resets an environment, and makes the actions that the log has already."""
+        episode = GymnasiumEpisode(self, extra_env_info)
+        for message in message_log[extra_env_info.prompt_messages :]:
+            if message["role"] == "assistant":
+                episode.play(reply_text(message))
+        return episode
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        first = random.Random(seed).randrange(2**30)
+        return [{"extra_env_info": {"seed": first + number}} for number in range(count)]
+
+    def _text_mode(self) -> str | None:
+        """The render mode for text, where the environment has one. Raises `ValueError` if it has no text at all."""
+        env = self.made()
+        try:
+            if TEXT_MODE in env.metadata.get("render_modes", []):
+                return TEXT_MODE
+            spaces = self._gymnasium.spaces
+            if isinstance(env.observation_space, spaces.Box | spaces.Dict | spaces.Graph):
+                raise ValueError(
+                    f"{self.env_id} has neither a rendering as text nor observations that are short as text: show it "
+                    "with observation: image"
+                )
+        finally:
+            env.close()
+        return None
+
+    def _check_pictures(self, env: Any) -> None:
+        """Renders once what each observation will show. Raises `PackageMissing` or `ValueError` if that cannot be."""
+        if IMAGE_MODE not in (modes := env.metadata.get("render_modes", [])):
+            raise ValueError(f"{self.env_id} renders no pictures ({IMAGE_MODE}), but {modes}: leave out observation")
+        try:
+            env.reset(seed=0)
+            rendered = env.render()
+        except self._gymnasium.error.DependencyNotInstalled as error:
+            raise PackageMissing(f"{self.env_id} needs a package to draw: {error}") from error
+        if not is_picture(rendered):
+            raise ValueError(
+                f"{self.env_id} renders {type(rendered).__name__} of shape {getattr(rendered, 'shape', None)} and not "
+                "uint8 pixels of shape [height, width, 3]: leave out observation"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The text and the picture of one moment of an episode."""
+
+    text: str
+    picture: bytes | None
+
+    def message(self, text: str) -> ChatMessage:
+        message: ChatMessage = {"role": "user", "content": text}
+        return message if self.picture is None else {**message, "images": [self.picture]}
+
+
+class GymnasiumEpisode(Session):
+    """One environment of Gymnasium, from its reset on."""
+
+    def __init__(self, task: GymnasiumEnvironment, info: GymnasiumInfo) -> None:
+        self._task = task
+        self._env = task.made()
+        observation, _ = self._env.reset(seed=info.seed, options=info.options)
+        self.shown = self._shown(observation)
+        self._is_over = False
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> StepOutcome:  # noqa: ARG002
+        """Makes the action of the reply.
+
+        Raises:
+            SampleRejected: the episode is over.
+        """
+        if self._is_over:
+            raise SampleRejected("The episode is over.")
+        return self.play(reply_text(message_log[-1]))
+
+    def play(self, reply: str) -> StepOutcome:
+        named = last_tagged(reply, "action")
+        action = None if named is None else action_of(named, self._task.actions, self._env.action_space)
+        if action is None:
+            message = self.shown.message("\n".join(filter(None, (NO_ACTION, self.shown.text))))
+            return StepOutcome(message, reward=0.0, terminated=False, answer=named)
+        observation, reward, terminated, truncated, _ = self._env.step(action)
+        self.shown = self._shown(observation)
+        self._is_over = bool(terminated or truncated)
+        return StepOutcome(self.shown.message(self.shown.text), float(reward), self._is_over, answer=named)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _shown(self, observation: Any) -> Shown:
+        picture = png(Image.fromarray(self._rendered(IMAGE_MODE))) if self._task.shows_image else None
+        return Shown(self._text_of(observation) if self._task.shows_text else "", picture)
+
+    def _text_of(self, observation: Any) -> str:
+        if isinstance(observation, str):
+            return observation
+        if self._task.text_mode is not None:
+            return plain_text(self._rendered(self._task.text_mode))
+        return str(observation)
+
+    def _rendered(self, mode: str) -> Any:
+        # An environment is made for one mode, and two of them would not stay alike where more than the seed counts.
+        self._env.unwrapped.render_mode = mode
+        return self._env.render()
+
+
+def is_picture(rendered: Any) -> bool:
+    shape: Sequence[int] = getattr(rendered, "shape", ())
+    return len(shape) == len("hwc") and shape[-1] == len("rgb") and str(rendered.dtype) == "uint8"
+
+
+def action_names(space: Any, names: list[str] | None) -> list[str] | None:
+    """The names of the actions of a discrete space; `None` for another space.
+
+    Raises:
+        ValueError: `names` are not as many as there are actions, or two of them are equal.
+    """
+    if type(space).__name__ != "Discrete":
+        if names is not None:
+            raise ValueError(f"actions are names for a discrete action space, and this one is {space}")
+        return None
+    numbers = [str(space.start + place) for place in range(space.n)]
+    if names is None:
+        return numbers
+    if len(names) != len(numbers) or len({name.lower() for name in names}) != len(names):
+        raise ValueError(f"actions must be {len(numbers)} different names, got {names}")
+    return names
+
+
+def instruction_of(actions: list[str] | None) -> str:
+    if actions is None:
+        return "Answer with <action>...</action>."
+    return f"Answer with <action>NAME</action>. The actions are: {', '.join(actions)}."
+
+
+def action_of(named: str, actions: list[str] | None, space: Any) -> Any:
+    """The action of this name; `None` if there is none in the space."""
+    if actions is not None:
+        names = [name.lower() for name in actions]
+        return space.start + names.index(named.lower()) if named.lower() in names else None
+    if type(space).__name__ == "Text":
+        return named if space.contains(named) else None
+    try:
+        action = space.from_jsonable([json.loads(named)])[0]
+        return action if space.contains(action) else None
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+
+
+def plain_text(rendered: str) -> str:
+    """A rendering without escape sequences: square brackets around what is highlighted, colours in words."""
+    return COLOURED.sub(described, rendered).strip("\n")
+
+
+def described(coloured: "re.Match[str]") -> str:
+    codes = [int(code) for code in coloured[1].split(";") if code]
+    text = coloured[2]
+    for code in codes:
+        if 30 <= code < 38:
+            text = f"({text} {COLOURS[code - 30]})"
+        elif 40 <= code < 48:
+            text = f"[{text}]"
+    return text

@@ -1,0 +1,326 @@
+"""An environment in a Python environment of its own, reached over HTTP. The other half is `rollout_env/serve.py`."""
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import jsonschema_rs
+from pydantic import BaseModel, ConfigDict, model_validator
+
+import rollout_env
+from rollout_env import (
+    ChatMessage,
+    OutcomeInvalid,
+    SampleRejected,
+    Session,
+    StartOutcome,
+    StepOutcome,
+    TaskEnvironment,
+    TemporaryFailure,
+)
+from rollout_env.loopback import is_loopback
+from rollout_env.records import with_read_images
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+ANSWER_TIMEOUT_S = 5.0
+STOP_S = 10.0
+"""How long a host may take to end before it is killed."""
+PASSED_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
+"""Variables of the service that a host always gets, where they are set. The others may hold keys."""
+
+
+class HostedEnvironmentError(Exception):
+    """The exception that the environment raised in its own process. A note has its traceback."""
+
+
+class HostNotStarted(Exception):
+    """The process of the environment did not start to answer. The message says what it did."""
+
+
+class HostSettings(BaseModel):
+    """A host to start: an interpreter that has the packages of the environment, starlette and uvicorn."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    python: str
+    """Path of the interpreter."""
+    import_path: str
+    """`package.module:Class` of a `TaskEnvironment`, for that interpreter."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments of the class."""
+    folders: list[str] = []
+    """Where the interpreter looks for modules first; the repository of the service is always among them."""
+    variables: dict[str, str] = {}
+    """Environment variables of the process."""
+    passed_variables: list[str] = []
+    """Names of variables of the service that the process gets too, beside `PATH`, `HOME`, `LANG` and `TMPDIR`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostAddress:
+    """Where a host is reached."""
+
+    url: str
+    socket: str | None = None
+    """Path of its Unix socket; `None` if the URL is its address."""
+
+    def client(self, timeout_s: float | None) -> httpx.Client:
+        transport = None if self.socket is None else httpx.HTTPTransport(uds=self.socket)
+        return httpx.Client(base_url=self.url, transport=transport, timeout=timeout_s, trust_env=self._has_proxy)
+
+    def async_client(self) -> httpx.AsyncClient:
+        """Without a time limit and without a bound of connections."""
+        transport = None if self.socket is None else httpx.AsyncHTTPTransport(uds=self.socket)
+        limits = httpx.Limits(max_connections=None)
+        return httpx.AsyncClient(
+            base_url=self.url, transport=transport, timeout=None, limits=limits, trust_env=self._has_proxy
+        )
+
+    @property
+    def _has_proxy(self) -> bool:
+        return self.socket is None and not is_loopback(self.url)
+
+
+class HostedEnvironment(TaskEnvironment):
+    """Every rollout has a session at the host. Fields, tools and limits are those of the hosted environment."""
+
+    description = "An environment in a Python environment of its own."
+
+    def __init__(
+        self, host: HostSettings | None = None, url: str | None = None, start_timeout_s: float = 120.0
+    ) -> None:
+        """Starts the host, if it is not reached by a URL.
+
+        Args:
+            host: what is started, and ended with this replica.
+            url: of a host that runs already.
+            start_timeout_s: how long it may take to answer for the first time.
+
+        Raises:
+            ValueError: neither or both of `host` and `url` are given.
+            HostNotStarted: the host ended, or does not answer.
+        """
+        if (host is None) == (url is None):
+            raise ValueError("give either host or url")
+        self._process = None if host is None else HostProcess(host, start_timeout_s)
+        self._address = HostAddress(url or "") if self._process is None else self._process.address
+        self._client: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        with self._address.client(start_timeout_s) as client:
+            described = client.get("/description").raise_for_status().json()
+        self.description = described["description"]  # type: ignore[misc]
+        self.ExtraEnvInfo = fields_model(described["fields"])  # type: ignore[misc]
+        self.tools = described["tools"]
+        self.lost_session = described["lost_session"]
+        self.max_sessions = described["max_sessions"]
+        self.session_idle_s = described["session_idle_s"]
+        self.max_concurrent_steps = described["max_concurrent_steps"]
+        if described.get("forks_sessions"):
+            self.fork_session = self._forked  # type: ignore[method-assign]
+        # Hosts of an earlier rollout-env do not say it.
+        self.sample_count = described.get("sample_count")
+
+    async def start(self, message_log: list[ChatMessage], extra_env_info: BaseModel) -> StartOutcome:
+        """Starts the sample in the hosted environment; adds nothing if that has no start."""
+        await self._host_runs()
+        begun = await self.request("/start", message_log=message_log, extra_env_info=extra_env_info.model_dump())
+        if begun is None:
+            return StartOutcome()
+        begun = with_read_images(begun)
+        return StartOutcome(begun["observation"] or None, begun["metadata"], begun["next_stop_strings"])
+
+    async def open_session(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
+        await self._host_runs()
+        return HostedSession(self, (await self.request("/sessions"))["session_id"])
+
+    async def _forked(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
+        await self._host_runs()
+        return HostedSession(self, (await self.request("/sessions", forks=True))["session_id"])
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        if self._process is not None:
+            self._process.ensure()
+        with self._address.client(timeout_s=None) as client:
+            samples: list[dict[str, Any]] = result_of(client.post("/examples", json={"count": count, "seed": seed}))
+        return samples
+
+    async def request(self, path: str, method: Literal["POST", "DELETE"] = "POST", **body: Any) -> Any:
+        """Raises what the hosted environment raised; `TemporaryFailure` if the host does not answer."""
+        try:
+            response = await self._client_of_this_loop().request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise TemporaryFailure(f"The host of the environment does not answer: {error!r}") from error
+        return result_of(response)
+
+    async def close(self) -> None:
+        """Ends the host that was started."""
+        if self._client is not None and self._loop is asyncio.get_running_loop():
+            await self._client.aclose()
+        if self._process is not None:
+            await asyncio.to_thread(self._process.stop)
+
+    async def _host_runs(self) -> None:
+        if self._process is not None:
+            await asyncio.to_thread(self._process.ensure)
+
+    def _client_of_this_loop(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            self._client = self._address.async_client()
+            self._loop = loop
+        return self._client
+
+
+class HostedSession(Session):
+    def __init__(self, environment: HostedEnvironment, session_id: str) -> None:
+        self._environment = environment
+        self._session_id = session_id
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: BaseModel) -> StepOutcome:
+        """Raises what the hosted environment raised; `TemporaryFailure` if the host or the session is gone."""
+        state = extra_env_info.model_dump()
+        outcome = await self._environment.request(
+            "/step", session_id=self._session_id, message_log=message_log, extra_env_info=state
+        )
+        return StepOutcome(**with_read_images(outcome))
+
+    async def close(self) -> None:
+        await self._environment.request(f"/sessions/{self._session_id}", "DELETE")
+
+
+class HostProcess:
+    """The process of a host, which is started anew when it has ended. It ends with this process, however that ends."""
+
+    def __init__(self, settings: HostSettings, start_timeout_s: float) -> None:
+        """Returns when it answers. Raises `HostNotStarted`."""
+        self._settings = settings
+        self._start_timeout_s = start_timeout_s
+        # In a replica that is its own folder, which somebody removes when the replica was killed.
+        self._folder = tempfile.TemporaryDirectory(prefix="host-", dir=get_temp_dir())
+        self._socket = str(Path(self._folder.name) / "socket")
+        self.address = HostAddress("http://host", self._socket)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
+        """Held while the process is started: many rollouts notice its end at once, and one restarts it."""
+        self.ensure()
+
+    def ensure(self) -> None:
+        """Starts it if it does not run. Raises `HostNotStarted`."""
+        with self._starting:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+
+    def _start(self) -> None:
+        Path(self._socket).unlink(missing_ok=True)
+        settings = self._settings
+        folders = [*settings.folders, str(REPOSITORY), str(Path(rollout_env.__file__).parents[1])]
+        command = [settings.python, "-m", "rollout_env", "serve", settings.import_path]
+        options = ["--arguments", json.dumps(settings.arguments), "--socket", self._socket, "--until-input-ends"]
+        variables = {**variables_of(settings, os.environ), "PYTHONPATH": os.pathsep.join(folders)}
+        try:
+            self._process = subprocess.Popen([*command, *options], stdin=subprocess.PIPE, env=variables)
+        except OSError as error:
+            raise HostNotStarted(f"{settings.python} cannot be started: {error}") from error
+        self._wait_until_it_answers(self._process)
+
+    def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
+        gives_up_at = time.monotonic() + self._start_timeout_s
+        with self.address.client(ANSWER_TIMEOUT_S) as client:
+            while time.monotonic() < gives_up_at:
+                if process.poll() is not None:
+                    raise HostNotStarted(
+                        f"The host of {self._settings.import_path} ended with exit code {process.returncode}; what it "
+                        "wrote is above."
+                    )
+                try:
+                    client.get("/description")
+                except httpx.TransportError:
+                    time.sleep(0.05)
+                else:
+                    return
+        self._end()
+        raise HostNotStarted(
+            f"The host of {self._settings.import_path} did not answer within {self._start_timeout_s:g} s."
+        )
+
+    def stop(self) -> None:
+        """Ends the process for good."""
+        with self._starting:
+            self._end()
+            self._folder.cleanup()
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def variables_of(settings: HostSettings, own: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a host: those that the settings name or set, and a few that every process needs.
+
+    Raises:
+        HostNotStarted: a variable that the settings name is not set.
+    """
+    if missing := [name for name in settings.passed_variables if name not in own]:
+        raise HostNotStarted(f"passed_variables: {', '.join(missing)} is not set in the environment of the service.")
+    passed = {name: own[name] for name in (*PASSED_VARIABLES, *settings.passed_variables) if name in own}
+    return {**passed, **settings.variables}
+
+
+def result_of(response: httpx.Response) -> Any:
+    """The answer as JSON. Raises what the hosted environment raised."""
+    if response.status_code == 409:
+        problem = response.json()
+        match problem["kind"]:
+            case "rejected":
+                raise SampleRejected(problem["message"])
+            case "temporary" | "lost":
+                raise TemporaryFailure(problem["message"])
+            case "invalid":
+                raise OutcomeInvalid(problem["message"])
+            case _:
+                raised = HostedEnvironmentError(problem["message"])
+                raised.add_note(problem.get("traceback", ""))
+                raise raised
+    response.raise_for_status()
+    return response.json() if response.content else None
+
+
+def fields_model(schema: dict[str, Any]) -> type[BaseModel]:
+    """A model that accepts what the JSON schema does, keeps it as it is, and has this schema."""
+    validator = jsonschema_rs.validator_for(schema)
+
+    class HostedFields(BaseModel):
+        model_config = ConfigDict(extra="allow")
+
+        @model_validator(mode="before")
+        @classmethod
+        def check(cls, fields: Any) -> Any:
+            errors = [
+                (".".join(map(str, error.instance_path)), error.message) for error in validator.iter_errors(fields)
+            ]
+            if errors:
+                raise ValueError("; ".join(f"{path}: {message}" if path else message for path, message in errors))
+            return fields
+
+        @classmethod
+        def model_json_schema(cls, *_args: Any, **_options: Any) -> dict[str, Any]:
+            return schema
+
+    return HostedFields

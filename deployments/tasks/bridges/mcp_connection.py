@@ -1,0 +1,291 @@
+"""Connections to MCP servers by the official client, over standard input and output or HTTP, in their own thread."""
+
+import asyncio
+import concurrent.futures
+import json
+import shlex
+import sys
+import threading
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, ValidationError, model_validator
+
+from deployments.tasks.support import imported
+from rollout_env import TemporaryFailure
+
+CONNECTION_CLOSED = -32000
+"""MCP's code for a connection that ended during a call."""
+Result = TypeVar("Result")
+OPEN_TIMEOUT_S = 60.0
+"""Time limit for a server to start and answer, and again to list its tools."""
+MOST_PAGES, MOST_TOOLS = 100, 1000
+"""Bounds of a server's list of tools."""
+LONGEST_PROBLEM = 500
+"""Characters of what is wrong with an answer: it may quote all of it."""
+
+
+class ToolsNotListed(ValueError):
+    """The server's list of tools never ends, or the server refuses a page of it. The message names the server."""
+
+
+class McpServer(BaseModel):
+    """A server's `url`, or a `command` that starts one for each rollout."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    url: HttpUrl | None = None
+    """Address of a server over streamable HTTP."""
+    command: str | None = None
+    """Program of a server that speaks over its standard input and output."""
+    args: list[str] = Field(default_factory=list)
+    """Arguments of the command."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the command, besides a few safe ones."""
+    cwd: str | None = None
+    """The working directory of the command."""
+
+    @model_validator(mode="after")
+    def is_one_of_both(self) -> "McpServer":
+        if (self.url is None) == (self.command is None):
+            raise ValueError("give either a url or a command")
+        return self
+
+    def __str__(self) -> str:
+        return str(self.url) if self.command is None else shlex.join([self.command, *self.args])
+
+    def target(self) -> Any:
+        """The argument of the official client."""
+        if self.url is not None:
+            return str(self.url)
+        parameters = imported("mcp", "mcp").StdioServerParameters
+        return parameters(command=self.command, args=self.args, env=self.env, cwd=self.cwd)
+
+
+class McpConnection:
+    """A connection to a server, in its own task, because the client must be exited by the task that entered it."""
+
+    def __init__(self, server: McpServer, call_timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.client: Any = None
+        self._call_timeout_s = call_timeout_s
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._closing = asyncio.Event()
+        self._task = loop.create_task(self._live(server))
+
+    @classmethod
+    async def open(cls, server: McpServer, call_timeout_s: float) -> "McpConnection":
+        """Raises `TemporaryFailure` if the server cannot be reached."""
+        connection = cls(server, call_timeout_s)
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await asyncio.shield(connection._opened)
+        except TimeoutError as error:
+            await connection.close()
+            raise TemporaryFailure(f"The MCP server did not answer within {OPEN_TIMEOUT_S:g} s.") from error
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def tools(self) -> list[Any]:
+        """All pages of the server's list.
+
+        Raises:
+            ToolsNotListed: the list has no end, or the server refuses a page of it.
+            TemporaryFailure: the connection broke.
+        """
+        found: list[Any] = []
+        cursors: list[str | None] = [None]
+        while len(cursors) <= MOST_PAGES:
+            page = await self._answer(self.client.list_tools(cursor=cursors[-1]))
+            if isinstance(page, str):
+                raise ToolsNotListed(f"page {len(cursors)} is refused: {page}")
+            found += page.tools
+            if len(found) > MOST_TOOLS:
+                raise ToolsNotListed(f"there are more than {MOST_TOOLS}")
+            if page.next_cursor is None:
+                return found
+            if page.next_cursor in cursors:
+                raise ToolsNotListed(f"page {len(cursors)} leads back to an earlier one, {page.next_cursor!r:.100}")
+            cursors.append(page.next_cursor)
+        raise ToolsNotListed(f"the list has more than {MOST_PAGES} pages")
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """The result of a call as text, also of one that failed or that breaks the protocol.
+
+        Raises:
+            TemporaryFailure: the connection broke.
+        """
+        result = await self._answer(self.client.call_tool(name, arguments, read_timeout_seconds=self._call_timeout_s))
+        if isinstance(result, str):
+            return f"Error: {result}"
+        return f"Error: {text_of(result)}" if result.is_error else text_of(result)
+
+    async def _answer(self, request: Awaitable[Any]) -> Any:
+        """The result; a message, as a text, where the server answers with an error, or with what breaks the protocol.
+
+        Raises:
+            TemporaryFailure: the connection broke.
+        """
+        try:
+            return await request
+        except imported("mcp", "mcp").MCPError as error:
+            if error.error.code == CONNECTION_CLOSED or self._task.done():
+                raise TemporaryFailure(f"The connection to the MCP server broke: {error.error.message}") from error
+            return str(error.error.message)
+        except Exception as error:
+            # The client raises anything on what a server answers.
+            if self._task.done():
+                raise TemporaryFailure(f"The connection to the MCP server broke: {error}") from error
+            return problem_of(error)
+
+    async def close(self) -> None:
+        """Ends the connection and a server that was started for it; ignores what that raises."""
+        self._closing.set()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.exception()
+
+    async def _live(self, server: McpServer) -> None:
+        try:
+            async with imported("mcp", "mcp").Client(server.target()) as client:
+                self.client = client
+                self._opened.set_result(None)
+                await self._closing.wait()
+        except Exception as error:
+            if self._opened.done():
+                raise
+            failure = TemporaryFailure(f"The MCP server cannot be reached: {innermost(error)}")
+            failure.__cause__ = error
+            self._opened.set_exception(failure)
+
+
+def problem_of(error: Exception) -> str:
+    """A sentence about an answer that breaks MCP's schema or the one that its tool gives for its results."""
+    if not isinstance(error, ValidationError):
+        said = str(error).partition("\n\n")[0] or type(error).__name__
+        return f"The server's answer is not valid: {said}"[:LONGEST_PROBLEM]
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = first["loc"][:2]
+    # Behind the place of a block of content come the kinds that it is none of.
+    is_block = len(first["loc"]) > 2 and place[0] == "content"
+    said = "this is no block of content that MCP knows" if is_block else first["msg"]
+    return f"The server's answer breaks MCP's schema: {'.'.join(map(str, place))}: {said}."[:LONGEST_PROBLEM]
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first exception of a group of groups: the client raises all of its own in groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def listed_tools(server: McpServer, call_timeout_s: float) -> list[Any]:
+    """The tools of the server, over a connection that is closed afterwards.
+
+    Raises:
+        ToolsNotListed: the list has no end, or the server refuses a page of it.
+        TemporaryFailure: the server does not answer.
+    """
+    connection = await McpConnection.open(server, call_timeout_s)
+    try:
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            return await connection.tools()
+    except TimeoutError as error:
+        raise TemporaryFailure(f"The MCP server {server} listed no tools within {OPEN_TIMEOUT_S:g} s.") from error
+    except ToolsNotListed as error:
+        raise ToolsNotListed(f"The MCP server {server} does not list its tools: {error}.") from error
+    finally:
+        await connection.close()
+
+
+class PolicyWithChildWatcher(asyncio.AbstractEventLoopPolicy):
+    """Another policy, with a watcher by which Python's own event loop notices the end of a process that it started.
+
+    uvloop's policy, that of a replica, has none: Python's own loop then starts no process. Needed with uvloop 0.23 and
+    Python up to 3.13; Python 3.14 has no watchers, and needs none.
+    """
+
+    def __init__(self, policy: asyncio.AbstractEventLoopPolicy) -> None:
+        self._policy = policy
+        self._watcher = asyncio.ThreadedChildWatcher()
+
+    def get_event_loop(self) -> asyncio.AbstractEventLoop:
+        return self._policy.get_event_loop()
+
+    def set_event_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._policy.set_event_loop(loop)
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return self._policy.new_event_loop()
+
+    def get_child_watcher(self) -> asyncio.AbstractChildWatcher:
+        return self._watcher
+
+    def set_child_watcher(self, watcher: asyncio.AbstractChildWatcher) -> None:
+        self._policy.set_child_watcher(watcher)
+
+
+def let_loops_start_processes() -> None:
+    """Gives this process a child watcher, which uvloop's policy (that of a replica) does not have."""
+    if sys.version_info >= (3, 14):
+        return
+    policy = asyncio.get_event_loop_policy()
+    try:
+        policy.get_child_watcher()
+    except NotImplementedError:
+        asyncio.set_event_loop_policy(PolicyWithChildWatcher(policy))
+
+
+class ConnectionThread:
+    """The event loop of all connections of an environment, in a thread of its own.
+
+    It is Python's own loop, which starts a server by `vfork`. A replica's event loop is uvloop, which forks, and a fork
+    of a process that uses gRPC may crash before it executes the server.
+    """
+
+    def __init__(self) -> None:
+        let_loops_start_processes()
+        self._loop = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="MCP connections", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Raises what the work raises. Cancelling this cancels the work."""
+        return await asyncio.wrap_future(self.start(work))
+
+    def stop(self) -> None:
+        """Cancels what still runs in the thread, and ends it."""
+        self.start(cancel_others()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def cancel_others() -> None:
+    """Cancels all tasks of the loop but this one, and waits for them."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def text_of(result: Any) -> str:
+    """The parts of a result as text; its structured content as JSON where no part has a text that is not blank."""
+    # An embedded resource is a text or a blob.
+    texts = [getattr(getattr(block, "resource", block), "text", None) for block in result.content]
+    parts = [name_of(block) if text is None else text for block, text in zip(result.content, texts, strict=True)]
+    if result.structured_content is None or any(text and not text.isspace() for text in texts):
+        return "\n".join(parts)
+    shown = [part for part in parts if part and not part.isspace()]
+    return "\n".join([*shown, json.dumps(result.structured_content, ensure_ascii=False)])
+
+
+def name_of(block: Any) -> str:
+    """The type of a part that is not a text, and its place and media type as far as it has them."""
+    known = [getattr(getattr(block, "resource", block), field, None) for field in ("uri", "mime_type")]
+    return f"({' '.join(filter(None, [block.type, *known]))})"

@@ -1,0 +1,283 @@
+"""Games of TextArena: alone, against a scripted opponent, or with the policy as every player.
+
+The games draw from Python's global random numbers. Here each game has random numbers of its own, so that a seed makes
+the same game, whichever others are played beside it.
+"""
+
+import importlib
+import random
+import re
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from deployments.tasks.replies import text_outcome
+from deployments.tasks.support import imported
+from rollout_env import (
+    ChatMessage,
+    LostSession,
+    SampleRejected,
+    Session,
+    StartOutcome,
+    StepOutcome,
+    TaskEnvironment,
+    reply_text,
+)
+
+Opponent = Callable[[str, random.Random], str]
+"""Chooses a move: is given what the player has seen since its last move, and random numbers of its own."""
+IN_BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
+MOST_OPPONENT_MOVES = 1000
+"""In a row. A game in which the policy has no turn any more ends there."""
+_random: ContextVar[random.Random] = ContextVar("random numbers of the game that is being played")
+
+
+class TextArenaInfo(BaseModel):
+    """The `extra_env_info` of a game; further fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    seed: int = Field(ge=0, lt=2**31)
+    """The seed of the game and of its opponents."""
+    player: int = Field(default=0, ge=0)
+    """Number of the policy's player, from 0; ignored where the policy is all players."""
+    prompt_messages: int = Field(default=0, ge=0)
+    """Messages of the prompt before the first observation; set by the start."""
+
+
+class TextArenaEnvironment(TaskEnvironment):
+    """One game a rollout. The reward is that of the policy's player, at the end of the game.
+
+    Where the policy is every player, the rewards are named `player_0`, `player_1` and so on.
+    """
+
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = TextArenaInfo
+    lost_session: LostSession = "reopen"
+
+    def __init__(
+        self,
+        game: str,
+        players: Annotated[int, Field(ge=1)] = 1,
+        opponent: Literal["listed", "policy"] | list[str] | str = "listed",
+        kwargs: dict[str, Any] | None = None,
+        max_sessions: Annotated[int, Field(ge=1)] | None = None,
+    ) -> None:
+        """Makes the game once, to see that it can be played.
+
+        Args:
+            game: as in `textarena.make`, such as `TicTacToe-v0`.
+            players: how many the game has.
+            opponent: who the other players are. `listed` makes a random one of the moves in square brackets that the
+                game has shown it last; `policy` is the policy itself, in turn with its own player; a list gives the
+                moves of an opponent in their order; `package.module:function` is a function like `listed_move`.
+            kwargs: of `textarena.make`.
+            max_sessions: how many games one replica holds at once.
+
+        Raises:
+            PackageMissing: TextArena is not installed.
+            ValueError: the game cannot be made or begun with so many players.
+        """
+        self._textarena = imported("textarena", "textarena")
+        self.game = game
+        self.players = players
+        self.kwargs = kwargs or {}
+        self.max_sessions = max_sessions
+        self.policy_is_all = opponent == "policy"
+        self._opponent = opponent
+        try:
+            Game(self, TextArenaInfo(seed=0)).close()
+        except Exception as error:
+            raise ValueError(f"the game {game} cannot be begun with {players} players: {error}") from error
+        self.description = f"{game} of TextArena."  # type: ignore[misc]
+
+    def made(self) -> Any:
+        """The game with its observations as they arise: the message log has those before."""
+        raw = f"{self.game}-raw"
+        registry = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
+        made = self._textarena.make(raw if raw in registry else self.game, **self.kwargs)
+        give_games_random_numbers()
+        return made
+
+    def opponent_of(self) -> Opponent:
+        """A new opponent, for one player of one game."""
+        if isinstance(self._opponent, list):
+            moves = iter(self._opponent)
+            return lambda _seen, _random: next(moves, "")
+        if self._opponent in ("listed", "policy"):
+            return listed_move
+        module, _, function = self._opponent.partition(":")
+        opponent: Opponent = getattr(importlib.import_module(module), function)
+        return opponent
+
+    def start(self, message_log: list[ChatMessage], extra_env_info: TextArenaInfo) -> StartOutcome:
+        """Adds the rules and what has happened before the policy's first turn.
+
+        Raises:
+            SampleRejected: the game has no such player, or is over before its turn.
+        """
+        if extra_env_info.player >= self.players:
+            raise SampleRejected(f"extra_env_info.player: {self.game} has {self.players} players, from 0.")
+        game = Game(self, extra_env_info)
+        if game.is_over:
+            raise SampleRejected(f"{self.game} was over before the first turn of player {extra_env_info.player}.")
+        state = {**extra_env_info.model_dump(), "prompt_messages": len(message_log)}
+        return StartOutcome(observation={"role": "user", "content": game.seen}, metadata=state)
+
+    def open_session(self, message_log: list[ChatMessage], extra_env_info: TextArenaInfo) -> Session:
+        """Begins the game, and makes the moves that the log has already."""
+        game = Game(self, extra_env_info)
+        for message in message_log[extra_env_info.prompt_messages :]:
+            if message["role"] == "assistant":
+                game.play(reply_text(message))
+        return game
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        first = random.Random(seed).randrange(2**30)
+        players = 1 if self.policy_is_all else self.players
+        return [{"extra_env_info": {"seed": first + number, "player": number % players}} for number in range(count)]
+
+
+class Game(Session):
+    """One game, which stands at a turn of the policy or is over."""
+
+    def __init__(self, task: TextArenaEnvironment, info: TextArenaInfo, share_a_log: bool = True) -> None:
+        """Begins the game.
+
+        Args:
+            share_a_log: where the policy is all players, each observation says whose it is.
+        """
+        self._task = task
+        self._names_player = task.policy_is_all and share_a_log
+        self._player = info.player
+        self.player = info.player
+        """Whose turn it is."""
+        self._numbers = random.Random(info.seed)
+        self._opponents = {
+            player: (task.opponent_of(), random.Random(f"{info.seed}-{player}")) for player in range(task.players)
+        }
+        self.is_over = False
+        self.seen = ""
+        """Observations that the policy has not yet been told."""
+        with self._own_numbers():
+            self._env = task.made()
+            self._env.reset(num_players=task.players, seed=None)
+            self._go_on()
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: TextArenaInfo) -> StepOutcome:  # noqa: ARG002
+        """Makes the move of the reply, and those of the opponents after it.
+
+        Raises:
+            SampleRejected: the game is over.
+        """
+        if self.is_over:
+            raise SampleRejected("The game is over.")
+        return self.play(reply_text(message_log[-1]))
+
+    def play(self, reply: str) -> StepOutcome:
+        with self._own_numbers():
+            self._move(reply)
+            self._go_on()
+        return text_outcome(self.seen, self._reward(), self.is_over)
+
+    @contextmanager
+    def _own_numbers(self) -> Any:
+        token = _random.set(self._numbers)
+        try:
+            yield
+        finally:
+            _random.reset(token)
+
+    def _move(self, action: str) -> None:
+        self.is_over, _ = self._env.step(action=action)
+
+    def _go_on(self) -> None:
+        """Lets the opponents move until it is the policy's turn."""
+        for _ in range(MOST_OPPONENT_MOVES):
+            player, observation = self._env.get_observation()
+            seen = text_of(observation, player, self._env.state.role_mapping)
+            if self.is_over or self._task.policy_is_all or player == self._player:
+                self.player, self.seen = player, self._told(player, seen)
+                return
+            opponent, numbers = self._opponents[player]
+            self._move(opponent(seen, numbers))
+        raise SampleRejected(f"Player {self._player} had no turn in {MOST_OPPONENT_MOVES} moves of {self._task.game}.")
+
+    def _told(self, player: int, seen: str) -> str:
+        if self.is_over:
+            # It may have ended with the move of another player, to whom the observation belongs.
+            observation = self._env.state.observations.get(self._player, [])
+            own = text_of(observation, self._player, self._env.state.role_mapping)
+            reason = self._env.state.game_info.get(self._player, {}).get("reason")
+            return "\n".join(filter(None, (own or seen, reason or "The game is over.")))
+        return f"You are player {player} now.\n{seen}" if self._names_player else seen
+
+    def _reward(self) -> float | dict[str, float]:
+        """The rewards that the game gives at its end."""
+        rewards = dict(self._env.close()[0] or {}) if self.is_over else {}
+        if self._task.policy_is_all and self._task.players > 1:
+            return {f"player_{player}": float(rewards.get(player, 0.0)) for player in range(self._task.players)}
+        return float(rewards.get(self._player, 0.0))
+
+
+class SeatedGame:
+    """A game of TextArena as a `MultiplayerGame` of `deployments/agents/game_program.py`: each player is a seat."""
+
+    def __init__(self, seed: int, game: str, players: int = 2, kwargs: dict[str, Any] | None = None) -> None:
+        """Begins the game; the arguments are those of `TextArenaEnvironment`, which says what it raises."""
+        self._game = Game(
+            TextArenaEnvironment(game, players, "policy", kwargs), TextArenaInfo(seed=seed), share_a_log=False
+        )
+        self._rewards: Mapping[int, float] = {}
+
+    def turn(self) -> tuple[int, str] | None:
+        return None if self._game.is_over else (self._game.player, self._game.seen)
+
+    def move(self, text: str) -> None:
+        outcome = self._game.play(text)
+        if outcome.terminated:
+            given = outcome.reward if isinstance(outcome.reward, dict) else {"player_0": outcome.reward}
+            self._rewards = {int(name.removeprefix("player_")): reward for name, reward in given.items()}
+
+    def rewards(self) -> Mapping[int, float]:
+        return self._rewards
+
+
+def text_of(observation: Any, player: int, roles: dict[int, str]) -> str:
+    """The observation of a player without its own moves, which are in the message log."""
+    if isinstance(observation, str):
+        return observation
+    lines = [
+        f"[{roles.get(sender, f'Player {sender}')}] {message}"
+        for sender, message, kind in observation
+        if not (sender == player and kind.name == "PLAYER_ACTION")
+    ]
+    return "\n".join(lines)
+
+
+def listed_move(seen: str, numbers: random.Random) -> str:
+    """A random one of the moves in square brackets in the last line that has any."""
+    for line in reversed(seen.splitlines()):
+        bracketed: list[str] = IN_BRACKETS.findall(line)
+        moves = [move for move in bracketed if move != "[GAME]" and not move.startswith("[Player")]
+        if moves:
+            return numbers.choice(moves)
+    return ""
+
+
+class NumbersOfTheGame:
+    """Stands for the module `random` in the modules of TextArena."""
+
+    def __getattr__(self, name: str) -> Any:
+        numbers = _random.get(None)
+        return getattr(random if numbers is None else numbers, name)
+
+
+def give_games_random_numbers() -> None:
+    """Lets every module of TextArena that was imported draw from the numbers of the game that is being played."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("textarena.") and getattr(module, "random", None) is random:
+            vars(module)["random"] = NumbersOfTheGame()

@@ -1,0 +1,215 @@
+"""A search tool over a corpus, and the answer that was to be found with it."""
+
+import random
+import re
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from deployments.tasks.replies import last_box, text_outcome
+from deployments.tasks.retrieval_corpus import Corpus, Document, Stopwords, invented_corpus, read_corpus
+from deployments.tasks.tool_set import Tool, ToolSet, tool_message
+from rollout_env import ChatMessage, JsonObject, MalformedCall, StepOutcome, TaskEnvironment, reply_text, tool_calls_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NOTHING_FOUND = "No document found."
+NO_MORE_SEARCHES = "The search was not made: no more are permitted. Answer."
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
+WORDS_IN_QUOTE = 8
+Item = TypeVar("Item")
+
+
+class RetrievalInfo(BaseModel):
+    """The `extra_env_info` of a question; further fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    answers: Annotated[list[str], Field(min_length=1)]
+    """Any of them is right. Case, punctuation and articles do not count, unless a text has nothing else."""
+    relevant: list[str] = []
+    """Ids of the documents that tell the answer: the metric `found` is the share of them that a search gave."""
+    searches: int = 0
+    """Number of searches so far."""
+    found: list[str] = []
+    """Ids of the relevant documents that were found so far."""
+
+
+class SearchCalls(NamedTuple):
+    """The searches of one reply."""
+
+    answers: list[ChatMessage | None]
+    """For each call; `None` where a search answers it."""
+    queries: list[str]
+    """Queries of these searches, in order."""
+    messages: list[ChatMessage]
+    """The frames of their answers."""
+    malformed: int
+
+
+class RetrievalEnvironment(TaskEnvironment):
+    """Answers searches over turns, until a reply makes none, whose answer is judged by exact match.
+
+    The answer is what is in the last box, or between `<answer>` tags, or the whole reply.
+    """
+
+    description: ClassVar[str] = "Questions to answer with a search of documents."
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = RetrievalInfo
+
+    def __init__(
+        self,
+        corpus: Path | None = None,
+        results: Annotated[int, Field(ge=1, le=100)] = 3,
+        longest_document: Annotated[int, Field(ge=1)] = 1000,
+        most_searches: Annotated[int, Field(ge=1)] = 8,
+        stopwords: Stopwords = "en",
+    ) -> None:
+        """Reads and indexes the corpus.
+
+        Args:
+            corpus: a file with one JSON object a line, with `text` and optionally `title` and `id`; by default a corpus
+                of invented people and towns.
+            results: documents of one search.
+            longest_document: characters of a document that the model gets to see.
+            most_searches: of one rollout. Further ones are not made.
+            stopwords: `en` leaves out English words that say nothing.
+
+        Raises:
+            CorpusInvalid: the file cannot be read, or has no documents.
+        """
+        self._samples: list[dict[str, Any]] | None = None
+        if corpus is None:
+            documents, self._samples = invented_corpus()
+        else:
+            documents = read_corpus(REPOSITORY / corpus)
+        self.corpus = Corpus(documents, stopwords)
+        self.results, self.longest_document, self.most_searches = results, longest_document, most_searches
+        tool = Tool(search_schema(), str)
+        self.tools: list[JsonObject] = [tool.schema]
+        self._tool_set = ToolSet([tool])
+
+    def step_batch(
+        self, message_logs: list[list[ChatMessage]], extra_env_infos: list[RetrievalInfo]
+    ) -> list[StepOutcome]:
+        """Makes the searches of all replies together."""
+        replies = [message_log[-1] for message_log in message_logs]
+        asked = [self._asked(reply, info) for reply, info in zip(replies, extra_env_infos, strict=True)]
+        hits = iter(self.corpus.search([query for each in asked for query in each.queries], self.results))
+        return [
+            self._shown(each, [next(hits) for _ in each.queries], info) if each.answers else self._judged(reply, info)
+            for each, reply, info in zip(asked, replies, extra_env_infos, strict=True)
+        ]
+
+    def _asked(self, reply: ChatMessage, info: RetrievalInfo) -> SearchCalls:
+        asked = SearchCalls([], [], [], 0)
+        malformed = 0
+        for call in map(self._tool_set.checked, tool_calls_of(reply, self.tools)):
+            if isinstance(call, MalformedCall):
+                malformed += 1
+                asked.answers.append(tool_message(f"Error: {call.problem}", call))
+            elif info.searches + len(asked.queries) >= self.most_searches:
+                asked.answers.append(tool_message(NO_MORE_SEARCHES, call))
+            else:
+                asked.answers.append(None)
+                asked.queries.append(call.arguments["query"])
+                asked.messages.append(tool_message("", call))
+        return asked._replace(malformed=malformed)
+
+    def _shown(self, asked: SearchCalls, hits: list[list[Document]], info: RetrievalInfo) -> StepOutcome:
+        """The documents that were found. The rollout goes on."""
+        texts = map(self._text, hits)
+        searched = iter([{**frame, "content": text} for frame, text in zip(asked.messages, texts, strict=True)])
+        observation: list[Any] = [answer or next(searched) for answer in asked.answers]
+        found = {document.id for documents in hits for document in documents} & set(info.relevant)
+        after = info.model_copy(
+            update={"searches": info.searches + len(hits), "found": sorted(found.union(info.found))}
+        )
+        return StepOutcome(
+            observation,
+            {"correct": 0.0},
+            terminated=False,
+            metadata=after.model_dump(),
+            metrics={"searches": len(hits), "malformed_calls": asked.malformed},
+        )
+
+    def _text(self, documents: list[Document]) -> str:
+        texts = (f"[{document.id}] {document.whole}"[: self.longest_document] for document in documents)
+        return "\n".join(texts) or NOTHING_FOUND
+
+    def _judged(self, reply: ChatMessage, info: RetrievalInfo) -> StepOutcome:
+        answer = answer_in(reply_text(reply))
+        given = normalized(answer)
+        right = given != "" and given in map(normalized, info.answers)
+        metrics = {"found": len(info.found) / len(set(info.relevant))} if info.relevant else None
+        return text_outcome(
+            f"Environment: {'correct' if right else 'incorrect'}.",
+            {"correct": float(right)},
+            terminated=True,
+            answer=answer or None,
+            metrics=metrics,
+        )
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Questions about the invented corpus; of another one, which document has some words of it.
+
+        The same ones come again, in another order, when there are no further ones.
+        """
+        draw = random.Random(seed)
+        if self._samples is not None:
+            return drawn(self._samples, count, draw)
+        return [known_item(document) for document in drawn(self.corpus.documents, count, draw)]
+
+
+def drawn(pool: Sequence[Item], count: int, draw: random.Random) -> list[Item]:
+    """So many items in a random order, none a second time before all were drawn."""
+    rounds, rest = divmod(count, len(pool))
+    sizes = [len(pool)] * rounds + [rest]
+    return [item for size in sizes for item in draw.sample(pool, size)]
+
+
+def search_schema() -> JsonObject:
+    parameters = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    return {
+        "type": "function",
+        "function": {"name": "search", "description": "Searches documents.", "parameters": parameters},
+    }
+
+
+def known_item(document: Document) -> dict[str, Any]:
+    quote = " ".join(document.text.split()[:WORDS_IN_QUOTE])
+    question = f"Which document begins with the words: {quote}? Answer with the id in square brackets before it."
+    return {
+        "messages": [{"role": "user", "content": question}],
+        "extra_env_info": {"answers": [document.id], "relevant": [document.id]},
+    }
+
+
+def answer_in(text: str) -> str:
+    boxed, tagged = last_box(text), last_closed_answer(text)
+    return (boxed if boxed is not None else tagged if tagged is not None else text).strip()
+
+
+def last_closed_answer(text: str) -> str | None:
+    """The text of the last closed tag, `None` without one. Takes linear time."""
+    before, closed, _ = text.rpartition(CLOSE_TAG)
+    _, opened, rest = before.rpartition(OPEN_TAG)
+    return rest.partition(CLOSE_TAG)[0] if closed and opened else None
+
+
+def normalized(answer: str) -> str:
+    """As the SQuAD benchmark compares answers: without case, punctuation, articles and further spaces.
+
+    Articles or punctuation that are all of a text stay: `The The` is a name, and no other text made of articles is it.
+    Only a text without any character is normalized to nothing, which no answer equals.
+    """
+    lowered = answer.lower()
+    words = lowered.translate(PUNCTUATION)
+    return next(filter(None, map(one_spaced, (ARTICLES.sub(" ", words), words, lowered))), "")
+
+
+def one_spaced(text: str) -> str:
+    return " ".join(text.split())

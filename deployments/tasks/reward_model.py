@@ -1,0 +1,73 @@
+"""Conversations that a reward model of the service scores."""
+
+import math
+import random
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from deployments.tasks.llm_judge import QUESTIONS, ModelMissing, numbered
+from deployments.tasks.replies import text_outcome
+from rollout_env import ChatMessage, ChatModel, RewardModel, StepOutcome, TaskEnvironment
+
+
+class RewardModelInfo(BaseModel):
+    """The `extra_env_info` of a sample: a reward model needs nothing but the conversation."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class RewardModelEnvironment(TaskEnvironment):
+    """One turn, whose reward `score` is that of the reward model for the conversation with the reply."""
+
+    description: ClassVar[str] = "Conversations that a reward model scores."
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = RewardModelInfo
+
+    def __init__(
+        self,
+        model: str | None = None,
+        scaling: Literal["none", "sigmoid"] = "none",
+        weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0,
+    ) -> None:
+        """Keeps how scores become rewards.
+
+        Args:
+            model: the name of the reward model; by default the one that the entry in the config names.
+            scaling: `sigmoid` brings scores between 0 and 1.
+            weight: factor of the scaled score.
+        """
+        self.model, self.scaling, self.weight = model, scaling, weight
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: RewardModelInfo) -> StepOutcome:  # noqa: ARG002
+        """Asks the reward model. Raises what it raises."""
+        started = time.monotonic()
+        assert self.model is not None
+        score = await self.reward_models[self.model].score(message_log)
+        return text_outcome(
+            "Environment: the conversation was scored.",
+            {"score": self.weight * (sigmoid(score) if self.scaling == "sigmoid" else score)},
+            terminated=True,
+            metrics={"reward_model_seconds": time.monotonic() - started},
+        )
+
+    def use_models(self, chat_models: Mapping[str, ChatModel], reward_models: Mapping[str, RewardModel]) -> None:
+        """Raises `ModelMissing` if the reward model is not among them, or not the only one and has no name."""
+        super().use_models(chat_models, reward_models)
+        if self.model is None and len(reward_models) != 1:
+            raise ModelMissing("the entry of the environment in the config needs one name under reward_models")
+        self.model = self.model or next(iter(reward_models))
+        if self.model not in reward_models:
+            raise ModelMissing(f"the entry of the environment in the config needs {self.model!r} under reward_models")
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Open questions, numbered where there are more than these."""
+        questions = random.Random(seed).sample(QUESTIONS, len(QUESTIONS))
+        texts = [numbered(questions[place % len(questions)], place) for place in range(count)]
+        return [{"messages": [{"role": "user", "content": text}], "extra_env_info": {}} for text in texts]
+
+
+def sigmoid(score: float) -> float:
+    """Without overflow for any score."""
+    return 1 / (1 + math.exp(-score)) if score >= 0 else math.exp(score) / (1 + math.exp(score))

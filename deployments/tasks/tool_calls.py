@@ -1,0 +1,261 @@
+"""Questions that need tools, and single calls that must be the expected ones."""
+
+import ast
+import importlib
+import json
+import operator
+import random
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
+
+from deployments.tasks.replies import boxed_or_whole, text_outcome
+from deployments.tasks.tool_set import AnsweredCall, Tool, ToolSet
+from rollout_env import ChatMessage, JsonObject, StepOutcome, TaskEnvironment, ToolCall, reply_text, tool_calls_of
+
+LONGEST_EXPRESSION, LARGEST_VALUE = 200, 10**30
+LARGEST_OPERAND = 999
+OPERATORS: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+TOO_MANY = "The calls were not made: no more are permitted."
+
+
+class ToolSettings(BaseModel):
+    """A tool that all samples have."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str = ""
+    parameters: JsonObject = {"type": "object", "properties": {}}
+    """JSON schema of the arguments."""
+    function: str
+    """`package.module:function` of what computes the result. It gets the arguments by name, and may block."""
+
+    def tool(self) -> Tool:
+        """Raises `ImportError` or `AttributeError` if there is no such function."""
+        module, _, name = self.function.partition(":")
+        schema = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return Tool({"type": "function", "function": schema}, getattr(importlib.import_module(module), name))
+
+
+CALCULATOR = ToolSettings(
+    name="calculator",
+    description="Evaluates an arithmetic expression.",
+    parameters={"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    function="deployments.tasks.tool_calls:calculate",
+)
+
+
+class ExpectedCall(BaseModel):
+    """A call that a sample wants, and what answers it if no tool computes that."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    arguments: JsonObject = {}
+    result: str = "ok"
+
+
+class ToolCallsInfo(BaseModel):
+    """The `extra_env_info` of a sample; further fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    ground_truth: StrictStr | StrictInt | StrictFloat | None = None
+    """The right answer of the reply that makes no call. Without it the sample has one turn, whose calls are judged."""
+    expected_calls: Annotated[list[ExpectedCall], Field(max_length=64)] = []
+    """The calls that must be made, in any order: all of them, and without `ground_truth` no others."""
+    tools: Annotated[list[JsonObject], Field(max_length=128)] = []
+    """Schemas of further tools, whose results are those of `expected_calls`. For the model to see them, they belong
+    into `tools` of the sample too."""
+    made: list[int] = []
+    """Places in `expected_calls` of those that were made."""
+    calls: int = 0
+    """How many were made so far, malformed ones too."""
+
+    @field_validator("tools")
+    @classmethod
+    def _have_schemas(cls, tools: list[JsonObject]) -> list[JsonObject]:
+        ToolSet([Tool(schema, str) for schema in tools])
+        return tools
+
+    @model_validator(mode="after")
+    def _wants_something(self) -> Self:
+        if self.ground_truth is None and not self.expected_calls:
+            raise ValueError("a sample needs ground_truth, expected_calls, or both")
+        return self
+
+
+class ToolCallsEnvironment(TaskEnvironment):
+    """Runs the calls of each reply, until a reply makes none, whose answer is judged.
+
+    Calls are those that the service has parsed, or those in the text, in any of the common formats. A malformed call
+    (not JSON, an unknown tool, arguments against the schema) is answered with what is wrong, and counted.
+    """
+
+    description: ClassVar[str] = "Questions to answer with tools, and single calls to make as expected."
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = ToolCallsInfo
+
+    def __init__(
+        self,
+        tools: Sequence[ToolSettings] = (CALCULATOR,),
+        malformed_reward: Annotated[float, Field(le=0)] = 0.0,
+        most_calls: Annotated[int, Field(ge=1)] = 16,
+    ) -> None:
+        """Checks the tools.
+
+        Args:
+            tools: tools of all samples, for the chat template too; by default a calculator.
+            malformed_reward: reward of each malformed call, under the name `malformed`.
+            most_calls: calls of one rollout. A reply beyond them ends it.
+
+        Raises:
+            ToolInvalid: the tools' names or schemas are not valid.
+        """
+        self._own = [settings.tool() for settings in tools]
+        ToolSet(self._own)
+        self.tools = [tool.schema for tool in self._own]
+        self.malformed_reward = malformed_reward
+        self.most_calls = most_calls
+        self._set_of = lru_cache(maxsize=256)(self._make_set)
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: ToolCallsInfo) -> StepOutcome:
+        """Answers the calls of the reply, or judges it if it makes none."""
+        info, reply = extra_env_info, message_log[-1]
+        calls = tool_calls_of(reply, [*self.tools, *info.tools])
+        if not calls:
+            return self._judged(reply_text(reply), info)
+        if info.calls + len(calls) > self.most_calls:
+            return text_outcome(TOO_MANY, {"correct": 0.0}, terminated=True)
+        tools = self._set_of(json.dumps(info.tools)) if info.tools else self._set_of("[]")
+        answered = [tools.answered(call) for call in calls]
+        expected = matched(answered, info)
+        malformed = sum(not each.was_made for each in answered)
+        done = info.ground_truth is None
+        right = done and len(expected) == len(calls) == len(info.expected_calls)
+        rewards = {"correct": float(right)} if done else {"correct": 0.0}
+        if self.malformed_reward:
+            rewards["malformed"] = self.malformed_reward * malformed
+        made = info.model_copy(update={"made": [*info.made, *expected.values()], "calls": info.calls + len(calls)})
+        return StepOutcome(
+            [with_expected_result(each, expected.get(place), info) for place, each in enumerate(answered)],
+            rewards,
+            terminated=done,
+            metadata=made.model_dump(),
+            metrics={"calls": len(calls), "malformed_calls": malformed},
+        )
+
+    def _judged(self, text: str, info: ToolCallsInfo) -> StepOutcome:
+        answer = boxed_or_whole(text)
+        all_made = len(info.made) == len(info.expected_calls)
+        right = answer != "" and info.ground_truth is not None and answer == str(info.ground_truth).strip() and all_made
+        said = "correct" if right else "incorrect"
+        return text_outcome(f"Environment: {said}.", {"correct": float(right)}, terminated=True, answer=answer or None)
+
+    def _make_set(self, further: str) -> ToolSet:
+        own = {tool.name for tool in self._own}
+        schemas = (Tool(schema, lambda **_: "ok") for schema in json.loads(further))
+        return ToolSet([*self._own, *(tool for tool in schemas if tool.name not in own)])
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Calculations for the calculator, with numbers of up to three digits, all different."""
+        draw = random.Random(seed)
+        numbers = range(1, LARGEST_OPERAND + 1)
+        drawn = draw.sample(range(len(numbers) ** 2), count)
+        return [calculation(*divmod(number, len(numbers)), draw.choice("+-*")) for number in drawn]
+
+
+def calculation(left: int, right: int, sign: str) -> dict[str, Any]:
+    expression = f"{left + 1} {sign} {right + 1}"
+    return {
+        "messages": [{"role": "user", "content": f"What is {expression}?"}],
+        "extra_env_info": {"ground_truth": calculate(expression)},
+    }
+
+
+def matched(answered: Sequence[AnsweredCall], info: ToolCallsInfo) -> dict[int, int]:
+    """For places of the calls that were expected, the places in `expected_calls`; each of these once."""
+    left = {place: key_of(call) for place, call in enumerate(info.expected_calls) if place not in info.made}
+    found: dict[int, int] = {}
+    for place, each in enumerate(answered):
+        if isinstance(each.call, ToolCall):
+            key = key_of(each.call)
+            match = next((expected for expected, wanted in left.items() if wanted == key), None)
+            if match is not None:
+                found[place] = match
+                del left[match]
+    return found
+
+
+def key_of(call: ToolCall | ExpectedCall) -> tuple[str, str]:
+    """Equal for equal calls; 1 and 1.0 are equal."""
+    return call.name, json.dumps(plain_numbers(call.arguments), sort_keys=True)
+
+
+def plain_numbers(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: plain_numbers(item) for key, item in value.items()}
+        case list():
+            return [plain_numbers(item) for item in value]
+        case float() if value.is_integer():
+            return int(value)
+        case _:
+            return value
+
+
+def with_expected_result(each: AnsweredCall, expected: int | None, info: ToolCallsInfo) -> ChatMessage:
+    """The answer to a call: what its sample says, for a tool that only the sample has."""
+    own = {Tool(schema, str).name for schema in info.tools}
+    if not isinstance(each.call, ToolCall) or each.call.name not in own:
+        return each.message
+    result = (
+        "Error: no result is known for these arguments." if expected is None else info.expected_calls[expected].result
+    )
+    return {**each.message, "content": result}
+
+
+def calculate(expression: str) -> str:
+    """The value of sums, differences, products and quotients of numbers.
+
+    Raises:
+        ValueError: it is something else, or too large.
+        ZeroDivisionError: it divides by zero.
+    """
+    if len(expression) > LONGEST_EXPRESSION:
+        raise ValueError(f"the expression is longer than {LONGEST_EXPRESSION} characters")
+    try:
+        value = value_of(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
+        raise ValueError(f"this is not an arithmetic expression: {expression}") from error
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def value_of(node: ast.expr) -> int | float:
+    match node:
+        case ast.Constant(value=bool()):
+            pass
+        case ast.Constant(value=int() | float() as value):
+            return bounded(value)
+        case ast.UnaryOp(op, operand) if type(op) in OPERATORS:
+            return bounded(OPERATORS[type(op)](value_of(operand)))
+        case ast.BinOp(left, op, right) if type(op) in OPERATORS:
+            return bounded(OPERATORS[type(op)](value_of(left), value_of(right)))
+    raise ValueError("only numbers, +, -, *, /, //, % and brackets are known")
+
+
+def bounded(value: int | float) -> int | float:
+    if not abs(value) <= LARGEST_VALUE:
+        raise ValueError("a number is too large")
+    return value

@@ -1,0 +1,386 @@
+"""Which generation starts next, and on which replica. A state machine: no I/O, no clock, no Ray.
+
+Generations wait here and not in the engines: a replica gets those that fill its window (`window.py`), in turn from all
+requests (`fair_queue.py`), and a rollout goes to the replica that has its prefix cached (`affinity.py`) unless the wait
+there costs more than computing the prefix again elsewhere.
+
+Guarantees: each generation that was submitted starts exactly once, unless it is cancelled before; no replica has more
+generations than its window holds, but for the choices of one call beyond half of it; no generation waits for one
+replica while another has room for it and moving costs less than waiting.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from deployments.protocols.generation import GenerationRequest, RequestShare, ScoringRequest
+from deployments.protocols.replicas import ReplicaLoad
+from deployments.protocols.weight_versions import RollingActivation
+from service.scheduling.affinity import Assignment, ReplicaAffinity
+from service.scheduling.replicas import (
+    PREFILL_COST,
+    ReplicaQueues,
+    ReplicaSet,
+    RequestFlow,
+    RequestState,
+    ScheduledGeneration,
+)
+from service.scheduling.window import EngineCapacity, ReplicaWindow
+
+FIRST_EXPECTED_TOKENS = 1024.0
+"""Expected length until the first generations have ended. Too long on purpose: an engine that gets too many
+generations runs out of KV cache."""
+LEARNING_RATE = 1 / 16
+"""Weight of the latest generation in the moving mean of lengths."""
+HIGHEST_RANK = 31
+"""Later turns have this rank too, because the queue searches the ranks of a request one by one."""
+TURN_BATCHES = 2
+"""At the end of a turn the engine's batch runs empty, for as long as its longest generation takes."""
+LARGEST_BATCH = 256
+"""Assumed batch of an engine that does not say how large its batch is."""
+Started = Sequence[ScheduledGeneration]
+"""Generations that had waited and are to be sent now."""
+
+
+class GenerationScheduler:
+    """The generations of one ingress replica. The caller sends each one when it starts, and reports its end."""
+
+    def __init__(self, window_factor: float | None, choose: random.Random | None = None) -> None:
+        """Begins without replicas.
+
+        Args:
+            window_factor: the window of a replica in multiples of its engine's batch; `None` lets each generation start
+                at once, on the replica of its rollout.
+            choose: breaks ties between replicas.
+        """
+        self._window_factor = window_factor
+        self._replicas = ReplicaSet(window_factor)
+        self._queue = ReplicaQueues()
+        self._affinity = ReplicaAffinity(choose)
+        self._mean_tokens = FIRST_EXPECTED_TOKENS
+        """Moving mean of the lengths of all generations."""
+        self._requests: dict[str, RequestState] = {}
+        """By id; a request is known until its last rollout is released."""
+        self._request_of: dict[str, RequestState] = {}
+        """By rollout."""
+        self._free = self._replicas.windows.copy()
+        """Replicas that can run a generation at once and have none waiting."""
+        self._to_try: set[str] = set()
+        """Suspect replicas without a generation, which the next one tries."""
+
+    @property
+    def waiting(self) -> int:
+        """How many generations wait."""
+        return len(self._queue)
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether `try_suspects` is to be called in some seconds."""
+        return self._replicas.has_suspects
+
+    @property
+    def waiting_by_weight(self) -> Counter[float]:
+        """How many generations wait, by the weight that their request has for its priority."""
+        return Counter(generation.request.share.weight for generation in self._queue)
+
+    def waiting_for(self, replica: str) -> int:
+        """How many of them need this replica: each choice of a call counts."""
+        return self._queue.size_at(replica)
+
+    def ongoing_on(self, replica: str) -> int:
+        """Generations of all ingress replicas on this replica, as far as known; 0 for one that is not listed."""
+        window = self._replicas.windows.get(replica)
+        return 0 if window is None else window.ongoing + self._queue.size_at(replica)
+
+    def submit(self, request: GenerationRequest) -> ScheduledGeneration:
+        """Starts the generation, or lets it wait."""
+        of_request = self._request_of.get(request.rollout_id) or self._add_rollout(request)
+        generation = ScheduledGeneration.of(request, of_request, self._assign(request))
+        tried = next((replica for replica in self._to_try if generation.may_try(replica)), None)
+        if tried is not None:
+            self._try(generation, tried)
+            return generation
+        if self._replicas.load_of_others:
+            self._leave_suspect(generation)
+        self._place(generation)
+        return generation
+
+    def try_suspects(self) -> Started:
+        """Lets one generation try each suspect replica that has none: the oldest one that waits, else the next one."""
+        windows = self._replicas.windows.items()
+        self._to_try = {replica for replica, window in windows if window.is_suspect and not window.generations}
+        started: list[ScheduledGeneration] = []
+        for replica in sorted(self._to_try):
+            generation = next((waiting for waiting in self._queue if waiting.may_try(replica)), None)
+            if generation is not None:
+                self._queue.remove(generation)
+                self._try(generation, replica)
+                started.append(generation)
+        return started
+
+    def end(
+        self,
+        generation: ScheduledGeneration,
+        new_tokens: int | None = None,
+        *,
+        replica_failed: bool = False,
+    ) -> Started:
+        """Records that a generation has ended which had started.
+
+        Args:
+            new_tokens: its length; `None` if it has no result.
+            replica_failed: the rollout's next generation goes to another replica, if there is one.
+        """
+        window, replica = generation.window, generation.replica
+        assert window is not None
+        policy = generation.request.policy
+        window.remove(generation.kv_tokens, generation.shared_tokens, policy, generation.sequences)
+        generation.window = None
+        if new_tokens is not None:
+            self._queue.advance(generation.virtual_time)
+            self._learn(generation, new_tokens)
+            if not replica_failed:
+                generation.assignment.avoided = None
+                window.note_success()
+        if replica_failed:
+            self._affinity.mark_failed(generation.request.rollout_id)
+            window.note_failure()
+        if not self._replicas.is_listed(replica, window):
+            return ()
+        if replica_failed or replica in self._replicas.load_of_others:
+            self._replicas.note_load(replica, window)
+        moved = self._place_elsewhere(replica) if window.is_suspect else ()
+        return [*moved, *self._fill(replica, window)]
+
+    def leave_replica(self, rollout_id: str) -> None:
+        """Lets the rollout's next generation go to another replica, if there is one. Ignores unknown ids."""
+        self._affinity.mark_failed(rollout_id)
+
+    def cancel(self, generation: ScheduledGeneration) -> None:
+        """Forgets a generation that waits."""
+        self._queue.remove(generation)
+        self._note_free(generation.replica, self._replicas.windows[generation.replica])
+
+    def release(self, rollout_id: str) -> None:
+        """Forgets a rollout that has no further generation. Ignores unknown ids."""
+        self._affinity.release(rollout_id)
+        of_request = self._request_of.pop(rollout_id, None)
+        if of_request is None:
+            return
+        of_request.rollouts -= 1
+        if not of_request.rollouts:
+            self._queue.forget(of_request.flow, of_request.part)
+            del self._requests[of_request.id]
+
+    def observe(self, replica: str, load: ReplicaLoad, ended: int) -> Started:
+        """Records the load that the replica has reported.
+
+        Args:
+            ended: generations of this ingress that have ended and are no longer in `load`, but whose `end` is to come.
+        """
+        window = self._replicas.windows.get(replica)
+        if window is None:
+            return ()
+        self._queue.advance(load.virtual_time)
+        if window.observe(load, ended):
+            self._replicas.note_load(replica, window)
+        return self._fill(replica, window) if self._queue else ()
+
+    def set_capacity(self, capacity: EngineCapacity) -> Started:
+        """Sets the number of sequences and tokens that every engine can run at once."""
+        if capacity == self._replicas.capacity or self._window_factor is None:
+            return ()
+        self._replicas.resize(capacity)
+        return self._fill_all()
+
+    def set_rolling(self, rolling: RollingActivation | None) -> Started:
+        """Records which replicas have which version, while they change one by one.
+
+        Generations that wait for one whose version they do not accept any more wait for others.
+        """
+        replicas = self._replicas
+        replicas.rolling = rolling
+        waiting = [each for each in self._queue if not replicas.admits(each.replica, each.request)]
+        for generation in waiting:
+            self._queue.remove(generation)
+            self._assign(generation.request)
+            self._place(generation)
+        return [generation for generation in waiting if generation.has_started] + list(self._fill_all())
+
+    def set_replicas(self, replicas: Collection[str]) -> Started:
+        """Sets the replicas that take calls. Generations that wait for one that is gone wait for others."""
+        gone = self._replicas.set_listed(replicas)
+        for replica in gone:
+            self._free.pop(replica, None)
+            self._to_try.discard(replica)
+        for replica, window in self._replicas.windows.items():
+            self._note_free(replica, window)
+        moved = [generation for replica in gone for generation in self._place_elsewhere(replica)]
+        return moved + list(self._fill_all())
+
+    def _place_elsewhere(self, replica: str) -> Started:
+        """Moves all that waits for a replica that is gone, or is suspect while another is not."""
+        if replica in self._replicas.windows and self._replicas.are_all_suspect:
+            return ()
+        moved = self._queue.items_at(replica)
+        for generation in moved:
+            self._queue.remove(generation)
+            self._affinity.mark_failed(generation.request.rollout_id)
+            self._assign(generation.request)
+            self._place(generation)
+        return [generation for generation in moved if generation.has_started]
+
+    def _leave_suspect(self, generation: ScheduledGeneration) -> None:
+        replica = generation.assignment.replica
+        if replica is not None and self._replicas.windows[replica].is_suspect:
+            self._affinity.mark_failed(generation.request.rollout_id)
+            self._assign(generation.request)
+
+    def _place(self, generation: ScheduledGeneration) -> None:
+        """Starts the generation, or lets it wait, on the replica of its rollout or on one that it moves to."""
+        replica = generation.assignment.replica
+        assert replica is not None
+        window, policy = self._replicas.windows[replica], generation.request.policy
+        if self._free and not (window.has_free_sequence and window.turns.may_start(policy)):
+            able = (
+                name
+                for name, free in self._free.items()
+                if free.turns.may_start(policy) and self._replicas.admits(name, generation.request)
+            )
+            other = min(able, key=lambda name: self._free[name].ongoing, default=None)
+            if other is not None and self._pays(generation, replica, other):
+                self._affinity.move(generation.request.rollout_id, other)
+                replica, window = other, self._replicas.windows[other]
+        self._wait(generation, replica)
+        if self._queue.next_at(replica, window.turns, self._turn) is generation and self._has_room(window, generation):
+            self._start(generation, window)
+
+    def _try(self, generation: ScheduledGeneration, replica: str) -> None:
+        """Starts a generation that does not wait on a suspect replica."""
+        self._affinity.move(generation.request.rollout_id, replica)
+        self._wait(generation, replica)
+        self._start(generation, self._replicas.windows[replica])
+
+    def _start(self, generation: ScheduledGeneration, window: ReplicaWindow) -> None:
+        """Starts a generation that waits for this replica."""
+        virtual_time = self._queue.start(generation, generation.cost)
+        cost = generation.cost / generation.of_request.flow.weight
+        policy = generation.request.policy
+        window.add(generation.kv_tokens, generation.shared_tokens, policy, cost, generation.sequences)
+        generation.window = window
+        if self._window_factor is not None:
+            generation.virtual_time = int(virtual_time)
+        self._to_try.discard(generation.replica)
+        self._note_free(generation.replica, window)
+
+    def _fill_all(self) -> Started:
+        return [
+            started for replica, window in self._replicas.windows.items() for started in self._fill(replica, window)
+        ]
+
+    def _fill(self, replica: str, window: ReplicaWindow) -> Started:
+        """Starts generations that wait for this replica, then some that wait for others, while its window has room."""
+        started: list[ScheduledGeneration] = []
+        while self._queue:
+            generation = self._queue.next_at(replica, window.turns, self._turn)
+            if (
+                generation is None
+                and not self._queue.size_at(replica)
+                and (generation := self._worth_moving_to(replica)) is not None
+            ):
+                self._queue.remove(generation)
+                self._affinity.move(generation.request.rollout_id, replica)
+                self._wait(generation, replica)
+            if generation is None or not self._has_room(window, generation):
+                break
+            self._start(generation, window)
+            started.append(generation)
+        self._note_free(replica, window)
+        return started
+
+    def _worth_moving_to(self, replica: str) -> ScheduledGeneration | None:
+        """A generation that waits for another replica, if `replica` has room for it and moving it pays."""
+        longest = self._queue.longest_lane()
+        generation = None if longest is None else self._queue.last_of(longest)
+        if longest is None or generation is None:
+            return None
+        window = self._replicas.windows[replica]
+        tokens = generation.kv_tokens + generation.assignment.shared_tokens
+        has_room = window.has_room(tokens, generation.sequences)
+        can_start = has_room and window.turns.may_start(generation.request.policy)
+        can_start = can_start and self._replicas.admits(replica, generation.request)
+        return generation if can_start and self._pays(generation, longest[0], replica) else None
+
+    def _wait(self, generation: ScheduledGeneration, replica: str) -> None:
+        generation.estimate()
+        generation.replica = replica
+        self._queue.wait(generation, replica, min(generation.request.turn, HIGHEST_RANK))
+        self._free.pop(replica, None)
+
+    def _has_room(self, window: ReplicaWindow, generation: ScheduledGeneration) -> bool:
+        return window.has_room(generation.kv_tokens, generation.sequences)
+
+    def _pays(self, generation: ScheduledGeneration, replica: str, other: str) -> bool:
+        """Whether the wait that `other` saves is longer than computing there what `replica` has cached."""
+        policy = generation.request.policy
+        saved = self._ahead(replica, policy) - self._ahead(other, policy)
+        wait_tokens = saved * self._mean_tokens / self._replicas.capacity.sequences
+        return wait_tokens > PREFILL_COST * generation.assignment.cached_tokens
+
+    def _ahead(self, replica: str, policy: str | None) -> float:
+        """Generations that must end before one of this policy that comes last there can run."""
+        window = self._replicas.windows[replica]
+        ongoing = window.ongoing + self._queue.size_at(replica)
+        is_closed = window.is_suspect or not window.turns.may_start(policy)
+        return math.inf if is_closed else max(ongoing + 1 - self._replicas.capacity.sequences, 0)
+
+    @property
+    def _turn(self) -> float:
+        """How long the policies that a replica runs may go on while another one waits: about `TURN_BATCHES` batches."""
+        return TURN_BATCHES * min(self._replicas.capacity.sequences, LARGEST_BATCH) * self._mean_tokens
+
+    def _note_free(self, replica: str, window: ReplicaWindow) -> None:
+        if window.has_free_sequence and not self._queue.size_at(replica):
+            self._free[replica] = window
+        else:
+            self._free.pop(replica, None)
+
+    def _assign(self, request: GenerationRequest) -> Assignment:
+        """The assignment of the generation's rollout to a replica that admits the request."""
+        return self._affinity.assignment_of(
+            request.rollout_id,
+            request.group,
+            self._replicas.admitting(request),
+            len(request.prompt_token_ids),
+            self._replicas.load_of_others,
+        )
+
+    def _learn(self, generation: ScheduledGeneration, new_tokens: int) -> None:
+        """Records the length of a generation that has ended."""
+        if isinstance(generation.request, ScoringRequest):
+            # It generates nothing, and tells nothing about the length of generations.
+            return
+        of_request, assignment = generation.of_request, generation.assignment
+        length = new_tokens / generation.sequences
+        of_request.expected_tokens += LEARNING_RATE * (length - of_request.expected_tokens)
+        self._mean_tokens += LEARNING_RATE * (length - self._mean_tokens)
+        if assignment.replica == generation.replica:
+            assignment.cached_tokens = len(generation.request.prompt_token_ids) + round(length)
+
+    def _add_rollout(self, request: GenerationRequest) -> RequestState:
+        share = request.share
+        of_request = self._requests.get(share.id)
+        if of_request is None:
+            flow, part = self._flow_of(share)
+            of_request = self._requests[share.id] = RequestState(share.id, flow, part, self._mean_tokens)
+        of_request.rollouts += 1
+        self._request_of[request.rollout_id] = of_request
+        return of_request
+
+    def _flow_of(self, share: RequestShare) -> tuple[RequestFlow, RequestFlow | None]:
+        """The flow of a request, and the part of it that the request is."""
+        if share.key is None:
+            return self._queue.flow(share.id, share.weight), None
+        flow = self._queue.flow(f"key {share.key}", share.key_weight)
+        return flow, self._queue.part(flow, share.id, share.weight)

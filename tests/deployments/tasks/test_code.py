@@ -1,0 +1,296 @@
+"""The task `code` with a sandbox of this machine: what is rewarded, what the model is told."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deployments.sandbox import Limits, Outcome, SandboxLost
+from deployments.sandbox.interface import MIB
+from deployments.tasks.code import CodeEnvironment, SandboxSettings
+from deployments.tasks.code_judging import CodeInfo
+from rollout_env import StepOutcome, TemporaryFailure, check, play
+from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment
+from tests.deployments.tasks.scripted_sandbox import ScriptedSandbox, printed, scripted
+
+ADD = "```python\ndef add(a, b):\n    return a + b\n```"
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[CodeEnvironment]:
+    environment = CodeEnvironment("share", SandboxSettings(processor_time_limit_s=0.5, max_concurrent_runs=2))
+    yield environment
+    environment.close()
+
+
+def step(environment: CodeEnvironment, reply: str, **info: Any) -> StepOutcome:
+    message_log: list[Any] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": reply}]
+    return asyncio.run(environment.step(message_log, CodeInfo.model_validate(info)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("test", "reward"),
+    [
+        ({"call": "add(1, 2)", "expected": 3}, 1.0),
+        ({"call": "add(1, 2)", "expected": 4}, 0.0),
+        ({"call": "add(0.1, 0.2)", "expected": 0.3}, 1.0),
+        ({"call": "(add(1, 2), [])", "expected": [3, []]}, 1.0),
+        ({"call": "add(1, 0) == 1", "expected": 1}, 0.0),
+        ({"call": "add(1)", "expected": 3}, 0.0),
+        ({"call": "add", "expected": 3}, 0.0),
+        ({"call": "{'a': (1, None), 'b': [True, 'ü\\n\"']}", "expected": {"a": [1, None], "b": [True, 'ü\n"']}}, 1.0),
+        ({"call": "{1: 2.5e300}", "expected": {"1": 2.5e300}}, 1.0),
+        ({"call": "float('inf')", "expected": 1.0}, 0.0),
+        ({"call": "{1, 2}", "expected": [1, 2]}, 0.0),
+        ({"code": "assert add(1, 2) == 3"}, 1.0),
+        ({"code": "assert add(1, 2) == 4"}, 0.0),
+    ],
+)
+def test_a_function_is_rewarded_by_what_it_gives(environment: CodeEnvironment, test: Any, reward: float) -> None:
+    outcome = step(environment, ADD, tests=[test])
+    assert (outcome.reward, outcome.terminated, outcome.answer) == (reward, True, "def add(a, b):\n    return a + b\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thought", ["<think></think>", "<think>```python\nwrong\n```</think>\n", "Hm.</think>"])
+def test_code_is_read_behind_the_thought_of_a_reply(environment: CodeEnvironment, thought: str) -> None:
+    outcome = step(environment, thought + ADD, tests=[{"call": "add(1, 2)", "expected": 3}])
+    assert (outcome.reward, outcome.answer) == (1.0, "def add(a, b):\n    return a + b\n")
+
+
+@pytest.mark.slow
+def test_code_in_a_thought_is_not_run(environment: CodeEnvironment) -> None:
+    tested = step(environment, f"<think>\n{ADD}\n</think>\nDone.", tests=[{"call": "add(1, 2)", "expected": 3}])
+    interpreted = step(environment, "<think>\n```\nprint(5)\n```\n</think>\\boxed{4}", ground_truth="4")
+    assert (tested.reward, tested.answer) == (0.0, None)
+    assert (interpreted.reward, interpreted.terminated, interpreted.answer) == (1.0, True, "4")
+
+
+@pytest.mark.slow
+def test_a_program_is_rewarded_by_what_it_prints(environment: CodeEnvironment) -> None:
+    tests = [{"stdin": "2 3\n", "stdout": "5"}, {"stdin": "1 1", "stdout": "2 \n"}, {"stdin": "1 1", "stdout": "3"}]
+    outcome = step(environment, "```\nprint(sum(map(int, input().split())))\n```", tests=tests)
+    assert outcome.reward == pytest.approx(2 / 3)
+    assert outcome.observations[0]["content"] == (
+        "Environment: 2 of 3 tests passed. The program printed '2\\n', expected '3'."
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["exit", "exit()", "quit", "quit()", "exit(0)", "raise SystemExit"])
+def test_a_program_may_end_as_people_end_theirs(environment: CodeEnvironment, end: str) -> None:
+    printing = step(environment, f"```\nprint(5)\n{end}\n```", tests=[{"stdout": "5"}])
+    asked = step(environment, f"```\nx = 5\n{end}\n```\n", ground_truth="5", cells=["y = 1\nquit()"])
+    called = step(
+        environment,
+        f"```python\ndef f(x):\n    return x\ndef main():\n    {end}\n```",
+        tests=[{"call": "f(5)", "expected": 5}, {"code": "assert callable(exit) and callable(quit)"}],
+    )
+    assert (printing.reward, called.reward) == (1.0, 1.0)
+    assert "NameError" not in asked.observations[0]["content"]
+
+
+@pytest.mark.slow
+def test_a_test_that_hangs_costs_itself_and_those_behind_it(environment: CodeEnvironment) -> None:
+    code = "```python\ndef f(x):\n    while x == 2: pass\n    return x\n```"
+    outcome = step(environment, code, tests=[{"call": f"f({x})", "expected": x} for x in range(1, 5)])
+    assert outcome.reward == 0.25
+    assert outcome.observations[0]["content"] == (
+        "Environment: 1 of 4 tests passed. The program used too much processor time."
+    )
+
+
+@pytest.mark.slow
+def test_a_test_that_ends_its_process_costs_itself_alone(environment: CodeEnvironment) -> None:
+    code = "```python\nimport os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x\n```"
+    outcome = step(environment, code, tests=[{"call": f"f({x})", "expected": x} for x in range(1, 5)])
+    assert outcome.reward == 0.75
+    assert outcome.observations[0]["content"] == (
+        "Environment: 3 of 4 tests passed. f(2) failed: its process ended before it did."
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "print('x 0 {\"value\": 3}', flush=True)",
+        "import os; os.write(1, b'0 {\"value\": 3}\\n')",
+        "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
+        "class Equal:\n    def __eq__(self, other): return True\ndef add(a, b): return Equal()",
+    ],
+)
+def test_a_program_that_computes_nothing_passes_no_test(environment: CodeEnvironment, cheat: str) -> None:
+    outcome = step(environment, f"```python\n{cheat}\n```", tests=[{"call": "add(1, 2)", "expected": 3}])
+    assert (outcome.reward, outcome.terminated) == (0.0, True)
+
+
+@pytest.mark.slow
+def test_setup_runs_before_the_program(environment: CodeEnvironment) -> None:
+    outcome = step(
+        environment, "```python\nRESULT = BASE + 1\n```", setup="BASE = 41", tests=[{"call": "RESULT", "expected": 42}]
+    )
+    assert outcome.reward == 1.0
+
+
+@pytest.mark.slow
+def test_an_interpreter_keeps_what_earlier_replies_defined(environment: CodeEnvironment) -> None:
+    sample = {"messages": [{"role": "user", "content": "6 * 7?"}], "extra_env_info": {"ground_truth": "42"}}
+    replies = [
+        "```python\nx = 6\nprint('set')\n```",
+        "```python\nprint('again')\nx * 7\n```",
+        "```python\nx / 0\n```",
+        "It is \\boxed{42}.",
+    ]
+    played = play(environment, replies, sample)
+    shown = [message["content"] for message in played.message_log[2::2]]
+    assert shown[:2] == ["set", "again\n42"]
+    assert shown[2].splitlines()[-1] == "ZeroDivisionError: division by zero"
+    assert shown[3] == "Environment: correct."
+    assert (played.total_reward, played.terminated) == (1.0, True)
+    assert played.extra_env_info == {
+        "ground_truth": "42",
+        "cells": ["x = 6\nprint('set')\n", "print('again')\nx * 7\n", "x / 0\n"],
+    }
+
+
+@pytest.mark.slow
+def test_code_that_reached_a_limit_is_not_run_again(environment: CodeEnvironment) -> None:
+    outcome = step(environment, "```python\nprint('on')\nwhile True: pass\n```", ground_truth="1")
+    assert outcome.metadata is None
+    assert outcome.observations[0]["content"].endswith(
+        "The code used too much processor time. It has no effect on later code."
+    )
+
+
+@pytest.mark.slow
+def test_it_keeps_the_rules_for_environments() -> None:
+    check(
+        lambda: CodeEnvironment(sandbox=SandboxSettings(max_concurrent_runs=1)),
+        replies=["```python\ndef f(x): return x\n```", "no code"],
+        samples=1,
+        max_block_s=10.0,
+    )
+
+
+def test_a_reply_without_code_is_worth_nothing_and_runs_nothing() -> None:
+    sandbox = ScriptedSandbox([])
+    outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), "I do not know.", tests=[{"stdout": "1"}])
+    assert (outcome.reward, outcome.terminated, outcome.answer) == (0.0, True, None)
+    assert outcome.observations[0]["content"] == "Environment: the reply has no code block."
+    assert sandbox.runs == []
+
+
+def test_the_block_of_its_output_behind_a_program_is_not_run_in_its_place() -> None:
+    sandbox = ScriptedSandbox([printed("5\n")])
+    reply = "```python\nprint(5)\n```\nThis prints:\n```\n5\n```"
+    outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), reply, tests=[{"stdout": "5"}])
+    assert (outcome.reward, outcome.answer, sandbox.runs[0][0].source) == (1.0, "print(5)\n", "print(5)\n")
+
+
+@pytest.mark.parametrize(("truth", "reply"), [("", "\\boxed{}"), (" ", "\\boxed{ }"), ("", "")])
+def test_an_empty_answer_is_never_right(truth: str, reply: str) -> None:
+    outcome = step(CodeEnvironment(sandbox=scripted(ScriptedSandbox([]))), reply, ground_truth=truth)
+    assert (outcome.reward, outcome.terminated) == (0.0, True)
+
+
+def test_all_tests_must_pass_by_default_and_none_is_run_after_one_that_failed() -> None:
+    sandbox = ScriptedSandbox([printed("1\n"), printed("wrong\n")])
+    tests = [{"stdout": "1"}, {"stdout": "2"}, {"stdout": "3"}]
+    outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), "```\nprint(1)\n```", tests=tests)
+    assert (outcome.reward, len(sandbox.runs)) == (0.0, 2)
+    assert outcome.observations[0]["content"] == (
+        "Environment: 1 of 3 tests passed. The program printed 'wrong\\n', expected '2'."
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "problem"),
+    [
+        (Outcome("time", None, "", "", 1.0), "The program took too long."),
+        (Outcome("memory", None, "", "", 1.0), "The program used too much memory."),
+        (Outcome("output", None, "", "", 1.0), "The program printed too much."),
+        (printed("", 1, "Traceback\nKeyError: 'x'\n"), "The program failed: KeyError: 'x'"),
+        (printed("1\n", 139), "The program failed: it wrote no error."),
+    ],
+)
+def test_a_program_that_fails_is_wrong(outcome: Outcome, problem: str) -> None:
+    environment = CodeEnvironment(sandbox=scripted(ScriptedSandbox([outcome])))
+    judged = step(environment, "```\nprint(1)\n```", tests=[{"stdout": "1"}])
+    assert judged.reward == 0.0
+    assert judged.observations[0]["content"] == f"Environment: 0 of 1 tests passed. {problem}"
+
+
+def test_a_sandbox_that_fails_is_a_lost_step_which_is_tried_again() -> None:
+    environment = CodeEnvironment(sandbox=scripted(ScriptedSandbox([SandboxLost("It broke.")])))
+    with pytest.raises(TemporaryFailure, match=r"The sandbox failed: It broke\."):
+        step(environment, "```\n1\n```", tests=[{"stdout": "1"}])
+
+
+def test_the_limits_of_the_config_reach_the_sandbox() -> None:
+    sandbox = ScriptedSandbox([printed("1")])
+    settings = scripted(
+        sandbox,
+        time_limit_s=7.0,
+        processor_time_limit_s=3.0,
+        memory_limit_mib=100,
+        max_processes=9,
+        max_concurrent_runs=5,
+    )
+    environment = CodeEnvironment(sandbox=settings)
+    step(environment, "```\n1\n```", tests=[{"stdout": "1"}])
+    assert sandbox.runs[0][2] == Limits(time_s=7.0, processor_time_s=3.0, memory_bytes=100 * MIB, processes=9)
+    assert environment.max_concurrent_steps == 5
+
+
+def test_long_output_is_cut_in_the_middle() -> None:
+    environment = CodeEnvironment(sandbox=scripted(ScriptedSandbox([printed("a" * 3000 + "b" * 3000)])))
+    outcome = step(environment, "```\n1\n```", ground_truth="1")
+    assert outcome.observations[0]["content"] == "a" * 2000 + "\n[...]\n" + "b" * 2000
+
+
+def test_an_interpreter_has_at_most_64_cells() -> None:
+    sandbox = ScriptedSandbox([])
+    outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), "```\n1\n```", ground_truth="1", cells=["1"] * 64)
+    assert outcome.observations[0]["content"] == (
+        "The code was not run: at most 64 blocks of 65536 characters can be run in one rollout."
+    )
+    assert not outcome.terminated
+
+
+@pytest.mark.parametrize("info", [{}, {"tests": []}, {"tests": [{"stdout": "1"}], "ground_truth": "1"}])
+def test_a_sample_has_tests_or_a_ground_truth(info: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="give either tests or ground_truth"):
+        CodeInfo.model_validate(info)
+
+
+def test_closing_closes_the_sandbox() -> None:
+    sandbox = ScriptedSandbox([])
+    CodeEnvironment(sandbox=scripted(sandbox)).close()
+    assert sandbox.is_closed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"reward": "some"}, "reward: Input should be 'all' or 'share'"),
+        ({"sandbox": {"time_limit_s": 0}}, "sandbox.time_limit_s: Input should be greater than 0"),
+        ({"sandbox": {"require": ["moat"]}}, "Input should be 'network', 'files'"),
+        ({"sandbox": {"isolate": True}}, "sandbox.isolate: Extra inputs are not permitted"),
+    ],
+)
+def test_wrong_settings_are_refused_before_the_service_starts(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(EnvironmentNotLoadable) as refusal:
+        checked_arguments(CodeEnvironment, arguments, "code:CodeEnvironment")
+    assert problem in str(refusal.value)
+
+
+@pytest.mark.slow
+def test_a_required_wall_that_does_not_stand_keeps_the_environment_from_starting() -> None:
+    arguments = {"sandbox": {"isolation": "limits", "require": ["disk"]}}
+    with pytest.raises(EnvironmentNotLoadable, match="required walls do not stand on this machine: disk"):
+        load_environment("deployments.tasks.code:CodeEnvironment", arguments)

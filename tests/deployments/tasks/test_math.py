@@ -1,0 +1,464 @@
+"""The math environment: what counts as right, and that no answer can hang it."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from deployments.environments.host import refused_fields
+from deployments.tasks import math as environment_module
+from deployments.tasks.math import MathEnvironment, MathInfo, compare, ground_truth_text
+from deployments.tasks.replies import AnswerForm, last_box
+from rollout_env import ChatMessage, SampleRejected, StepOutcome, TemporaryFailure, check
+from rollout_env.check_rules import longest_block
+from tests.deployments.tasks.math_pairs import RIGHT as RIGHT_ANSWERS
+from tests.deployments.tasks.math_pairs import WRONG as WRONG_ANSWERS
+
+RIGHT, WRONG = {"correctness": 1.0}, {"correctness": 0.0}
+CASES = Path(__file__).parent / "math_verify_cases.jsonl"
+HOSTILE = "\\boxed{10^{10^{10^{10}}}}"
+
+
+def conversation(response: str) -> list[ChatMessage]:
+    return [{"role": "user", "content": "What is 17 + 25?"}, {"role": "assistant", "content": response}]
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[MathEnvironment]:
+    environment = MathEnvironment(processor_time_limit_s=1.0)
+    yield environment
+    environment.close()
+
+
+@pytest.fixture(scope="module")
+def patient_environment() -> Iterator[MathEnvironment]:
+    """Its limit ends no comparison of the tests, on however slow a machine."""
+    environment = MathEnvironment(processor_time_limit_s=60.0)
+    yield environment
+    environment.close()
+
+
+def judge(
+    environment: MathEnvironment, response: str, ground_truth: str | int | float = "42", form: AnswerForm | None = None
+) -> StepOutcome:
+    info = MathInfo(ground_truth=ground_truth, answer_form=form)
+    return asyncio.run(environment.step(conversation(response), info))
+
+
+def test_a_right_answer_has_reward_one_and_ends_the_rollout(environment: MathEnvironment) -> None:
+    assert judge(environment, "So it is \\boxed{42}.") == StepOutcome(
+        observation={"role": "user", "content": "Environment: correct"}, reward=RIGHT, terminated=True, answer="42"
+    )
+
+
+def test_a_wrong_answer_has_reward_zero_and_the_right_one_is_told(environment: MathEnvironment) -> None:
+    assert judge(environment, "\\boxed{41}") == StepOutcome(
+        observation={"role": "user", "content": "Environment: incorrect. Expected 42."},
+        reward=WRONG,
+        terminated=True,
+        answer="41",
+    )
+
+
+@pytest.mark.parametrize(
+    ("response", "ground_truth", "answer"),
+    [
+        ("The answer is 42.", "42", "42"),
+        ("\\boxed{ 42 }", 42, " 42 "),
+        ("\\boxed{\\frac{1}{2}}", "0.5", "\\frac{1}{2}"),
+        ("\\boxed{0.5}", "\\frac{2}{4}", "0.5"),
+        ("\\boxed{1,000}", 1000, "1,000"),
+        ("\\boxed{0.0000001}", 1e-07, "0.0000001"),
+        ("\\boxed{7}. Let me check that again, which is needed because I was not sure. So \\boxed{42}.", "42", "42"),
+        ("\\boxed{1} and \\boxed{2}", "\\{1, 2\\}", "2"),
+        ("\\boxed{\\{1, 2\\}}", "\\{2, 1\\}", "\\{1, 2\\}"),
+    ],
+)
+def test_an_equal_answer_is_right(
+    environment: MathEnvironment, response: str, ground_truth: str | float, answer: str
+) -> None:
+    outcome = judge(environment, response, ground_truth)
+    assert (outcome.reward, outcome.answer) == (RIGHT, answer)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("", None),
+        ("I do not know.", None),
+        ("\\boxed{}", ""),
+        ("\\boxed{42} or rather \\boxed{43}", "43"),
+        ("42 it is: \\boxed{43}", "43"),
+    ],
+)
+def test_a_response_that_ends_in_no_right_answer_is_wrong(
+    environment: MathEnvironment, response: str, answer: str | None
+) -> None:
+    outcome = judge(environment, response)
+    assert (outcome.reward, outcome.answer) == (WRONG, answer)
+
+
+@pytest.mark.parametrize("ground_truth", ["", "  ", "}{", "\\frac{"])
+def test_a_ground_truth_that_cannot_be_read_rejects_the_sample(environment: MathEnvironment, ground_truth: str) -> None:
+    with pytest.raises(SampleRejected) as refusal:
+        judge(environment, "\\boxed{42}", ground_truth)
+    assert str(refusal.value) == f"extra_env_info.ground_truth is not a mathematical expression: {ground_truth!r}"
+
+
+@pytest.mark.slow
+def test_an_answer_that_needs_too_much_processor_time_is_wrong_and_logged_and_the_next_one_is_checked(
+    environment: MathEnvironment, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert judge(environment, HOSTILE) == StepOutcome(
+        observation={
+            "role": "user",
+            "content": "Environment: incorrect. The check took more than 1 s of processor time.",
+        },
+        reward=WRONG,
+        terminated=True,
+        answer="10^{10^{10^{10}}}",
+    )
+    assert caplog.messages == ["An answer was judged wrong because comparing it took more than 1 s of processor time."]
+    assert judge(environment, "\\boxed{42}").reward == RIGHT
+
+
+def test_a_comparison_without_a_result_is_lost_and_has_no_reward() -> None:
+    with closing(MathEnvironment(lost_after_s=0.001)) as impatient, pytest.raises(TemporaryFailure):
+        judge(impatient, "\\boxed{42}")
+
+
+@pytest.mark.slow
+def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvironment) -> None:
+    step = environment.step(conversation(HOSTILE), MathInfo(ground_truth=42))
+    began = time.monotonic()
+    outcome, longest_block_s = asyncio.run(longest_block(step, timeout_s=60))
+    took_s = time.monotonic() - began
+    assert (
+        outcome.observations[0]["content"] == "Environment: incorrect. The check took more than 1 s of processor time."
+    )
+    assert longest_block_s < took_s / 2
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many workers each pool was asked for, in place of starting them."""
+    asked_for: list[int] = []
+    monkeypatch.setattr(environment_module, "WorkerPool", lambda workers, *_: asked_for.append(workers))
+    return asked_for
+
+
+@pytest.mark.parametrize(("num_cpus", "workers"), [(0.1, 1), (1, 1), (2.5, 3)])
+def test_there_is_a_worker_for_each_core_that_ray_reserves(
+    num_cpus: float, workers: int, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class RuntimeContext:
+        def get_actor_id(self) -> str:
+            return "actor"
+
+        def get_assigned_resources(self) -> dict[str, float]:
+            return {"CPU": num_cpus}
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", RuntimeContext)
+    assert MathEnvironment().max_concurrent_steps == 2 * workers
+    assert started == [workers]
+
+
+def test_outside_of_a_replica_there_is_one_worker(started: list[int]) -> None:
+    assert MathEnvironment().max_concurrent_steps == 2
+    assert started == [1]
+
+
+@given(st.text(alphabet="abc {}\\1", max_size=30), st.text(alphabet="ab1+ ", max_size=10))
+def test_a_box_at_the_end_is_the_last_box(before: str, content: str) -> None:
+    assert last_box(before.rstrip("\\") + "\\boxed{" + content + "}") == content
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("no box", None),
+        ("\\boxed{1", None),
+        ("\\boxed{1} and \\boxed{2", "1"),
+        ("\\boxed{\\boxed{3}}", "3"),
+        ("\\boxed {\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{\\}}", "\\}"),
+    ],
+)
+def test_the_last_box_is_the_last_whose_braces_close(text: str, content: str | None) -> None:
+    assert last_box(text) == content
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_float_is_written_without_exponent_and_loses_nothing(value: float) -> None:
+    text = ground_truth_text(value)
+    assert "e" not in text.lower()
+    assert float(text) == value
+
+
+def test_it_keeps_the_rules_for_environments() -> None:
+    check(MathEnvironment, samples=2)
+
+
+def test_the_examples_are_different_additions(environment: MathEnvironment) -> None:
+    samples = environment.example_samples(200, seed=1)
+    assert samples == environment.example_samples(200, seed=1)
+    assert len({sample["messages"][0]["content"] for sample in samples}) == 200
+    for sample in samples:
+        (message,) = sample["messages"]
+        left, right = message["content"].removeprefix("What is ").removesuffix("?").split(" + ")
+        assert message == {"role": "user", "content": f"What is {left} + {right}?"}
+        assert 0 <= int(left) <= 99
+        assert 0 <= int(right) <= 99
+        assert sample["extra_env_info"] == {"ground_truth": str(int(left) + int(right))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("table", "reward"), [(RIGHT_ANSWERS, RIGHT), (WRONG_ANSWERS, WRONG)], ids=["right", "wrong"])
+def test_answers_are_judged_in_all_the_forms_in_which_people_write_them(
+    patient_environment: MathEnvironment, table: dict[str, list[str]], reward: dict[str, float]
+) -> None:
+    pairs = [(truth, answer) for truth, listed in table.items() for answer in listed]
+
+    async def judged() -> list[StepOutcome]:
+        steps = (
+            patient_environment.step(conversation(f"\\boxed{{{answer}}}"), MathInfo(ground_truth=truth))
+            for truth, answer in pairs
+        )
+        return await asyncio.gather(*steps)
+
+    outcomes = asyncio.run(judged())
+    assert [pair for pair, outcome in zip(pairs, outcomes, strict=True) if outcome.reward != reward] == []
+
+
+@pytest.mark.parametrize(
+    ("response", "ground_truth", "is_right"),
+    [
+        ("The answer is 2 2/3.", "2", False),
+        ("The answer is 2 2/3.", "\\frac{8}{3}", True),
+        ("The answer is $2\\frac{2}{3}$.", "2", False),
+        ("So $x = 13~\\mathrm{cm}$.", "13", True),
+        ("The answer is $1\\,000\\,000$.", "1000000", True),
+        ("\\fbox{42}", "42", True),
+        ("7 and then \\fbox{42}", "7", False),
+        ("\\boxed{7}. Let me check that again, which is needed because I was not sure. So \\fbox{42}.", "42", True),
+        ("It is -2 2/3, I think.", "-\\frac{8}{3}", True),
+        ("$$\\fbox{$42$}$$", "42", True),
+        ("**Answer:** **42**", "42", True),
+        ("It is $\\frac{1}{2^{98}}$.", "\\frac{1}{2^{99}}", False),
+        ("\\boxed{\\foo 42}", "42", False),
+    ],
+)
+def test_an_answer_outside_of_a_box_is_read_in_the_same_forms(
+    environment: MathEnvironment, response: str, ground_truth: str, is_right: bool
+) -> None:
+    assert judge(environment, response, ground_truth, "any").reward == (RIGHT if is_right else WRONG)
+
+
+def test_an_fbox_is_a_box(environment: MathEnvironment) -> None:
+    assert last_box("\\boxed{7} \\fbox {42}") == "42"
+    assert judge(environment, "\\fbox{42}", form="boxed").reward == RIGHT
+
+
+@given(st.integers(-(10**40), 10**40), st.integers(-(10**40), 10**40), st.integers(1, 10**40))
+def test_fractions_are_equal_where_they_are_in_arithmetic(left: int, right: int, under: int) -> None:
+    compared = compare(f"\\frac{{{left}}}{{{under}}}", f"\\boxed{{\\frac{{{right}}}{{{under}}}}}").correct
+    assert compared is (left == right)
+    assert compare(f"\\frac{{{left}}}{{{under}}}", f"\\boxed{{\\frac{{{3 * left}}}{{{3 * under}}}}}").correct
+
+
+SEPARATORS = st.sampled_from([",", "\\,", "{,}", "\\;", "~", "\\ ", ",\\!", "\u202f"])
+UNITS = st.sampled_from(
+    [
+        "",
+        "~\\mathrm{cm}",
+        "\\text{ m/s}",
+        "\\,\\text{cm}^2",
+        " cm",
+        "\\text{ of them}",
+        " \\mbox{ kg}",
+        "\\ \\mathrm{m\\,s^{-1}}",
+        " people",
+        "\\ cats and dogs",
+        "~red balls per hour",
+    ]
+)
+WRAPPERS = st.sampled_from(
+    ["{}", "\\mathbf{{{}}}", "\\text{{{}}}", "\\boldsymbol{{{}}}", "\\displaystyle {}", "{{\\bf {}}}"]
+)
+
+
+@given(st.integers(-(10**12), 10**12), SEPARATORS, UNITS, WRAPPERS)
+def test_separators_units_and_bold_change_no_number(number: int, separator: str, unit: str, wrapper: str) -> None:
+    answer = f"\\boxed{{{wrapper.format(f'{number:,}'.replace(',', separator))}{unit}}}"
+    assert compare(str(number), answer).correct
+    assert not compare(str(number + 1), answer).correct
+
+
+@given(st.integers(0, 9999), st.integers(1, 9998), st.integers(2, 9999), st.sampled_from(["", "-"]))
+def test_a_mixed_number_is_the_sum_of_its_parts(whole: int, numerator: int, denominator: int, sign: str) -> None:
+    assume(numerator < denominator and whole > 0)
+    value = Fraction(f"{sign}1") * (whole + Fraction(numerator, denominator))
+    for answer in (f"{sign}{whole} {numerator}/{denominator}", f"{sign}{whole}\\frac{{{numerator}}}{{{denominator}}}"):
+        assert compare(f"\\frac{{{value.numerator}}}{{{value.denominator}}}", f"\\boxed{{{answer}}}").correct
+        assert not compare(f"{sign}{whole}", f"\\boxed{{{answer}}}").correct
+
+
+def test_math_verify_itself_still_takes_numbers_as_equal_that_are_near_each_other() -> None:
+    # When this fails, `math_exact.py` is needed no more.
+    near = "from math_verify import parse, verify; print(verify(parse('$2^{-99}$'), parse('$2^{-98}$')))"
+    assert subprocess.run([sys.executable, "-c", near], check=True, capture_output=True, text=True).stdout == "True\n"
+
+
+PROSE = [
+    "The answer is 42.",
+    "42 is the answer",
+    "Natalia sold 48/2 = 24 clips in May.\n#### 72",
+    "The area is $\\frac{1}{2}$.",
+    "two apples",
+    "all real numbers",
+    "答案是42",
+]
+NO_PROSE = [
+    *("42", "x=5 or x=-5", "AB=4, CD=5", "13 widgets", "12 square feet", "1 hour 30 minutes", "June 20", "yes", "B"),
+    *(
+        "\\text{No such number exists}",
+        "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+        "sin x and cos x",
+        "So it must be \\boxed{4}.",
+    ),
+    *("\\sqrt{2}\\text{ square units of the plane}", "x \\in \\mathbb{R}", "$19, 46, and 82$", "3元"),
+]
+
+
+@pytest.mark.parametrize("ground_truth", PROSE)
+def test_a_ground_truth_that_is_prose_is_refused_before_anything_runs(
+    environment: MathEnvironment, ground_truth: str
+) -> None:
+    samples = [{"ground_truth": "42"}, {"ground_truth": ground_truth}]
+    [refused] = refused_fields(environment.ExtraEnvInfo, samples)
+    assert (refused.place, refused.location) == (1, ("ground_truth",))
+    assert refused.message.startswith(
+        "it is prose, of which no number can be taken as the answer: give the answer alone"
+    )
+
+
+@pytest.mark.parametrize("ground_truth", NO_PROSE)
+def test_a_ground_truth_with_a_few_words_is_no_prose(environment: MathEnvironment, ground_truth: str) -> None:
+    assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": ground_truth}]) == []
+
+
+@pytest.mark.parametrize(
+    ("response", "form", "is_right"),
+    [
+        ("\\boxed{All real numbers}", "any", True),
+        ("So: \\boxed{\\text{all  real numbers.}}", "boxed", True),
+        ("All real\nnumbers.", "any", True),
+        ("I think all real numbers", "any", False),
+        ("\\boxed{all complex numbers}", "any", False),
+        ("all real numbers", "boxed", False),
+        ("Answer: all real numbers", "answer_line", True),
+        ("\\boxed{}", "any", False),
+        ("", "any", False),
+    ],
+)
+def test_prose_is_compared_as_a_text_where_the_task_says_so(response: str, form: AnswerForm, is_right: bool) -> None:
+    with closing(MathEnvironment(text_answers=True)) as environment:
+        assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "all real numbers"}]) == []
+        info: Any = environment.ExtraEnvInfo.model_validate({"ground_truth": "all real numbers", "answer_form": form})
+        outcome = asyncio.run(environment.step(conversation(response), info))
+        assert outcome.reward == (RIGHT if is_right else WRONG)
+
+
+def test_the_right_choice_may_be_followed_by_words() -> None:
+    with closing(MathEnvironment(answer_form="choice")) as environment:
+        assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "(B) the red ball"}]) == []
+    assert refused_fields(MathInfo, [{"ground_truth": "(B) the red ball", "answer_form": "choice"}]) == []
+    assert len(refused_fields(MathInfo, [{"ground_truth": "(B) the red ball"}])) == 1
+
+
+@pytest.mark.slow
+def test_the_scores_of_math_verifys_own_test_cases_are_those_that_its_tests_expect(
+    patient_environment: MathEnvironment,
+) -> None:
+    """From the folder `tests` of Math-Verify 0.9 (MIT and Apache 2.0): all cases that mean the same without options.
+
+    Left out are those with options of precision and of relations, two that forbid plain numbers, 1,22 for 1.22, one
+    that wants 1 + 1/e to be 1 - 1/e, and ground truths of more than 1000 characters.
+    """
+    cases = [json.loads(line) for line in CASES.read_text().splitlines()]
+
+    async def judged() -> list[bool]:
+        steps = (
+            patient_environment.step(conversation(case["answer"]), MathInfo(ground_truth=case["gold"]))
+            for case in cases
+        )
+        return [outcome.reward == RIGHT for outcome in await asyncio.gather(*steps)]
+
+    wrong = [case for case, is_right in zip(cases, asyncio.run(judged()), strict=True) if is_right != case["is_right"]]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("form", "response", "reward"),
+    [
+        ("boxed", "\\boxed{42}", RIGHT),
+        ("boxed", "The answer is 42.", WRONG),
+        ("boxed", "\\boxed{7}, no, \\boxed{42}", RIGHT),
+        ("boxed", "\\boxed{42}, no, \\boxed{7}", WRONG),
+        ("any", "\\boxed{7}, no, \\boxed{42}", WRONG),
+        ("any", "The answer is 42.", RIGHT),
+        ("answer_line", "So it is 42.\n\nAnswer: 42", RIGHT),
+        ("answer_line", "Answer: 41\nNo.\n**Answer:** $42$", RIGHT),
+        ("answer_line", "Answer: \\boxed{42}", RIGHT),
+        ("answer_line", "The answer is \\boxed{42}", WRONG),
+        ("answer_line", "Answer:\n42", WRONG),
+    ],
+)
+def test_an_answer_counts_only_where_its_form_has_it(
+    environment: MathEnvironment, form: AnswerForm, response: str, reward: dict[str, float]
+) -> None:
+    assert judge(environment, response, form=form).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("response", "is_right"),
+    [
+        ("\\boxed{B}", True),
+        ("\\boxed{\\text{(b)}}", True),
+        ("I think:\nAnswer: (B) a cat", True),
+        ("Answer: B. Because it is.", True),
+        ("**Answer: B**", True),
+        ("\\boxed{A}\nAnswer: B", False),
+        ("Answer: A and B", False),
+        ("Because B is right.", False),
+        ("Answer: Both", False),
+    ],
+)
+def test_a_choice_is_one_letter(environment: MathEnvironment, response: str, is_right: bool) -> None:
+    assert judge(environment, response, "B", "choice").reward == (RIGHT if is_right else WRONG)
+
+
+def test_a_ground_truth_that_is_no_choice_rejects_the_sample(environment: MathEnvironment) -> None:
+    with pytest.raises(SampleRejected, match="is not the letter of a choice: 'cat'"):
+        judge(environment, "\\boxed{B}", "cat", "choice")
+
+
+def test_the_format_has_a_reward_of_its_own_and_a_wrong_answer_what_the_config_says() -> None:
+    with closing(MathEnvironment(answer_form="answer_line", wrong_reward=-1.0, format_reward=0.25)) as environment:
+        assert judge(environment, "Answer: 42").reward == {"correctness": 1.0, "format": 0.25}
+        assert judge(environment, "Answer: 41").reward == {"correctness": -1.0, "format": 0.25}
+        assert judge(environment, "Answer: 42\nI hope so.").reward == {"correctness": 1.0, "format": 0.0}
+        assert judge(environment, "42").reward == {"correctness": -1.0, "format": 0.0}

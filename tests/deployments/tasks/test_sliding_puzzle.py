@@ -1,0 +1,225 @@
+"""The sliding puzzle: its boards, its rules and what it says of bad states."""
+
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from deployments.tasks.sliding_puzzle import (
+    DIRECTIONS,
+    OPPOSITE,
+    SlidingPuzzleEnvironment,
+    SlidingPuzzleState,
+    board_text,
+    is_solvable,
+    puzzle_prompt,
+    shuffled_board,
+    slide,
+    solved_board,
+)
+from rollout_env import SampleRejected, StepOutcome, check, play
+
+ONE_LEFT_TO_GO = [[1, 2], [0, 3]]
+shuffles = st.tuples(st.integers(2, 5), st.integers(0, 2**63 - 1), st.integers(1, 60))
+
+
+def outcome_of(response: str, **state: Any) -> StepOutcome:
+    """The outcome of one move in the game that `state` describes."""
+    sample = {"messages": [{"role": "user", "content": "Play."}], "extra_env_info": state}
+    [outcome] = play(SlidingPuzzleEnvironment(), [response], sample).outcomes
+    return outcome
+
+
+def state_of(board: list[list[int]], moves: int = 0, illegal_moves: int = 0, max_moves: int = 20) -> dict[str, Any]:
+    return {"board": board, "moves": moves, "illegal_moves": illegal_moves, "max_moves": max_moves}
+
+
+def test_a_board_is_drawn_with_numbers_aligned_to_the_widest() -> None:
+    assert board_text([[1, 2], [3, 0]]) == "1 2\n3 _"
+    assert board_text(solved_board(4)) == " 1  2  3  4\n 5  6  7  8\n 9 10 11 12\n13 14 15  _"
+
+
+def test_the_prompt_shows_the_goal_the_actions_and_the_board() -> None:
+    assert puzzle_prompt([[0, 2], [1, 3]]) == (
+        "Slide the tiles into order:\n1 2\n3 _\nAnswer with <action>up</action>, down, left or right.\n_ 2\n1 3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("direction", "after"),
+    [
+        ("up", [[1, 2, 3], [4, 8, 5], [7, 0, 6]]),
+        ("down", [[1, 0, 3], [4, 2, 5], [7, 8, 6]]),
+        ("left", [[1, 2, 3], [4, 5, 0], [7, 8, 6]]),
+        ("right", [[1, 2, 3], [0, 4, 5], [7, 8, 6]]),
+    ],
+)
+def test_a_tile_slides_in_the_named_direction_into_the_empty_place(direction: str, after: list[list[int]]) -> None:
+    outcome = outcome_of(f"<action>{direction}</action>", board=[[1, 2, 3], [4, 0, 5], [7, 8, 6]])
+    assert outcome == StepOutcome(
+        observation={"role": "user", "content": board_text(after)},
+        reward=0.0,
+        terminated=False,
+        metadata=state_of(after, moves=1),
+        answer=direction,
+    )
+
+
+def test_the_move_that_solves_the_board_ends_the_game_with_reward_one() -> None:
+    assert outcome_of("<action>left</action>", board=ONE_LEFT_TO_GO, moves=2) == StepOutcome(
+        observation={"role": "user", "content": "Solved in 3 moves."},
+        reward=1.0,
+        terminated=True,
+        metadata=state_of([[1, 2], [3, 0]], moves=3),
+        answer="left",
+    )
+
+
+def test_solving_with_the_last_allowed_move_counts() -> None:
+    outcome = outcome_of("<action>left</action>", board=ONE_LEFT_TO_GO, max_moves=1)
+    assert (outcome.reward, outcome.observations[0]["content"]) == (1.0, "Solved in 1 move.")
+
+
+def test_the_last_complete_action_counts() -> None:
+    response = "<action>down</action> no, <action> LEFT </action> and <action>up"
+    assert outcome_of(response, board=ONE_LEFT_TO_GO).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "sentence", "answer"),
+    [
+        ("<action>up</action>", "Illegal move: up.", "up"),
+        ("<action>jump</action>", "Unknown action: jump.", "jump"),
+        ("<action>" + "x" * 100 + "</action>", "Unknown action: " + "x" * 20 + ".", "x" * 100),
+        ("left", "No action found.", None),
+        ("<action>left", "No action found.", None),
+        ("", "No action found.", None),
+    ],
+)
+def test_what_is_no_move_is_counted_and_answered_with_the_board(response: str, sentence: str, answer: str) -> None:
+    assert outcome_of(response, board=ONE_LEFT_TO_GO) == StepOutcome(
+        observation={"role": "user", "content": f"{sentence}\n1 2\n_ 3"},
+        reward=0.0,
+        terminated=False,
+        metadata=state_of(ONE_LEFT_TO_GO, illegal_moves=1),
+        answer=answer,
+    )
+
+
+def test_view_shows_the_board_and_costs_no_move() -> None:
+    outcome = outcome_of("<action>view</action>", board=ONE_LEFT_TO_GO, moves=3, illegal_moves=4, max_moves=8)
+    assert outcome.observations[0]["content"] == "1 2\n_ 3"
+    assert not outcome.terminated
+    assert outcome.metadata == state_of(ONE_LEFT_TO_GO, moves=3, illegal_moves=4, max_moves=8)
+
+
+@pytest.mark.parametrize("response", ["<action>right</action>", "<action>down</action>", "nothing"])
+def test_legal_and_illegal_moves_together_use_up_the_game(response: str) -> None:
+    outcome = outcome_of(response, board=ONE_LEFT_TO_GO, moves=2, illegal_moves=1, max_moves=4)
+    assert (outcome.reward, outcome.terminated, outcome.observations[0]["content"]) == (0.0, True, "No moves left.")
+
+
+def test_the_next_state_of_a_shuffled_game_is_its_board() -> None:
+    board = shuffled_board(3, 7, 5)
+    outcome = outcome_of("<action>view</action>", size=3, seed=7, shuffle_moves=5)
+    assert outcome.metadata == state_of(board)
+
+
+@pytest.mark.parametrize(
+    ("state", "complaint"),
+    [
+        ({}, "board is missing, and size, seed, shuffle_moves too"),
+        ({"size": 2, "seed": 1}, "board is missing, and shuffle_moves too"),
+        ({"board": ONE_LEFT_TO_GO, "size": 2}, "board is given together with size, seed or shuffle_moves"),
+        ({"board": [[1, 2], [3, 0, 4]]}, "board must be square"),
+        ({"board": [[1, 2], [2, 0]]}, r"board must hold each of 0\.\.3 once"),
+        ({"board": [[2, 1], [3, 0]]}, "board cannot be solved"),
+        ({"board": [[0]]}, r"board\.0\n  List should have at least 2 items"),
+        ({"size": 6, "seed": 1, "shuffle_moves": 1}, r"size\n  Input should be less than or equal to 5"),
+        ({"size": 2, "seed": 1, "shuffle_moves": 0}, r"shuffle_moves\n  Input should be greater than or equal to 1"),
+        ({"board": ONE_LEFT_TO_GO, "max_move": 3}, r"max_move\n  Extra inputs are not permitted"),
+    ],
+)
+def test_a_state_that_is_no_game_is_refused_by_the_name_of_its_field(state: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        SlidingPuzzleState(**state)
+
+
+def test_a_game_is_played_move_by_move_until_it_is_solved() -> None:
+    sample = {"messages": [{"role": "user", "content": "Play."}], "extra_env_info": {"board": [[1, 0], [3, 2]]}}
+    replies = ["<action>right</action>", "hm", "<action>left</action>", "<action>up</action>", "<action>up</action>"]
+    played = play(SlidingPuzzleEnvironment(), replies, sample)
+    assert [message["content"] for message in played.message_log[2::2]] == [
+        "_ 1\n3 2",
+        "No action found.\n_ 1\n3 2",
+        "1 _\n3 2",
+        "Solved in 3 moves.",
+    ]
+    assert [outcome.reward for outcome in played.outcomes] == [0.0, 0.0, 0.0, 1.0]
+    assert played.terminated
+    assert played.unused_replies == ["<action>up</action>"]
+    assert played.extra_env_info == state_of([[1, 2], [3, 0]], moves=3, illegal_moves=1)
+
+
+def test_it_keeps_the_rules_for_environments() -> None:
+    check(SlidingPuzzleEnvironment, replies=["<action>up</action>", "<action>left</action>", "<action>view</action>"])
+
+
+def test_a_game_that_is_over_takes_no_further_move() -> None:
+    with pytest.raises(SampleRejected, match=r"extra_env_info\.board is solved already"):
+        outcome_of("<action>down</action>", board=solved_board(2))
+    with pytest.raises(SampleRejected, match=r"extra_env_info\.max_moves is 4, and 3 moves and 1 illegal"):
+        outcome_of("<action>left</action>", board=ONE_LEFT_TO_GO, moves=3, illegal_moves=1, max_moves=4)
+
+
+@given(shuffles)
+def test_a_shuffled_board_is_repeatable_solvable_and_not_solved(shuffle: tuple[int, int, int]) -> None:
+    board = shuffled_board(*shuffle)
+    assert board == shuffled_board(*shuffle)
+    assert is_solvable(board)
+    assert board != solved_board(shuffle[0])
+    assert SlidingPuzzleState(board=board).current_board() == board
+
+
+@given(shuffles, st.sampled_from(DIRECTIONS))
+def test_sliding_back_undoes_a_slide(shuffle: tuple[int, int, int], direction: Any) -> None:
+    board = shuffled_board(*shuffle)
+    after = slide(board, direction)
+    if after is not None:
+        assert slide(after, OPPOSITE[direction]) == board
+
+
+@given(st.permutations(range(4)))
+def test_a_2x2_board_is_solvable_exactly_when_moves_reach_it(tiles: list[int]) -> None:
+    board = [tiles[:2], tiles[2:]]
+    reached, waiting = [solved_board(2)], deque([solved_board(2)])
+    while waiting:
+        current = waiting.popleft()
+        for after in (slide(current, direction) for direction in DIRECTIONS):
+            if after is not None and after not in reached:
+                reached.append(after)
+                waiting.append(after)
+    assert len(reached) == 12
+    assert is_solvable(board) == (board in reached)
+
+
+@given(st.integers(3, 5), st.integers(0, 1000))
+def test_swapping_two_tiles_makes_a_board_unsolvable(size: int, seed: int) -> None:
+    board = shuffled_board(size, seed, 30)
+    row = next(index for index, tiles in enumerate(board) if 0 not in tiles)
+    board[row][0], board[row][1] = board[row][1], board[row][0]
+    assert not is_solvable(board)
+
+
+def test_the_examples_are_different_2x2_games_whose_prompts_show_their_boards() -> None:
+    samples = SlidingPuzzleEnvironment().example_samples(50, seed=3)
+    assert samples == SlidingPuzzleEnvironment().example_samples(50, seed=3)
+    assert len({sample["extra_env_info"]["seed"] for sample in samples}) == 50
+    for sample in samples:
+        state = SlidingPuzzleState(**sample["extra_env_info"])
+        assert state.size == 2
+        assert state.shuffle_moves in range(1, 7)
+        assert sample["messages"] == [{"role": "user", "content": puzzle_prompt(state.current_board())}]

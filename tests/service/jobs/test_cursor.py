@@ -1,0 +1,327 @@
+"""Jobs over a data set: whatever dies, and whichever checkpoint is taken, each sample is trained on once."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.data.reader import DataReader
+from deployments.failures import EnvironmentBroken
+from deployments.protocols.environments import StepRequest
+from rollout_client import RequestRejected
+from rollout_client.contract.jobs import JobCursor, JobEvent
+from rollout_client.contract.rollouts import SampleStatus
+from rollout_client.contract.sample_ranges import SampleRange
+from rollout_env import StepOutcome
+from service.jobs.cursor import PLAYED, cursor_of, ledger_entry, ranges_entry, ranges_without
+from tests import virtual_time
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
+from tests.service.rollouts.playing import RandomEnvironment
+
+FIRST, COUNT = 5, 8
+RANGE = {"task_name": "task", "start": FIRST, "count": COUNT, "seed": 3}
+ALL = {f"s{place}" for place in range(FIRST, FIRST + COUNT)}
+FAILURES = {FIRST + 1: 2, FIRST + 3: 4, FIRST + 6: 1}
+OPTIONS: dict[str, Any] = {"num_generations": 2, "sampling": {"max_new_tokens": 6}, "max_rollout_turns": 5}
+
+
+class Rows(DataReader):
+    """The sample of a place is named after it."""
+
+    def __init__(self) -> None:
+        self.version = 1
+
+    async def revision(self, wanted: SampleRange) -> str:
+        return f"{self.version} with seed {wanted.seed}"
+
+    async def sizes(self) -> dict[str, dict[str, int]]:
+        return {"task": {"train": 1000}}
+
+    async def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        for place in range(wanted.start, wanted.end):
+            prompt = {"role": "user", "content": "q" * (1 + place % 4)}
+            sample = {"id": f"s{place}", "task_name": "task", "messages": [prompt], "extra_env_info": {"place": place}}
+            yield json.dumps(sample).encode() + b"\n"
+
+
+class FlakyEnvironment(RandomEnvironment):
+    """Fails at the first step of some samples, so many times: a group of two rollouts, two groups, half of a group."""
+
+    def __init__(self, failures: Mapping[int, int] = FAILURES) -> None:
+        super().__init__()
+        self._failures = Counter(failures)
+
+    async def step(self, request: StepRequest) -> StepOutcome:
+        place: Any = request.extra_env_info.get("place")
+        if self._failures[place] > 0:
+            self._failures[place] -= 1
+            raise EnvironmentBroken("It fails.")
+        return await super().step(request)
+
+
+@dataclass
+class Checkpoint:
+    cursor: JobCursor
+    trained: list[str] = field(default_factory=list)
+
+
+class Trainer:
+    """Trains on a job's events one after the other; what it has trained on since its checkpoint dies with it."""
+
+    def __init__(self, cluster: ScriptedIngresses) -> None:
+        self._cluster = cluster
+        self.checkpoints: list[Checkpoint] = []
+        self.now: Checkpoint | None = None
+        """`None` when nothing is left."""
+
+    async def begin(self) -> None:
+        job = await self._cluster.client(0).jobs.submit(samples_from=[RANGE], **OPTIONS)
+        self.now = Checkpoint(await self._cluster.client(1).jobs.cursor(job.job_id, 0))
+        self.checkpoints.append(deepcopy(self.now))
+
+    async def train(self, events: int) -> None:
+        for _ in range(events):
+            if self.now is None or not await self._train_once(self.now):
+                return
+
+    async def _train_once(self, now: Checkpoint) -> bool:
+        """Returns whether there may be more to train on."""
+        path = f"/jobs/{now.cursor.job_id}/events"
+        answer = await self._cluster.request(0, "GET", path, params={"after": now.cursor.event, "follow": False})
+        if answer.status_code == 404:
+            await self.die(-1)
+            return True
+        assert answer.status_code == 200, answer.text
+        if not answer.text.strip():
+            await asyncio.sleep(1)
+            return True
+        event = JobEvent.model_validate_json(answer.text.splitlines()[0])
+        now.trained += {str(each.sample.id) for each in event.samples if each.sample.status in PLAYED}
+        now.cursor = now.cursor.model_copy(update={"event": event.event})
+        if event.is_last:
+            # What has failed is asked for again.
+            await self.save(acknowledges=False)
+            await self.die(-1)
+        return not event.is_last
+
+    async def save(self, acknowledges: bool) -> None:
+        if self.now is None:
+            return
+        jobs, cursor = self._cluster.client(0).jobs, self.now.cursor
+        try:
+            self.now.cursor = await jobs.cursor(cursor.job_id, cursor.event)
+        except RequestRejected:
+            # The job is not known any longer.
+            await self.die(-1)
+            return
+        self.checkpoints.append(deepcopy(self.now))
+        if acknowledges:
+            await jobs.acknowledge(cursor.job_id, cursor.event)
+
+    async def die(self, checkpoint: int) -> None:
+        """Begins again from the checkpoint."""
+        saved = deepcopy(self.checkpoints[checkpoint % len(self.checkpoints)])
+        cursor = await self._cluster.client(1).jobs.resume(saved.cursor, **OPTIONS)
+        self.now = None if cursor is None else Checkpoint(cursor, saved.trained)
+
+
+happenings = st.lists(
+    st.one_of(
+        st.tuples(st.just("train"), st.integers(1, 6)),
+        st.tuples(st.just("save"), st.booleans()),
+        st.tuples(st.just("die"), st.integers(-3, -1)),
+        st.tuples(st.sampled_from(["ingress", "store", "forget"]), st.none()),
+    ),
+    max_size=14,
+)
+
+
+@pytest.mark.slow
+@given(happenings)
+@settings(max_examples=20)
+def test_each_sample_is_trained_on_once_whatever_dies_and_whichever_checkpoint_is_taken(
+    happenings: list[tuple[str, Any]],
+) -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment())
+        trainer = Trainer(cluster)
+        await trainer.begin()
+        trained = trainer.checkpoints[0].trained
+        for what, argument in happenings:
+            match what:
+                case "train":
+                    await trainer.train(argument)
+                case "save":
+                    await trainer.save(argument)
+                case "die":
+                    await trainer.die(argument)
+                case "ingress":
+                    cluster.kill(0)
+                case "store":
+                    cluster.start_store()
+                case "forget" if trainer.now is not None:
+                    # As after its expiry, or with a cluster whose jobs did not outlive it.
+                    await cluster.request(1, "DELETE", f"/jobs/{trainer.now.cursor.job_id}")
+            trained = trainer.now.trained if trainer.now is not None else trained
+        while trainer.now is not None:
+            trained = trainer.now.trained
+            await trainer.train(1)
+            if trainer.now is not None:
+                trained = trainer.now.trained
+        assert Counter(trained) == Counter(ALL)
+
+    run(scenario)
+
+
+@virtual_time.test
+async def test_a_cursor_names_what_is_left_and_posted_it_plays_that_alone() -> None:
+    cluster = ScriptedIngresses(data=Rows())
+    jobs = cluster.client(0).jobs
+    job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
+    await cluster.ended(job.job_id)
+    events = await cluster.events(job.job_id)
+    await jobs.acknowledge(job.job_id, 3)
+    cursor = await jobs.cursor(job.job_id, 3)
+    assert (cursor.job_id, cursor.event, cursor.samples_left) == (job.job_id, 3, COUNT - 3)
+    left = {each["sample"]["id"] for event in events[3:-1] for each in event["samples"]}
+    rest = await cluster.client(1).rollout(samples_from=cursor.samples_from)
+    assert [sample.id for sample in rest.samples] == sorted(left, key=lambda name: int(name[1:]))
+    [following] = rest.next_samples_from
+    assert following.model_dump(exclude_none=True, exclude={"without"}) == {
+        **RANGE,
+        "start": FIRST + COUNT,
+        "revision": "1 with seed 3",
+    }
+    at_end = await jobs.cursor(job.job_id, COUNT + 1)
+    assert at_end.samples_left == 0
+    assert await jobs.resume(at_end) is None
+
+
+@virtual_time.test
+async def test_a_restart_from_a_cursor_follows_the_same_job_while_its_events_are_there_and_a_new_one_after() -> None:
+    cluster = ScriptedIngresses(data=Rows())
+    jobs = cluster.client(0).jobs
+    job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
+    await cluster.ended(job.job_id)
+    cursor = await jobs.cursor(job.job_id, 3)
+    assert await jobs.resume(cursor, **OPTIONS) == cursor
+    await jobs.acknowledge(job.job_id, 5)
+    other = await jobs.resume(cursor, **OPTIONS)
+    assert other is not None
+    assert (other.job_id != job.job_id, other.event, other.samples_from) == (True, 0, cursor.samples_from)
+    assert (await jobs.cursor(other.job_id, 0)).samples_from == cursor.samples_from
+
+
+@virtual_time.test
+async def test_a_cursor_names_the_groups_that_have_failed_and_a_restart_plays_them_again() -> None:
+    failing = {FIRST + 1: 2, FIRST + 2: 2, FIRST + 4: 1, FIRST + 6: 2}
+    cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment(failing))
+    jobs = cluster.client(0).jobs
+    job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
+    await cluster.ended(job.job_id)
+    await jobs.acknowledge(job.job_id, COUNT)
+    cursor = await jobs.cursor(job.job_id, COUNT + 1)
+    assert (cursor.samples_left, (await jobs.cursor(job.job_id, 0)).failed) == (0, [])
+    [failed] = cursor.failed
+    assert [(piece.start, piece.count) for piece in failed.pieces()] == [(FIRST + 1, 2), (FIRST + 6, 1)]
+    assert (failed.seed, failed.revision) == (3, "1 with seed 3")
+    again = await jobs.resume(cursor, **OPTIONS)
+    assert again is not None
+    await cluster.ended(again.job_id)
+    played = [event["samples"] for event in await cluster.events(again.job_id) if "samples" in event]
+    assert {each["sample"]["id"] for group in played for each in group} == {"s6", "s7", "s11"}
+    at_end = await jobs.cursor(again.job_id, len(played) + 1)
+    assert (at_end.failed, await jobs.resume(at_end, **OPTIONS)) == ([], None)
+    assert await jobs.resume(cursor.model_copy(update={"failed": []}), **OPTIONS) is None, "it was asked for"
+
+
+@virtual_time.test
+async def test_a_cursor_of_other_data_begins_no_job_and_says_so() -> None:
+    data = Rows()
+    cluster = ScriptedIngresses(data=data)
+    jobs = cluster.client(0).jobs
+    job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
+    await cluster.ended(job.job_id)
+    cursor = await jobs.cursor(job.job_id, 3)
+    data.version = 2
+    assert await jobs.resume(cursor, **OPTIONS) == cursor, "the job is there, and needs no data any longer"
+    await jobs.delete(job.job_id)
+    with pytest.raises(RequestRejected, match=r"samples_from\[0\]\.revision: the data of task 'task'"):
+        await jobs.resume(cursor, **OPTIONS)
+    assert [refused.state for refused in await jobs.all()] == ["failed"]
+    data.version = 1
+    assert (await jobs.resume(cursor, **OPTIONS)) is not None
+
+
+@virtual_time.test
+async def test_a_job_that_is_taken_over_after_its_data_have_changed_fails_in_place_of_mixing_them() -> None:
+    data = Rows()
+    cluster = ScriptedIngresses(data=data)
+    job = await cluster.client(0).jobs.submit(samples_from=[RANGE], **OPTIONS)
+    await asyncio.sleep(1)
+    data.version = 2
+    cluster.kill(0)
+    assert (await cluster.ended(job.job_id))["state"] == "failed"
+    last = (await cluster.events(job.job_id))[-1]
+    assert last["problem"]["errors"][0]["field"] == "samples_from[0].revision"
+
+
+@virtual_time.test
+async def test_a_job_of_posted_samples_has_no_cursor() -> None:
+    cluster = ScriptedIngresses(data=Rows())
+    job = (await cluster.post(0, request_of(), path="/jobs")).json()
+    refused = await cluster.request(1, "GET", f"/jobs/{job['job_id']}/cursor", params={"after": 0})
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:rollout:problem:job-without-data-set")
+    unknown = await cluster.request(1, "GET", f"/jobs/{job['job_id']}/cursor", params={"after": 99})
+    assert (unknown.status_code, unknown.json()["errors"][0]["field"]) == (422, "after")
+
+
+ranges_with_holes = st.lists(
+    st.tuples(st.integers(0, 30), st.lists(st.booleans(), min_size=1, max_size=12)), min_size=1, max_size=3
+)
+
+
+@given(ranges_with_holes, st.data())
+def test_what_was_delivered_and_what_is_left_are_the_whole_and_share_nothing(
+    drawn: list[tuple[int, list[bool]]], data: st.DataObject
+) -> None:
+    ranges = [SampleRange(task_name="t", start=start, count=len(holes)) for start, holes in drawn]
+    before = [place for place, is_hole in enumerate(hole for _, holes in drawn for hole in holes) if is_hole]
+    with_holes = list(ranges_without(ranges, before))
+    places = places_of(with_holes)
+    assert len(places) == sum(drawn.size for drawn in with_holes)
+    groups = data.draw(st.lists(st.sampled_from(range(len(places))), unique=True) if places else st.just([]))
+    ledger = {("ledger", 0): ranges_entry(with_holes)}
+    statuses = data.draw(st.lists(GROUPS_STATUSES, min_size=len(groups), max_size=len(groups)))
+    entries = [ledger_entry(group, ended) for group, ended in zip(groups, statuses, strict=True)]
+    ledger |= {("ledger", event): entry for event, entry in enumerate(entries, start=1)}
+    cursor = cursor_of("j", len(groups), ledger)  # type: ignore[arg-type]
+    left = places_of(cursor.samples_from)
+    assert sorted([*left, *(places[group] for group in groups)]) == sorted(places)
+    failed = [
+        places[group]
+        for group, ended in zip(groups, statuses, strict=True)
+        if not {"completed", "truncated"} & {*ended}
+    ]
+    assert sorted(place for _, place in places_of(cursor.failed)) == sorted(place for _, place in failed)
+
+
+STATUSES: list[SampleStatus] = ["completed", "truncated", "error", "deadline", "cancelled", "stale"]
+GROUPS_STATUSES = st.lists(st.sampled_from(STATUSES), min_size=1, max_size=3)
+
+
+def places_of(ranges: list[SampleRange]) -> list[tuple[int, int]]:
+    """With the number of their range, in the order in which they are played."""
+    return [
+        (number, place)
+        for number, drawn in enumerate(ranges)
+        for piece in drawn.pieces()
+        for place in range(piece.start, piece.end)
+    ]

@@ -1,0 +1,126 @@
+"""Which replica each turn of a rollout goes to."""
+
+import random
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.scheduling.affinity import GROUP_SLACK, ReplicaAffinity
+
+REPLICAS = ("a", "b", "c")
+
+
+def new_affinity() -> ReplicaAffinity:
+    return ReplicaAffinity(random.Random(0))
+
+
+def replica_of(affinity: ReplicaAffinity, rollout_id: str, group: str, replicas: Sequence[str]) -> str | None:
+    return affinity.assignment_of(rollout_id, group, replicas).replica
+
+
+def test_a_rollout_keeps_its_replica() -> None:
+    affinity = new_affinity()
+    first = replica_of(affinity, "one", "g", REPLICAS)
+    for number in range(20):
+        replica_of(affinity, f"other {number}", f"group {number}", REPLICAS)
+    assert replica_of(affinity, "one", "g", REPLICAS) == first
+
+
+def test_a_group_shares_a_replica_until_its_load_exceeds_the_least_by_the_slack() -> None:
+    affinity = new_affinity()
+    replicas = [replica_of(affinity, f"{number}", "group", REPLICAS) for number in range(GROUP_SLACK + 2)]
+    assert len(set(replicas[: GROUP_SLACK + 1])) == 1
+    assert replicas[-1] != replicas[0]
+
+
+def test_a_group_keeps_its_replica_while_any_of_its_rollouts_is_known() -> None:
+    affinity = new_affinity()
+    first, _ = (replica_of(affinity, name, "group", REPLICAS) for name in ("one", "two"))
+    affinity.release("one")
+    assert replica_of(affinity, "three", "group", REPLICAS) == first
+
+
+def test_a_group_that_has_ended_is_forgotten() -> None:
+    affinity = new_affinity()
+    first = replica_of(affinity, "one", "group", REPLICAS)
+    replica_of(affinity, "two", "group", REPLICAS)
+    affinity.release("one")
+    affinity.release("two")
+    busy, idle = (replica for replica in REPLICAS if replica != first)
+    replica_of(affinity, "other", "other", (str(first),))
+    replica_of(affinity, "another", "another", (busy,))
+    assert replica_of(affinity, "one", "group", REPLICAS) == idle
+
+
+def test_when_all_rollouts_are_released_nothing_is_kept() -> None:
+    affinity = new_affinity()
+    for name in ("one", "two", "three"):
+        replica_of(affinity, name, "group", REPLICAS)
+    replica_of(affinity, "without a replica", "other group", ())
+    affinity.mark_failed("two")
+    for name in ("one", "two", "three", "without a replica"):
+        affinity.release(name)
+    kept = {name: value for name, value in vars(affinity).items() if name != "_choose" and value}
+    assert kept == {}
+
+
+def test_a_rollout_whose_replica_is_gone_moves_to_another_and_keeps_that() -> None:
+    affinity = new_affinity()
+    first = replica_of(affinity, "one", "g", REPLICAS)
+    left = tuple(replica for replica in REPLICAS if replica != first)
+    second = replica_of(affinity, "one", "g", left)
+    assert second in left
+    assert replica_of(affinity, "one", "g", REPLICAS) == second
+
+
+def test_a_rollout_whose_replica_failed_moves_to_another_although_the_failed_one_is_listed() -> None:
+    affinity = new_affinity()
+    first = replica_of(affinity, "one", "g", REPLICAS)
+    affinity.mark_failed("one")
+    assert replica_of(affinity, "one", "g", REPLICAS) != first
+
+
+def test_a_failed_replica_is_used_again_if_there_is_no_other() -> None:
+    affinity = new_affinity()
+    replica_of(affinity, "one", "g", ("a",))
+    affinity.mark_failed("one")
+    assert replica_of(affinity, "one", "g", ("a",)) == "a"
+
+
+def test_without_replicas_a_rollout_has_none_until_there_are_some() -> None:
+    affinity = new_affinity()
+    assert replica_of(affinity, "one", "g", ()) is None
+    assert replica_of(affinity, "one", "g", ("a",)) == "a"
+
+
+Moves = st.lists(st.tuples(st.sampled_from(["turn", "fail", "release"]), st.integers(0, 12)), max_size=60)
+
+
+@given(moves=Moves, groups=st.integers(1, 12), replicas=st.integers(1, 5))
+def test_the_load_of_a_replica_is_the_number_of_rollouts_assigned_to_it(
+    moves: list[tuple[str, int]], groups: int, replicas: int
+) -> None:
+    affinity, assigned, names = new_affinity(), {}, [f"{number}" for number in range(replicas)]
+    for move, rollout in moves:
+        name = f"{rollout}"
+        if move == "turn":
+            assigned[name] = replica_of(affinity, name, f"{rollout % groups}", names)
+        elif move == "fail":
+            affinity.mark_failed(name)
+            assigned.pop(name, None)
+        else:
+            affinity.release(name)
+            assigned.pop(name, None)
+        assert {replica: affinity.load_of(replica) for replica in names} == {
+            replica: list(assigned.values()).count(replica) for replica in names
+        }
+
+
+@given(rollouts=st.integers(1, 60), replicas=st.integers(1, 7))
+def test_without_groups_no_two_replicas_differ_by_more_than_one(rollouts: int, replicas: int) -> None:
+    affinity, names = new_affinity(), [f"{number}" for number in range(replicas)]
+    for number in range(rollouts):
+        replica_of(affinity, f"{number}", f"{number}", names)
+    loads = [affinity.load_of(name) for name in names]
+    assert max(loads) - min(loads) <= 1

@@ -1,0 +1,553 @@
+"""Which generation starts when, and where: exact cases, and laws over random sequences of events."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.protocols.generation import GenerationRequest, RequestShare, SamplingOptions, ScoringRequest
+from deployments.protocols.model_server import ServedRequest
+from deployments.protocols.replicas import ReplicaLoad
+from deployments.protocols.weight_versions import RollingActivation
+from service.scheduling.replicas import PREFILL_COST, UNKNOWN_REPLICA, ScheduledGeneration
+from service.scheduling.scheduler import FIRST_EXPECTED_TOKENS, LEARNING_RATE, GenerationScheduler
+from service.scheduling.window import SUSPECT_AFTER, EngineCapacity
+
+SEQUENCES = 2
+WINDOW = 4
+
+
+def new_scheduler(*replicas: str, capacity: EngineCapacity | None = None) -> GenerationScheduler:
+    scheduler = GenerationScheduler(2.0, random.Random(0))
+    scheduler.set_capacity(capacity or EngineCapacity(SEQUENCES))
+    scheduler.set_replicas(replicas)
+    return scheduler
+
+
+def generation(
+    rollout: str, of_request: str = "r", turn: int = 0, prompt: int = 10, group: str = "", weight: float = 1.0
+) -> GenerationRequest:
+    return GenerationRequest(
+        f"{rollout}-{turn}",
+        range(prompt),
+        100,
+        (),
+        SamplingOptions(),
+        rollout_id=rollout,
+        group=group or rollout,
+        turn=turn,
+        share=RequestShare(of_request, weight),
+    )
+
+
+def submit_many(
+    scheduler: GenerationScheduler, count: int, of_request: str = "r", turn: int = 0
+) -> list[ScheduledGeneration]:
+    return [scheduler.submit(generation(f"{of_request}{number}", of_request, turn)) for number in range(count)]
+
+
+def names(generations: "list[ScheduledGeneration] | object") -> list[str]:
+    assert isinstance(generations, list | tuple)
+    return [scheduled.request.rollout_id for scheduled in generations]
+
+
+def test_waiting_generations_are_counted_by_the_weight_of_their_request() -> None:
+    scheduler = new_scheduler("a")
+    for number in range(WINDOW + 3):
+        scheduler.submit(generation(f"t{number}", "train"))
+    first = scheduler.submit(generation("i", "interactive", weight=16.0))
+    assert scheduler.waiting_by_weight == {1.0: 3, 16.0: 1}
+    scheduler.cancel(first)
+    assert scheduler.waiting_by_weight == {1.0: 3}
+
+
+def test_a_replica_gets_its_window_and_the_others_wait_in_order() -> None:
+    scheduler = new_scheduler("a")
+    generations = submit_many(scheduler, 7)
+    assert [scheduled.has_started for scheduled in generations] == [True] * WINDOW + [False] * 3
+    assert names(scheduler.end(generations[0], new_tokens=100)) == ["r4"]
+    assert names(scheduler.end(generations[1], new_tokens=100)) == ["r5"]
+    assert scheduler.waiting == 1
+
+
+def test_a_request_that_comes_later_is_next() -> None:
+    scheduler = new_scheduler("a")
+    generations = submit_many(scheduler, 20)
+    scheduler.submit(generation("one", "other"))
+    assert names(scheduler.end(generations[0], new_tokens=100)) == ["one"]
+
+
+def test_scoring_is_charged_for_its_prompt_and_says_nothing_of_the_length_of_generations() -> None:
+    scheduler = new_scheduler("a")
+    prompt = range(300)
+    asked = ScoringRequest("s", prompt, 1, (), SamplingOptions(), rollout_id="s", share=RequestShare("scores"))
+    scoring = scheduler.submit(asked)
+    assert scoring.cost == 1 + PREFILL_COST * len(prompt)
+    assert scoring.kv_tokens == 1 + len(prompt)
+    scheduler.end(scoring, new_tokens=0)
+    assert scheduler.submit(generation("r")).cost == 100 + PREFILL_COST * 10
+    assert scheduler._mean_tokens == FIRST_EXPECTED_TOKENS
+
+
+def test_a_call_is_charged_for_each_of_its_choices_and_learned_from_as_one_of_them() -> None:
+    scheduler = new_scheduler("a")
+    share = RequestShare("call")
+    asked = ServedRequest("c", range(10), 100, (), SamplingOptions(), rollout_id="c", share=share, choices=5)
+    call = scheduler.submit(asked)
+    assert (call.cost, call.kv_tokens) == (5 * 100 + PREFILL_COST * 10, 5 * 100 + 10)
+    before = scheduler._mean_tokens
+    scheduler.end(call, new_tokens=50)
+    assert scheduler._mean_tokens == before + LEARNING_RATE * (10 - before)
+
+
+def call_of(choices: int, name: str = "call") -> ServedRequest:
+    share = RequestShare(name)
+    return ServedRequest(name, range(10), 100, (), SamplingOptions(), rollout_id=name, share=share, choices=choices)
+
+
+def test_a_call_takes_a_place_of_the_window_for_each_of_its_choices() -> None:
+    scheduler = new_scheduler("a")
+    call = scheduler.submit(call_of(3))
+    others = submit_many(scheduler, 3)
+    assert [each.has_started for each in (call, *others)] == [True, True, False, False]
+    assert names(scheduler.end(call, new_tokens=300)) == ["r1", "r2"]
+
+
+def test_a_call_of_more_choices_than_the_window_holds_starts_when_half_of_it_is_free() -> None:
+    scheduler = new_scheduler("a")
+    running = submit_many(scheduler, WINDOW)
+    call = scheduler.submit(call_of(128))
+    assert scheduler.waiting_for("a") == 128
+    assert names(scheduler.end(running[0], new_tokens=100)) == []
+    assert names(scheduler.end(running[1], new_tokens=100)) == ["call"]
+    later = scheduler.submit(generation("later", "later"))
+    assert names(scheduler.end(running[2], new_tokens=100)) == []
+    assert not later.has_started
+    assert names(scheduler.end(call, new_tokens=12_800)) == ["later"]
+    assert scheduler.waiting_for("a") == 0
+
+
+def test_a_cancelled_generation_leaves_the_queue_at_once() -> None:
+    scheduler = new_scheduler("a")
+    generations = submit_many(scheduler, 6)
+    scheduler.cancel(generations[4])
+    assert scheduler.waiting == 1
+    assert names(scheduler.end(generations[0])) == ["r5"]
+
+
+def test_without_a_window_every_generation_starts_at_once_with_virtual_time_0() -> None:
+    scheduler = GenerationScheduler(None)
+    scheduler.set_capacity(EngineCapacity(SEQUENCES))
+    scheduler.set_replicas(["a"])
+    generations = submit_many(scheduler, 50)
+    assert {(scheduled.has_started, scheduled.virtual_time) for scheduled in generations} == {(True, 0)}
+
+
+def test_a_rollout_that_has_begun_goes_before_one_that_has_not() -> None:
+    scheduler = new_scheduler("a")
+    running = submit_many(scheduler, 4)
+    submit_many(scheduler, 2, "r", turn=0)
+    scheduler.submit(generation("begun", turn=3))
+    assert names(scheduler.end(running[0])) == ["begun"]
+
+
+def test_the_virtual_time_of_a_request_advances_by_the_tokens_that_it_is_charged() -> None:
+    scheduler = new_scheduler("a")
+    first, second = (scheduler.submit(generation(name, prompt=50, weight=2.0)) for name in ("one", "two"))
+    assert (first.virtual_time, second.virtual_time) == (0, int((100 + PREFILL_COST * 50) / 2.0))
+
+
+def test_cached_tokens_cost_nothing() -> None:
+    scheduler = new_scheduler("a")
+    first = scheduler.submit(generation("one", prompt=1000))
+    scheduler.end(first, new_tokens=100)
+    second = scheduler.submit(generation("one", prompt=1150, turn=1))
+    assert (first.cost, second.cost) == (100 + PREFILL_COST * 1000, 100 + PREFILL_COST * 50)
+
+
+def test_a_request_is_charged_the_mean_of_its_own_lengths() -> None:
+    scheduler = new_scheduler("a")
+    for number in range(200):
+        scheduler.end(scheduler.submit(generation(f"{number}", "short", prompt=0)), new_tokens=10)
+    assert scheduler.submit(generation("short", "short", prompt=0)).cost == pytest.approx(10.0, abs=0.1)
+    assert scheduler.submit(generation("other", "long", prompt=0)).cost == pytest.approx(10.0, abs=0.1)
+    assert new_scheduler("a").submit(generation("one", prompt=0)).cost == min(FIRST_EXPECTED_TOKENS, 100)
+
+
+def test_a_replica_gets_no_more_tokens_than_its_kv_cache_holds() -> None:
+    scheduler = new_scheduler("a", capacity=EngineCapacity(10, kv_tokens=250))
+    generations = submit_many(scheduler, 4)
+    assert [scheduled.has_started for scheduled in generations] == [True, True, False, False]
+
+
+def test_what_a_group_shares_counts_once() -> None:
+    scheduler = new_scheduler("a", capacity=EngineCapacity(10, kv_tokens=1500))
+    generations = [scheduler.submit(generation(f"{number}", group="g", prompt=1000)) for number in range(6)]
+    assert [scheduled.has_started for scheduled in generations] == [True] * 5 + [False]
+
+
+def test_a_rollout_stays_on_its_replica_while_that_has_a_free_sequence() -> None:
+    scheduler = new_scheduler("a", "b")
+    first = scheduler.submit(generation("one"))
+    scheduler.end(first, new_tokens=100)
+    other = scheduler.submit(generation("other"))
+    assert other.replica == {"a": "b", "b": "a"}[first.replica]
+    assert scheduler.submit(generation("one", turn=1, prompt=110)).replica == first.replica
+
+
+def two_begun(scheduler: GenerationScheduler, prompt: int) -> None:
+    """Lets two rollouts play their first turn on the only replica, and then fills its window."""
+    begun = [scheduler.submit(generation(name, prompt=prompt)) for name in ("one", "two")]
+    for scheduled in begun:
+        scheduler.end(scheduled, new_tokens=100)
+    submit_many(scheduler, WINDOW)
+
+
+@pytest.mark.parametrize(("prompt", "replica"), [(500, "b"), (50_000, "a")])
+def test_a_rollout_moves_when_the_wait_that_it_saves_is_worth_more_than_its_prefix(prompt: int, replica: str) -> None:
+    """Three generations must end on `a` before another one can run there: 1.5 lengths of 100 tokens or less."""
+    scheduler = new_scheduler("a")
+    two_begun(scheduler, prompt)
+    scheduler.set_replicas(["a", "b"])
+    assert scheduler.submit(generation("one", turn=1, prompt=prompt + 100)).replica == replica
+
+
+def test_a_new_replica_takes_waiting_generations_at_once_those_without_a_prefix_first() -> None:
+    scheduler = new_scheduler("a")
+    two_begun(scheduler, prompt=500)
+    waiting = [scheduler.submit(generation("one", turn=1, prompt=600)), *submit_many(scheduler, 6, "r", turn=0)]
+    started = scheduler.set_replicas(["a", "b"])
+    assert [scheduled.replica for scheduled in started] == ["b"] * WINDOW
+    assert waiting[0] not in started
+
+
+def test_a_replica_with_nothing_waiting_takes_from_the_longest_queue() -> None:
+    scheduler = new_scheduler("a", "b")
+    generations = submit_many(scheduler, 12)
+    on_a = [scheduled for scheduled in generations if scheduled.replica == "a"]
+    assert len(on_a) == 6
+    for scheduled in [each for each in on_a if each.has_started]:
+        scheduler.end(scheduled, new_tokens=100)
+    assert scheduler.waiting == 0
+
+
+def test_when_a_replica_is_gone_what_waits_for_it_waits_for_others() -> None:
+    scheduler = new_scheduler("a", "b")
+    generations = submit_many(scheduler, 12)
+    running_on_a = [each for each in generations if each.replica == "a" and each.has_started]
+    assert scheduler.set_replicas(["b"]) == []
+    assert {scheduled.replica for scheduled in generations if not scheduled.has_started} == {"b"}
+    for scheduled in running_on_a:
+        assert scheduler.end(scheduled, replica_failed=True) == ()
+    assert scheduler.waiting == 4
+
+
+def test_while_no_replica_is_known_generations_go_to_whichever_serve_chooses_within_one_window() -> None:
+    scheduler = new_scheduler()
+    generations = submit_many(scheduler, 6)
+    assert [scheduled.replica for scheduled in generations if scheduled.has_started] == [UNKNOWN_REPLICA] * WINDOW
+    assert names(scheduler.set_replicas(["a"])) == ["r4", "r5"]
+
+
+def test_what_waits_for_a_replica_that_keeps_failing_goes_elsewhere() -> None:
+    scheduler = new_scheduler("a", "b")
+    generations = submit_many(scheduler, 30)
+    on_a = [each for each in generations if each.replica == "a" and each.has_started]
+    for scheduled in on_a[: SUSPECT_AFTER - 1]:
+        scheduler.end(scheduled, replica_failed=True)
+    assert {each.replica for each in generations if not each.has_started} == {"a", "b"}
+    scheduler.end(on_a[SUSPECT_AFTER - 1], replica_failed=True)
+    assert {each.replica for each in generations if not each.has_started and each not in on_a} == {"b"}
+    assert {scheduler.submit(generation(f"new {number}")).replica for number in range(10)} == {"b"}
+
+
+def with_suspect_a() -> tuple[GenerationScheduler, list[ScheduledGeneration]]:
+    """Replica `a` has failed all of its generations. Returns those that run on `b`."""
+    scheduler = new_scheduler("a", "b")
+    generations = submit_many(scheduler, 2 * WINDOW)
+    for scheduled in generations:
+        if scheduled.replica == "a":
+            scheduler.end(scheduled, replica_failed=True)
+    return scheduler, [scheduled for scheduled in generations if scheduled.replica == "b"]
+
+
+def test_the_oldest_generation_that_waits_tries_a_suspect_replica() -> None:
+    scheduler, _ = with_suspect_a()
+    waiting = submit_many(scheduler, 3, "s")
+    assert [each.has_started for each in waiting] == [False] * 3
+    assert names(scheduler.try_suspects()) == ["s0"]
+    assert (waiting[0].replica, waiting[0].has_started) == ("a", True)
+    assert scheduler.try_suspects() == [], "one at a time"
+    assert not scheduler.submit(generation("next")).has_started
+
+
+def test_the_next_generation_tries_a_suspect_replica_if_none_waits() -> None:
+    scheduler, on_b = with_suspect_a()
+    scheduler.end(on_b[0], new_tokens=100)
+    assert scheduler.try_suspects() == []
+    assert [scheduler.submit(generation(name)).replica for name in ("first", "second")] == ["a", "b"]
+
+
+def test_a_rollout_that_was_lost_at_a_suspect_replica_does_not_try_it_before_it_was_answered_elsewhere() -> None:
+    scheduler, on_b = with_suspect_a()
+    lost = next(f"r{number}" for number in range(2 * WINDOW) if f"r{number}" not in names(on_b))
+    for scheduled in on_b:
+        scheduler.end(scheduled, new_tokens=100)
+    scheduler.try_suspects()
+    again = scheduler.submit(generation(lost, turn=1))
+    assert again.replica == "b"
+    scheduler.end(again, new_tokens=100)
+    assert scheduler.submit(generation(lost, turn=2)).replica == "a"
+
+
+@pytest.mark.parametrize(("failed", "replicas"), [(False, {"a", "b"}), (True, {"b"})])
+def test_a_suspect_replica_gets_its_part_again_once_the_one_that_tried_it_has_succeeded(
+    failed: bool, replicas: set[str]
+) -> None:
+    scheduler, _ = with_suspect_a()
+    waiting = submit_many(scheduler, 3, "s")
+    [tried] = scheduler.try_suspects()
+    started = scheduler.end(tried, None if failed else 100, replica_failed=failed)
+    assert names(started) == ([] if failed else ["s2", "s1"])
+    assert (scheduler.has_suspects, {each.replica for each in waiting[1:]}) == (failed, {"b"} if failed else {"a"})
+    assert {scheduler.submit(generation(f"new {number}")).replica for number in range(6)} == replicas
+
+
+def test_a_suspect_replica_that_is_gone_is_not_tried() -> None:
+    scheduler, _ = with_suspect_a()
+    scheduler.try_suspects()
+    scheduler.set_replicas(["b"])
+    assert (scheduler.has_suspects, scheduler.submit(generation("next")).replica) == (False, "b")
+    scheduler.set_replicas(["a", "b"])
+    assert scheduler.submit(generation("another")).replica == "a", "it is new"
+
+
+def test_one_failure_leaves_the_others_of_a_replica_where_they_are() -> None:
+    scheduler = new_scheduler("a", "b")
+    generations = submit_many(scheduler, 12)
+    waiting = [(each, each.replica) for each in generations if not each.has_started]
+    scheduler.end(generations[0], replica_failed=True)
+    assert [each.replica for each, _ in waiting] == [replica for _, replica in waiting]
+
+
+def test_the_retry_of_a_generation_whose_replica_failed_goes_to_another() -> None:
+    scheduler = new_scheduler("a", "b")
+    first = scheduler.submit(generation("one"))
+    scheduler.end(first, replica_failed=True)
+    assert scheduler.submit(generation("one")).replica != first.replica
+
+
+def test_an_ingress_leaves_others_their_part_of_the_window() -> None:
+    scheduler = new_scheduler("a")
+    generations = submit_many(scheduler, 10)
+    assert scheduler.observe("a", ReplicaLoad(ongoing_generations=8, ingresses=2), ended=0) == []
+    assert [names(scheduler.end(scheduled)) for scheduled in generations[:3]] == [[], [], ["r4"]]
+
+
+def test_the_virtual_time_of_a_replica_is_that_of_requests_that_begin_later() -> None:
+    scheduler = new_scheduler("a")
+    scheduler.observe("a", ReplicaLoad(0, virtual_time=5000), ended=0)
+    assert scheduler.submit(generation("one")).virtual_time == 5000
+
+
+def test_without_reports_requests_begin_at_the_highest_virtual_time_that_has_ended() -> None:
+    scheduler = new_scheduler("a")
+    for number in range(3):
+        scheduler.end(scheduler.submit(generation(f"{number}", prompt=0)), new_tokens=100)
+    assert scheduler.submit(generation("other", "other")).virtual_time == 200
+
+
+def test_a_small_generation_does_not_overtake_a_large_one_that_waits_for_tokens() -> None:
+    scheduler = new_scheduler("a", capacity=EngineCapacity(10, kv_tokens=1000))
+    running, large, small = (scheduler.submit(generation(name, prompt=tokens)) for name, tokens in PROMPTS.items())
+    assert [each.has_started for each in (running, large, small)] == [True, False, False]
+    assert names(scheduler.end(running, new_tokens=100)) == ["large", "small"]
+
+
+PROMPTS = {"running": 300, "large": 700, "small": 10}
+
+
+def test_a_replica_that_is_listed_again_still_has_the_generations_that_it_runs() -> None:
+    scheduler = new_scheduler("a")
+    running = submit_many(scheduler, WINDOW)
+    scheduler.set_replicas(["b"])
+    scheduler.set_replicas(["a", "b"])
+    later = submit_many(scheduler, 8, "s")
+    assert {each.replica for each in later if each.has_started} == {"b"}
+    assert [started.replica for started in scheduler.end(running[0], new_tokens=100)] == ["a"]
+
+
+def test_a_rollout_leaves_a_replica_that_keeps_failing_others_although_it_must_wait_elsewhere() -> None:
+    scheduler = new_scheduler("a")
+    scheduler.end(scheduler.submit(generation("one")), new_tokens=100)
+    failing = submit_many(scheduler, SUSPECT_AFTER)
+    scheduler.set_replicas(["a", "b"])
+    for scheduled in failing:
+        scheduler.end(scheduled, replica_failed=True)
+    assert {each.replica for each in submit_many(scheduler, WINDOW, "s")} == {"b"}
+    again = scheduler.submit(generation("one", turn=1, prompt=110))
+    assert (again.replica, again.has_started) == ("b", False)
+
+
+def test_new_rollouts_go_where_other_ingresses_have_fewer_generations() -> None:
+    scheduler = new_scheduler("a", "b", capacity=EngineCapacity(100))
+    scheduler.observe("a", ReplicaLoad(ongoing_generations=5, ingresses=2), ended=0)
+    assert [each.replica for each in submit_many(scheduler, 5)] == ["b"] * 5
+
+
+def test_when_all_rollouts_are_released_nothing_is_kept() -> None:
+    scheduler = new_scheduler("a", "b")
+    generations = submit_many(scheduler, 12)
+    for scheduled in generations:
+        if scheduled.has_started:
+            scheduler.end(scheduled, new_tokens=5)
+        else:
+            scheduler.cancel(scheduled)
+        scheduler.release(scheduled.request.rollout_id)
+    scheduler.release("unknown")
+    assert scheduler.waiting == 0
+    queue = scheduler._queue
+    assert (scheduler._requests, scheduler._request_of, queue._flows, queue._lanes) == ({},) * 4
+
+
+@dataclass
+class Events:
+    """Plays random events and checks the laws after each."""
+
+    scheduler: GenerationScheduler = field(default_factory=lambda: new_scheduler("0", "1"))
+    replicas: list[str] = field(default_factory=lambda: ["0", "1"])
+    waiting: list[ScheduledGeneration] = field(default_factory=list)
+    running: list[ScheduledGeneration] = field(default_factory=list)
+    submitted: int = 0
+    over: int = 0
+
+    def play(self, event: str, pick: int) -> None:
+        if event == "submit":
+            request = generation(f"{self.submitted}", f"request {pick % 3}", turn=pick % 4, group=f"{pick % 7}")
+            scheduled = self.scheduler.submit(request if pick % 9 else call_of(1 + pick % 7, f"{self.submitted}"))
+            self.submitted += 1
+            (self.running if scheduled.has_started else self.waiting).append(scheduled)
+        elif event in ("end", "fail") and self.running:
+            ended = self.running.pop(pick % len(self.running))
+            failed = event == "fail"
+            self.note(self.scheduler.end(ended, None if failed else pick, replica_failed=failed))
+            self.finish(ended)
+        elif event == "cancel" and self.waiting:
+            cancelled = self.waiting.pop(pick % len(self.waiting))
+            self.scheduler.cancel(cancelled)
+            self.finish(cancelled)
+        elif event == "scale":
+            self.replicas = [f"{number}" for number in range(pick % 4, pick % 4 + 1 + pick % 3)]
+            self.note(self.scheduler.set_replicas(self.replicas))
+        elif event == "try":
+            self.note(self.scheduler.try_suspects())
+        elif event == "observe":
+            load = ReplicaLoad(pick, ingresses=1 + pick % 3, virtual_time=pick)
+            self.note(self.scheduler.observe(f"{pick % 4}", load, ended=0))
+
+    def note(self, started: "list[ScheduledGeneration] | object") -> None:
+        assert isinstance(started, list | tuple)
+        for scheduled in started:
+            self.waiting.remove(scheduled)
+            self.running.append(scheduled)
+
+    def finish(self, scheduled: ScheduledGeneration) -> None:
+        self.scheduler.release(scheduled.request.rollout_id)
+        self.over += 1
+
+    def check(self) -> None:
+        assert len(self.waiting) + len(self.running) + self.over == self.submitted
+        assert self.scheduler.waiting == len(self.waiting)
+        assert all(scheduled.has_started for scheduled in self.running)
+        assert not any(scheduled.has_started for scheduled in self.waiting)
+        assert {scheduled.replica for scheduled in self.waiting} <= set(self.replicas)
+        ongoing = Counter[str]()
+        largest = Counter[str]()
+        for scheduled in self.running:
+            ongoing[scheduled.replica] += scheduled.sequences
+            largest[scheduled.replica] = max(largest[scheduled.replica], scheduled.sequences)
+        assert all(count <= WINDOW + max(largest[name] - WINDOW // 2, 0) for name, count in ongoing.items())
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "submit", "submit", "end", "end", "fail", "cancel", "scale", "observe", "try"]),
+        st.integers(0, 60),
+    ),
+    max_size=150,
+)
+
+
+@given(events=EVENTS)
+def test_nothing_is_lost_or_started_twice_and_no_window_is_exceeded(events: list[tuple[str, int]]) -> None:
+    played = Events()
+    for event, pick in events:
+        played.play(event, pick)
+        played.check()
+
+
+@given(events=EVENTS)
+def test_whatever_happened_all_that_waits_starts_once_the_others_end(events: list[tuple[str, int]]) -> None:
+    played = Events()
+    for event, pick in events:
+        played.play(event, pick)
+    while played.running:
+        played.play("end", 0)
+        played.check()
+    assert played.waiting == []
+
+
+def rolling(*replicas: str) -> RollingActivation:
+    return RollingActivation(before=7, version=8, replicas=frozenset(replicas))
+
+
+def demanding(rollout: str, **demands: int) -> GenerationRequest:
+    return replace(generation(rollout), **demands)  # type: ignore[arg-type]
+
+
+def test_a_minimum_goes_to_a_replica_that_has_it_and_any_other_generation_to_the_least_loaded() -> None:
+    scheduler = new_scheduler("a", "b", "c")
+    scheduler.set_rolling(rolling("b"))
+    new = [scheduler.submit(demanding(f"new{number}", min_weight_version=8)) for number in range(3)]
+    assert {each.replica for each in new} == {"b"}
+    assert {scheduler.submit(generation(f"any{number}")).replica for number in range(4)} == {"a", "c"}
+
+
+def test_an_exact_version_stays_with_replicas_that_have_it_still() -> None:
+    scheduler = new_scheduler("a", "b")
+    first = scheduler.submit(demanding("pinned", weight_version=7))
+    scheduler.end(first, new_tokens=10)
+    scheduler.set_rolling(rolling(first.replica))
+    again = scheduler.submit(replace(demanding("pinned", weight_version=7), turn=1))
+    assert {first.replica, again.replica} == {"a", "b"}
+
+
+def test_a_generation_that_waits_for_a_replica_that_changes_starts_elsewhere_unless_it_takes_both() -> None:
+    scheduler = new_scheduler("a", "b")
+    scheduler.set_rolling(rolling())
+    busy = submit_many(scheduler, 2 * WINDOW)
+    pinned = [scheduler.submit(demanding(f"pinned{number}", weight_version=7)) for number in range(2)]
+    assert not any(each.has_started for each in pinned)
+    assert list(scheduler.set_rolling(rolling("a"))) == []
+    assert {each.replica for each in pinned} == {"b"}
+    [at_b] = [each for each in busy if each.replica == "b"][:1]
+    assert names(list(scheduler.end(at_b, new_tokens=10))) == ["pinned0"]
+    [at_a] = [each for each in busy if each.replica == "a"][:1]
+    assert names(list(scheduler.end(at_a, new_tokens=10))) == []
+
+
+def test_where_no_replica_has_a_version_one_is_asked_all_the_same_and_refuses() -> None:
+    scheduler = new_scheduler("a")
+    scheduler.set_rolling(rolling("a"))
+    assert scheduler.submit(demanding("pinned", weight_version=7)).replica == "a"
+
+
+def test_after_the_last_replica_every_generation_goes_anywhere_again() -> None:
+    scheduler = new_scheduler("a", "b")
+    scheduler.set_rolling(rolling("b"))
+    scheduler.set_rolling(None)
+    new = [scheduler.submit(demanding(f"new{number}", min_weight_version=8)) for number in range(2)]
+    assert {each.replica for each in new} == {"a", "b"}

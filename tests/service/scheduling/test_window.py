@@ -1,0 +1,300 @@
+"""How many generations one ingress may have on a replica, and the turns of policies beyond its adapters."""
+
+import math
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.simulation.timing import Timing
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
+from service.scheduling.window import SUSPECT_AFTER, AdapterTurns, EngineCapacity, ReplicaWindow
+from tests.service.scheduling.simulated_fleet import Batch, Fleet
+
+CAPACITY = EngineCapacity(sequences=10, kv_tokens=1000)
+
+
+def room_of(window: ReplicaWindow, tokens: float = 1.0) -> int:
+    """Fills the window and empties it again; returns how many generations fitted in beside those that are there."""
+    count = 0
+    while window.has_room(tokens) and count < 100:
+        window.add(tokens)
+        count += 1
+    for _ in range(count):
+        window.remove(tokens)
+    return count
+
+
+@pytest.mark.parametrize(("factor", "room"), [(1.0, 10), (2.0, 20), (None, 100)])
+def test_a_window_holds_a_multiple_of_the_engines_batch(factor: float | None, room: int) -> None:
+    assert room_of(ReplicaWindow(CAPACITY, factor)) == room
+
+
+def test_a_window_holds_no_more_tokens_than_the_kv_cache() -> None:
+    assert room_of(ReplicaWindow(CAPACITY, 2.0), tokens=250.0) == 4
+
+
+def test_generations_that_are_longer_than_expected_leave_less_room() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    for _ in range(2):
+        window.add(100.0, shared_tokens=50.0)
+    assert room_of(window, tokens=100.0) == 8
+    window.observe(ReplicaLoad(2, kv_tokens=300), ended=0)
+    assert room_of(window, tokens=100.0) == 8
+    window.observe(ReplicaLoad(2, kv_tokens=600), ended=0)
+    assert room_of(window, tokens=100.0) == 5
+    for _ in range(2):
+        window.remove(100.0, shared_tokens=50.0)
+    assert room_of(window, tokens=100.0) == 10
+
+
+def test_one_generation_fits_however_large_it_is() -> None:
+    assert room_of(ReplicaWindow(CAPACITY, 2.0), tokens=5000.0) == 1
+
+
+def test_each_choice_of_a_call_takes_a_place() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.add(8.0, sequences=8)
+    assert room_of(window, tokens=1.0) == 12
+    window.remove(8.0, sequences=8)
+    assert (window.generations, room_of(window)) == (0, 20)
+
+
+@pytest.mark.parametrize(("running", "has_room"), [(0, True), (1, True), (10, True), (11, False), (20, False)])
+@pytest.mark.parametrize("choices", [10, 20, 128])
+def test_a_call_of_more_choices_than_half_of_the_window_starts_when_half_of_it_is_free(
+    choices: int, running: int, has_room: bool
+) -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    for _ in range(running):
+        window.add(1.0)
+    assert window.has_room(1.0, choices) is has_room
+
+
+def test_a_call_whose_choices_take_more_tokens_than_half_of_the_cache_starts_when_half_of_it_is_free() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.add(500.0)
+    assert window.has_room(5000.0, sequences=4)
+    assert not window.has_room(5000.0)
+    window.add(1.0)
+    assert not window.has_room(5000.0, sequences=4)
+
+
+def test_after_a_call_that_is_larger_than_the_window_nothing_starts_before_its_end() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.add(1.0, sequences=128)
+    assert not window.has_room(1.0)
+    window.remove(1.0, sequences=128)
+    assert room_of(window) == 20
+
+
+def test_the_choices_of_a_call_are_not_taken_for_generations_of_others() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.add(8.0, sequences=8)
+    window.observe(ReplicaLoad(11, ingresses=2), ended=0)
+    assert window.of_others == 3
+
+
+def test_an_unknown_capacity_has_no_bound() -> None:
+    assert room_of(ReplicaWindow(EngineCapacity.of(GeneratorDescription("m", 10, 10)), 2.0)) == 100
+
+
+def test_the_capacity_is_that_of_the_description() -> None:
+    described = GeneratorDescription("m", 10, 10, max_num_seqs=3, kv_cache_size_tokens=70)
+    assert EngineCapacity.of(described) == EngineCapacity(sequences=3, kv_tokens=70)
+
+
+def test_an_ingress_gets_what_the_others_leave() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    assert window.observe(ReplicaLoad(ongoing_generations=6, ingresses=2), ended=0)
+    assert (window.of_others, room_of(window)) == (6, 14)
+
+
+def test_an_ingress_has_at_least_the_same_part_as_each_of_the_others() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.observe(ReplicaLoad(ongoing_generations=20, ingresses=2), ended=0)
+    assert (room_of(window), room_of(window, tokens=100.0)) == (10, 5)
+
+
+def test_generations_of_this_ingress_are_none_of_others() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    for _ in range(5):
+        window.add(1.0)
+    window.observe(ReplicaLoad(ongoing_generations=7, ingresses=2), ended=2)
+    assert window.of_others == 4
+    assert not window.observe(ReplicaLoad(ongoing_generations=7, ingresses=2), ended=2)
+
+
+def test_the_only_ingress_has_the_whole_window_whatever_the_count_says() -> None:
+    """What is sent and what has ended cross each other on the way: the count is not exact."""
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.observe(ReplicaLoad(ongoing_generations=9, ingresses=1), ended=0)
+    assert (window.of_others, room_of(window)) == (0, 20)
+
+
+def test_after_failures_without_a_success_one_generation_at_a_time_tries_the_replica() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    for _ in range(SUSPECT_AFTER - 1):
+        window.note_failure()
+    window.note_success()
+    for _ in range(SUSPECT_AFTER - 1):
+        window.note_failure()
+    assert (window.is_suspect, room_of(window), window.has_free_sequence) == (False, 20, True)
+    window.note_failure()
+    assert (window.is_suspect, room_of(window), window.has_free_sequence) == (True, 1, False)
+    window.note_success()
+    assert (window.is_suspect, room_of(window), window.has_free_sequence) == (False, 20, True)
+
+
+def test_a_sequence_is_free_while_the_generations_of_all_are_fewer_than_the_batch() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.observe(ReplicaLoad(ongoing_generations=8, ingresses=2), ended=0)
+    window.add(1.0)
+    assert (window.ongoing, window.has_free_sequence) == (9, True)
+    window.add(1.0)
+    assert (window.ongoing, window.has_free_sequence) == (10, False)
+
+
+def test_a_larger_engine_makes_a_larger_window() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.resize(EngineCapacity(sequences=30, kv_tokens=1000))
+    assert room_of(window) == 60
+
+
+TIMING = Timing(time_per_token_s=0.01, max_num_seqs=16)
+
+
+def turns_with(most: float, *policies: str) -> AdapterTurns:
+    turns = AdapterTurns(most)
+    for policy in policies:
+        turns.add(policy)
+    return turns
+
+
+def test_a_replica_takes_as_many_policies_as_its_engine_holds_adapters() -> None:
+    turns = turns_with(2, "a")
+    assert [turns.may_start(policy) for policy in ("a", "b", None)] == [True, True, True]
+    turns.add("b")
+    assert [turns.may_start(policy) for policy in ("a", "b", "c", None)] == [True, True, False, True]
+    turns.remove("a")
+    assert turns.may_start("c")
+
+
+def test_a_policy_whose_turn_was_ended_starts_again_once_its_generations_have_ended() -> None:
+    turns = turns_with(1, "a", "a")
+    turns.end_turn("a")
+    assert ([turns.may_start(policy) for policy in ("a", "b", None)], turns.ending) == ([False, False, True], 1)
+    turns.remove("a")
+    assert not turns.may_start("a")
+    turns.remove("a")
+    assert ([turns.may_start(policy) for policy in ("a", "b")], turns.ending) == ([True, True], 0)
+
+
+def test_a_policy_without_generations_has_no_turn_that_could_end() -> None:
+    turns = turns_with(1)
+    turns.end_turn("a")
+    turns.end_turn(None)
+    assert (turns.ending, turns.may_start("a")) == (0, True)
+
+
+def test_without_a_bound_all_policies_start() -> None:
+    assert turns_with(math.inf, *"abc").may_start("d")
+
+
+@pytest.mark.parametrize(("max_loras", "most"), [(None, math.inf), (3, 3)])
+def test_the_bound_is_that_of_the_engine(max_loras: int | None, most: float) -> None:
+    assert EngineCapacity.of(GeneratorDescription("m", 10, 10, max_loras=max_loras)).adapters == most
+
+
+def fleet_of(names: str, max_loras: float, replicas: int = 1, rollouts: int = 1000, **batch: float) -> Fleet:
+    """Each policy has one request, which generates all the time."""
+    fleet = Fleet(replicas, TIMING, max_loras=max_loras)
+    for name in names:
+        fleet.post(Batch(name, rollouts=rollouts, turns=4, policy=name, weight=batch.get(name, 1.0)))
+    return fleet
+
+
+@pytest.mark.parametrize("max_loras", [1, 2])
+def test_three_policies_take_turns_and_each_gets_its_share(max_loras: int) -> None:
+    fleet = fleet_of("abc", max_loras)
+    fleet.run(lambda: fleet.now > 200.0)
+    shares = [fleet.turns_ended[name] / fleet.turns_ended.total() for name in "abc"]
+    assert shares == pytest.approx([1 / 3] * 3, rel=0.2)
+    assert fleet.replicas["r0"].most_policies == max_loras
+
+
+def test_policies_of_several_ingress_replicas_take_turns_too() -> None:
+    fleet = Fleet(1, TIMING, ingresses=3, max_loras=1)
+    for ingress, name in enumerate("abc"):
+        fleet.post(Batch(name, rollouts=1000, turns=4, policy=name, ingress=ingress))
+    fleet.run(lambda: fleet.now > 300.0)
+    shares = [fleet.turns_ended[name] / fleet.turns_ended.total() for name in "abc"]
+    assert min(shares) >= 0.2
+
+
+def test_an_adapter_without_a_name_takes_turns_with_the_named_ones() -> None:
+    fleet = Fleet(1, TIMING, max_loras=1)
+    fleet.replicas["r0"].unnamed_has_adapter = True
+    for name, policy in (("a", "a"), ("unnamed", None)):
+        fleet.post(Batch(name, rollouts=1000, turns=4, policy=policy))
+    fleet.run(lambda: fleet.now > 200.0)
+    assert fleet.turns_ended["a"] / fleet.turns_ended["unnamed"] == pytest.approx(1.0, rel=0.2)
+
+
+def test_shares_are_in_proportion_to_the_weights_of_the_requests() -> None:
+    fleet = fleet_of("ab", 1, a=3.0)
+    fleet.run(lambda: fleet.now > 300.0)
+    assert fleet.turns_ended["a"] / fleet.turns_ended["b"] == pytest.approx(3.0, rel=0.25)
+
+
+def test_a_policy_that_comes_later_waits_for_a_turn_and_not_for_the_end_of_the_others() -> None:
+    fleet = fleet_of("a", 1)
+    fleet.at(5.0, lambda: fleet.post(Batch("late", rollouts=8, turns=2, policy="late")))
+    fleet.run(lambda: "late" in fleet.ended)
+    # Two batches of a turn of 1 s each, the end of the longest generation, and its own two turns.
+    assert fleet.seconds("late") <= 6.0
+    assert "a" not in fleet.ended
+
+
+def test_turns_cost_little_of_the_throughput() -> None:
+    alone, shared = fleet_of("a", 1, rollouts=300), fleet_of("abc", 1, rollouts=100)
+    alone.run()
+    shared.run()
+    assert max(map(shared.seconds, "abc")) <= 1.4 * alone.seconds("a")
+
+
+def test_policies_spread_over_replicas_in_place_of_waiting_for_turns() -> None:
+    alone, shared = fleet_of("a", 1, rollouts=60), fleet_of("ab", 1, replicas=2, rollouts=60)
+    alone.run()
+    shared.run()
+    # The first one has begun on both replicas.
+    assert max(map(shared.seconds, "ab")) <= 1.4 * alone.seconds("a")
+
+
+def test_generations_that_name_no_policy_wait_for_no_turn() -> None:
+    fleet = fleet_of("ab", 1)
+    for number in range(10):
+        fleet.at(10.0 + number, partial(fleet.post, Batch(f"{number}", rollouts=1, turns=1)))
+    fleet.run(lambda: len(fleet.ended) == 10)
+    assert max(fleet.seconds(f"{number}") for number in range(10)) <= 2.5
+
+
+batches = st.lists(
+    st.tuples(st.sampled_from([None, "a", "b", "c", "d"]), st.integers(1, 30), st.integers(1, 3), st.floats(0, 4)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(batches, st.integers(1, 3), st.integers(1, 3))
+def test_every_generation_ends_and_no_replica_has_more_policies_than_its_engine_holds(
+    given_batches: list[tuple[str | None, int, int, float]], replicas: int, max_loras: int
+) -> None:
+    fleet = Fleet(replicas, Timing(time_per_token_s=0.01, max_num_seqs=4), max_loras=max_loras)
+    for number, (policy, rollouts, turns, at) in enumerate(given_batches):
+        batch = Batch(f"{number}", rollouts=rollouts, turns=turns, policy=policy)
+        fleet.at(at, partial(fleet.post, batch))
+    fleet.run()
+    assert len(fleet.ended) == len(given_batches)
+    assert max(replica.most_policies for replica in fleet.replicas.values()) <= max_loras
