@@ -29,7 +29,7 @@ ENDED = "There is no run with this sandbox: it has ended."
 LARGEST_BODY_BYTES = 64 * 2**20
 
 
-class BodyTooLarge(Exception):
+class _BodyTooLarge(Exception):
     """The body has more bytes than a request may have."""
 
 
@@ -40,7 +40,7 @@ class HarnessCall(AgentCall):
     """Address of the sandbox, for as long as the run lasts."""
 
 
-class ExecBody(StrictSettings):
+class _ExecBody(StrictSettings):
     """A command, as `RunningSandbox.exec` takes it."""
 
     argv: list[str] = Field(min_length=1)
@@ -80,16 +80,16 @@ class SandboxEndpoint:
 
     async def _exec(self, request: Request) -> Response:
         try:
-            excess = BodyTooLarge(f"The body has more than {LARGEST_BODY_BYTES} bytes.")
+            excess = _BodyTooLarge(f"The body has more than {LARGEST_BODY_BYTES} bytes.")
             body = await read_bounded(request.stream(), LARGEST_BODY_BYTES, excess)
-            asked = ExecBody.model_validate_json(body)
+            asked = _ExecBody.model_validate_json(body)
             sandbox, running = self._open[request.path_params["key"]]
             given = asked.model_dump(exclude={"argv"}) | {"stdin": asked.stdin.encode()}
             command = asyncio.ensure_future(sandbox.exec(asked.argv, **given))
             running.add(command)
             command.add_done_callback(running.discard)
             return JSONResponse(asdict(await while_connected(request, command)))
-        except (BodyTooLarge, ValidationError) as error:
+        except (_BodyTooLarge, ValidationError) as error:
             return PlainTextResponse(str(error), 422)
         except ExecTimedOut as error:
             return PlainTextResponse(str(error), 408)

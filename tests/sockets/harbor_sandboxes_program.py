@@ -33,7 +33,7 @@ RUNNING: set[str] = set()
 ASKED: list[dict[str, Any]] = []
 
 
-class OnThisMachine(BaseEnvironment):  # type: ignore[misc]
+class OnThisMachine(BaseEnvironment):  # type: ignore[misc]  # Harbor is installed beside the service alone
     """Has no walls: for this test alone."""
 
     broken = False
@@ -87,7 +87,7 @@ class OnThisMachine(BaseEnvironment):  # type: ignore[misc]
             stderr=asyncio.subprocess.PIPE,
         )
         out, err = await process.communicate()
-        code = await process.wait()
+        code = process.returncode or 0
         return ExecResult(stdout=out.decode(), stderr=err.decode(), return_code=128 - code if code < 0 else code)
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
@@ -102,9 +102,8 @@ class OnThisMachine(BaseEnvironment):  # type: ignore[misc]
 
 
 async def refusal(provider: SandboxProvider, **fields: Any) -> str:
-    asked: dict[str, Any] = {"image": "debian", "network": True} | fields
     try:
-        await provider.open(SandboxSpec(**asked))
+        await provider.open(SandboxSpec(**dict[str, Any](image="debian", network=True) | fields))
     except (SandboxRefused, SandboxLost) as error:
         return f"{type(error).__name__}: {error}"
     return "made"
