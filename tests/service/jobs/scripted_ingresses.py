@@ -64,6 +64,8 @@ class StoreLink:
             if self._cluster.store_is_away:
                 raise JobStoreLost("The job store died during the call.")
             answer = await getattr(self._cluster.store, method)(*arguments)
+            if method == self._cluster.answers_late:
+                await asyncio.sleep(1)
             if method == self._cluster.dies_after and answer is not None:
                 self._cluster.dies_after = ""
                 self._cluster.start_store()
@@ -121,6 +123,8 @@ class ScriptedIngresses:
         """The method of the store after whose answer it is away for 3 s."""
         self.arrives_late = ""
         """The method of the store whose calls are 3 s under way."""
+        self.answers_late = ""
+        """The method of the store whose answers are a second under way."""
         self.start_store()
         self.generator = generator or RandomGenerator()
         self.environments = {"task": environment or RandomEnvironment()}
