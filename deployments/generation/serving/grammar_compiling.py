@@ -41,7 +41,7 @@ class Refused:
     """Why vLLM cannot use it."""
 
     reason: str
-    parameter: str
+    parameter: str | None
 
 
 class _GrammarCompiler:
@@ -114,7 +114,7 @@ def compiled(asked: bytes, backends: frozenset[str]) -> bytes | Refused:
     except MemoryError:
         return Refused("compiling it takes too much memory; make it smaller", FIELD)
     except VLLMValidationError as error:
-        return Refused(str(error.args[0])[:_LONGEST_REASON], error.parameter or FIELD)
+        return Refused(str(error.args[0])[:_LONGEST_REASON], error.parameter)
     except Exception as error:  # noqa: BLE001 - the caller gets it as a sentence
         reason = WHERE.sub("", str(error))
         return Refused(f"it cannot be compiled: {reason}"[:_LONGEST_REASON], FIELD)
