@@ -181,7 +181,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         without = self._encoder.encode(self._template.render([PROBE_QUESTION], options, False)).ids
         ids: list[int] = self._encoder.encode(self._template.render([PROBE_QUESTION], options)).ids
         # Some templates end the text with a token of their own where no response begins.
-        return ids[common_length(ids, without) :]
+        return ids[_common_length(ids, without) :]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response: without special tokens, or at least without the one that ends its turn."""
@@ -268,7 +268,7 @@ class TransformersChatTokenizer(ChatTokenizer):
                 TokenizedObservation(ids[first:last], message["content"], was_cut=False)
                 for message, (first, last) in zip(messages, pairwise(cuts), strict=True)
             ]
-        end = covered_end(encoding, text.text, overlap + kept) if kept > 0 else 0
+        end = _covered_end(encoding, text.text, overlap + kept) if kept > 0 else 0
         whole = sum(cut <= overlap + kept for cut in cuts[1:])
         observed = [
             TokenizedObservation(ids[first:last], message["content"], was_cut=True)
@@ -310,7 +310,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         end: list[int] = self._encoder.encode(self._bridges.end_of_answer()).ids
         places = [place for place, token_id in enumerate(bridge) if token_id in self._special_ids]
         # The template writes these also where nothing follows. Some begin a response there all the same.
-        ending = [place for place in places if place < common_length(bridge, end)]
+        ending = [place for place in places if place < _common_length(bridge, end)]
         known = [place for place in ending if bridge[place] in known_ends]
         last = next((each for each in (known[-1:], ending[-1:], places[:1]) if each), [-1])[0]
         return bridge[: last + 1], not self._special_ids.isdisjoint(end)
@@ -360,7 +360,7 @@ class TransformersChatTokenizer(ChatTokenizer):
             return
         first = self._template.render([PROBE_QUESTION], options)
         bare = self._template.render([PROBE_QUESTION], replace(options, tools=None))
-        tools_and_before = first[: len(first) - common_length(first[::-1], bare[::-1])]
+        tools_and_before = first[: len(first) - _common_length(first[::-1], bare[::-1])]
         # Some templates find the last question by what it says: the second one says something else.
         second = {**PROBE_QUESTION, "content": "Another one"}
         if not self._template.render([PROBE_QUESTION, PROBE_ANSWER, second], options).startswith(tools_and_before):
@@ -370,7 +370,7 @@ class TransformersChatTokenizer(ChatTokenizer):
             )
 
 
-def covered_end(encoding: Encoding | SplitEncoding, text: str, tokens: int) -> int:
+def _covered_end(encoding: Encoding | SplitEncoding, text: str, tokens: int) -> int:
     """The index in `text` at which what its first tokens cover ends; there are more."""
     end, following = end_of(encoding, tokens - 1), start_of(encoding, tokens)
     # A character is covered only when all of its bytes are: otherwise the next token begins at the same offset.
@@ -381,7 +381,7 @@ def covered_end(encoding: Encoding | SplitEncoding, text: str, tokens: int) -> i
     return end if text[end].isspace() else end + len(text[end:following].split()[0])
 
 
-def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+def _common_length(one: Sequence[object], other: Sequence[object]) -> int:
     """How many elements at the beginning of both are the same."""
     both = zip(one, other, strict=False)
     return next((place for place, pair in enumerate(both) if pair[0] != pair[1]), min(len(one), len(other)))

@@ -79,15 +79,15 @@ class TextEncoder:
 
 def start_of(encoding: Encoding | SplitEncoding, token: int) -> int:
     """Index of the token's first character."""
-    return characters_of(encoding, token)[0]
+    return _characters_of(encoding, token)[0]
 
 
 def end_of(encoding: Encoding | SplitEncoding, token: int) -> int:
     """Index after the token's last character."""
-    return characters_of(encoding, token)[1]
+    return _characters_of(encoding, token)[1]
 
 
-def characters_of(encoding: Encoding | SplitEncoding, token: int) -> tuple[int, int]:
+def _characters_of(encoding: Encoding | SplitEncoding, token: int) -> tuple[int, int]:
     characters: tuple[int, int] | None = encoding.token_to_chars(token)
     if characters is None:
         raise IndexError(f"There is no token {token} among {len(encoding)}.")

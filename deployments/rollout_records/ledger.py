@@ -39,7 +39,7 @@ MOST_WORST = 20
 MOST_FINDINGS = 50
 
 
-def sums_of_all(values: OwnedValues[Key, Sums]) -> dict[Key, Sums]:
+def _sums_of_all(values: OwnedValues[Key, Sums]) -> dict[Key, Sums]:
     """By key, of all owners together."""
     summed: dict[Key, Sums] = {}
     for _, key, sums in values:
@@ -48,7 +48,7 @@ def sums_of_all(values: OwnedValues[Key, Sums]) -> dict[Key, Sums]:
 
 
 @dataclass(frozen=True, slots=True)
-class WorstRollout:
+class _WorstRollout:
     """A rollout that parts from its trainer."""
 
     rollout_id: str
@@ -94,7 +94,7 @@ class MismatchLedger:
         """By owner and policy, the recent rollouts."""
         self._changed: dict[tuple[str, str], None] = {}
         """Those to which rollouts were added since the last look."""
-        self._worst: dict[str, list[WorstRollout]] = {}
+        self._worst: dict[str, list[_WorstRollout]] = {}
         """By owner, the worst first."""
         self._findings: dict[tuple[MismatchKind, str | None, str | None], Noted] = {}
         """By kind, replica and owner."""
@@ -103,12 +103,12 @@ class MismatchLedger:
     @property
     def by(self) -> dict[str, dict[str, Sums]]:
         """By attribute and value."""
-        return {attribute: sums_of_all(values) for attribute, values in self._by.items()}
+        return {attribute: _sums_of_all(values) for attribute, values in self._by.items()}
 
     @property
     def history(self) -> dict[tuple[float, str, str], Sums]:
         """By the beginning of the period, replica and version, in this order."""
-        return dict(sorted(sums_of_all(self._history).items()))
+        return dict(sorted(_sums_of_all(self._history).items()))
 
     def add(self, rollout: ComparedRollout, owner: str, now: float) -> None:
         """Adds a rollout at `now` seconds."""
@@ -135,7 +135,7 @@ class MismatchLedger:
         self._windows.set(owner, policy, window)
         self._changed[owner, policy] = None
         worst = [one for one in self._worst.get(owner, ()) if one.rollout_id != rollout.rollout_id]
-        worst.append(WorstRollout(rollout.rollout_id, sums))
+        worst.append(_WorstRollout(rollout.rollout_id, sums))
         self._worst[owner] = sorted(worst, key=lambda one: one.sums.mean_ratio, reverse=True)[:MOST_WORST]
 
     def look(self, now: float) -> list[MismatchFinding]:
@@ -186,7 +186,7 @@ class MismatchLedger:
         told = [noted for noted in self._findings.values() if noted.owner in (None, owner)]
         return sorted(told, key=lambda noted: noted.last, reverse=True)
 
-    def worst(self, owner: str) -> list[WorstRollout]:
+    def worst(self, owner: str) -> list[_WorstRollout]:
         """Those of this owner, the worst first."""
         return self._worst.get(owner, [])
 

@@ -20,18 +20,18 @@ def reports_of_json(body: bytes | bytearray) -> list[TrainerReport]:
         given = LogprobsReport.model_validate_json(body)
     except ValidationError as error:
         raise validation_problem(error) from error
-    return [report_of(one, one.rollout_id) for one in given.reports]
+    return [_report_of(one, one.rollout_id) for one in given.reports]
 
 
 def report_of_json(body: bytes | bytearray, rollout_id: str) -> TrainerReport:
     """Raises `RequestProblem`: the body is not a `TrainerLogprobs`."""
     try:
-        return report_of(TrainerLogprobs.model_validate_json(body), rollout_id)
+        return _report_of(TrainerLogprobs.model_validate_json(body), rollout_id)
     except ValidationError as error:
         raise validation_problem(error) from error
 
 
-def report_of(given: TrainerLogprobs, rollout_id: str) -> TrainerReport:
+def _report_of(given: TrainerLogprobs, rollout_id: str) -> TrainerReport:
     return TrainerReport(
         rollout_id,
         np.array([np.nan if logprob is None else logprob for logprob in given.logprobs], np.float64),
@@ -57,10 +57,10 @@ def reports_of_arrow(body: bytes | bytearray) -> list[TrainerReport]:
     if missing := [name for name in ("rollout_id", "logprobs") if columns[name].null_count]:
         raise invalid_request(FieldProblem(field=f"reports[].{missing[0]}", message="a row has none"))
     rows = range(len(table))
-    return [TrainerReport(**{name: value_of(column[row]) for name, column in columns.items()}) for row in rows]
+    return [TrainerReport(**{name: _value_of(column[row]) for name, column in columns.items()}) for row in rows]
 
 
-def value_of(value: pa.Scalar) -> Any:
+def _value_of(value: pa.Scalar) -> Any:
     if not value.is_valid:
         return None
     return value.values.to_numpy(zero_copy_only=False) if isinstance(value, pa.ListScalar) else value.as_py()

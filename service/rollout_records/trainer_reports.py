@@ -41,7 +41,7 @@ GAUGES = {
 logger = logging.getLogger("rollout_service.mismatch")
 
 
-class ComparedReplicas(Protocol):
+class _ComparedReplicas(Protocol):
     """The generator replicas, as their checks call them."""
 
     def replicas(self) -> Sequence[str]:
@@ -62,7 +62,7 @@ class TrainerReports:
     """
 
     def __init__(
-        self, store: "RolloutRecordStore", replicas: ComparedReplicas, latest_versions: Callable[[], Mapping[str, int]]
+        self, store: "RolloutRecordStore", replicas: _ComparedReplicas, latest_versions: Callable[[], Mapping[str, int]]
     ) -> None:
         self._store = store
         self._replicas = replicas
@@ -134,7 +134,7 @@ class TrainerReports:
     async def _vote(self, suspect: str, rollout: MadeRollout) -> Vote:
         """The word of a rollout about the replica; nothing if it cannot be scored, or there are no two others."""
         kept = await self._store.record(rollout.rollout_id, rollout.owner)
-        part = next(scorable_parts(fields_of_record(kept), suspect), None)
+        part = next(_scorable_parts(fields_of_record(kept), suspect), None)
         others = [name for name in self._replicas.replicas() if name != suspect]
         if part is None or len(others) < JUDGES:
             return Vote.NOTHING
@@ -151,7 +151,7 @@ class TrainerReports:
         return Vote(votes(part.logprobs, *scores).item()) if len(scores) == len(scored) else Vote.NOTHING
 
 
-class ScorablePart(NamedTuple):
+class _ScorablePart(NamedTuple):
     """Tokens that one replica has generated with plain sampling and weights of one version."""
 
     request: ScoringRequest
@@ -160,7 +160,7 @@ class ScorablePart(NamedTuple):
     version: str
 
 
-def scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[ScorablePart]:
+def _scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[_ScorablePart]:
     """Those of a record that the replica has made, and that a score gives the same log-probabilities."""
     rollout = fields["rollout"]
     messages, replay = rollout["message_log"], rollout.get("replay") or {}
@@ -189,4 +189,4 @@ def scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[Scorable
                 policy=fields.get("policy"),
                 start=first + begin,
             )
-            yield ScorablePart(request, message["generation_logprobs"][begin:end], versions[0])
+            yield _ScorablePart(request, message["generation_logprobs"][begin:end], versions[0])
