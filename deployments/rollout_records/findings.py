@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from deployments.rollout_records.comparison import UNKNOWN, ComparedRollout
-from deployments.rollout_records.ratios import Floats, Sums, TokenLabels, sums_by, total
+from deployments.rollout_records.ratios import Floats, Sums, TokenLabels, sums_by, total, totals_by
 
 MismatchKind = Literal[
     "replica", "missing_mask", "other_tokens", "wrong_temperature", "wrong_version", "other_prompt", "misaligned"
@@ -138,10 +138,7 @@ def _cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_rati
     """Why the tokens of the window part from the trainer's."""
     n, s, d, ss, sd, dd = np.sum([one.moments for one in window], axis=0)
     apart = f"The probabilities differ by a factor of {everything.mean_ratio:.3g} on average"
-    by_version = {
-        version: total(one.by_version[version] for one in window if version in one.by_version)
-        for version in dict.fromkeys(version for one in window for version in one.by_version)
-    }
+    by_version = totals_by(of_version for one in window for of_version in one.by_version.items())
     told = {version: sums for version, sums in by_version.items() if version != UNKNOWN}
     known = {version: sums for version, sums in told.items() if sums.tokens >= LEAST_TOKENS}
     agree = [version for version, sums in known.items() if sums.mean_ratio <= most_mean_ratio]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from deployments.rollout_records.book import Key, OwnedValues
+from deployments.rollout_records.book import OwnedValues
 from deployments.rollout_records.comparison import ComparedRollout
 from deployments.rollout_records.findings import (
     MismatchFinding,
@@ -20,7 +20,7 @@ from deployments.rollout_records.findings import (
     pattern_of,
     suspect_of,
 )
-from deployments.rollout_records.ratios import Sums, TokenLabels, sums_by
+from deployments.rollout_records.ratios import Sums, TokenLabels, sums_by, totals_by
 from deployments.rollout_records.trials import MadeRollout, ReplicaTrials, Vote
 
 NO_TOKENS = Sums()
@@ -37,14 +37,6 @@ MOST_HISTORY = MOST_PERIODS * MOST_VALUES
 """Periods of a replica and version, of all owners together."""
 MOST_WORST = 20
 MOST_FINDINGS = 50
-
-
-def _sums_of_all(values: OwnedValues[Key, Sums]) -> dict[Key, Sums]:
-    """By key, of all owners together."""
-    summed: dict[Key, Sums] = {}
-    for _, key, sums in values:
-        summed[key] = summed.get(key, NO_TOKENS) + sums
-    return summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +95,12 @@ class MismatchLedger:
     @property
     def by(self) -> dict[str, dict[str, Sums]]:
         """By attribute and value."""
-        return {attribute: _sums_of_all(values) for attribute, values in self._by.items()}
+        return {attribute: totals_by(of_owner[1:] for of_owner in values) for attribute, values in self._by.items()}
 
     @property
     def history(self) -> dict[tuple[float, str, str], Sums]:
         """By the beginning of the period, replica and version, in this order."""
-        return dict(sorted(_sums_of_all(self._history).items()))
+        return dict(sorted(totals_by(of_owner[1:] for of_owner in self._history).items()))
 
     def add(self, rollout: ComparedRollout, owner: str, now: float) -> None:
         """Adds a rollout at `now` seconds."""

@@ -18,7 +18,7 @@ from deployments.rollout_records.comparison import ComparedRollout, ReportRefuse
 from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.findings import MismatchFinding
 from deployments.rollout_records.ledger import MismatchLedger, Noted, Suspicion
-from deployments.rollout_records.ratios import Sums
+from deployments.rollout_records.ratios import Sums, total, totals_by
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.trials import Vote
 from deployments.upstream.ray_serve.install import install
@@ -84,7 +84,8 @@ class RolloutRecordStore:
         Args:
             latest: the latest version of each served policy, by name; that of the policy without one is under ''.
         """
-        now, refused, everything, by_replica = self._time_s(), list[tuple[str, str]](), Sums(), dict[str, Sums]()
+        now, refused, sums = self._time_s(), list[tuple[str, str]](), list[Sums]()
+        of_replicas: list[tuple[str, Sums]] = []
         for report in reports:
             try:
                 kept = self._book.record(report.rollout_id, owner)
@@ -95,14 +96,13 @@ class RolloutRecordStore:
                 continue
             self._book.replace_data(kept, data)
             self._ledger.add(rollout, owner, now)
-            everything += rollout.sums
-            for replica, sums in rollout.sums_by("replica").items():
-                by_replica[replica] = by_replica.get(replica, Sums()) + sums
+            sums.append(rollout.sums)
+            of_replicas += rollout.sums_by("replica").items()
         new = self._ledger.look(now)
         return ReportOutcome(
-            compared=len(reports) - len(refused),
-            all=everything,
-            by_replica=by_replica,
+            compared=len(sums),
+            all=total(sums),
+            by_replica=totals_by(of_replicas),
             refused=refused,
             new=new,
             causes=[noted for noted in self._ledger.findings(owner) if noted.last == now],

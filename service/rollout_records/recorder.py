@@ -9,6 +9,7 @@ import pickle
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -93,10 +94,8 @@ class RolloutRecorder:
                 }
                 for made, moved in zip(episode.generations, _moves_of(episode), strict=True)
             ],
-            "steps": [{"turn": step.turn, "began_at": step.began_at, "took_s": step.took_s} for step in episode.steps],
-            "retries": [
-                {"at": retry.at, "kind": retry.kind, "message": retry.message} for retry in episode.retries.noted
-            ],
+            "steps": [*map(asdict, episode.steps)],
+            "retries": [*map(asdict, episode.retries.noted)],
             "states": [
                 {
                     "turn": state.turn,
