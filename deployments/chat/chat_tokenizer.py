@@ -3,11 +3,10 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
-from tokenizers import Encoding
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
@@ -20,9 +19,9 @@ from deployments.chat.bridge import (
     Calls,
 )
 from deployments.chat.chat_template import RENDERING_ERRORS, Chat, ChatTemplate
-from deployments.chat.control_tokens import SplitEncoding, SplittableText
+from deployments.chat.control_tokens import SplittableText, TokenizedText
 from deployments.chat.image_tokens import OtherPlaceholders, expanded, tokens_that_fit, with_images
-from deployments.chat.text_encoder import TextEncoder, end_of, start_of
+from deployments.chat.text_encoder import TextEncoder
 from deployments.chat.tokenizer_loading import (
     end_tokens_of,
     load_tokenizer,
@@ -170,11 +169,10 @@ class TransformersChatTokenizer(ChatTokenizer):
             refuse_too_many(len(encoding), max_tokens)
             # The whole list of offsets would hold the interpreter's lock for longer than the tokenizer takes.
             places = range(len(encoding))
-            starts = partial(start_of, encoding)
-            ids, cuts = encoding.ids, [0, *(bisect_left(places, end, key=starts) for end in ends), len(encoding)]
+            cuts = [0, *(bisect_left(places, end, key=encoding.start_of) for end in ends), len(encoding)]
         except RENDERING_ERRORS as error:
             raise PromptRejected(f"The model's chat template refuses the messages: {error}") from error
-        return [ids[start:end] for start, end in pairwise(cuts)]
+        return [encoding.ids[start:end] for start, end in pairwise(cuts)]
 
     def generation_prompt(self, options: ChatOptions) -> list[int]:
         """The ids that the template puts after the last message to begin a response."""
@@ -260,9 +258,9 @@ class TransformersChatTokenizer(ChatTokenizer):
         ids, overlap = encoding.ids, 0
         if options.observation_format == "chat":
             overlap = self._end_of_turn_overlap(after, ids)
-        starts, places = partial(start_of, encoding), range(len(ids))
+        places = range(len(ids))
         ends = map(text.index, bridge.ends)
-        cuts = [overlap, *(max(bisect_left(places, end, key=starts), overlap) for end in ends), len(ids)]
+        cuts = [overlap, *(max(bisect_left(places, end, key=encoding.start_of), overlap) for end in ends), len(ids)]
         if len(ids) <= overlap + room:
             return [
                 TokenizedObservation(ids[first:last], message["content"], was_cut=False)
@@ -370,9 +368,9 @@ class TransformersChatTokenizer(ChatTokenizer):
             )
 
 
-def _covered_end(encoding: Encoding | SplitEncoding, text: str, tokens: int) -> int:
+def _covered_end(encoding: TokenizedText, text: str, tokens: int) -> int:
     """The index in `text` at which what its first tokens cover ends; there are more."""
-    end, following = end_of(encoding, tokens - 1), start_of(encoding, tokens)
+    end, following = encoding.end_of(tokens - 1), encoding.start_of(tokens)
     # A character is covered only when all of its bytes are: otherwise the next token begins at the same offset.
     if following <= end:
         return following

@@ -222,29 +222,35 @@ class _SplittingTokenizer:
             other: token_id for token_id, other in renamed_ids.items() if other not in {None, token_id}
         }
 
-    def encode(self, text: str) -> "SplitEncoding":
+    def encode(self, text: str) -> "TokenizedText":
         # Unlike `encode`, this releases the interpreter's lock while it works.
         [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=False)
-        return SplitEncoding(encoding, self._original_ids)
+        return TokenizedText([self._original_ids.get(each, each) for each in encoding.ids], encoding)
 
 
-class SplitEncoding:
-    """An encoding with the ids of the model's own tokenizer."""
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """The tokens of a text, with their places in it."""
 
-    def __init__(self, encoding: Encoding, original_ids: Mapping[int, int]) -> None:
-        self._encoding = encoding
-        self.ids: list[int] = [original_ids.get(token_id, token_id) for token_id in encoding.ids]
+    ids: list[int]
+    encoding: Encoding
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def token_to_chars(self, token: int) -> tuple[int, int] | None:
-        characters: tuple[int, int] | None = self._encoding.token_to_chars(token)
-        return characters
+    def start_of(self, token: int) -> int:
+        """Index of the token's first character."""
+        return self._characters_of(token)[0]
 
-    def token_to_word(self, token: int) -> int | None:
-        word: int | None = self._encoding.token_to_word(token)
-        return word
+    def end_of(self, token: int) -> int:
+        """Index after the token's last character."""
+        return self._characters_of(token)[1]
+
+    def _characters_of(self, token: int) -> tuple[int, int]:
+        characters: tuple[int, int] | None = self.encoding.token_to_chars(token)
+        if characters is None:
+            raise IndexError(f"There is no token {token} among {len(self)}.")
+        return characters
 
 
 def _tokenizer_of(model: Any, like: Tokenizer, added: list[AddedToken]) -> Tokenizer:
