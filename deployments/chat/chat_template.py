@@ -218,7 +218,7 @@ class ChatTemplate:
         """The index at which each message or a later one begins, and whether it is this one; `None` if the template's
         loops show no message."""
         marks, tokenizer = _Marks(chat), self._tokenizer
-        source: Any = tokenizer.get_chat_template(None, options.tools)  # type: ignore[arg-type]
+        source: Any = tokenizer.get_chat_template(None, options.tools)
         given = {"tools": options.tools, "documents": None, **tokenizer.special_tokens_map}
         try:
             marked = _marked_template(source).render(
