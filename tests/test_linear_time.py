@@ -249,7 +249,7 @@ READERS = {
     "control tokens in a text": Reader(
         hidden_and_restored,
         ["<", "<|im_", "<|im_end|>", "<tool_response", "q", "q0q", " "],
-        tuple(f"deployments/chat/control_tokens.py::{name}" for name in ("__init__", "alternatives")),
+        tuple(f"deployments/chat/control_tokens.py::{name}" for name in ("__init__", "_alternatives")),
     ),
     "control tokens in a text for another model": Reader(
         escape_control_tokens, ["<", "[", "[/", "[a", "[aA", "]"], ("clients/rollout_env/models.py::MARKER_CHARACTERS",)
@@ -414,7 +414,7 @@ OF_OUR_OWN_TEXT = {
     "clients/rollout_client/cli/commands/doctor.py::CARD": "what nvidia-smi says",
     "clients/rollout_env/scaffold.py::write_environment": "an argument of a command",
     "clients/rollout_load/outcomes.py::kind_of": "the name of a class",
-    "deployments/data/task_data.py::extract": "an expression of the config",
+    "deployments/data/task_data.py::_extract": "an expression of the config",
     "deployments/data/settings.py::has_a_valid_pattern": "an expression of the config",
     "deployments/generation/serving/grammar_compiling.py::WHERE": "the beginning of a message of xgrammar",
     "deployments/harbor/tasks.py::CANARY": "a file of a task in the config's folder",

@@ -51,7 +51,7 @@ class Bridge:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeEnd:
+class _ProbeEnd:
     """How a template writes the end of a probe."""
 
     count: int
@@ -68,11 +68,11 @@ class ProbeEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptProbe:
+class _KeptProbe:
     """The probe that a template takes before messages of one shape, by its number, and its end."""
 
     number: int
-    end: ProbeEnd
+    end: _ProbeEnd
     is_counted: bool
     """Whether the number of calls before it matters."""
 
@@ -82,7 +82,7 @@ class Bridges:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._kept_by_shape: dict[int, KeptProbe] = {}
+        self._kept_by_shape: dict[int, _KeptProbe] = {}
         self.end_tokens: Sequence[str] = ()
         """The tokens that end a response. They separate its calls from the end of its turn."""
 
@@ -113,11 +113,11 @@ class Bridges:
 
     def _rendered(self, messages: Chat, calls: Calls, options: ChatOptions) -> tuple[Chat, str, int]:
         """The messages behind a probe, their rendering, and the index in it at which the bridge begins."""
-        candidates = probes(messages, calls.made)
+        candidates = _probes(messages, calls.made)
         # Hashed, because an observation may have thousands of messages.
         shape = hash(
             (
-                *((message["role"], *sorted(message), shape_of(message["content"])) for message in messages),
+                *((message["role"], *sorted(message), _shape_of(message["content"])) for message in messages),
                 *(len(probe.get("tool_calls", ())) for probe in candidates),
                 options.tools is None,
                 str(options.chat_template_kwargs),
@@ -130,35 +130,35 @@ class Bridges:
                 self._kept_by_shape.clear()
             self._kept_by_shape[shape] = kept
         probe = candidates[kept.number]
-        chat = [PROBE_QUESTION, *(earlier_calls(calls.before, probe) if kept.is_counted else ()), probe, *messages]
+        chat = [PROBE_QUESTION, *(_earlier_calls(calls.before, probe) if kept.is_counted else ()), probe, *messages]
         try:
             text = self._template.render(chat, options)
             # Some templates write ids where they close a call.
             start = kept.end.end_in(text) or self._end_of(probe, options).end_in(text)
         except RENDERING_ERRORS as error:
-            raise refusal(messages, error) from error
+            raise _refusal(messages, error) from error
         if start is None:
-            raise changed_answer(text)
+            raise _changed_answer(text)
         return chat, text, start
 
-    def _kept_by(self, messages: Chat, candidates: Chat, options: ChatOptions) -> KeptProbe:
+    def _kept_by(self, messages: Chat, candidates: Chat, options: ChatOptions) -> _KeptProbe:
         """The first of the probes behind which the template writes all that the messages say.
 
         It depends on the roles and fields of the messages, not on what they say.
         """
-        texts = [f"{PROBE_OBSERVATION}{number}." if says(message) else "" for number, message in enumerate(messages)]
-        marked = [saying(message, text) for message, text in zip(messages, texts, strict=True)]
+        texts = [f"{PROBE_OBSERVATION}{number}." if _says(message) else "" for number, message in enumerate(messages)]
+        marked = [_saying(message, text) for message, text in zip(messages, texts, strict=True)]
         problem: Exception | None = None
         for number, probe in enumerate(candidates):
             try:
                 text = self._template.render([PROBE_QUESTION, probe, *marked], options)
                 end = self._end_of(probe, options)
             except RENDERING_ERRORS as error:
-                problem = refusal(messages, error)
+                problem = _refusal(messages, error)
                 continue
             start = end.end_in(text)
             if start is None:
-                problem = changed_answer(text)
+                problem = _changed_answer(text)
                 continue
             # What an assistant says beside its calls is left out by some families, and not news to the model.
             dropped = [
@@ -167,7 +167,7 @@ class Bridges:
                 if message["role"] != "assistant" and said not in text[start:]
             ]
             if not dropped:
-                return KeptProbe(number, end, self._is_counted(probe, marked, text[start:], end, options))
+                return _KeptProbe(number, end, self._is_counted(probe, marked, text[start:], end, options))
             problem = UnsupportedTokenizer(
                 f"The model's chat template drops messages of role {dropped[0]!r} after an answer: the model would not "
                 f"see what they say, but {text[start:][:MOST_SHOWN]!r}. Send them with another role, such as 'user'."
@@ -176,25 +176,25 @@ class Bridges:
         raise problem
 
     def _is_counted(
-        self, probe: Mapping[str, Any], messages: Chat, bridge: str, end: ProbeEnd, options: ChatOptions
+        self, probe: Mapping[str, Any], messages: Chat, bridge: str, end: _ProbeEnd, options: ChatOptions
     ) -> bool:
         """Whether the template numbers calls through the whole conversation, as that of Command R7B."""
         if "tool_calls" not in probe:
             return False
         try:
-            text = self._template.render([PROBE_QUESTION, *earlier_calls(1, probe), probe, *messages], options)
+            text = self._template.render([PROBE_QUESTION, *_earlier_calls(1, probe), probe, *messages], options)
         except RENDERING_ERRORS:
             return False
         after = text[end.end_in(text) or 0 :]
         return after != bridge and NUMBER.sub("", after) == NUMBER.sub("", bridge)
 
-    def _end_of(self, probe: Mapping[str, Any], options: ChatOptions) -> ProbeEnd:
+    def _end_of(self, probe: Mapping[str, Any], options: ChatOptions) -> _ProbeEnd:
         if "tool_calls" not in probe:
-            return ProbeEnd(1, "")
+            return _ProbeEnd(1, "")
         head = self._template.render([PROBE_QUESTION, probe], options, False)
         alone = self._template.render([PROBE_QUESTION, PROBE_ANSWER], options, False)
         closing = self._closing(head.rpartition(PROBE_TEXT)[2], alone.rpartition(PROBE_TEXT)[2])
-        return ProbeEnd(head.count(PROBE_TEXT), closing)
+        return _ProbeEnd(head.count(PROBE_TEXT), closing)
 
     def _closing(self, after_calls: str, after_answer: str) -> str:
         """The part of what follows the last argument of the calls that closes the calls: their turn ends after it."""
@@ -204,18 +204,18 @@ class Bridges:
         return after_calls[: max(ends)] if ends else after_calls
 
 
-def shape_of(content: str | Sequence[Mapping[str, Any]]) -> object:
+def _shape_of(content: str | Sequence[Mapping[str, Any]]) -> object:
     """The kinds of a message's parts, for a message that shows images between them; else whether it has a text."""
     return bool(content) if isinstance(content, str) else tuple(part["type"] for part in content)
 
 
-def says(message: Mapping[str, Any]) -> bool:
+def _says(message: Mapping[str, Any]) -> bool:
     """Whether the message has a text."""
     content = message["content"]
     return bool(content) if isinstance(content, str) else any("text" in part for part in content)
 
 
-def saying(message: Mapping[str, Any], text: str) -> dict[str, Any]:
+def _saying(message: Mapping[str, Any], text: str) -> dict[str, Any]:
     """The message with this text in the place of each of its own."""
     content = message["content"]
     if not isinstance(content, str):
@@ -223,26 +223,26 @@ def saying(message: Mapping[str, Any], text: str) -> dict[str, Any]:
     return {**message, "content": text}
 
 
-def refusal(messages: Chat, error: Exception) -> UnsupportedTokenizer:
+def _refusal(messages: Chat, error: Exception) -> UnsupportedTokenizer:
     roles = " and ".join(dict.fromkeys(repr(message["role"]) for message in messages))
     return UnsupportedTokenizer(f"The model's chat template refuses a message of role {roles} after an answer: {error}")
 
 
-def changed_answer(text: str) -> UnsupportedTokenizer:
+def _changed_answer(text: str) -> UnsupportedTokenizer:
     return UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text[:MOST_SHOWN]!r}")
 
 
-def probes(messages: Chat, calls: Chat) -> list[Mapping[str, Any]]:
+def _probes(messages: Chat, calls: Chat) -> list[Mapping[str, Any]]:
     """Answers behind which the messages may stand, the likeliest first."""
     results = list(takewhile(lambda message: message["role"] == "tool", messages))
     if not results:
         return [PROBE_ANSWER]
-    answered = answered_calls(results, calls)
-    made = [(str(call.get("id") or ""), name_of(call)) for call in calls]
+    answered = _answered_calls(results, calls)
+    made = [(str(call.get("id") or ""), _name_of(call)) for call in calls]
     are_known = {id_ for id_, _ in answered} <= {id_ for id_, _ in made}
     # Some templates write an answer's text after the results of its calls.
     return [
-        {"role": "assistant", "content": content, "tool_calls": [call_of(*each, arguments) for each in named]}
+        {"role": "assistant", "content": content, "tool_calls": [_call_of(*each, arguments) for each in named]}
         for named in ([made, answered] if are_known and made != answered else [answered])
         for content in ("", PROBE_TEXT)
         # Templates that write JSON take arguments as text, others as an object, as vLLM hands them over.
@@ -250,17 +250,21 @@ def probes(messages: Chat, calls: Chat) -> list[Mapping[str, Any]]:
     ] + [PROBE_ANSWER]
 
 
-def earlier_calls(count: int, probe: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _earlier_calls(count: int, probe: Mapping[str, Any]) -> list[dict[str, Any]]:
     """An answer that makes so many calls, and their results, before the probe."""
     if count == 0:
         return []
     arguments = {} if isinstance(probe["tool_calls"][0]["function"]["arguments"], Mapping) else "{}"
     ids = [f"past{place:05}" for place in range(count)]
-    calling = {"role": "assistant", "content": "", "tool_calls": [call_of(id_, MADE_UP_NAME, arguments) for id_ in ids]}
+    calling = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [_call_of(id_, MADE_UP_NAME, arguments) for id_ in ids],
+    }
     return [calling, *({"role": "tool", "content": "", "tool_call_id": id_, "name": MADE_UP_NAME} for id_ in ids)]
 
 
-def answered_calls(results: Chat, calls: Chat) -> list[tuple[str, str]]:
+def _answered_calls(results: Chat, calls: Chat) -> list[tuple[str, str]]:
     """The id and the name of the call that each result answers: the call of its id, or else the one in its place."""
     by_id = {call.get("id"): call for call in calls}
     answered = []
@@ -268,14 +272,14 @@ def answered_calls(results: Chat, calls: Chat) -> list[tuple[str, str]]:
         in_place = calls[place] if place < len(calls) else {}
         call = by_id.get(result.get("tool_call_id"), in_place)
         id_ = result.get("tool_call_id") or call.get("id") or f"call{place:05}"
-        answered.append((str(id_), name_of(call) if call else str(result.get("name") or MADE_UP_NAME)))
+        answered.append((str(id_), _name_of(call) if call else str(result.get("name") or MADE_UP_NAME)))
     return answered
 
 
-def call_of(id_: str, name: str, arguments: object) -> dict[str, Any]:
+def _call_of(id_: str, name: str, arguments: object) -> dict[str, Any]:
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def name_of(call: Mapping[str, Any]) -> str:
+def _name_of(call: Mapping[str, Any]) -> str:
     function = call.get("function") or call
     return str(function.get("name") or MADE_UP_NAME)

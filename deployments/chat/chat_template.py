@@ -12,7 +12,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -38,103 +38,11 @@ MOST_PREFIXES = 64
 """Prefixes rendered with a template whose loop does not show the messages: one that counts them, for example."""
 
 
-def message_cuts(
-    chat: Chat,
-    text: str,
-    first: int,
-    render_prefix: Callable[[Chat], str],
-    render_marked: Callable[[Chat, Callable[..., str], Callable[..., str]], str],
-) -> list[int]:
-    """The indexes in `text`, the rendering of `chat`, at which its messages but the last one end. They never decrease.
-
-    Where the first messages, rendered alone, are the beginning of the whole, they end with that rendering. A message
-    that the template refuses as a last one, or writes otherwise there, ends where the next one begins.
-
-    Args:
-        first: the number of the first message whose end is wanted.
-        render_prefix: renders messages without a generation prompt.
-        render_marked: renders messages with the marks of `marked_template`, given its two functions.
-    """
-    places = range(first + 1, len(chat))
-    ends: list[int | None] = [None]
-    if len(places) <= FEW:
-        ends = [prefix_end(chat[:place], text, render_prefix) for place in places]
-    if None in ends:
-        begins = beginnings(chat, text, render_marked)
-        if begins is None:
-            ends = [prefix_end(chat[:place], text, render_prefix) for place in places[:MOST_PREFIXES]]
-            ends += [None] * (len(places) - len(ends))
-        else:
-            ends = [*shifted(chat, text, places, begins, render_prefix)]
-    return list(accumulate((end or 0 for end in ends), max))
-
-
-def shifted(
-    chat: Chat,
-    text: str,
-    places: Iterable[int],
-    begins: Sequence[tuple[int, bool]],
-    render_prefix: Callable[[Chat], str],
-) -> Iterator[int]:
-    """Where the message before each place ends, by where the loop begins the one at it."""
-    samples: Counter[tuple[object, ...]] = Counter()
-    shifts: dict[tuple[object, ...], tuple[int, str]] = {}
-    prefixes = 0
-    for place in places:
-        begin, is_shown = begins[place]
-        if not is_shown and prefixes < MOST_PREFIXES:
-            # A template that puts messages together writes copies of them, which its loop does not show.
-            prefixes += 1
-            yield prefix_end(chat[:place], text, render_prefix) or begin
-            continue
-        kind = (*kind_of(chat[place - 1]), *kind_of(chat[place]))
-        if kind not in shifts and samples[kind] < MOST_SAMPLES:
-            samples[kind] += 1
-            end = prefix_end(chat[:place], text, render_prefix)
-            if end is not None:
-                shifts[kind] = end - begin, text[min(begin, end) : max(begin, end)]
-        shift, between = shifts.get(kind, (0, ""))
-        yield begin + shift if text.startswith(between, max(begin + min(shift, 0), 0)) else begin
-
-
-def kind_of(message: Mapping[str, Any]) -> tuple[object, ...]:
+def _kind_of(message: Mapping[str, Any]) -> tuple[object, ...]:
     return message.get("role"), bool(message.get("tool_calls")), bool(message.get("content"))
 
 
-def prefix_end(prefix: Chat, text: str, render_prefix: Callable[[Chat], str]) -> int | None:
-    """The length of a prefix's rendering; `None` if the template refuses it or renders it otherwise in the whole."""
-    try:
-        rendered = render_prefix(prefix)
-    except RENDERING_ERRORS:
-        return None
-    return len(rendered) if text.startswith(rendered) else None
-
-
-def beginnings(chat: Chat, text: str, render_marked: Callable[..., str]) -> list[tuple[int, bool]] | None:
-    """The index at which each message or a later one begins, and whether it is this one; `None` if the template's
-    loops show no message."""
-    marks = Marks(chat)
-    try:
-        marked = render_marked(marks.chat, marks.enter, marks.leave)
-    except RENDERING_ERRORS:
-        return None
-    pieces = MARK.split(marked)
-    if "".join(pieces[::2]) != text:
-        return None
-    first: dict[int, int] = {}
-    position, last = len(pieces[0]), 0
-    for number, piece in zip(pieces[1::2], pieces[2::2], strict=True):
-        if number and piece.strip():
-            first.setdefault(int(number), position)
-            last = max(last, position + len(piece))
-        position += len(piece)
-    if not first:
-        return None
-    begins = accumulate((first.get(place, last) for place in reversed(range(len(chat)))), min)
-    return [(begin, place in first) for place, begin in enumerate([*begins][::-1])]
-
-
-class Marks:
+class _Marks:
     """Writes the marks of one rendering."""
 
     def __init__(self, chat: Chat) -> None:
@@ -172,16 +80,16 @@ class Marks:
 
 
 @lru_cache(maxsize=16)
-def marked_template(source: str) -> Template:
+def _marked_template(source: str) -> Template:
     """The chat template as transformers compiles it, and besides with calls of `enter_iteration` and `leave_loop`."""
     environment = _compile_jinja_template(source).environment
-    tree: nodes.Template = MarkLoops(environment).visit(environment.parse(source))
+    tree: nodes.Template = _MarkLoops(environment).visit(environment.parse(source))
     code: Any = environment.compile(tree)
     template: Template = environment.template_class.from_code(environment, code, environment.globals)
     return template
 
 
-class MarkLoops(NodeTransformer):
+class _MarkLoops(NodeTransformer):
     """Adds calls to the loops of a template: where they have an item, and after them."""
 
     def __init__(self, environment: Environment) -> None:
@@ -211,25 +119,25 @@ class MarkLoops(NodeTransformer):
 
     def _output(self, place: nodes.Node, function: str, arguments: list[nodes.Expr]) -> nodes.Output:
         output = nodes.Output([nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)])
-        for node in descendants(output):
+        for node in _descendants(output):
             node.set_lineno(place.lineno)
             node.set_environment(self._environment)
         return output
 
 
-def descendants(node: nodes.Node) -> Iterator[nodes.Node]:
+def _descendants(node: nodes.Node) -> Iterator[nodes.Node]:
     yield node
     yield from node.find_all(nodes.Node)
 
 
-def with_parts(chat: Chat) -> Chat:
+def _with_parts(chat: Chat) -> Chat:
     """The messages as templates take images: those before a text are parts of a content."""
     if not any(message.get("images") for message in chat):
         return chat
-    return [shown(message) if message.get("images") else message for message in chat]
+    return [_shown(message) if message.get("images") else message for message in chat]
 
 
-def shown(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _shown(message: Mapping[str, Any]) -> Mapping[str, Any]:
     parts: list[dict[str, str]] = [{"type": "image"} for _ in message["images"]]
     if message["content"]:
         parts.append({"type": "text", "text": message["content"]})
@@ -247,7 +155,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
 
     def render(self, chat: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:
-        conversation: Any = with_parts(chat)
+        conversation: Any = _with_parts(chat)
         return str(
             self._tokenizer.apply_chat_template(
                 conversation,
@@ -279,18 +187,88 @@ class ChatTemplate:
 
     def cuts(self, chat: Chat, text: str, options: ChatOptions, first: int = 0) -> list[int]:
         """The indexes in `text`, the rendering of `chat` with a generation prompt, at which its messages end, from
-        number `first` on, the last one left out."""
+        number `first` on, the last one left out. They never decrease.
 
-        def marked(copies: Chat, enter: Any, leave: Any) -> str:
-            tokenizer: Any = self._tokenizer
-            source = tokenizer.get_chat_template(None, options.tools)
-            given = {"tools": options.tools, "documents": None, **tokenizer.special_tokens_map}
-            return marked_template(source).render(
-                messages=copies,
+        Where the first messages, rendered alone, are the beginning of the whole, they end with that rendering. A
+        message that the template refuses as a last one, or writes otherwise there, ends where the next one begins.
+        """
+        chat, places = _with_parts(chat), range(first + 1, len(chat))
+        end_of = partial(self._prefix_end, chat, text, options)
+        ends: list[int | None] = [None]
+        if len(places) <= FEW:
+            ends = [*map(end_of, places)]
+        if None in ends:
+            begins = self._beginnings(chat, text, options)
+            if begins is None:
+                ends = [*map(end_of, places[:MOST_PREFIXES]), *([None] * len(places[MOST_PREFIXES:]))]
+            else:
+                ends = [*_shifted(chat, text, places, begins, end_of)]
+        return list(accumulate((end or 0 for end in ends), max))
+
+    def _prefix_end(self, chat: Chat, text: str, options: ChatOptions, place: int) -> int | None:
+        """The length of the rendering of the messages before `place`, without a generation prompt; `None` if the
+        template refuses them or renders them otherwise in the whole."""
+        try:
+            rendered = self.render(chat[:place], options, False)
+        except RENDERING_ERRORS:
+            return None
+        return len(rendered) if text.startswith(rendered) else None
+
+    def _beginnings(self, chat: Chat, text: str, options: ChatOptions) -> list[tuple[int, bool]] | None:
+        """The index at which each message or a later one begins, and whether it is this one; `None` if the template's
+        loops show no message."""
+        marks, tokenizer = _Marks(chat), self._tokenizer
+        source: Any = tokenizer.get_chat_template(None, options.tools)
+        given = {"tools": options.tools, "documents": None, **tokenizer.special_tokens_map}
+        try:
+            marked = _marked_template(source).render(
+                messages=marks.chat,
                 add_generation_prompt=True,
                 **given | (options.chat_template_kwargs or {}),
-                enter_iteration=enter,
-                leave_loop=leave,
+                enter_iteration=marks.enter,
+                leave_loop=marks.leave,
             )
+        except RENDERING_ERRORS:
+            return None
+        pieces = MARK.split(marked)
+        if "".join(pieces[::2]) != text:
+            return None
+        first: dict[int, int] = {}
+        position, last = len(pieces[0]), 0
+        for number, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+            if number and piece.strip():
+                first.setdefault(int(number), position)
+                last = max(last, position + len(piece))
+            position += len(piece)
+        if not first:
+            return None
+        begins = accumulate((first.get(place, last) for place in reversed(range(len(chat)))), min)
+        return [(begin, place in first) for place, begin in enumerate([*begins][::-1])]
 
-        return message_cuts(with_parts(chat), text, first, lambda prefix: self.render(prefix, options, False), marked)
+
+def _shifted(
+    chat: Chat,
+    text: str,
+    places: Iterable[int],
+    begins: Sequence[tuple[int, bool]],
+    end_of: Callable[[int], int | None],
+) -> Iterator[int]:
+    """Where the message before each place ends, by where the loop begins the one at it."""
+    samples: Counter[tuple[object, ...]] = Counter()
+    shifts: dict[tuple[object, ...], tuple[int, str]] = {}
+    prefixes = 0
+    for place in places:
+        begin, is_shown = begins[place]
+        if not is_shown and prefixes < MOST_PREFIXES:
+            # A template that puts messages together writes copies of them, which its loop does not show.
+            prefixes += 1
+            yield end_of(place) or begin
+            continue
+        kind = (*_kind_of(chat[place - 1]), *_kind_of(chat[place]))
+        if kind not in shifts and samples[kind] < MOST_SAMPLES:
+            samples[kind] += 1
+            end = end_of(place)
+            if end is not None:
+                shifts[kind] = end - begin, text[min(begin, end) : max(begin, end)]
+        shift, between = shifts.get(kind, (0, ""))
+        yield begin + shift if text.startswith(between, max(begin + min(shift, 0), 0)) else begin

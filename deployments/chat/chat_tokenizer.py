@@ -3,11 +3,10 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
-from tokenizers import Encoding
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
@@ -20,9 +19,9 @@ from deployments.chat.bridge import (
     Calls,
 )
 from deployments.chat.chat_template import RENDERING_ERRORS, Chat, ChatTemplate
-from deployments.chat.control_tokens import SplitEncoding, SplittableText
+from deployments.chat.control_tokens import SplittableText, TokenizedText
 from deployments.chat.image_tokens import OtherPlaceholders, expanded, tokens_that_fit, with_images
-from deployments.chat.text_encoder import TextEncoder, end_of, start_of
+from deployments.chat.text_encoder import TextEncoder
 from deployments.chat.tokenizer_loading import (
     end_tokens_of,
     load_tokenizer,
@@ -170,18 +169,17 @@ class TransformersChatTokenizer(ChatTokenizer):
             refuse_too_many(len(encoding), max_tokens)
             # The whole list of offsets would hold the interpreter's lock for longer than the tokenizer takes.
             places = range(len(encoding))
-            starts = partial(start_of, encoding)
-            ids, cuts = encoding.ids, [0, *(bisect_left(places, end, key=starts) for end in ends), len(encoding)]
+            cuts = [0, *(bisect_left(places, end, key=encoding.start_of) for end in ends), len(encoding)]
         except RENDERING_ERRORS as error:
             raise PromptRejected(f"The model's chat template refuses the messages: {error}") from error
-        return [ids[start:end] for start, end in pairwise(cuts)]
+        return [encoding.ids[start:end] for start, end in pairwise(cuts)]
 
     def generation_prompt(self, options: ChatOptions) -> list[int]:
         """The ids that the template puts after the last message to begin a response."""
         without = self._encoder.encode(self._template.render([PROBE_QUESTION], options, False)).ids
         ids: list[int] = self._encoder.encode(self._template.render([PROBE_QUESTION], options)).ids
         # Some templates end the text with a token of their own where no response begins.
-        return ids[common_length(ids, without) :]
+        return ids[_common_length(ids, without) :]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response: without special tokens, or at least without the one that ends its turn."""
@@ -260,15 +258,15 @@ class TransformersChatTokenizer(ChatTokenizer):
         ids, overlap = encoding.ids, 0
         if options.observation_format == "chat":
             overlap = self._end_of_turn_overlap(after, ids)
-        starts, places = partial(start_of, encoding), range(len(ids))
+        places = range(len(ids))
         ends = map(text.index, bridge.ends)
-        cuts = [overlap, *(max(bisect_left(places, end, key=starts), overlap) for end in ends), len(ids)]
+        cuts = [overlap, *(max(bisect_left(places, end, key=encoding.start_of), overlap) for end in ends), len(ids)]
         if len(ids) <= overlap + room:
             return [
                 TokenizedObservation(ids[first:last], message["content"], was_cut=False)
                 for message, (first, last) in zip(messages, pairwise(cuts), strict=True)
             ]
-        end = covered_end(encoding, text.text, overlap + kept) if kept > 0 else 0
+        end = _covered_end(encoding, text.text, overlap + kept) if kept > 0 else 0
         whole = sum(cut <= overlap + kept for cut in cuts[1:])
         observed = [
             TokenizedObservation(ids[first:last], message["content"], was_cut=True)
@@ -310,7 +308,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         end: list[int] = self._encoder.encode(self._bridges.end_of_answer()).ids
         places = [place for place, token_id in enumerate(bridge) if token_id in self._special_ids]
         # The template writes these also where nothing follows. Some begin a response there all the same.
-        ending = [place for place in places if place < common_length(bridge, end)]
+        ending = [place for place in places if place < _common_length(bridge, end)]
         known = [place for place in ending if bridge[place] in known_ends]
         last = next((each for each in (known[-1:], ending[-1:], places[:1]) if each), [-1])[0]
         return bridge[: last + 1], not self._special_ids.isdisjoint(end)
@@ -360,7 +358,7 @@ class TransformersChatTokenizer(ChatTokenizer):
             return
         first = self._template.render([PROBE_QUESTION], options)
         bare = self._template.render([PROBE_QUESTION], replace(options, tools=None))
-        tools_and_before = first[: len(first) - common_length(first[::-1], bare[::-1])]
+        tools_and_before = first[: len(first) - _common_length(first[::-1], bare[::-1])]
         # Some templates find the last question by what it says: the second one says something else.
         second = {**PROBE_QUESTION, "content": "Another one"}
         if not self._template.render([PROBE_QUESTION, PROBE_ANSWER, second], options).startswith(tools_and_before):
@@ -370,9 +368,9 @@ class TransformersChatTokenizer(ChatTokenizer):
             )
 
 
-def covered_end(encoding: Encoding | SplitEncoding, text: str, tokens: int) -> int:
+def _covered_end(encoding: TokenizedText, text: str, tokens: int) -> int:
     """The index in `text` at which what its first tokens cover ends; there are more."""
-    end, following = end_of(encoding, tokens - 1), start_of(encoding, tokens)
+    end, following = encoding.end_of(tokens - 1), encoding.start_of(tokens)
     # A character is covered only when all of its bytes are: otherwise the next token begins at the same offset.
     if following <= end:
         return following
@@ -381,7 +379,7 @@ def covered_end(encoding: Encoding | SplitEncoding, text: str, tokens: int) -> i
     return end if text[end].isspace() else end + len(text[end:following].split()[0])
 
 
-def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+def _common_length(one: Sequence[object], other: Sequence[object]) -> int:
     """How many elements at the beginning of both are the same."""
     both = zip(one, other, strict=False)
     return next((place for place, pair in enumerate(both) if pair[0] != pair[1]), min(len(one), len(other)))

@@ -4,7 +4,7 @@ A tokenizer reads the spelling of a control token as that token, whoever wrote i
 forge another one. Before a chat template gets texts that are not trusted, each spelling in them is replaced by a
 placeholder of letters and digits, which a template carries like any word. In the rendering, control tokens are then the
 template's own. For the tokenizer the spellings come back, and the template's own control tokens get a spelling that
-nobody knows: `SplittingTokenizer` reads these as the control tokens, and all others as ordinary text.
+nobody knows: `_SplittingTokenizer` reads these as the control tokens, and all others as ordinary text.
 
 Guarantees: a rendering without spelled control tokens is tokenized as it is, by the model's own tokenizer. Otherwise
 each spelling is tokenized as the model's own tokenizer does where nothing is a control token, and decodes to itself.
@@ -42,7 +42,7 @@ NOT_TEXT = frozenset({"role", "type"})
 
 @dataclass(frozen=True, slots=True)
 class SplittableText:
-    """A rendering for the tokenizer: as it is, or for a `SplittingTokenizer` if it has control tokens that are data."""
+    """A rendering for the tokenizer: as it is, or split if it has control tokens that are data."""
 
     text: str
     """As long as the rendering, and equal to it but for the template's own control tokens if `is_split`."""
@@ -70,16 +70,16 @@ class ControlTokens:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        template = template_text(tokenizer)
+        template = _template_text(tokenizer)
         control = {
             str(token): token.special
             for token in tokenizer.added_tokens_decoder.values()
-            if not token.single_word and (token.special or is_marker_of(str(token), template))
+            if not token.single_word and (token.special or _is_marker_of(str(token), template))
         }
         self.spellings = [*control]
         self._numbers = {spelling: number for number, spelling in enumerate(self.spellings)}
-        self._any = alternatives(self.spellings)
-        self._special = alternatives([spelling for spelling, special in control.items() if special])
+        self._any = _alternatives(self.spellings)
+        self._special = _alternatives([spelling for spelling, special in control.items() if special])
         self._beginnings = frozenset(each[:end] for each in self.spellings for end in range(1, len(each)))
         self._ends = frozenset(each[start:] for each in self.spellings for start in range(1, len(each)))
         self._longest = max(map(len, self.spellings), default=0)
@@ -89,12 +89,12 @@ class ControlTokens:
         self._placeholder = f"q{name}q{{}}q"
         self._normalized = self._placeholder.format(len(self.spellings))
         """Begins a text that the normalizer changes, if that can spell a control token."""
-        self._normalizer = normalizer_that_spells(tokenizer, self.spellings)
+        self._normalizer = _normalizer_that_spells(tokenizer, self.spellings)
         self._placeholders = re.compile(f"q{name}q([0-9]*)q")
-        self._secret = dict(zip(self.spellings, secret_spellings(self.spellings), strict=True))
+        self._secret = dict(zip(self.spellings, _secret_spellings(self.spellings), strict=True))
 
-    def splitting_tokenizer(self, backend: Tokenizer) -> "SplittingTokenizer":
-        return SplittingTokenizer(backend, self._secret)
+    def splitting_tokenizer(self, backend: Tokenizer) -> "_SplittingTokenizer":
+        return _SplittingTokenizer(backend, self._secret)
 
     def hidden_in_observation(self, messages: Chat, split: SplitSpecialTokens, echoes_answers: bool = False) -> Chat:
         """The messages with placeholders for all control tokens that they spell.
@@ -179,7 +179,7 @@ class ControlTokens:
             shift += len(spelling) - length
             moved.append((place, shift))
         kept = pieces[::2]
-        plain = interleaved(kept, spelled)
+        plain = _interleaved(kept, spelled)
         own = [
             (start + found.start(), start + found.end())
             for start, piece in zip([0, *map(sum, moved)], kept, strict=True)
@@ -189,7 +189,7 @@ class ControlTokens:
         if not is_changed and own == [found.span() for found in self._any.finditer(plain)]:
             return SplittableText(plain, is_split=False, moved=tuple(moved))
         secret = [self._any.sub(lambda found: self._secret[found[0]], piece) for piece in kept]
-        return SplittableText(interleaved(secret, spelled), is_split=True, moved=tuple(moved))
+        return SplittableText(_interleaved(secret, spelled), is_split=True, moved=tuple(moved))
 
     def all_data(self, text: str) -> SplittableText:
         """A text in which no control token is the template's own."""
@@ -199,7 +199,7 @@ class ControlTokens:
         return self.spellings[int(number)] if number and int(number) < len(self.spellings) else ""
 
 
-class SplittingTokenizer:
+class _SplittingTokenizer:
     """A tokenizer to which control tokens have other spellings. Shares its vocabulary with the one it is made of."""
 
     def __init__(self, backend: Tokenizer, secret: Mapping[str, str]) -> None:
@@ -208,46 +208,52 @@ class SplittingTokenizer:
         known = backend.get_vocab(with_added_tokens=False)
         # Ids from here on are given to tokens that the model's vocabulary does not have.
         gaps = max(known.values(), default=-1) + 1 - len(known)
-        fillers = [AddedToken(spelling) for spelling in secret_spellings(["filler"] * gaps)]
-        tokens = [*fillers, *(renamed(token, secret) for token in added.values())]
-        tokenizer = tokenizer_of(backend.model, backend, tokens)
+        fillers = [AddedToken(spelling) for spelling in _secret_spellings(["filler"] * gaps)]
+        tokens = [*fillers, *(_renamed(token, secret) for token in added.values())]
+        tokenizer = _tokenizer_of(backend.model, backend, tokens)
         if any(backend.token_to_id(each) in tokenizer.encode(each, add_special_tokens=False).ids for each in secret):
             # Some models find whole tokens of their vocabulary in a text, control tokens too.
-            tokenizer = tokenizer_of(model_without(backend, secret), backend, tokens)
+            tokenizer = _tokenizer_of(_model_without(backend, secret), backend, tokens)
         self._tokenizer = tokenizer
         renamed_ids = {
-            token_id: tokenizer.token_to_id(renamed(token, secret).content) for token_id, token in added.items()
+            token_id: tokenizer.token_to_id(_renamed(token, secret).content) for token_id, token in added.items()
         }
         self._original_ids = {
             other: token_id for token_id, other in renamed_ids.items() if other not in {None, token_id}
         }
 
-    def encode(self, text: str) -> "SplitEncoding":
+    def encode(self, text: str) -> "TokenizedText":
         # Unlike `encode`, this releases the interpreter's lock while it works.
         [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=False)
-        return SplitEncoding(encoding, self._original_ids)
+        return TokenizedText([self._original_ids.get(each, each) for each in encoding.ids], encoding)
 
 
-class SplitEncoding:
-    """An encoding with the ids of the model's own tokenizer."""
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """The tokens of a text, with their places in it."""
 
-    def __init__(self, encoding: Encoding, original_ids: Mapping[int, int]) -> None:
-        self._encoding = encoding
-        self.ids: list[int] = [original_ids.get(token_id, token_id) for token_id in encoding.ids]
+    ids: list[int]
+    encoding: Encoding
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def token_to_chars(self, token: int) -> tuple[int, int] | None:
-        characters: tuple[int, int] | None = self._encoding.token_to_chars(token)
+    def start_of(self, token: int) -> int:
+        """Index of the token's first character."""
+        return self._characters_of(token)[0]
+
+    def end_of(self, token: int) -> int:
+        """Index after the token's last character."""
+        return self._characters_of(token)[1]
+
+    def _characters_of(self, token: int) -> tuple[int, int]:
+        characters: tuple[int, int] | None = self.encoding.token_to_chars(token)
+        if characters is None:
+            raise IndexError(f"There is no token {token} among {len(self)}.")
         return characters
 
-    def token_to_word(self, token: int) -> int | None:
-        word: int | None = self._encoding.token_to_word(token)
-        return word
 
-
-def tokenizer_of(model: Any, like: Tokenizer, added: list[AddedToken]) -> Tokenizer:
+def _tokenizer_of(model: Any, like: Tokenizer, added: list[AddedToken]) -> Tokenizer:
     tokenizer = Tokenizer(model)
     if like.normalizer is not None:
         tokenizer.normalizer = like.normalizer
@@ -257,7 +263,7 @@ def tokenizer_of(model: Any, like: Tokenizer, added: list[AddedToken]) -> Tokeni
     return tokenizer
 
 
-def model_without(backend: Tokenizer, secret: Mapping[str, str]) -> Any:
+def _model_without(backend: Tokenizer, secret: Mapping[str, str]) -> Any:
     """The tokenizer's model, in whose vocabulary the control tokens have other spellings."""
     stored = json.loads(backend.to_str())
     vocabulary = stored["model"]["vocab"]
@@ -268,7 +274,7 @@ def model_without(backend: Tokenizer, secret: Mapping[str, str]) -> Any:
     return Tokenizer.from_str(json.dumps({**stored, "added_tokens": []})).model
 
 
-def renamed(token: AddedToken, secret: Mapping[str, str]) -> AddedToken:
+def _renamed(token: AddedToken, secret: Mapping[str, str]) -> AddedToken:
     content = secret.get(token.content, token.content)
     return AddedToken(
         content,
@@ -280,7 +286,7 @@ def renamed(token: AddedToken, secret: Mapping[str, str]) -> AddedToken:
     )
 
 
-def secret_spellings(spellings: Sequence[str]) -> list[str]:
+def _secret_spellings(spellings: Sequence[str]) -> list[str]:
     """Another spelling for each, of the same length, of characters that no text has in this order."""
     draw = random.SystemRandom()
     drawn: dict[str, None] = {}
@@ -291,13 +297,13 @@ def secret_spellings(spellings: Sequence[str]) -> list[str]:
     return [*drawn]
 
 
-def template_text(tokenizer: PreTrainedTokenizerFast) -> str:
+def _template_text(tokenizer: PreTrainedTokenizerFast) -> str:
     """All of the tokenizer's chat templates."""
     template: Any = tokenizer.chat_template
     return "".join(template.values()) if isinstance(template, dict) else template or ""
 
 
-def normalizer_that_spells(tokenizer: PreTrainedTokenizerFast, control: Sequence[str]) -> Normalizer | None:
+def _normalizer_that_spells(tokenizer: PreTrainedTokenizerFast, control: Sequence[str]) -> Normalizer | None:
     """The tokenizer's normalizer, if control tokens are looked for in what it makes of a text; `None` if not.
 
     Most are looked for before. The others are added tokens that are normalized too, and entries of a vocabulary that
@@ -308,18 +314,18 @@ def normalizer_that_spells(tokenizer: PreTrainedTokenizerFast, control: Sequence
         return None
     known = frozenset(control)
     are_normalized = any(token.normalized for token in tokenizer.added_tokens_decoder.values() if str(token) in known)
-    bare = tokenizer_of(backend.model, backend, [])
+    bare = _tokenizer_of(backend.model, backend, [])
     are_found = any(backend.token_to_id(each) in bare.encode(each, add_special_tokens=False).ids for each in control)
     return backend.normalizer if are_normalized or are_found else None
 
 
-def is_marker_of(token: str, template: str) -> bool:
+def _is_marker_of(token: str, template: str) -> bool:
     """Whether an added token is one by which the template tells parts of a conversation, and no word or white space."""
     is_marker = len(token) >= SHORTEST_MARKER and not token[0].isalnum() and not any(map(str.isspace, token))
     return is_marker and token in template
 
 
-def alternatives(spellings: Iterable[str]) -> re.Pattern[str]:
+def _alternatives(spellings: Iterable[str]) -> re.Pattern[str]:
     """A pattern that finds the longest spelling at a place, in time that does not grow with their number."""
     trie: dict[str, Any] = {}
     for spelling in spellings:
@@ -327,16 +333,16 @@ def alternatives(spellings: Iterable[str]) -> re.Pattern[str]:
         for character in spelling:
             node = node.setdefault(character, {})
         node[""] = {}
-    return re.compile(pattern_of(trie) if trie else "(?!)")
+    return re.compile(_pattern_of(trie) if trie else "(?!)")
 
 
-def pattern_of(trie: Mapping[str, Any]) -> str:
-    branches = [re.escape(character) + pattern_of(after) for character, after in trie.items() if character]
+def _pattern_of(trie: Mapping[str, Any]) -> str:
+    branches = [re.escape(character) + _pattern_of(after) for character, after in trie.items() if character]
     if not branches:
         return ""
     found = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
     return f"(?:{found})?" if "" in trie else found
 
 
-def interleaved(pieces: Sequence[str], between: Sequence[str]) -> str:
+def _interleaved(pieces: Sequence[str], between: Sequence[str]) -> str:
     return "".join(chain.from_iterable(zip_longest(pieces, between, fillvalue="")))

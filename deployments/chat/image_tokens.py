@@ -66,7 +66,7 @@ def tokens_that_fit(
     """
     fitting = 0
     for message, shown in zip(observed, names, strict=False):
-        for cost in costs(message.token_ids, shown, images):
+        for cost in _costs(message.token_ids, shown, images):
             if cost > room:
                 return fitting
             room -= cost
@@ -74,7 +74,7 @@ def tokens_that_fit(
     return fitting
 
 
-def costs(token_ids: Sequence[int], names: Sequence[str], images: ImagesByName) -> Iterator[int]:
+def _costs(token_ids: Sequence[int], names: Sequence[str], images: ImagesByName) -> Iterator[int]:
     """How many tokens stand in the end in the place of each."""
     sizes = (len(images[name].token_ids) for name in names)
     placeholder = images[names[0]].placeholder if names else None

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
-from deployments.chat.control_tokens import ControlTokens, SplitEncoding, SplittableText
+from deployments.chat.control_tokens import ControlTokens, SplittableText, TokenizedText
 
 CHARACTERS_PER_TOKEN = 8
 """More than a token of ordinary text has: so much of a long text is tokenized first."""
@@ -38,17 +37,17 @@ class TextEncoder:
         [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return text
 
-    def encode(self, text: str | SplittableText) -> Encoding | SplitEncoding:
+    def encode(self, text: str | SplittableText) -> TokenizedText:
         if isinstance(text, SplittableText):
             return self._splitting.encode(text.text) if text.is_split else self.encode(text.text)
         if len(text) <= MOST_CHARACTERS_WITH_LOCK:
-            short: Encoding = self._backend.encode(text, add_special_tokens=False)
-            return short
-        # Unlike `encode`, this releases the interpreter's lock while it works.
-        [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
-        return encoding
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        else:
+            # Unlike `encode`, this releases the interpreter's lock while it works.
+            [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
+        return TokenizedText(encoding.ids, encoding)
 
-    def encode_beginning(self, text: SplittableText, tokens: int) -> Encoding | SplitEncoding:
+    def encode_beginning(self, text: SplittableText, tokens: int) -> TokenizedText:
         """Tokenizes as much of `text` as its first `tokens` tokens and the offset of the next one need.
 
         They are those of the whole text. A tokenizer first looks for added tokens, then splits what is between them
@@ -69,26 +68,10 @@ class TextEncoder:
             length *= 4
         return self.encode(text.beginning(longest))
 
-    def _is_settled(self, encoding: Encoding | SplitEncoding, tokens: int, length: int) -> bool:
+    def _is_settled(self, encoding: TokenizedText, tokens: int, length: int) -> bool:
         """Whether the first `tokens` tokens of a text and the one after them do not depend on what follows the text."""
-        if len(encoding) <= tokens or end_of(encoding, tokens) > length - self._longest_added:
+        if len(encoding) <= tokens or encoding.end_of(tokens) > length - self._longest_added:
             return False
-        word, last_word = encoding.token_to_word(tokens), encoding.token_to_word(len(encoding) - 1)
+        word_of = encoding.encoding.token_to_word
+        word, last_word = word_of(tokens), word_of(len(encoding) - 1)
         return word is not None and last_word is not None and word < last_word - 1
-
-
-def start_of(encoding: Encoding | SplitEncoding, token: int) -> int:
-    """Index of the token's first character."""
-    return characters_of(encoding, token)[0]
-
-
-def end_of(encoding: Encoding | SplitEncoding, token: int) -> int:
-    """Index after the token's last character."""
-    return characters_of(encoding, token)[1]
-
-
-def characters_of(encoding: Encoding | SplitEncoding, token: int) -> tuple[int, int]:
-    characters: tuple[int, int] | None = encoding.token_to_chars(token)
-    if characters is None:
-        raise IndexError(f"There is no token {token} among {len(encoding)}.")
-    return characters

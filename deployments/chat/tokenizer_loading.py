@@ -47,15 +47,15 @@ def load_tokenizer(name_or_path: str, hub: FromHub = FROM_MAIN) -> PreTrainedTok
 
     name = resolved(name_or_path)
     try:
-        file = file_of(name, TOKENIZER_FILE, hub.for_tokenizer)
-        if file is None and (tekken := file_of(name, TEKKEN_FILE, hub.for_tokenizer)) is not None:
+        file = _file_of(name, TOKENIZER_FILE, hub.for_tokenizer)
+        if file is None and (tekken := _file_of(name, TEKKEN_FILE, hub.for_tokenizer)) is not None:
             raise UnsupportedTokenizer(
                 f"{name} has {TEKKEN_FILE} but no {TOKENIZER_FILE}. Make one with "
                 f"`transformers.integrations.mistral.convert_tekken_tokenizer({tekken!r}).save_pretrained(FOLDER)` and "
                 "name FOLDER in engine.tokenizer."
             )
         # Before the tokenizer is loaded, so that the memory that the file takes is there for it.
-        expected = None if file is None else ids_of_file(file)
+        expected = None if file is None else _ids_of_file(file)
         # Without the argument, a tekken.json beside tokenizer.json is read by mistral-common, which has no offsets.
         tokenizer: Any = AutoTokenizer.from_pretrained(
             name, mistral_format=False, revision=hub.for_tokenizer, trust_remote_code=hub.trust_remote_code
@@ -64,7 +64,7 @@ def load_tokenizer(name_or_path: str, hub: FromHub = FROM_MAIN) -> PreTrainedTok
         raise UnsupportedTokenizer(f"The tokenizer of {name} cannot be loaded: {error}") from error
     refuse_slow(tokenizer)
     if expected is not None:
-        refuse_unlike_file(tokenizer, expected, name)
+        _refuse_unlike_file(tokenizer, expected, name)
     loaded: PreTrainedTokenizerFast = tokenizer
     return loaded
 
@@ -81,13 +81,13 @@ def refuse_slow(tokenizer: Any) -> None:
         )
 
 
-def ids_of_file(file: str) -> list[list[int]]:
+def _ids_of_file(file: str) -> list[list[int]]:
     """The ids of plain text by a `tokenizer.json`."""
     stored = Tokenizer.from_file(file)
     return [stored.encode(text, add_special_tokens=False).ids for text in PLAIN_TEXTS]
 
 
-def refuse_unlike_file(tokenizer: PreTrainedTokenizerFast, expected: list[list[int]], name: str) -> None:
+def _refuse_unlike_file(tokenizer: PreTrainedTokenizerFast, expected: list[list[int]], name: str) -> None:
     """Raises `UnsupportedTokenizer` if the ids of plain text are not those of its file."""
     loaded = tokenizer.backend_tokenizer
     for text, ids_by_file in zip(PLAIN_TEXTS, expected, strict=True):
@@ -125,7 +125,7 @@ def resolved(name_or_path: str) -> str:
     return str(local.resolve()) if local.is_dir() else name_or_path
 
 
-def file_of(name: str, filename: str, revision: str | None) -> str | None:
+def _file_of(name: str, filename: str, revision: str | None) -> str | None:
     """The local path of a file of the folder or of the model of the Hub, which is downloaded; None if it has none."""
     from transformers.utils.hub import cached_file
 

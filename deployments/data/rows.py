@@ -55,7 +55,7 @@ class JsonLines(Rows):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Raises `OSError` if a file cannot be read."""
-        self._files = [JsonLinesFile(path) for path in paths]
+        self._files = [_JsonLinesFile(path) for path in paths]
         self._ends = list(accumulate(len(file) for file in self._files))
 
     def __len__(self) -> int:
@@ -72,18 +72,18 @@ class JsonLines(Rows):
         file, place = self._placed(number)
         return file.place_of(place)
 
-    def _placed(self, number: int) -> tuple["JsonLinesFile", int]:
+    def _placed(self, number: int) -> tuple["_JsonLinesFile", int]:
         index = bisect_right(self._ends, number)
         return self._files[index], number - (self._ends[index - 1] if index else 0)
 
 
-class JsonLinesFile:
+class _JsonLinesFile:
     """One file, and where its lines begin and end: 16 bytes a line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._content = mapped(path)
-        ends = line_ends(self._content)
+        self._content = _mapped(path)
+        ends = _line_ends(self._content)
         begins = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])[: len(ends)]
         if self._content[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:
             begins[0] = len(BYTE_ORDER_MARK)
@@ -142,13 +142,13 @@ class DatasetRows(Rows):
         return f"{self._name} row {number}"
 
 
-def mapped(path: Path) -> mmap.mmap | bytes:
+def _mapped(path: Path) -> mmap.mmap | bytes:
     with path.open("rb") as file:
         # An empty file cannot be mapped.
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
 
 
-def line_ends(content: mmap.mmap | bytes) -> npt.NDArray[np.int64]:
+def _line_ends(content: mmap.mmap | bytes) -> npt.NDArray[np.int64]:
     """Where each line ends: the offset of its newline, or the end of a content that ends without one."""
     found = [
         np.flatnonzero(np.frombuffer(content, np.uint8, min(SCANNED_BYTES, len(content) - begin), begin) == NEWLINE)

@@ -39,29 +39,29 @@ def load_task_data(
     Raises:
         DataNotLoadable: it cannot be read, or rows are not samples of the task.
     """
-    sources = dict(opened_sources(settings))
+    sources = dict(_opened_sources(settings))
     if empty := [name for name, rows in sources.items() if not len(rows)]:
         raise DataNotLoadable(f"{'files' if settings.hub is None else 'hub'}: split {empty[0]} has no rows.")
     columns = SampleColumns(settings)
-    data = TaskData(task_name, splits_of(sources, settings), columns, settings.shuffle_seed)
-    problem_of = partial(first_problem, extra_env_info=extra_env_info, has_start=has_start)
+    data = TaskData(task_name, _splits_of(sources, settings), columns, settings.shuffle_seed)
+    problem_of = partial(_first_problem, extra_env_info=extra_env_info, has_start=has_start)
     for split in data.splits.values():
         step = max(1, -(-split.size // settings.checked_rows))
-        check_rows(data, split, columns, sorted({*range(0, split.size, step), split.size - 1}), problem_of)
+        _check_rows(data, split, columns, sorted({*range(0, split.size, step), split.size - 1}), problem_of)
     return data
 
 
-def opened_sources(settings: DataSettings) -> Iterator[tuple[str, Rows]]:
+def _opened_sources(settings: DataSettings) -> Iterator[tuple[str, Rows]]:
     """The rows of each split that the files or the data set have."""
     if settings.hub is not None:
-        for name, dataset in hub_splits(settings.hub).items():
+        for name, dataset in _hub_splits(settings.hub).items():
             yield name, DatasetRows(dataset, f"{settings.hub.name} {name}")
         return
     for name, patterns in settings.files_by_split.items():
-        yield name, rows_of_files(list(found_files(patterns)))
+        yield name, _rows_of_files(list(_found_files(patterns)))
 
 
-def found_files(patterns: Sequence[str]) -> Iterator[Path]:
+def _found_files(patterns: Sequence[str]) -> Iterator[Path]:
     for pattern in patterns:
         path = Path(pattern).expanduser().absolute()
         found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
@@ -70,13 +70,13 @@ def found_files(patterns: Sequence[str]) -> Iterator[Path]:
         yield from found
 
 
-def rows_of_files(paths: list[Path]) -> Rows:
+def _rows_of_files(paths: list[Path]) -> Rows:
     endings = {path.suffix for path in paths}
     try:
         if endings == {".jsonl"}:
             return JsonLines(paths)
         if endings == {".parquet"}:
-            return DatasetRows(parquet_dataset(paths), " ".join(map(str, paths[:1])))
+            return DatasetRows(_parquet_dataset(paths), " ".join(map(str, paths[:1])))
     except OSError as error:
         raise DataNotLoadable(f"files: {error.filename or paths[0]} cannot be read: {error}.") from error
     wrong = next((path for path in paths if path.suffix not in (".jsonl", ".parquet")), None)
@@ -85,7 +85,7 @@ def rows_of_files(paths: list[Path]) -> Rows:
     raise DataNotLoadable("files: a split has files that end in .jsonl and files that end in .parquet; use one kind.")
 
 
-def parquet_dataset(paths: list[Path]) -> "Dataset":
+def _parquet_dataset(paths: list[Path]) -> "Dataset":
     """The library converts the files to an Arrow file in its cache, once, and maps that into memory."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
@@ -97,7 +97,7 @@ def parquet_dataset(paths: list[Path]) -> "Dataset":
         raise DataNotLoadable(f"files: {paths[0]} cannot be read as Parquet: {reason}.") from error
 
 
-def hub_splits(hub: HubSettings) -> "Mapping[str, Dataset]":
+def _hub_splits(hub: HubSettings) -> "Mapping[str, Dataset]":
     from datasets import DatasetDict, load_dataset
 
     # The library raises what its data sets, the Hub and the network raise.
@@ -109,7 +109,7 @@ def hub_splits(hub: HubSettings) -> "Mapping[str, Dataset]":
     return dict(splits)
 
 
-def splits_of(sources: Mapping[str, Rows], settings: DataSettings) -> dict[str, Split]:
+def _splits_of(sources: Mapping[str, Rows], settings: DataSettings) -> dict[str, Split]:
     splits = {name: Split(name, rows, len(rows)) for name, rows in sources.items()}
     if not settings.held_out:
         return splits
@@ -133,12 +133,12 @@ def splits_of(sources: Mapping[str, Rows], settings: DataSettings) -> dict[str, 
     return splits
 
 
-def check_rows(
+def _check_rows(
     data: TaskData, split: Split, columns: SampleColumns, numbers: list[int], problem_of: Callable[[Row], str | None]
 ) -> None:
     """Raises `DataNotLoadable` with the first problem of these rows of the split."""
     try:
-        check_columns(columns, split.rows.read(numbers))
+        _check_columns(columns, split.rows.read(numbers))
         for number, sample in zip(numbers, data.read(split, numbers), strict=True):
             if problem := problem_of(sample):
                 raise DataNotLoadable(f"{split.rows.place_of(number)}: {problem}.")
@@ -146,7 +146,7 @@ def check_rows(
         raise DataNotLoadable(f"{error}.") from error
 
 
-def check_columns(columns: SampleColumns, rows: Sequence[dict[str, Any]]) -> None:
+def _check_columns(columns: SampleColumns, rows: Sequence[dict[str, Any]]) -> None:
     """Raises `DataNotLoadable` if a column is named that no row has."""
     for target, column in columns.named:
         if all(get_path(row, column) is MISSING for row in rows):
@@ -154,23 +154,23 @@ def check_columns(columns: SampleColumns, rows: Sequence[dict[str, Any]]) -> Non
             raise DataNotLoadable(f"columns.{target}: there is no column {column!r}; the rows have {there}.")
 
 
-def first_problem(sample: Row, extra_env_info: type[BaseModel] | None, has_start: bool) -> str | None:
+def _first_problem(sample: Row, extra_env_info: type[BaseModel] | None, has_start: bool) -> str | None:
     """The first problem of a sample; None if it is valid."""
     try:
         SampleInput.model_validate(sample, strict=True)
         if not has_start and not (sample.get("messages") or sample.get("message_log")):
             return "it has no messages: name their column under columns.messages"
     except ValidationError as error:
-        return described(error, ())
+        return _described(error, ())
     try:
         if extra_env_info is not None:
             extra_env_info.model_validate(sample.get("extra_env_info", {}))
     except ValidationError as error:
-        return described(error, ("extra_env_info",))
+        return _described(error, ("extra_env_info",))
     return None
 
 
-def described(error: ValidationError, before: tuple[str, ...]) -> str:
+def _described(error: ValidationError, before: tuple[str, ...]) -> str:
     problem = error.errors(include_url=False)[0]
     field = ".".join(map(str, (*before, *problem["loc"])))
     given = "" if isinstance(problem["input"], dict | list) else f" (given: {problem['input']!r:.80})"
@@ -214,12 +214,12 @@ class DataStore:
             DataRefused: there is no such split, or a row is not a sample.
         """
         lines = within_bytes(self._data[task_name].samples(split, start, count, shuffle_seed), most_bytes)
-        messages = in_messages(lines)
+        messages = _in_messages(lines)
         while message := await asyncio.to_thread(next, messages, b""):
             yield message
 
 
-def in_messages(lines: Iterator[bytes]) -> Iterator[bytes]:
+def _in_messages(lines: Iterator[bytes]) -> Iterator[bytes]:
     """The lines in parts of `BYTES_PER_MESSAGE`, of which the last one is shorter."""
     part = bytearray()
     for line in lines:

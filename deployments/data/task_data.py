@@ -61,9 +61,9 @@ class SampleColumns:
                 continue
             first, _, rest = ("messages" if target == "prompt" else target).partition(".")
             if rest:
-                set_path(sample.setdefault(first, {}), rest.split("."), extract(source, value))
+                _set_path(sample.setdefault(first, {}), rest.split("."), _extract(source, value))
             else:
-                sample[first] = extract(source, value)
+                sample[first] = _extract(source, value)
         if "messages" in sample:
             sample["messages"] = self._messages(sample["messages"])
         return sample
@@ -87,28 +87,28 @@ def get_path(row: Row, path: str) -> Any:
     return get_path(inner, rest) if rest and isinstance(inner, dict) else MISSING
 
 
-def set_path(fields: Row, path: list[str], value: Any) -> None:
+def _set_path(fields: Row, path: list[str], value: Any) -> None:
     for name in path[:-1]:
         fields = fields.setdefault(name, {})
     fields[path[-1]] = value
 
 
-def extract(source: ColumnSettings, value: Any) -> Any:
+def _extract(source: ColumnSettings, value: Any) -> Any:
     """Raises `ValueError` if the value is not as the config says."""
     if source.pattern is not None:
-        found = re.search(source.pattern, text_of(source, value))
+        found = re.search(source.pattern, _text_of(source, value))
         if found is None:
             raise ValueError(f"the pattern {source.pattern!r} is not found in column {source.column!r}")
         value = found[1] if found.re.groups else found[0]
     if source.parse_json:
         try:
-            return from_json(text_of(source, value))
+            return from_json(_text_of(source, value))
         except ValueError as error:
             raise ValueError(f"column {source.column!r} is not JSON: {error}") from error
     return value
 
 
-def text_of(source: ColumnSettings, value: Any) -> str:
+def _text_of(source: ColumnSettings, value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"column {source.column!r} is not a text: {value!r:.80}")
     return value
@@ -142,11 +142,11 @@ class Permutation:
     def _permuted(self, places: Places) -> Places:
         left, right = places >> self._shift, places & self._mask
         for key in self._round_keys:
-            left, right = right, left ^ (splitmix64(right + key) & self._mask)
+            left, right = right, left ^ (_splitmix64(right + key) & self._mask)
         return (left << self._shift) | right
 
 
-def splitmix64(values: Places) -> Places:
+def _splitmix64(values: Places) -> Places:
     """The finalizer of splitmix64, by which each bit depends on all bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -210,9 +210,9 @@ class TaskData:
         seed = self._shuffle_seed if shuffle_seed is None else shuffle_seed
         for begin in range(start, start + count, ROWS_AT_ONCE):
             places = np.arange(begin, min(begin + ROWS_AT_ONCE, start + count), dtype=np.uint64)
-            numbers = chosen.numbers(shuffled(places, chosen.size, seed))
+            numbers = chosen.numbers(_shuffled(places, chosen.size, seed))
             for number, sample in zip(numbers, self.read(chosen, numbers), strict=True):
-                yield encoded(sample, chosen.rows.place_of(number))
+                yield _encoded(sample, chosen.rows.place_of(number))
 
     def revision(self, split: str | None, shuffle_seed: int | None) -> str:
         """Digest of the rows, their order in a split, and their columns. Equal revisions give equal samples.
@@ -243,7 +243,7 @@ class TaskData:
         return self.splits[name]
 
 
-def shuffled(places: Places, size: int, seed: int | None) -> Places:
+def _shuffled(places: Places, size: int, seed: int | None) -> Places:
     """Places of a split, from places that count through all its epochs."""
     epochs, within = np.divmod(places, np.uint64(size))
     if seed is None:
@@ -254,7 +254,7 @@ def shuffled(places: Places, size: int, seed: int | None) -> Places:
     return within
 
 
-def encoded(sample: dict[str, Any], place: str) -> bytes:
+def _encoded(sample: dict[str, Any], place: str) -> bytes:
     try:
         return to_json(sample)
     except ValueError as error:

@@ -21,7 +21,7 @@ USES_STORED_PER_KEEP = 24
 
 
 @dataclass(frozen=True, slots=True)
-class KeptImage:
+class _KeptImage:
     """An image of the book, without its content."""
 
     size_bytes: int
@@ -86,7 +86,7 @@ class ImageBook:
         changes = [StoredChange(name, None if image is None else image.record()) for name, image in changed.items()]
         for name, content in images.items():
             if (known := self._images.get(name)) is None:
-                image = KeptImage(len(content), frozenset([owner]), time_s, time_s)
+                image = _KeptImage(len(content), frozenset([owner]), time_s, time_s)
                 changes.append(StoredChange(name, image.record(), {CONTENT: content}))
             else:
                 image = replace(known, owners=known.owners | {owner}, used_at=time_s, stored_at=time_s)
@@ -117,9 +117,9 @@ class ImageBook:
 
         return changes, commit
 
-    def _room_for(self, images: Mapping[str, bytes], owner: str, used_before: float) -> dict[str, KeptImage | None]:
+    def _room_for(self, images: Mapping[str, bytes], owner: str, used_before: float) -> dict[str, _KeptImage | None]:
         """The images that make room for others: with fewer owners, or `None` for those that go. Raises `ImagesFull`."""
-        settings, changed = self._settings, dict[str, KeptImage | None]()
+        settings, changed = self._settings, dict[str, _KeptImage | None]()
         # In the order in which they go.
         unused = takewhile(lambda pair: pair[1].used_at <= used_before, self._images.items())
         candidates = [(name, image) for name, image in unused if name not in images]
@@ -152,18 +152,18 @@ class ImageBook:
         )
         return ImagesFull.of("", message)
 
-    def _loaded(self, stored: StoredRecord, time_s: float) -> KeptImage:
+    def _loaded(self, stored: StoredRecord, time_s: float) -> _KeptImage:
         fields = orjson.loads(stored.record)
         stored_at = fields["used_at"]
         # It may have been used so much later: it must not go too early for a restart.
         used_at = min(stored_at + self._stored_every_s, max(stored_at, time_s))
-        return KeptImage(sum(stored.sizes.values()), frozenset(fields["owners"]), used_at, stored_at)
+        return _KeptImage(sum(stored.sizes.values()), frozenset(fields["owners"]), used_at, stored_at)
 
     def _is_of(self, name: str, owner: str) -> bool:
         image = self._images.get(name)
         return image is not None and owner in image.owners
 
-    def _apply(self, changed: Mapping[str, KeptImage | None]) -> None:
+    def _apply(self, changed: Mapping[str, _KeptImage | None]) -> None:
         for name, image in changed.items():
             if (before := self._images.get(name)) is not None:
                 self._count(before, -1)
@@ -175,7 +175,7 @@ class ImageBook:
                 self._images[name] = image
                 self._count(image, 1)
 
-    def _count(self, image: KeptImage, sign: int) -> None:
+    def _count(self, image: _KeptImage, sign: int) -> None:
         self.total_bytes += sign * image.size_bytes
         for owner in image.owners:
             self._bytes_of[owner] += sign * image.size_bytes

@@ -44,13 +44,13 @@ class ImageInfo:
     size: Size
 
 
-def png_size(data: bytes) -> Size:
+def _png_size(data: bytes) -> Size:
     if len(data) < PNG_HEADER_BYTES or data[12:16] != b"IHDR":
         raise ImageRefused("its PNG header is not whole; send the whole file")
     return Size(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"))
 
 
-def webp_size(data: bytes) -> Size:
+def _webp_size(data: bytes) -> Size:
     if len(data) < WEBP_HEADER_BYTES:
         raise ImageRefused("its WebP header is not whole; send the whole file")
     match data[WEBP_CHUNK]:
@@ -65,15 +65,15 @@ def webp_size(data: bytes) -> Size:
     raise ImageRefused("its WebP header has an unknown chunk; send another file")
 
 
-def jpeg_size(data: bytes) -> Size:
-    first_scan = jpeg_header_end(data)
+def _jpeg_size(data: bytes) -> Size:
+    first_scan = _jpeg_header_end(data)
     if (scans := data.count(b"\xff\xda", first_scan)) > MOST_JPEG_SCANS:
         raise ImageRefused(f"it has {scans} scans, and may have {MOST_JPEG_SCANS}; encode it again")
     # Reads the markers alone, and allocates nothing for the pixels.
-    return Size(*opened(JpegImageFile, data).size)
+    return Size(*_opened(JpegImageFile, data).size)
 
 
-def jpeg_header_end(data: bytes) -> int:
+def _jpeg_header_end(data: bytes) -> int:
     """The place of the first scan, or of the marker that Pillow refuses. It steps through the header as Pillow does.
 
     Raises:
@@ -94,7 +94,7 @@ def jpeg_header_end(data: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class _Format:
     """One format of images."""
 
     media_type: MediaType
@@ -105,9 +105,9 @@ class Format:
 
 
 FORMATS = (
-    Format("image/png", lambda data: data.startswith(b"\x89PNG\r\n\x1a\n"), png_size, PngImageFile),
-    Format("image/jpeg", lambda data: data.startswith(b"\xff\xd8\xff"), jpeg_size, JpegImageFile),
-    Format("image/webp", lambda data: data[:4] == b"RIFF" and data[8:12] == b"WEBP", webp_size, WebPImageFile),
+    _Format("image/png", lambda data: data.startswith(b"\x89PNG\r\n\x1a\n"), _png_size, PngImageFile),
+    _Format("image/jpeg", lambda data: data.startswith(b"\xff\xd8\xff"), _jpeg_size, JpegImageFile),
+    _Format("image/webp", lambda data: data[:4] == b"RIFF" and data[8:12] == b"WEBP", _webp_size, WebPImageFile),
 )
 
 
@@ -128,7 +128,7 @@ def checked_image(data: bytes, settings: ImagesSettings) -> ImageInfo:
             f"it has {size.width} x {size.height} pixels, and images.max_pixels allows {settings.max_pixels}; "
             "scale it down"
         )
-    refuse_undecodable(found.reader, data, size)
+    _refuse_undecodable(found.reader, data, size)
     return ImageInfo(found.media_type, size)
 
 
@@ -141,14 +141,14 @@ def refuse_bytes(size_bytes: int, settings: ImagesSettings) -> None:
         )
 
 
-def format_of(data: bytes) -> Format | None:
+def format_of(data: bytes) -> _Format | None:
     """The format by the first bytes; `None` if it is not one that the service takes."""
     return next((each for each in FORMATS if each.is_format_of(data)), None)
 
 
-def refuse_undecodable(reader: type[ImageFile], data: bytes, size: Size) -> None:
+def _refuse_undecodable(reader: type[ImageFile], data: bytes, size: Size) -> None:
     """Decodes the image. Raises `ImageRefused` if it breaks off, is damaged, animated or not what its header says."""
-    image = opened(reader, data)
+    image = _opened(reader, data)
     if image.size != size:
         raise ImageRefused("its header contradicts itself; send another file")
     if getattr(image, "n_frames", 1) > 1:
@@ -159,18 +159,18 @@ def refuse_undecodable(reader: type[ImageFile], data: bytes, size: Size) -> None
         image.load()
     except Exception as error:
         # The decoders raise almost anything for damaged bytes.
-        raise undecodable(error) from error
+        raise _undecodable(error) from error
 
 
-def opened(reader: type[ImageFile], data: bytes) -> ImageFile:
+def _opened(reader: type[ImageFile], data: bytes) -> ImageFile:
     """The image with its header read. Raises `ImageRefused` if that is damaged."""
     try:
         return reader(BytesIO(data))
     except Exception as error:
-        raise undecodable(error) from error
+        raise _undecodable(error) from error
 
 
-def undecodable(error: Exception) -> ImageRefused:
+def _undecodable(error: Exception) -> ImageRefused:
     return ImageRefused(f"it cannot be decoded ({type(error).__name__}); send the whole file, undamaged")
 
 

@@ -42,7 +42,7 @@ class ObservedImages:
         messages = outcome.observations
         shown = list(chain.from_iterable(message.get("images", ()) for message in messages))
         if (most := self._checks.settings.max_images) < len(shown):
-            raise broken(f"it shows {len(shown)} images, and images.max_images allows {most}")
+            raise _broken(f"it shows {len(shown)} images, and images.max_images allows {most}")
         contents = list(dict.fromkeys(image for image in shown if isinstance(image, bytes)))
         await self._check(contents)
         try:
@@ -53,37 +53,37 @@ class ObservedImages:
         except StorageFailed as failed:
             raise ImagesLost(str(failed)) from failed
         name_of = dict(zip(contents, names, strict=True))
-        named = [with_names(message, name_of) for message in messages]
+        named = [_with_names(message, name_of) for message in messages]
         return replace(outcome, observation=named if isinstance(outcome.observation, list) else named[0])
 
     async def _check(self, contents: Sequence[bytes]) -> None:
         failures = await asyncio.gather(*map(self._checks.checked, contents), return_exceptions=True)
         for data, failure in zip(contents, failures, strict=True):
             if isinstance(failure, ImageRefused):
-                raise broken(f"an image of {len(data)} bytes: {failure}") from failure
+                raise _broken(f"an image of {len(data)} bytes: {failure}") from failure
             if isinstance(failure, BaseException):
                 raise failure
 
     async def _refuse_names(self, names: Sequence[str], owner: str | None) -> None:
         for name in names:
             if re.fullmatch(IMAGE_NAME, name) is None:
-                raise broken(
+                raise _broken(
                     f"{name[:LONGEST_SHOWN]!r} is not the name of an image, sha256:...; return the bytes of its file"
                 )
         if names and (refused := await self._store.refused(names, owner)):
-            raise broken(f"there is no image {refused[0]}, or it is another key's; return the bytes of its file")
+            raise _broken(f"there is no image {refused[0]}, or it is another key's; return the bytes of its file")
 
 
 def shows_images(outcome: StepOutcome) -> bool:
     return any(message.get("images") for message in outcome.observations)
 
 
-def with_names(message: ChatMessage, name_of: dict[bytes, str]) -> ChatMessage:
+def _with_names(message: ChatMessage, name_of: dict[bytes, str]) -> ChatMessage:
     if "images" not in message:
         return message
     names: list[bytes | str] = [name_of[image] if isinstance(image, bytes) else image for image in message["images"]]
     return {**message, "images": names}
 
 
-def broken(problem: str) -> EnvironmentBroken:
+def _broken(problem: str) -> EnvironmentBroken:
     return EnvironmentBroken(f"The environment's observation cannot be shown: {problem}.")

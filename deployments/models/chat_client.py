@@ -71,7 +71,7 @@ class HttpChatModel(ChatModel):
             **({} if self._settings.model is None else {"model": self._settings.model}),
             **self._settings.parameters,
             **parameters,
-            "messages": [sent(message) for message in messages],
+            "messages": [_sent(message) for message in messages],
         }
         attempts = 0
         async with self._slots:
@@ -99,7 +99,7 @@ class HttpChatModel(ChatModel):
         except httpx.TransportError as error:
             raise AttemptFailed(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if response.status_code in MAY_PASS or response.status_code >= 500:
-            raise AttemptFailed(f"status {response.status_code}", retry_after_s(response))
+            raise AttemptFailed(f"status {response.status_code}", _retry_after_s(response))
         if response.status_code != 200:
             quoted = response.text[:LONGEST_QUOTE]
             raise ModelRefused(f"The server of the model {self._name} answers {response.status_code}: {quoted}")
@@ -137,7 +137,7 @@ class HttpChatModel(ChatModel):
                 finish_reason=choice.get("finish_reason") or "stop",
                 prompt_tokens=prompt_tokens,
                 completion_tokens=completion_tokens,
-                cost=cost_of(prompt_tokens, completion_tokens, self._settings.prices),
+                cost=_cost_of(prompt_tokens, completion_tokens, self._settings.prices),
                 seconds=seconds,
                 attempts=attempts,
             )
@@ -147,20 +147,20 @@ class HttpChatModel(ChatModel):
             ) from error
 
 
-def cost_of(prompt_tokens: int | None, completion_tokens: int | None, prices: ModelPrices | None) -> float | None:
+def _cost_of(prompt_tokens: int | None, completion_tokens: int | None, prices: ModelPrices | None) -> float | None:
     """The price of a reply; `None` where it is not known."""
     if prices is None or prompt_tokens is None or completion_tokens is None:
         return None
     return (prompt_tokens * prices.prompt + completion_tokens * prices.completion) / TOKENS_OF_A_PRICE
 
 
-def sent(message: ChatMessage) -> dict[str, Any]:
+def _sent(message: ChatMessage) -> dict[str, Any]:
     """The message in OpenAI's format, whose only role for what an environment says is `user`."""
     fields = {name: value for name, value in message.items() if name in SENT_FIELDS}
     return {**fields, "role": "user"} if message["role"] == "environment" else fields
 
 
-def retry_after_s(response: httpx.Response) -> float:
+def _retry_after_s(response: httpx.Response) -> float:
     """The seconds that the server asks to wait; 0 if it names none, or a date."""
     try:
         return max(float(response.headers.get("retry-after", 0)), 0.0)

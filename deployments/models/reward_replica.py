@@ -132,7 +132,7 @@ Conversation = Sequence[ChatMessage]
 Result = float | Exception
 
 
-class Scorer(Protocol):
+class _Scorer(Protocol):
     """The methods of `ClassificationModel` that a replica needs."""
 
     def tokens(self, messages: Conversation) -> list[int]: ...
@@ -142,7 +142,7 @@ class Scorer(Protocol):
 class RewardModelReplica:
     """One replica of one reward model. Keeps nothing between calls."""
 
-    def __init__(self, settings: RewardModelSettings, scorer: Scorer | None = None) -> None:
+    def __init__(self, settings: RewardModelSettings, scorer: _Scorer | None = None) -> None:
         """Loads the model of the settings, or takes `scorer` in its place, for tests."""
         if scorer is None:
             logs.configure()
@@ -183,7 +183,7 @@ class RewardModelReplica:
         """Together; if that fails, one by one, so that only those fail that the model cannot score."""
         try:
             return [
-                finite(score) for score in self._scorer.scores([self._scorer.tokens(each) for each in conversations])
+                _finite(score) for score in self._scorer.scores([self._scorer.tokens(each) for each in conversations])
             ]
         except Exception as error:
             if len(conversations) == 1:
@@ -192,5 +192,5 @@ class RewardModelReplica:
         return [result for conversation in conversations for result in self._results([conversation])]
 
 
-def finite(score: float) -> Result:
+def _finite(score: float) -> Result:
     return score if math.isfinite(score) else ValueError(f"the score is {score}")

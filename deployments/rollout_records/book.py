@@ -118,52 +118,40 @@ class OwnedValues(Generic[Key, Value]):
             del self._by_owner[owner], self._sizes[owner]
 
 
-class RecordBook:
-    """The records that are kept, each under its `rollout_id`."""
+class RecordBook(OwnedValues[str, KeptRecord]):
+    """The records that are kept, each under its `rollout_id`; their size is in bytes."""
 
     def __init__(self, settings: RolloutRecordsSettings) -> None:
+        super().__init__(settings.max_bytes, lambda record: record.size)
         self._keep_s = settings.keep_s
-        self._records = OwnedValues[str, KeptRecord](settings.max_bytes, lambda record: record.size)
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all records together."""
-        return self._records.size
 
     def put(self, record: KeptRecord) -> None:
         """Keeps the record, in place of one of the same id. One that is larger than all may be is not kept."""
-        self._records.set(record.owner, record.rollout_id, record)
+        self.set(record.owner, record.rollout_id, record)
 
     def record(self, rollout_id: str, owner: str) -> KeptRecord:
         """Raises `RolloutUnknown`, also for another owner's."""
-        record = self._records.get(owner, rollout_id)
+        record = self.get(owner, rollout_id)
         if record is None:
             raise rollout_unknown(rollout_id)
         return record
 
     def replace_data(self, record: KeptRecord, data: bytes) -> None:
         """The record has other data from now on. One that is not kept any more, or would be too large, is left."""
-        kept = self._records.get(record.owner, record.rollout_id)
+        kept = self.get(record.owner, record.rollout_id)
         if kept is not None and kept.data is record.data:
-            self._records.replace(record.owner, record.rollout_id, replace(kept, data=data))
+            self.replace(record.owner, record.rollout_id, replace(kept, data=data))
 
     def add_note(self, note: RecordNote) -> None:
         """Adds a note to its record. One that is not kept, or would be too large, is left."""
-        kept = self._records.get(note.owner, note.rollout_id)
+        kept = self.get(note.owner, note.rollout_id)
         if kept is None:
             return
         notes = [*kept.notes, note]
         if sum(other.name == note.name for other in notes) > MOST_NOTES:
             notes.remove(next(other for other in notes if other.name == note.name))
-        self._records.replace(note.owner, note.rollout_id, replace(kept, notes=tuple(notes)))
-
-    def newest(self, owner: str) -> Iterator[KeptRecord]:
-        """The records of the owner, the newest first."""
-        return self._records.newest(owner)
+        self.replace(note.owner, note.rollout_id, replace(kept, notes=tuple(notes)))
 
     def expire(self, now: float) -> None:
         """Forgets the records whose time is over."""
-        self._records.drop_oldest_while(lambda _, record: record.kept_at + self._keep_s <= now)
+        self.drop_oldest_while(lambda _, record: record.kept_at + self._keep_s <= now)

@@ -81,7 +81,7 @@ def compared(record: Mapping[str, Any], report: TrainerReport, latest: Mapping[s
 
     Args:
         record: the fields of a `RolloutRecord`.
-        latest: the latest version of each policy, as `served_alone` takes it.
+        latest: the latest version of each policy that is served, by name; that of the policy without one is under ''.
 
     Raises:
         ReportRefused: it has another number of tokens than the rollout, or a number that is not finite.
@@ -99,15 +99,15 @@ def compared(record: Mapping[str, Any], report: TrainerReport, latest: Mapping[s
         chain.from_iterable(message["generation_logprobs"] for message in compress(messages, looked_at)), np.float64
     )
     prompt = sum(sizes[: generated.index(True)] if any(generated) else sizes)
-    places = places_of(report, is_generated, is_trained, prompt)
+    places = _places_of(report, is_generated, is_trained, prompt)
     given = report.logprobs[is_compared[places]]
     first = int(is_compared[: places[0]].sum()) if len(places) else 0
     sampled = sampled[first : first + len(given)]
     if not np.isfinite(given).all():
         raise ReportRefused("a log-probability of a trained token is not a finite number: send what was computed")
     replay = rollout.get("replay") or {}
-    labels = labels_of(record, messages, looked_at, replay.get("engine", ""))
-    labels["version"] = served_alone(labels["version"], latest)
+    labels = _labels_of(record, messages, looked_at, replay.get("engine", ""))
+    labels["version"] = _served_alone(labels["version"], latest)
     return ComparedRollout(
         rollout_id=report.rollout_id,
         group=record["group_id"],
@@ -117,12 +117,12 @@ def compared(record: Mapping[str, Any], report: TrainerReport, latest: Mapping[s
         temperature=replay.get("temperature", 1.0),
         stated_version=report.weight_version,
         unmasked=0 if report.mask is None else int((report.mask & ~is_trained[places]).sum()),
-        other_token=other_token(messages, report),
+        other_token=_other_token(messages, report),
         start=first,
     )
 
 
-def places_of(
+def _places_of(
     report: TrainerReport, is_generated: NDArray[np.bool_], is_trained: NDArray[np.bool_], prompt: int
 ) -> NDArray[np.int64]:
     """The places in the log of what was reported: those from `start` on; or all tokens, all but the first, those after
@@ -145,7 +145,7 @@ def places_of(
     )
 
 
-def other_token(messages: Sequence[Mapping[str, Any]], report: TrainerReport) -> tuple[int, int] | None:
+def _other_token(messages: Sequence[Mapping[str, Any]], report: TrainerReport) -> tuple[int, int] | None:
     theirs = report.token_ids
     if theirs is None:
         return None
@@ -164,7 +164,7 @@ def other_token(messages: Sequence[Mapping[str, Any]], report: TrainerReport) ->
     return index, place - int(ends[index] - len(messages[index]["token_ids"]))
 
 
-def labels_of(
+def _labels_of(
     record: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], looked_at: Sequence[bool], engine: str
 ) -> dict[str, TokenLabels[str]]:
     """The attributes of where and how each token of the messages that are looked at was made."""
@@ -187,10 +187,10 @@ def labels_of(
         add("position", HEAD_TOKENS, end, "rest")
         begin = end
     spans |= {"policy": [(0, begin, record.get("policy") or "unnamed")], "engine": [(0, begin, engine)]}
-    return {name: labelled(begin, of_attribute) for name, of_attribute in spans.items()}
+    return {name: _labelled(begin, of_attribute) for name, of_attribute in spans.items()}
 
 
-def labelled(count: int, spans: Sequence[tuple[int, int, str]]) -> TokenLabels[str]:
+def _labelled(count: int, spans: Sequence[tuple[int, int, str]]) -> TokenLabels[str]:
     """The labels of `count` tokens by spans, the first of which counts; tokens in none of them are unknown."""
     codes: dict[str, int] = {}
     of_span = [codes.setdefault(name or UNKNOWN, len(codes)) for *_, name in spans]
@@ -202,25 +202,25 @@ def labelled(count: int, spans: Sequence[tuple[int, int, str]]) -> TokenLabels[s
     return TokenLabels([*codes], of_token)
 
 
-def served_alone(versions: TokenLabels[str], latest: Mapping[str, int]) -> TokenLabels[str]:
+def _served_alone(versions: TokenLabels[str], latest: Mapping[str, int]) -> TokenLabels[str]:
     """The versions of tokens, of which those that never were served are unknown: a caller may have posted the log.
 
     Args:
         latest: the latest version of each policy that is served, by name; that of the policy without one is under ''.
     """
-    told = set([version for version in versions.names if is_served(version, latest)][:MOST_VERSIONS])
+    told = set([version for version in versions.names if _is_served(version, latest)][:MOST_VERSIONS])
     codes: dict[str, int] = {}
     known = [codes.setdefault(name if name in told else UNKNOWN, len(codes)) for name in versions.names]
     return TokenLabels([*codes], np.array(known, np.intp)[versions.codes])
 
 
-def is_served(label: str, latest: Mapping[str, int]) -> bool:
+def _is_served(label: str, latest: Mapping[str, int]) -> bool:
     name, _, number = label.rpartition("/")
     # Versions of a policy only increase. Without a leading zero, a version has one label.
     return number.isdecimal() and number == str(int(number[:MOST_DIGITS])) and int(number) <= latest.get(name, -1)
 
 
-def batch_label(made: Mapping[str, Any]) -> str:
+def _batch_label(made: Mapping[str, Any]) -> str:
     size = made["batch_size"]
     if not size:
         return UNKNOWN
@@ -236,5 +236,5 @@ OF_GENERATION = {
     "replica": lambda made: made["replica"],
     "node": lambda made: made["node"],
     "prefix_cache": lambda made: "hit" if made["cached_tokens"] else "miss",
-    "batch_size": batch_label,
+    "batch_size": _batch_label,
 }

@@ -3,11 +3,11 @@
 from deployments.failures import StoreFailure
 
 
-class RolloutRecordFailure(StoreFailure):
+class _RolloutRecordFailure(StoreFailure):
     """A call about the record of a rollout was not carried out."""
 
 
-class RolloutRecordsNotConfigured(RolloutRecordFailure):
+class RolloutRecordsNotConfigured(_RolloutRecordFailure):
     """The service keeps no records of rollouts."""
 
     status = 501
@@ -20,7 +20,7 @@ def records_not_configured(field: str = "rollout_records") -> RolloutRecordsNotC
     return RolloutRecordsNotConfigured.of(field, "the config has no `rollout_records`; add `rollout_records: {}`")
 
 
-class RolloutUnknown(RolloutRecordFailure):
+class RolloutUnknown(_RolloutRecordFailure):
     """The rollout never was, is another caller's, or its record is not kept any more."""
 
     status = 404

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from deployments.rollout_records.comparison import UNKNOWN, ComparedRollout
-from deployments.rollout_records.ratios import Floats, Sums, TokenLabels, sums_by, total
+from deployments.rollout_records.ratios import Floats, Sums, TokenLabels, sums_by, total, totals_by
 
 MismatchKind = Literal[
     "replica", "missing_mask", "other_tokens", "wrong_temperature", "wrong_version", "other_prompt", "misaligned"
@@ -89,13 +89,13 @@ def pattern_of(rollout: ComparedRollout, owner: str) -> RolloutPattern:
         counted("version"),
         places.get("head", Sums()),
         places.get("rest", Sums()),
-        moments_of(rollout.sampled[counts], difference),
+        _moments_of(rollout.sampled[counts], difference),
         rollout.unmasked,
         rollout.other_token,
     )
 
 
-def moments_of(s: Floats, difference: Floats) -> Floats:
+def _moments_of(s: Floats, difference: Floats) -> Floats:
     d = np.clip(difference, -MOST_CORRELATED, MOST_CORRELATED)
     return np.array([len(s), s.sum(), d.sum(), (s * s).sum(), (s * d).sum(), (d * d).sum()])
 
@@ -106,15 +106,15 @@ def findings_of(window: Sequence[RolloutPattern], most_mean_ratio: float) -> lis
     Args:
         most_mean_ratio: the trainer parts from the service if the mean ratio of all tokens is above this.
     """
-    found = list(about_tokens(window))
+    found = list(_about_tokens(window))
     everything = total(sums for one in window for sums in one.by_version.values())
     is_enough = everything.tokens >= LEAST_TOKENS and len(window) >= LEAST_WINDOW
     if is_enough and everything.mean_ratio > most_mean_ratio:
-        found.append(cause_of(window, everything, most_mean_ratio))
+        found.append(_cause_of(window, everything, most_mean_ratio))
     return found
 
 
-def about_tokens(window: Sequence[RolloutPattern]) -> Iterable[MismatchFinding]:
+def _about_tokens(window: Sequence[RolloutPattern]) -> Iterable[MismatchFinding]:
     """Causes that the trainer's masks and token ids show by themselves."""
     if unmasked := [one for one in window if one.unmasked]:
         yield MismatchFinding(
@@ -134,14 +134,11 @@ def about_tokens(window: Sequence[RolloutPattern]) -> Iterable[MismatchFinding]:
         )
 
 
-def cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio: float) -> MismatchFinding:
+def _cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio: float) -> MismatchFinding:
     """Why the tokens of the window part from the trainer's."""
     n, s, d, ss, sd, dd = np.sum([one.moments for one in window], axis=0)
     apart = f"The probabilities differ by a factor of {everything.mean_ratio:.3g} on average"
-    by_version = {
-        version: total(one.by_version[version] for one in window if version in one.by_version)
-        for version in dict.fromkeys(version for one in window for version in one.by_version)
-    }
+    by_version = totals_by(of_version for one in window for of_version in one.by_version.items())
     told = {version: sums for version, sums in by_version.items() if version != UNKNOWN}
     known = {version: sums for version, sums in told.items() if sums.tokens >= LEAST_TOKENS}
     agree = [version for version, sums in known.items() if sums.mean_ratio <= most_mean_ratio]
@@ -154,7 +151,7 @@ def cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio
             version=agree[-1],
         )
     spread_s, spread_d, together = ss / n - (s / n) ** 2, dd / n - (d / n) ** 2, sd / n - s * d / n**2
-    kinship = correlation_of(spread_s + together, spread_s, spread_s + 2 * together + spread_d)
+    kinship = _correlation_of(spread_s + together, spread_s, spread_s + 2 * together + spread_d)
     if kinship < LEAST_KINSHIP:
         return MismatchFinding(
             "misaligned",
@@ -162,7 +159,7 @@ def cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio
             f"{kinship:.2f}): they are of other tokens. Look for a shift by one, rows in another order, or weights "
             "that were never loaded.",
         )
-    slope, correlation = together / spread_s if spread_s > 0 else 0.0, correlation_of(together, spread_s, spread_d)
+    slope, correlation = together / spread_s if spread_s > 0 else 0.0, _correlation_of(together, spread_s, spread_d)
     if abs(slope) >= LEAST_SLOPE and abs(correlation) >= LEAST_CORRELATION and slope > -1:
         sampled_at = median(one.temperature for one in window)
         return MismatchFinding(
@@ -189,7 +186,7 @@ def cause_of(window: Sequence[RolloutPattern], everything: Sums, most_mean_ratio
     )
 
 
-def correlation_of(together: float, spread_one: float, spread_other: float) -> float:
+def _correlation_of(together: float, spread_one: float, spread_other: float) -> float:
     """From covariance and variances; 1 where nothing varies."""
     product = spread_one * spread_other
     return together / product**0.5 if product > 0 else 1.0
@@ -216,10 +213,10 @@ def suspect_of(window: Sequence[RolloutPattern]) -> str | None:
         return None
     if median(own) < LEAST_FACTOR * median(others) or median(own) == 0:
         return None
-    return worst if deviations(own, others) >= LEAST_DEVIATIONS else None
+    return worst if _deviations(own, others) >= LEAST_DEVIATIONS else None
 
 
-def deviations(own: Sequence[float], others: Sequence[float]) -> float:
+def _deviations(own: Sequence[float], others: Sequence[float]) -> float:
     """By how many standard deviations the rank sum of `own` exceeds its mean if both are of one distribution."""
     both = np.array([*own, *others])
     order = np.sort(both)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from deployments.rollout_records.book import Key, OwnedValues
+from deployments.rollout_records.book import OwnedValues
 from deployments.rollout_records.comparison import ComparedRollout
 from deployments.rollout_records.findings import (
     MismatchFinding,
@@ -20,7 +20,7 @@ from deployments.rollout_records.findings import (
     pattern_of,
     suspect_of,
 )
-from deployments.rollout_records.ratios import Sums, TokenLabels, sums_by
+from deployments.rollout_records.ratios import Sums, TokenLabels, sums_by, totals_by
 from deployments.rollout_records.trials import MadeRollout, ReplicaTrials, Vote
 
 NO_TOKENS = Sums()
@@ -39,16 +39,8 @@ MOST_WORST = 20
 MOST_FINDINGS = 50
 
 
-def sums_of_all(values: OwnedValues[Key, Sums]) -> dict[Key, Sums]:
-    """By key, of all owners together."""
-    summed: dict[Key, Sums] = {}
-    for _, key, sums in values:
-        summed[key] = summed.get(key, NO_TOKENS) + sums
-    return summed
-
-
 @dataclass(frozen=True, slots=True)
-class WorstRollout:
+class _WorstRollout:
     """A rollout that parts from its trainer."""
 
     rollout_id: str
@@ -94,7 +86,7 @@ class MismatchLedger:
         """By owner and policy, the recent rollouts."""
         self._changed: dict[tuple[str, str], None] = {}
         """Those to which rollouts were added since the last look."""
-        self._worst: dict[str, list[WorstRollout]] = {}
+        self._worst: dict[str, list[_WorstRollout]] = {}
         """By owner, the worst first."""
         self._findings: dict[tuple[MismatchKind, str | None, str | None], Noted] = {}
         """By kind, replica and owner."""
@@ -103,12 +95,12 @@ class MismatchLedger:
     @property
     def by(self) -> dict[str, dict[str, Sums]]:
         """By attribute and value."""
-        return {attribute: sums_of_all(values) for attribute, values in self._by.items()}
+        return {attribute: totals_by(of_owner[1:] for of_owner in values) for attribute, values in self._by.items()}
 
     @property
     def history(self) -> dict[tuple[float, str, str], Sums]:
         """By the beginning of the period, replica and version, in this order."""
-        return dict(sorted(sums_of_all(self._history).items()))
+        return dict(sorted(totals_by(of_owner[1:] for of_owner in self._history).items()))
 
     def add(self, rollout: ComparedRollout, owner: str, now: float) -> None:
         """Adds a rollout at `now` seconds."""
@@ -135,7 +127,7 @@ class MismatchLedger:
         self._windows.set(owner, policy, window)
         self._changed[owner, policy] = None
         worst = [one for one in self._worst.get(owner, ()) if one.rollout_id != rollout.rollout_id]
-        worst.append(WorstRollout(rollout.rollout_id, sums))
+        worst.append(_WorstRollout(rollout.rollout_id, sums))
         self._worst[owner] = sorted(worst, key=lambda one: one.sums.mean_ratio, reverse=True)[:MOST_WORST]
 
     def look(self, now: float) -> list[MismatchFinding]:
@@ -186,7 +178,7 @@ class MismatchLedger:
         told = [noted for noted in self._findings.values() if noted.owner in (None, owner)]
         return sorted(told, key=lambda noted: noted.last, reverse=True)
 
-    def worst(self, owner: str) -> list[WorstRollout]:
+    def worst(self, owner: str) -> list[_WorstRollout]:
         """Those of this owner, the worst first."""
         return self._worst.get(owner, [])
 

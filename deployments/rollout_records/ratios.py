@@ -73,10 +73,15 @@ class Sums:
 
 
 def total(parts: Iterable[Sums]) -> Sums:
-    whole = Sums()
-    for part in parts:
-        whole += part
-    return whole
+    return sum(parts, Sums())
+
+
+def totals_by(parts: Iterable[tuple[Label, Sums]]) -> dict[Label, Sums]:
+    """The total of each label, in the order in which they come."""
+    totals: dict[Label, Sums] = {}
+    for label, sums in parts:
+        totals[label] = totals.get(label, Sums()) + sums
+    return totals
 
 
 class TokenLabels(NamedTuple, Generic[Label]):

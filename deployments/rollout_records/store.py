@@ -18,7 +18,7 @@ from deployments.rollout_records.comparison import ComparedRollout, ReportRefuse
 from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.findings import MismatchFinding
 from deployments.rollout_records.ledger import MismatchLedger, Noted, Suspicion
-from deployments.rollout_records.ratios import Sums
+from deployments.rollout_records.ratios import Sums, total, totals_by
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.trials import Vote
 from deployments.upstream.ray_serve.install import install
@@ -76,33 +76,33 @@ class RolloutRecordStore:
     async def newest(self, owner: str, most: int) -> list[dict[str, Any]]:
         """At most `most` rollouts of the owner, the newest first: the fields of a `RecordedRollout`."""
         kept = list(islice(self._book.newest(owner), most))
-        return await asyncio.to_thread(lambda: [*map(line_of, kept)])
+        return await asyncio.to_thread(lambda: [*map(_line_of, kept)])
 
     async def report(self, reports: Sequence[TrainerReport], owner: str, latest: Mapping[str, int]) -> ReportOutcome:
         """Compares what a trainer has computed, and keeps it in the records.
 
         Args:
-            latest: the latest version of each policy, as `served_alone` takes it.
+            latest: the latest version of each served policy, by name; that of the policy without one is under ''.
         """
-        now, refused, everything, by_replica = self._time_s(), list[tuple[str, str]](), Sums(), dict[str, Sums]()
+        now, refused, sums = self._time_s(), list[tuple[str, str]](), list[Sums]()
+        of_replicas: list[tuple[str, Sums]] = []
         for report in reports:
             try:
                 kept = self._book.record(report.rollout_id, owner)
                 # In a thread: thousands of tokens each.
-                rollout, data = await asyncio.to_thread(with_report, kept, report, latest, now)
+                rollout, data = await asyncio.to_thread(_with_report, kept, report, latest, now)
             except (ReportRefused, RolloutUnknown) as error:
                 refused.append((report.rollout_id, str(error)))
                 continue
             self._book.replace_data(kept, data)
             self._ledger.add(rollout, owner, now)
-            everything += rollout.sums
-            for replica, sums in rollout.sums_by("replica").items():
-                by_replica[replica] = by_replica.get(replica, Sums()) + sums
+            sums.append(rollout.sums)
+            of_replicas += rollout.sums_by("replica").items()
         new = self._ledger.look(now)
         return ReportOutcome(
-            compared=len(reports) - len(refused),
-            all=everything,
-            by_replica=by_replica,
+            compared=len(sums),
+            all=total(sums),
+            by_replica=totals_by(of_replicas),
             refused=refused,
             new=new,
             causes=[noted for noted in self._ledger.findings(owner) if noted.last == now],
@@ -117,17 +117,17 @@ class RolloutRecordStore:
         """The fields of a `Mismatch`."""
         ledger = self._ledger
         return {
-            **fields_of(ledger.all),
+            **_fields_of(ledger.all),
             "rollouts": ledger.rollouts,
             "by": {
-                name: {value: fields_of(sums) for value, sums in values.items()} for name, values in ledger.by.items()
+                name: {value: _fields_of(sums) for value, sums in values.items()} for name, values in ledger.by.items()
             },
             "history": [
-                {"at": at, "replica": replica, "version": version, **fields_of(sums)}
+                {"at": at, "replica": replica, "version": version, **_fields_of(sums)}
                 for (at, replica, version), sums in ledger.history.items()
             ],
-            "worst": [{"rollout_id": one.rollout_id, **ratios_of(one.sums)} for one in ledger.worst(owner)],
-            "causes": [*map(fields_of_cause, ledger.findings(owner))],
+            "worst": [{"rollout_id": one.rollout_id, **_ratios_of(one.sums)} for one in ledger.worst(owner)],
+            "causes": [*map(_fields_of_cause, ledger.findings(owner))],
         }
 
     async def answer(self) -> None:
@@ -140,7 +140,7 @@ class RolloutRecordStore:
         self._expiring = None
 
 
-def with_report(
+def _with_report(
     kept: KeptRecord, report: TrainerReport, latest: Mapping[str, int], now: float
 ) -> tuple[ComparedRollout, bytes]:
     """The comparison, and the record with what was reported.
@@ -151,7 +151,7 @@ def with_report(
     fields = pickle.loads(kept.data)
     rollout = compared(fields, report, latest)
     fields["mismatch"] = {
-        **fields_of(rollout.sums),
+        **_fields_of(rollout.sums),
         "logprobs": packed_logprobs((rollout.sampled + rollout.difference).tolist()),
         "start": rollout.start,
         "weight_version": report.weight_version,
@@ -160,7 +160,7 @@ def with_report(
     return rollout, pickle.dumps(fields, pickle.HIGHEST_PROTOCOL)
 
 
-def line_of(kept: KeptRecord) -> dict[str, Any]:
+def _line_of(kept: KeptRecord) -> dict[str, Any]:
     fields = pickle.loads(kept.data)
     rollout, reported = fields["rollout"], fields.get("mismatch")
     return {
@@ -172,14 +172,14 @@ def line_of(kept: KeptRecord) -> dict[str, Any]:
     }
 
 
-def fields_of(sums: Sums) -> dict[str, Any]:
+def _fields_of(sums: Sums) -> dict[str, Any]:
     """The fields of `MismatchSums`."""
-    return {"tokens": sums.tokens, **ratios_of(sums)}
+    return {"tokens": sums.tokens, **_ratios_of(sums)}
 
 
-def ratios_of(sums: Sums) -> dict[str, float]:
+def _ratios_of(sums: Sums) -> dict[str, float]:
     return {name: getattr(sums, name) for name in ("mean_ratio", "share_beyond", "largest_ratio")}
 
 
-def fields_of_cause(noted: Noted) -> dict[str, Any]:
+def _fields_of_cause(noted: Noted) -> dict[str, Any]:
     return {**asdict(noted.finding), "since": noted.since, "last": noted.last}

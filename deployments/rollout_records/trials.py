@@ -63,13 +63,13 @@ def votes(sampled: ArrayLike, again: ArrayLike, one: ArrayLike, other: ArrayLike
         other: as a second one does.
     """
     own, others = (np.asarray(sampled), np.asarray(again)), (np.asarray(one), np.asarray(other))
-    within = np.maximum(mean_size(*own), mean_size(*others))
-    between = np.min([mean_size(mine, theirs) for mine in own for theirs in others], axis=0)
+    within = np.maximum(_mean_size(*own), _mean_size(*others))
+    between = np.min([_mean_size(mine, theirs) for mine in own for theirs in others], axis=0)
     parts = (between >= LEAST_SIZE) & (between >= LEAST_FACTOR * within)
     return np.where(parts, Vote.AGAINST, np.where(between < LEAST_SIZE, Vote.NOTHING, Vote.IN_FAVOUR)).astype(np.int8)
 
 
-def mean_size(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean_size(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
     sizes: NDArray[np.float64] = np.minimum(sizes_of(one - other), MOST_COUNTED_SIZE).mean(-1)
     return sizes
 
@@ -83,7 +83,7 @@ class MadeRollout(NamedTuple):
 
 
 @dataclass(slots=True)
-class ReplicaTrial:
+class _ReplicaTrial:
     """A replica that is suspected."""
 
     began: float
@@ -112,7 +112,7 @@ class ReplicaTrials:
     """The replicas that are suspected, and what has been seen of each. All times are seconds of any clock."""
 
     def __init__(self) -> None:
-        self._trials: dict[str, ReplicaTrial] = {}
+        self._trials: dict[str, _ReplicaTrial] = {}
         self._seen = OrderedDict[tuple[str, str], None]()
         """By owner and id: rollouts that were looked at."""
         self._acquitted = OrderedDict[str, float]()
@@ -126,7 +126,7 @@ class ReplicaTrials:
             self._acquit(name, now)
         if self._acquitted.get(replica, now) > now:
             return []
-        trial, chosen = self._trials.get(replica) or ReplicaTrial(now), list[MadeRollout]()
+        trial, chosen = self._trials.get(replica) or _ReplicaTrial(now), list[MadeRollout]()
         for one in made:
             group, rollout = (one.owner, one.group), (one.owner, one.rollout_id)
             if len(trial.groups) >= MOST_CHECKS or self._due - now > (BURST - 1) * CHECK_EVERY_S:
@@ -135,13 +135,13 @@ class ReplicaTrials:
                 continue
             self._due = max(self._due, now) + CHECK_EVERY_S
             trial.groups.add(group)
-            remember(self._seen, rollout, None)
+            _remember(self._seen, rollout, None)
             chosen.append(one)
         if trial.groups:
             self._trials[replica] = trial
         return chosen
 
-    def vote(self, replica: str, vote: Vote, now: float) -> ReplicaTrial | None:
+    def vote(self, replica: str, vote: Vote, now: float) -> _ReplicaTrial | None:
         """A rollout of `to_check` says this. Returns the trial if the replica is convicted by it, otherwise `None`."""
         trial = self._trials.get(replica)
         if trial is None:
@@ -158,10 +158,10 @@ class ReplicaTrials:
 
     def _acquit(self, replica: str, now: float) -> None:
         del self._trials[replica]
-        remember(self._acquitted, replica, now + PAUSE_S)
+        _remember(self._acquitted, replica, now + PAUSE_S)
 
 
-def remember(remembered: OrderedDict[Key, Value], key: Key, value: Value) -> None:
+def _remember(remembered: OrderedDict[Key, Value], key: Key, value: Value) -> None:
     remembered[key] = value
     remembered.move_to_end(key)
     if len(remembered) > MOST_REMEMBERED:

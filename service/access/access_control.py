@@ -43,7 +43,7 @@ class KeyFile:
             self._content = path.read_bytes()
             self._keys = parsed_keys(self._content)
         except (OSError, KeysInvalid) as error:
-            raise KeysNotReadable(f"access.keys_file: {reason_of(error)} ({path})") from error
+            raise KeysNotReadable(f"access.keys_file: {_reason_of(error)} ({path})") from error
 
     async def keys(self) -> KeyRing:
         """The keys that are valid now."""
@@ -69,13 +69,13 @@ class KeyFile:
                 logger.info("The keys file has changed: %d keys are valid now.", len(self._keys))
             self._complaint = ""
         except (OSError, KeysInvalid) as error:
-            complaint = reason_of(error)
+            complaint = _reason_of(error)
             if complaint != self._complaint:
                 logger.error("The keys file cannot be used, its last keys stay valid: %s", complaint)
             self._complaint = complaint
 
 
-def reason_of(error: OSError | KeysInvalid) -> str:
+def _reason_of(error: OSError | KeysInvalid) -> str:
     return error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)
 
 
@@ -132,7 +132,7 @@ class AccessControl:
         caller = (await self._key_file.keys()).caller_with(key)
         if caller is None:
             raise not_authenticated("the key is not valid (any longer); ask for one that is", 'error="invalid_token"')
-        return with_scope(caller, scope)
+        return _with_scope(caller, scope)
 
     async def caller_named(self, name: str | None, scope: Scope) -> Caller:
         """Who sent an earlier request, which goes on now, as the keys file has it now.
@@ -148,7 +148,7 @@ class AccessControl:
         caller = None if name is None else (await self._key_file.keys()).caller_named(name)
         if caller is None:
             raise not_authenticated("the key with which this was sent is not valid any longer; send it again with one")
-        return with_scope(caller, scope)
+        return _with_scope(caller, scope)
 
 
 OPEN_TO_ALL = AccessControl(None)
@@ -176,7 +176,7 @@ def not_authenticated(message: str, reason: str = "") -> RequestProblem:
     )
 
 
-def with_scope(caller: Caller, scope: Scope) -> Caller:
+def _with_scope(caller: Caller, scope: Scope) -> Caller:
     """Raises `RequestProblem` (403) if the key of the caller does not allow `scope`."""
     if caller.may(scope):
         return caller

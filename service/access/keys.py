@@ -46,7 +46,7 @@ class KeyQuotas(StrictSettings):
     """Sandboxes of its rollouts of Harbor's tasks. A rollout beyond it waits for one of them to end."""
 
 
-class KeyEntry(StrictSettings):
+class _KeyEntry(StrictSettings):
     """One key of a keys file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
@@ -74,12 +74,12 @@ class KeyEntry(StrictSettings):
 class KeysFile(StrictSettings):
     """The content of a keys file."""
 
-    keys: list[KeyEntry]
+    keys: list[_KeyEntry]
     """With an empty list no key is valid."""
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
-        first_of: dict[str, KeyEntry] = {}
+        first_of: dict[str, _KeyEntry] = {}
         hashes: set[str] = set()
         for position, key in enumerate(self.keys):
             first = first_of.setdefault(key.name, key)
@@ -117,7 +117,7 @@ ANYBODY = Caller(None, frozenset(SCOPES))
 class KeyRing:
     """The keys that are valid at one moment."""
 
-    def __init__(self, entries: Sequence[KeyEntry]) -> None:
+    def __init__(self, entries: Sequence[_KeyEntry]) -> None:
         self._callers = [
             (entry.sha256, Caller(entry.name, entry.scopes, entry.weight, entry.quotas)) for entry in entries
         ]

@@ -55,7 +55,7 @@ ADVICE: dict[Resource, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class _Hold:
     """A request's reservation in one capacity, and the problem type that refuses it where that is used up."""
 
     capacity: Capacity
@@ -82,7 +82,7 @@ class Admission:
         """
         self.settings = settings
         self._capacity = Capacity(
-            bounds_of(settings.replica, "admission.replica"), bounds_of(settings.service, "admission.service")
+            _bounds_of(settings.replica, "admission.replica"), _bounds_of(settings.service, "admission.service")
         )
         self.max_model_len = max_model_len
         self._ingress_replicas = ingress_replicas
@@ -115,16 +115,16 @@ class Admission:
         """
         if self._refuses_new and not is_of_rollout:
             raise refused_for_now(NOT_READY, SHUT_DOWN, SHUT_DOWN_RETRY_AFTER_S)
-        holds = [Hold(self._capacity, OVERLOADED)]
+        holds = [_Hold(self._capacity, OVERLOADED)]
         with self._lock:
             usage = self._usage_by(caller)
         if usage is not None:
             if not is_of_rollout:
-                refuse_without_tokens(usage)
+                _refuse_without_tokens(usage)
             # First: a request over its quota must not take what others could have.
-            holds.insert(0, Hold(usage.capacity, QUOTA_EXCEEDED))
+            holds.insert(0, _Hold(usage.capacity, QUOTA_EXCEEDED))
         for hold in holds:
-            with refusals(hold, FIELDS), self._lock:
+            with _refusals(hold, FIELDS), self._lock:
                 hold.capacity.check(Amounts(body_bytes=stated_bytes), self._ingress_replicas(), self._now_s())
         try:
             least = Amounts() if is_of_rollout else LEAST_WANTED
@@ -145,7 +145,7 @@ class Admission:
             await asyncio.sleep(DRAINED_POLL_S)
         return self.in_flight.rollouts
 
-    def close(self, holds: Sequence[Hold]) -> None:
+    def close(self, holds: Sequence[_Hold]) -> None:
         """Releases the reservations; idempotent."""
         with self._lock:
             for hold in holds:
@@ -171,7 +171,7 @@ class Admission:
         if caller.name is None:
             return None
         if (usage := self._usage_by_key.get(caller.name)) is None:
-            usage = KeyUsage(caller.name, self._ingress_replicas, self._now_s, bounds_of_key(self.settings.replica))
+            usage = KeyUsage(caller.name, self._ingress_replicas, self._now_s, _bounds_of_key(self.settings.replica))
             self._usage_by_key[caller.name] = usage
         usage.set_quotas(caller.quotas)
         return usage
@@ -188,17 +188,17 @@ class Admission:
             most_tokens = min(most_tokens, request.max_rollout_turns * request.sampling.max_new_tokens)
         return Amounts(rollouts, rollouts * most_tokens)
 
-    def grow(self, holds: Sequence[Hold], wanted: Amounts, fields: Mapping[Resource, str] = FIELDS) -> None:
+    def grow(self, holds: Sequence[_Hold], wanted: Amounts, fields: Mapping[Resource, str] = FIELDS) -> None:
         """Raises `RequestProblem`: 429 for later, 413 or 422 for never; `fields` are those that ask for too much."""
         for hold in holds:
-            with refusals(hold, fields), self._lock:
+            with _refusals(hold, fields), self._lock:
                 hold.capacity.grow(hold.reservation, wanted, self._ingress_replicas(), self._now_s())
 
 
 class AdmittedRequest:
     """A request that was admitted by its headers. Its reservation grows while its body is read and parsed."""
 
-    def __init__(self, admission: Admission, holds: Sequence[Hold], is_of_rollout: bool = False) -> None:
+    def __init__(self, admission: Admission, holds: Sequence[_Hold], is_of_rollout: bool = False) -> None:
         self._admission = admission
         self._holds = holds
         self._is_of_rollout = is_of_rollout
@@ -233,12 +233,12 @@ class AdmittedRequest:
         self._admission.grow(self._holds, Amounts(sequences, tokens), SCORE_FIELDS)
 
 
-def bounds_of(settings: AdmissionBounds, name: str) -> dict[Resource, Bound]:
+def _bounds_of(settings: AdmissionBounds, name: str) -> dict[Resource, Bound]:
     given = {resource: getattr(settings, f"max_{resource}") for resource in RESOURCES}
     return {resource: Bound(most, f"{name}.max_{resource}") for resource, most in given.items() if most is not None}
 
 
-def bounds_of_key(settings: AdmissionBounds) -> dict[Resource, Bound]:
+def _bounds_of_key(settings: AdmissionBounds) -> dict[Resource, Bound]:
     """Half of the room for bodies: no key keeps all others out. A single body may be larger."""
     most = settings.max_body_bytes
     if most is None:
@@ -247,17 +247,17 @@ def bounds_of_key(settings: AdmissionBounds) -> dict[Resource, Bound]:
 
 
 @contextmanager
-def refusals(hold: Hold, fields: Mapping[Resource, str]) -> Iterator[None]:
+def _refusals(hold: _Hold, fields: Mapping[Resource, str]) -> Iterator[None]:
     """Raises `RequestProblem` for what a capacity raises: 429 for later, 413 or 422 for never."""
     try:
         yield
     except BoundExceeded as error:
-        raise never_admitted(error, fields) from error
+        raise _never_admitted(error, fields) from error
     except CapacityExhausted as error:
-        raise not_admitted_now(error, hold.used_up) from error
+        raise _not_admitted_now(error, hold.used_up) from error
 
 
-def never_admitted(error: BoundExceeded, fields: Mapping[Resource, str]) -> RequestProblem:
+def _never_admitted(error: BoundExceeded, fields: Mapping[Resource, str]) -> RequestProblem:
     message = (
         f"{error.wanted} {NOUNS[error.resource]} are more than {error.bound.setting} allows, which is "
         f"{error.bound.most}; {ADVICE[error.resource]}"
@@ -267,7 +267,7 @@ def never_admitted(error: BoundExceeded, fields: Mapping[Resource, str]) -> Requ
     return invalid_request(FieldProblem(field=fields[error.resource], message=message))
 
 
-def refuse_without_tokens(usage: KeyUsage) -> None:
+def _refuse_without_tokens(usage: KeyUsage) -> None:
     """Raises `RequestProblem` (429) while the key has no tokens left."""
     if (wait_s := usage.wait_s()) > 0:
         retry_after_s = math.ceil(wait_s)
@@ -275,7 +275,7 @@ def refuse_without_tokens(usage: KeyUsage) -> None:
         raise refused_for_now(QUOTA_EXCEEDED, message, retry_after_s)
 
 
-def not_admitted_now(error: CapacityExhausted, used_up: ProblemType) -> RequestProblem:
+def _not_admitted_now(error: CapacityExhausted, used_up: ProblemType) -> RequestProblem:
     retry_after_s = math.ceil(error.retry_after_s)
     return refused_for_now(
         used_up,

@@ -88,14 +88,14 @@ class KeyUsage:
         replicas = self._ingress_replicas()
         bounds = dict(self._bounds)
         if quotas.max_rollouts is not None:
-            bounds["rollouts"] = rollouts_bound(self._name, quotas.max_rollouts, replicas)
+            bounds["rollouts"] = _rollouts_bound(self._name, quotas.max_rollouts, replicas)
         self.capacity.set_bounds_of_replica(bounds)
         most = quotas.max_sandboxes
-        self.sandboxes.total_tokens = math.inf if most is None else share_of_quota(most, replicas)
+        self.sandboxes.total_tokens = math.inf if most is None else _share_of_quota(most, replicas)
         if quotas.tokens_per_minute is None:
             self._budget = None
             return
-        share = share_of_quota(quotas.tokens_per_minute, replicas)
+        share = _share_of_quota(quotas.tokens_per_minute, replicas)
         if self._budget is None:
             self._budget = TokenBudget(share, self._now_s())
         else:
@@ -127,16 +127,16 @@ class KeyUsage:
         self._mean_tokens += LEARNING_RATE * (new_tokens - self._mean_tokens)
 
 
-def share_of_quota(quota: int, ingress_replicas: int) -> int:
+def _share_of_quota(quota: int, ingress_replicas: int) -> int:
     """The share of each ingress replica. All shares together are at most the quota, or 1 each where it is less."""
     return max(quota // ingress_replicas, 1)
 
 
-def rollouts_bound(name: str, quota: int, ingress_replicas: int) -> Bound:
+def _rollouts_bound(name: str, quota: int, ingress_replicas: int) -> Bound:
     setting = f"max_rollouts of the key {name}"
     if ingress_replicas > 1:
         setting += f" ({quota}, shared by {ingress_replicas} ingress replicas)"
-    return Bound(share_of_quota(quota, ingress_replicas), setting)
+    return Bound(_share_of_quota(quota, ingress_replicas), setting)
 
 
 class MeteredGenerator(Generator):

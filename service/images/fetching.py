@@ -91,7 +91,7 @@ class ImageFetcher:
         async with httpx.AsyncClient(transport=self._transport, trust_env=False, timeout=None) as http:
             for _ in range(1 + MOST_REDIRECTS):
                 self._refuse_unlisted(url)
-                async with http.stream("GET", await self._pinned(url), **request_of(url)) as response:
+                async with http.stream("GET", await self._pinned(url), **_request_of(url)) as response:
                     if not response.has_redirect_location:
                         return await self._body(response)
                     target = url.join(response.headers["location"])
@@ -137,7 +137,7 @@ class ImageFetcher:
         return bytes(body)
 
 
-def request_of(url: httpx.URL) -> dict[str, Any]:
+def _request_of(url: httpx.URL) -> dict[str, Any]:
     """Options that name the host in a request to its address: the header, and the name in its certificate."""
     headers = {"host": url.netloc.decode(), "accept": "image/*", "accept-encoding": "identity"}
     return {"headers": headers, "extensions": {"sni_hostname": url.host}}

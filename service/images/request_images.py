@@ -107,21 +107,21 @@ class RequestImages:
             RequestProblem: 422 with the first `MOST_PROBLEMS` images that cannot be taken. Nothing was kept.
             ImagesFull, ImagesLost: they could not be kept.
         """
-        sources = await read_beside_others(request)
-        refuse_too_many(sources, self.settings.max_images)
+        sources = await _read_beside_others(request)
+        _refuse_too_many(sources, self.settings.max_images)
         fetched = {} if progress is None else progress.fetched
         names = await self.names_of(sources, caller, fetched)
-        now_fetched = {source: name for source, name in names.items() if is_address(source) and source not in fetched}
+        now_fetched = {source: name for source, name in names.items() if _is_address(source) and source not in fetched}
         if progress is not None and now_fetched:
             await progress.note_fetched(now_fetched)
-        return with_names(request, sources, names) if names else request
+        return _with_names(request, sources, names) if names else request
 
     async def named_sample(self, sample: SampleInput, caller: Caller = ANYBODY) -> SampleInput:
         """As `named`, for the sample of a session."""
-        sources = list(sources_of(sample, ("sample",)))
-        refuse_too_many(sources, self.settings.max_images)
+        sources = list(_sources_of(sample, ("sample",)))
+        _refuse_too_many(sources, self.settings.max_images)
         names = await self.names_of(sources, caller)
-        return sample_with_names(sample, names) if names else sample
+        return _sample_with_names(sample, names) if names else sample
 
     async def names_of(
         self, sources: Sequence[Source], caller: Caller = ANYBODY, fetched: Mapping[str, str] = NOT_FETCHED
@@ -140,11 +140,11 @@ class RequestImages:
             raise none_taken(sources, MODEL_TAKES_NONE)
         # Hashing takes a millisecond for a megabyte, once for each text.
         each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
-        known = {source: fetched.get(source, source) for source in each if source in fetched or is_name(source)}
+        known = {source: fetched.get(source, source) for source in each if source in fetched or _is_name(source)}
         given = [source for source in each if source not in known]
         room = FetchRoom()
         contents = dict(
-            zip(given, await asyncio.gather(*(or_refusal(self._content(each, room)) for each in given)), strict=True)
+            zip(given, await asyncio.gather(*(_or_refusal(self._content(each, room)) for each in given)), strict=True)
         )
         read = {source: content for source, content in contents.items() if isinstance(content, bytes)}
         names = await asyncio.to_thread(lambda: {source: name_of_image(data) for source, data in read.items()})
@@ -152,26 +152,26 @@ class RequestImages:
         unknown = set(await self.store.refused(asked, caller.name) if asked else ())
         new = {source: data for source, data in read.items() if names[source] in unknown}
         checked = zip(
-            new, await asyncio.gather(*(or_refusal(self._checks.checked(data)) for data in new.values())), strict=True
+            new, await asyncio.gather(*(_or_refusal(self._checks.checked(data)) for data in new.values())), strict=True
         )
         refusals = {source: str(content) for source, content in contents.items() if isinstance(content, ImageRefused)}
         refusals |= {source: str(refusal) for source, refusal in checked if isinstance(refusal, ImageRefused)}
         refusals |= {source: NOT_KEPT for source, name in known.items() if name in unknown}
         if refusals:
-            raise refused([(source, place) for source, place in sources if source in refusals], refusals)
+            raise _refused([(source, place) for source, place in sources if source in refusals], refusals)
         if new:
             await self.store.put([*new.values()], caller.name)
         return names | {source: name for source, name in known.items() if source != name}
 
     async def _content(self, source: str, room: FetchRoom) -> bytes:
         """Raises `ImageRefused`."""
-        if is_address(source):
+        if _is_address(source):
             return await self._fetcher.fetch(source, room)
         async with self._decoding:
-            return await asyncio.to_thread(decoded, source, self.settings)
+            return await asyncio.to_thread(_decoded, source, self.settings)
 
 
-async def or_refusal(value: Awaitable[Value]) -> Value | ImageRefused:
+async def _or_refusal(value: Awaitable[Value]) -> Value | ImageRefused:
     """The value, or why the image is not taken."""
     try:
         return await value
@@ -179,33 +179,33 @@ async def or_refusal(value: Awaitable[Value]) -> Value | ImageRefused:
         return refusal
 
 
-def is_name(source: str) -> bool:
+def _is_name(source: str) -> bool:
     return source.startswith(NAME_PREFIX)
 
 
-def is_address(source: str) -> bool:
-    return not is_name(source) and not source.startswith("data:")
+def _is_address(source: str) -> bool:
+    return not _is_name(source) and not source.startswith("data:")
 
 
 async def refuse_images(request: RolloutRequest) -> None:
     """For a service without images. Raises `RequestProblem` (422) with the first `MOST_PROBLEMS` images."""
-    if sources := await read_beside_others(request):
+    if sources := await _read_beside_others(request):
         raise none_taken(sources)
 
 
 def refuse_images_of_sample(sample: SampleInput) -> None:
     """As `refuse_images`, for the sample of a session."""
-    if sources := list(sources_of(sample, ("sample",))):
+    if sources := list(_sources_of(sample, ("sample",))):
         raise none_taken(sources)
 
 
-def sources_in(request: RolloutRequest) -> Iterator[Source]:
+def _sources_in(request: RolloutRequest) -> Iterator[Source]:
     """All images of the request, in order: of prompts as they were given, of message logs by their names."""
     for position, sample in enumerate(request.samples):
-        yield from sources_of(sample, ("samples", position))
+        yield from _sources_of(sample, ("samples", position))
 
 
-def sources_of(sample: SampleInput, field: Location) -> Iterator[Source]:
+def _sources_of(sample: SampleInput, field: Location) -> Iterator[Source]:
     for number, message in enumerate(sample.messages or ()):
         if not isinstance(message.content, list):
             continue
@@ -219,17 +219,17 @@ def sources_of(sample: SampleInput, field: Location) -> Iterator[Source]:
 
 async def bytes_of_files(request: RolloutRequest) -> int:
     """Characters of the request's data URLs, which no result repeats."""
-    return sum(len(source) for source, _ in await read_beside_others(request) if source.startswith("data:"))
+    return sum(len(source) for source, _ in await _read_beside_others(request) if source.startswith("data:"))
 
 
-async def read_beside_others(request: RolloutRequest) -> list[Source]:
-    """`sources_in`, of a large request in a thread."""
+async def _read_beside_others(request: RolloutRequest) -> list[Source]:
+    """`_sources_in`, of a large request in a thread."""
     if len(request.samples) <= MOST_SAMPLES_READ_INLINE:
-        return list(sources_in(request))
-    return await asyncio.to_thread(lambda: list(sources_in(request)))
+        return list(_sources_in(request))
+    return await asyncio.to_thread(lambda: list(_sources_in(request)))
 
 
-def refuse_too_many(sources: Sequence[Source], most: int) -> None:
+def _refuse_too_many(sources: Sequence[Source], most: int) -> None:
     """Raises `RequestProblem` (422) for samples that show more images than a sample may."""
     counts = Counter(place[: 2 if place[0] == "samples" else 1] for _, place in sources)
     problems = [
@@ -245,7 +245,7 @@ def refuse_too_many(sources: Sequence[Source], most: int) -> None:
         raise invalid_request(*problems[:MOST_PROBLEMS])
 
 
-def refused(sources: Sequence[Source], messages: Mapping[str, str]) -> RequestProblem:
+def _refused(sources: Sequence[Source], messages: Mapping[str, str]) -> RequestProblem:
     problems = [
         FieldProblem(field=dotted(place), message=messages[source], value=shown(source))
         for source, place in sources[:MOST_PROBLEMS]
@@ -255,10 +255,10 @@ def refused(sources: Sequence[Source], messages: Mapping[str, str]) -> RequestPr
 
 def none_taken(sources: Sequence[Source], message: str = NOT_TAKEN) -> RequestProblem:
     """The refusal of all images, for one reason."""
-    return refused(sources, dict.fromkeys((source for source, _ in sources), message))
+    return _refused(sources, dict.fromkeys((source for source, _ in sources), message))
 
 
-def decoded(url: str, settings: ImagesSettings) -> bytes:
+def _decoded(url: str, settings: ImagesSettings) -> bytes:
     """The content of a data URL.
 
     Raises:
@@ -277,17 +277,17 @@ def decoded(url: str, settings: ImagesSettings) -> bytes:
         raise ImageRefused(f"its data URL is not base64 ({error}); encode the file again") from error
 
 
-def with_names(request: RolloutRequest, sources: Sequence[Source], names: Mapping[str, str]) -> RolloutRequest:
+def _with_names(request: RolloutRequest, sources: Sequence[Source], names: Mapping[str, str]) -> RolloutRequest:
     """A copy of the request whose prompts have these names in place of what they were made of."""
     positions = {place[1] for source, place in sources if source in names}
     samples = [
-        sample_with_names(sample, names) if position in positions else sample
+        _sample_with_names(sample, names) if position in positions else sample
         for position, sample in enumerate(request.samples)
     ]
     return request.model_copy(update={"samples": samples})
 
 
-def sample_with_names(sample: SampleInput, names: Mapping[str, str]) -> SampleInput:
+def _sample_with_names(sample: SampleInput, names: Mapping[str, str]) -> SampleInput:
     def named(part: ContentPart) -> ContentPart:
         return (
             part.model_copy(update={"image": names.get(part.image, part.image)})

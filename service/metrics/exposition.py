@@ -20,7 +20,7 @@ def merged(expositions: Iterable[str], prefixes: Sequence[str]) -> str:
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for exposition in expositions:
-        for name, line in lines_by_metric(exposition, tuple(prefixes)):
+        for name, line in _lines_by_metric(exposition, tuple(prefixes)):
             if line.startswith("#"):
                 known = heads.setdefault(name, [])
                 if line.split(maxsplit=3)[:3] not in [each.split(maxsplit=3)[:3] for each in known]:
@@ -31,7 +31,7 @@ def merged(expositions: Iterable[str], prefixes: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def lines_by_metric(exposition: str, prefixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _lines_by_metric(exposition: str, prefixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """The lines of metrics with these prefixes, each with the name of its metric.
 
     That is the name in the heading before, if the line is a part of its histogram.
@@ -66,17 +66,17 @@ async def all_metrics() -> str:
     Raises:
         ExportersLost: no node answers.
     """
-    urls = await asyncio.to_thread(exporter_urls)
+    urls = await asyncio.to_thread(_exporter_urls)
     # Exporters speak plain HTTP: to load certificates for each client would take the event loop tens of milliseconds.
     async with httpx.AsyncClient(timeout=TIMEOUT_S, verify=False) as client:
-        answers = await asyncio.gather(*(exposition_of(client, url) for url in urls))
+        answers = await asyncio.gather(*(_exposition_of(client, url) for url in urls))
     expositions = [answer for answer in answers if answer is not None]
     if not expositions:
         raise ExportersLost(f"none of {len(urls)} nodes answers with its metrics")
     return await asyncio.to_thread(merged, expositions, PREFIXES)
 
 
-def exporter_urls() -> list[str]:
+def _exporter_urls() -> list[str]:
     """URLs of the exporters of all live nodes."""
     nodes: Any = ray.nodes
     addresses = [(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in nodes() if node["Alive"]]
@@ -86,7 +86,7 @@ def exporter_urls() -> list[str]:
     ]
 
 
-async def exposition_of(client: httpx.AsyncClient, url: str) -> str | None:
+async def _exposition_of(client: httpx.AsyncClient, url: str) -> str | None:
     try:
         return (await client.get(url)).raise_for_status().text
     except httpx.HTTPError as error:

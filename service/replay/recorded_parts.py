@@ -77,13 +77,13 @@ class ReplayableRollout:
     def __init__(self, result: SampleResult, engine: GeneratorDescription) -> None:
         """Raises `RequestProblem` (422) if it cannot be generated again, or is not a rollout of this service."""
         if result.replay is None:
-            raise refused("replay", NO_REPLAY, None)
+            raise _refused("replay", NO_REPLAY, None)
         self.result = result
         self.record = record = result.replay
         self.sampling = SamplingOptions(
             record.temperature, record.top_p, record.top_k, record.min_p, record.ignore_eos, record.seed
         )
-        self.token_ids = packed_ids(checked_ids(result.message_log, engine))
+        self.token_ids = packed_ids(_checked_ids(result.message_log, engine))
         self.images = image_spans(result.message_log)
         self.shows_images = bool(self.images) or not set(engine.image_token_ids).isdisjoint(self.token_ids)
         """Then nothing of it can be scored."""
@@ -127,7 +127,7 @@ class ReplayableRollout:
         starts = [0, *accumulate(len(message.token_ids) for message in log)]
         stop_strings: tuple[str, ...] = ()
         for number, (origin, following) in enumerate(zip(origins, [*origins[1:], None], strict=True)):
-            refuse_other_place(origin, number, origins[number - 1] if number else None, log)
+            _refuse_other_place(origin, number, origins[number - 1] if number else None, log)
             if origin.stop_strings is not None:
                 stop_strings = tuple(origin.stop_strings)
             message = log[origin.message]
@@ -138,8 +138,8 @@ class ReplayableRollout:
             most = min(room, (record.max_new_tokens or room + origin.start) - origin.start)
             if most < origin.end - origin.start:
                 field = f"replay.generations[{number}]"
-                raise refused(field, f"it has more tokens than its max_new_tokens and max_seq_len allow, {most}", None)
-            spans = list(spans_within(message.weight_versions or (), origin.start, origin.end))
+                raise _refused(field, f"it has more tokens than its max_new_tokens and max_seq_len allow, {most}", None)
+            spans = list(_spans_within(message.weight_versions or (), origin.start, origin.end))
             for start, end, label in spans:
                 yield RecordedPart(
                     message=origin.message,
@@ -164,40 +164,40 @@ NO_REPLAY = (
 )
 
 
-def checked_ids(log: Sequence[Message], engine: GeneratorDescription) -> Sequence[int]:
+def _checked_ids(log: Sequence[Message], engine: GeneratorDescription) -> Sequence[int]:
     """The token ids of the log. Raises `RequestProblem`."""
     token_ids = list(chain.from_iterable(message.token_ids for message in log))
     if len(token_ids) > engine.max_model_len:
         said = f"it has {len(token_ids)} tokens, and the model takes at most {engine.max_model_len}"
-        raise refused("message_log", said, len(token_ids))
+        raise _refused("message_log", said, len(token_ids))
     for place, message in enumerate(log):
         if message.token_ids and not 0 <= min(message.token_ids) <= max(message.token_ids) < engine.vocab_size:
             found = max(message.token_ids) if min(message.token_ids) >= 0 else min(message.token_ids)
             said = f"{found} is not a token of the model; its ids are 0 to {engine.vocab_size - 1}"
-            raise refused(f"message_log[{place}].token_ids", said, found)
+            raise _refused(f"message_log[{place}].token_ids", said, found)
         try:
             GivenMessage.model_validate(message.model_dump(include=CHECKED_FIELDS, exclude_unset=True))
         except ValidationError as error:
             [problem, *_] = error.errors(include_url=False)
-            raise refused(f"message_log[{place}]", problem["msg"].removeprefix("Value error, "), None) from error
+            raise _refused(f"message_log[{place}]", problem["msg"].removeprefix("Value error, "), None) from error
     return token_ids
 
 
-def refuse_other_place(
+def _refuse_other_place(
     origin: GenerationOrigin, number: int, last: GenerationOrigin | None, log: Sequence[Message]
 ) -> None:
     """Raises `RequestProblem` unless the generation is at a place of the log, after the one before."""
     field = f"replay.generations[{number}]"
     if not 0 <= origin.message < len(log) or log[origin.message].generation_logprobs is None:
-        raise refused(f"{field}.message", "message_log has no generated message there", origin.message)
+        raise _refused(f"{field}.message", "message_log has no generated message there", origin.message)
     first = last.end if last is not None and last.message == origin.message else 0
     in_order = last is None or last.message <= origin.message
     if not (in_order and first <= origin.start < origin.end <= len(log[origin.message].token_ids)):
         said = f"[{origin.start}, {origin.end}) of message {origin.message} is not a place after the one before it"
-        raise refused(field, said, origin.start)
+        raise _refused(field, said, origin.start)
 
 
-def spans_within(
+def _spans_within(
     spans: Sequence[WeightVersionSpan], start: int, end: int
 ) -> Iterator[tuple[int, int, VersionLabel | None]]:
     """The parts of `[start, end)` with their versions; `None` where no span says it."""
@@ -214,7 +214,7 @@ def spans_within(
         yield place, end, None
 
 
-def refused(field: str, message: str, value: str | int | None) -> RequestProblem:
+def _refused(field: str, message: str, value: str | int | None) -> RequestProblem:
     return invalid_request(FieldProblem(field=f"rollout.{field}", message=message, value=value))
 
 

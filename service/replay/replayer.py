@@ -140,7 +140,7 @@ class Replayer:
             for part in recorded.parts:
                 reason = None if part.version is None else reasons.get(part.version)
                 if reason is not None:
-                    replayed.append(not_compared(part, reason))
+                    replayed.append(_not_compared(part, reason))
                 else:
                     replayed.append(await self._replayed(recorded, part, base, serving, replica, quiet_until))
         return self._response(recorded, request_id, replayed)
@@ -156,7 +156,7 @@ class Replayer:
     ) -> ReplayedGeneration:
         way, reason = recorded.way(part)
         if way is None or part.version is None:
-            return not_compared(part, str(reason))
+            return _not_compared(part, str(reason))
         version = serving[part.version]
         request = recorded.request(part, replace(base, policy=version.name, weight_version=version.number))
         await self._until_quiet(replica, quiet_until)
@@ -184,11 +184,11 @@ class Replayer:
                 difference = difference.model_copy(update={"recorded_logprob_now": now})
         except RolloutFailure as failure:
             logger.info("A generation was not made again: %s", failure, extra={"request_id": base.request_id})
-            return not_compared(part, str(failure), replica)
+            return _not_compared(part, str(failure), replica)
         verdict: ReplayVerdict = "scored" if way == "scored" else "equal"
         if difference is not None:
             verdict = "equal_ids" if way == "drawn" and found.ids_part_at is None else "parts"
-        return outcome(
+        return _outcome(
             part, verdict, found, difference=difference, replica=replica, batch_size=batch_size, reason=reason
         )
 
@@ -269,7 +269,7 @@ class Replayer:
             generation = await self._replicas.generate_on(replica, request)
             if generation.finish_reason == "abort":
                 raise generation.failure or RolloutFailure(INTERRUPTED)
-            refuse_other_weights(generation, request)
+            _refuse_other_weights(generation, request)
             return generation
 
         log_fields = {"request_id": request.request_id, "rollout_id": request.rollout_id}
@@ -331,7 +331,7 @@ class Replayer:
             yield f"The engine had up to {busiest} generations at once: that alone may change log-probabilities."
 
 
-def outcome(
+def _outcome(
     part: RecordedPart, verdict: ReplayVerdict, found: PartComparison | None = None, **further: Any
 ) -> ReplayedGeneration:
     return ReplayedGeneration(
@@ -347,11 +347,11 @@ def outcome(
     )
 
 
-def not_compared(part: RecordedPart, reason: str, replica: str | None = None) -> ReplayedGeneration:
-    return outcome(part, "not_compared", reason=reason, replica=replica)
+def _not_compared(part: RecordedPart, reason: str, replica: str | None = None) -> ReplayedGeneration:
+    return _outcome(part, "not_compared", reason=reason, replica=replica)
 
 
-def refuse_other_weights(generation: Generation, request: GenerationRequest) -> None:
+def _refuse_other_weights(generation: Generation, request: GenerationRequest) -> None:
     """Raises `RolloutFailure` unless the version that the request demands has made all of it."""
     demanded = label_of(request.policy, request.weight_version or 0)
     spans = [span.version for span in generation.weight_versions if span.end > span.start]

@@ -25,15 +25,15 @@ async def served_weights(
 def serving(label: VersionLabel, state: PolicyState) -> VersionLabel | str:
     """The version that has the weights of `label` now, or a sentence that says why none has."""
     if label.name is not None:
-        return serving_named(label, state)
+        return _serving_named(label, state)
     versions = {info.version: info for info in state.versions}
-    if are_same(label.number, state.current, versions):
+    if _are_same(label.number, state.current, versions):
         return VersionLabel(None, state.current)
     made = versions.get(label.number)
     is_adapter = made is not None and made.kind == "adapter"
     if made is not None and is_adapter:
         for named in state.named:
-            is_on_same = named.base is not None and are_same(named.base, made.base or 0, versions)
+            is_on_same = named.base is not None and _are_same(named.base, made.base or 0, versions)
             if named.current is not None and is_on_same and named.checksum == made.checksum is not None:
                 return VersionLabel(named.name, named.current)
     kept = [str(info.version) for info in state.versions]
@@ -44,7 +44,7 @@ def serving(label: VersionLabel, state: PolicyState) -> VersionLabel | str:
     return f"{begin}; {weights} again (`rollout policy rollback {label.number}{name}`), and then replay it"
 
 
-def serving_named(label: VersionLabel, state: PolicyState) -> VersionLabel | str:
+def _serving_named(label: VersionLabel, state: PolicyState) -> VersionLabel | str:
     current = {named.name: named.current for named in state.named}
     if current.get(label.name or "") == label.number:
         return label
@@ -53,9 +53,9 @@ def serving_named(label: VersionLabel, state: PolicyState) -> VersionLabel | str
     return f"{label_of(*label)} made tokens of it, and {kept}; of a named policy only the current version is kept"
 
 
-def are_same(one: int, other: int, versions: Mapping[int, VersionInfo]) -> bool:
+def _are_same(one: int, other: int, versions: Mapping[int, VersionInfo]) -> bool:
     """Whether two versions have the same weights. Those of an adapter are on their base."""
-    one, other = origin(one, versions), origin(other, versions)
+    one, other = _origin(one, versions), _origin(other, versions)
     if one == other:
         return True
     first, second = versions.get(one), versions.get(other)
@@ -63,10 +63,10 @@ def are_same(one: int, other: int, versions: Mapping[int, VersionInfo]) -> bool:
         return False
     if (first.kind == "adapter") != (second.kind == "adapter"):
         return False
-    return first.kind != "adapter" or are_same(first.base or 0, second.base or 0, versions)
+    return first.kind != "adapter" or _are_same(first.base or 0, second.base or 0, versions)
 
 
-def origin(version: int, versions: Mapping[int, VersionInfo]) -> int:
+def _origin(version: int, versions: Mapping[int, VersionInfo]) -> int:
     """The version whose weights it has again, if it is a rollback of full weights."""
     while (info := versions.get(version)) is not None and info.rollback_of is not None and info.kind != "adapter":
         version = info.rollback_of

@@ -9,6 +9,7 @@ import pickle
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,7 @@ class RolloutRecorder:
             "group_id": episode.identity.group_id,
             "policy": episode.start.bounds.policy,
             "priority": priority_name(episode.start.share.weight),
-            "began_at": began_at(episode),
+            "began_at": _began_at(episode),
             "ended_at": ended_at,
             "generations": [
                 {
@@ -91,12 +92,10 @@ class RolloutRecorder:
                     "began_at": made.began_at or None,
                     **moved,
                 }
-                for made, moved in zip(episode.generations, moves_of(episode), strict=True)
+                for made, moved in zip(episode.generations, _moves_of(episode), strict=True)
             ],
-            "steps": [{"turn": step.turn, "began_at": step.began_at, "took_s": step.took_s} for step in episode.steps],
-            "retries": [
-                {"at": retry.at, "kind": retry.kind, "message": retry.message} for retry in episode.retries.noted
-            ],
+            "steps": [*map(asdict, episode.steps)],
+            "retries": [*map(asdict, episode.retries.noted)],
             "states": [
                 {
                     "turn": state.turn,
@@ -114,7 +113,7 @@ class RolloutRecorder:
             self._drop()
             return
         self._held_bytes += record.size
-        kept = self._records.put((record, note_for_parent(episode, owner)))
+        kept = self._records.put((record, _note_for_parent(episode, owner)))
         kept.add_done_callback(partial(self._let_go, record.size))
 
     def _drop(self) -> None:
@@ -142,7 +141,7 @@ class RolloutRecorder:
     async def annotate(self, rollout_id: str, caller: Caller, note: RecordedFork | RecordedReplay) -> None:
         """Adds something that happened after its end to the record, if that is kept. The note can be lost."""
         try:
-            await self.store.annotate([record_note(rollout_id, caller.namespace, note)])
+            await self.store.annotate([_record_note(rollout_id, caller.namespace, note)])
         except StoreLost as lost:
             logger.warning("A note on a rollout is lost: %s", lost, extra={"rollout_id": rollout_id})
 
@@ -158,7 +157,7 @@ class RolloutRecorder:
                 if wait_s is not None:
                     await asyncio.sleep(wait_s)
             else:
-                return await asyncio.to_thread(record_of, kept), kept.size
+                return await asyncio.to_thread(_record_of, kept), kept.size
         return None
 
     async def _commit(self, ended: list[tuple[KeptRecord, RecordNote | None]]) -> list[None]:
@@ -175,22 +174,22 @@ class RolloutRecorder:
         return [None] * len(ended)
 
 
-def record_note(rollout_id: str, owner: str, note: RecordedFork | RecordedReplay) -> RecordNote:
+def _record_note(rollout_id: str, owner: str, note: RecordedFork | RecordedReplay) -> RecordNote:
     name = "forks" if isinstance(note, RecordedFork) else "replays"
     return RecordNote(rollout_id, owner, name, note.model_dump_json(exclude_none=True).encode())
 
 
-def note_for_parent(episode: Episode, owner: str) -> RecordNote | None:
+def _note_for_parent(episode: Episode, owner: str) -> RecordNote | None:
     """The fork in the record of the rollout that it was forked from; `None` for one that is not a fork."""
     parent = episode.identity.parent
     if parent is None:
         return None
     point = episode.start.prompt.end
     fork = RecordedFork(rollout_id=episode.identity.rollout_id, turn=point["turn"], token=point["token"])
-    return record_note(parent, owner, fork)
+    return _record_note(parent, owner, fork)
 
 
-def record_of(kept: KeptRecord) -> RolloutRecord:
+def _record_of(kept: KeptRecord) -> RolloutRecord:
     return RolloutRecord.model_validate(fields_of_record(kept))
 
 
@@ -202,13 +201,13 @@ def fields_of_record(kept: KeptRecord) -> dict[str, Any]:
     return fields
 
 
-def began_at(episode: Episode) -> float | None:
+def _began_at(episode: Episode) -> float | None:
     """When it began, maybe in an earlier process."""
     known = [episode.began_at, *(made.began_at or None for made in episode.generations[:1])]
     return min((moment for moment in known if moment is not None), default=None)
 
 
-def moves_of(episode: Episode) -> Iterator[dict[str, str]]:
+def _moves_of(episode: Episode) -> Iterator[dict[str, str]]:
     """For each generation the fields `moved_from` and `moved_because`, where it has them."""
     generations = episode.generations
     if generations:

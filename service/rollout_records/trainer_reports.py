@@ -1,5 +1,7 @@
 """Reports of trainers about rollouts: for the ledger, metrics, and a check of a replica that parts from its siblings.
 
+The bodies of `POST /rollouts/logprobs` are JSON or Arrow.
+
 Guarantee: a replica is taken out of service only by scores of its tokens on two others and on itself, as
 `deployments/rollout_records/trials.py` says. Reports choose whose tokens are scored.
 """
@@ -12,6 +14,9 @@ from contextvars import Context
 from itertools import accumulate, count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+import pyarrow as pa
+from pydantic import ValidationError
 from ray.serve import metrics
 
 from deployments.failures import RolloutFailure
@@ -21,9 +26,14 @@ from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.ledger import Suspicion
 from deployments.rollout_records.trials import LEAST_TOKENS, MadeRollout, Vote, votes
 from deployments.rpc.background_tasks import BackgroundTasks
+from rollout_client.arrow.schema import LOGPROBS_REPORT
+from rollout_client.contract.mismatch import MOST_REPORTS, LogprobsReport, TrainerLogprobs
+from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.training import may_be_compared
 from service.access.keys import Caller
+from service.problems import invalid_request, unreadable_body, validation_problem
 from service.rollout_records.recorder import fields_of_record
+from service.rollout_requests.arrow_body import read_table
 
 if TYPE_CHECKING:
     from deployments.rollout_records.store import ReportOutcome, RolloutRecordStore
@@ -41,7 +51,7 @@ GAUGES = {
 logger = logging.getLogger("rollout_service.mismatch")
 
 
-class ComparedReplicas(Protocol):
+class _ComparedReplicas(Protocol):
     """The generator replicas, as their checks call them."""
 
     def replicas(self) -> Sequence[str]:
@@ -62,7 +72,7 @@ class TrainerReports:
     """
 
     def __init__(
-        self, store: "RolloutRecordStore", replicas: ComparedReplicas, latest_versions: Callable[[], Mapping[str, int]]
+        self, store: "RolloutRecordStore", replicas: _ComparedReplicas, latest_versions: Callable[[], Mapping[str, int]]
     ) -> None:
         self._store = store
         self._replicas = replicas
@@ -134,7 +144,7 @@ class TrainerReports:
     async def _vote(self, suspect: str, rollout: MadeRollout) -> Vote:
         """The word of a rollout about the replica; nothing if it cannot be scored, or there are no two others."""
         kept = await self._store.record(rollout.rollout_id, rollout.owner)
-        part = next(scorable_parts(fields_of_record(kept), suspect), None)
+        part = next(_scorable_parts(fields_of_record(kept), suspect), None)
         others = [name for name in self._replicas.replicas() if name != suspect]
         if part is None or len(others) < JUDGES:
             return Vote.NOTHING
@@ -151,7 +161,7 @@ class TrainerReports:
         return Vote(votes(part.logprobs, *scores).item()) if len(scores) == len(scored) else Vote.NOTHING
 
 
-class ScorablePart(NamedTuple):
+class _ScorablePart(NamedTuple):
     """Tokens that one replica has generated with plain sampling and weights of one version."""
 
     request: ScoringRequest
@@ -160,7 +170,7 @@ class ScorablePart(NamedTuple):
     version: str
 
 
-def scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[ScorablePart]:
+def _scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[_ScorablePart]:
     """Those of a record that the replica has made, and that a score gives the same log-probabilities."""
     rollout = fields["rollout"]
     messages, replay = rollout["message_log"], rollout.get("replay") or {}
@@ -189,4 +199,56 @@ def scorable_parts(fields: Mapping[str, Any], replica: str) -> Iterator[Scorable
                 policy=fields.get("policy"),
                 start=first + begin,
             )
-            yield ScorablePart(request, message["generation_logprobs"][begin:end], versions[0])
+            yield _ScorablePart(request, message["generation_logprobs"][begin:end], versions[0])
+
+
+def reports_of_json(body: bytes | bytearray) -> list[TrainerReport]:
+    """Raises `RequestProblem`: the body is not a `LogprobsReport`."""
+    try:
+        given = LogprobsReport.model_validate_json(body)
+    except ValidationError as error:
+        raise validation_problem(error) from error
+    return [_report_of(one, one.rollout_id) for one in given.reports]
+
+
+def report_of_json(body: bytes | bytearray, rollout_id: str) -> TrainerReport:
+    """Raises `RequestProblem`: the body is not a `TrainerLogprobs`."""
+    try:
+        return _report_of(TrainerLogprobs.model_validate_json(body), rollout_id)
+    except ValidationError as error:
+        raise validation_problem(error) from error
+
+
+def _report_of(given: TrainerLogprobs, rollout_id: str) -> TrainerReport:
+    return TrainerReport(
+        rollout_id,
+        np.array([np.nan if logprob is None else logprob for logprob in given.logprobs], np.float64),
+        None if given.mask is None else np.array(given.mask, bool),
+        None if given.token_ids is None else np.array(given.token_ids, np.int64),
+        given.weight_version,
+        given.start,
+    )
+
+
+def reports_of_arrow(body: bytes | bytearray) -> list[TrainerReport]:
+    """Raises `RequestProblem`: it is not an Arrow stream of `LOGPROBS_REPORT`, or has more than `MOST_REPORTS` rows."""
+    try:
+        table = read_table(body, LOGPROBS_REPORT, "logprobs", "reports[]")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise unreadable_body(f"{str(error).rstrip('.')}; send one Arrow stream of reports") from error
+    if "rollout_id" not in table.schema.names:
+        raise invalid_request(FieldProblem(field="reports[].rollout_id", message="this column is missing"))
+    if len(table) > MOST_REPORTS:
+        message = f"{len(table)} reports, and a body may have {MOST_REPORTS}: send them in several"
+        raise invalid_request(FieldProblem(field="reports", message=message))
+    columns = {name: table[name] for name in table.schema.names}
+    if missing := [name for name in ("rollout_id", "logprobs") if columns[name].null_count]:
+        raise invalid_request(FieldProblem(field=f"reports[].{missing[0]}", message="a row has none"))
+    rows = range(len(table))
+    return [TrainerReport(**{name: _value_of(column[row]) for name, column in columns.items()}) for row in rows]
+
+
+def _value_of(value: pa.Scalar) -> Any:
+    if not value.is_valid:
+        return None
+    return value.values.to_numpy(zero_copy_only=False) if isinstance(value, pa.ListScalar) else value.as_py()

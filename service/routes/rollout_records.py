@@ -37,8 +37,7 @@ from service.http.examples import RESULT
 from service.http.openapi import BINARY, content, json_content, json_request, json_response, refusals
 from service.http.request_body import read_body, refuse_other_than_json, rollout_media_type
 from service.http.streaming import response_in_parts
-from service.rollout_records.report_bodies import report_of_json, reports_of_arrow, reports_of_json
-from service.rollout_records.trainer_reports import TrainerReports
+from service.rollout_records.trainer_reports import TrainerReports, report_of_json, reports_of_arrow, reports_of_json
 from service.rollout_requests.result_encoding import JSON, json_of, pieces
 from service.routes.dependencies import Admitted, Records, Reports, Rollouts
 

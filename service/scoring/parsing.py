@@ -54,14 +54,14 @@ def parsed_score_request(body: bytes | bytearray, bounds: ScoreBounds) -> Parsed
         request = ScoreRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise validation_problem(error) from error
-    for problem in score_problems(request, bounds):
+    for problem in _score_problems(request, bounds):
         raise invalid_request(problem)
     starts = request.start if isinstance(request.start, list) else [request.start] * len(request.sequences)
     sequences = [packed_ids(token_ids) for token_ids in request.sequences]
     return ParsedScoreRequest(sequences, starts, request.top_k, request.policy, request.priority, request.retries)
 
 
-def score_problems(request: ScoreRequest, bounds: ScoreBounds) -> Iterator[FieldProblem]:
+def _score_problems(request: ScoreRequest, bounds: ScoreBounds) -> Iterator[FieldProblem]:
     """Yields the problems of a request whose fields are valid one by one."""
     count, starts = len(request.sequences), request.start
     if count > bounds.max_sequences:

@@ -111,7 +111,7 @@ class Scoring:
                     scored_by = read_label(score.weight_version).number
                     versions.add(scored_by)
                     if demanded.version not in (None, scored_by):
-                        raise replaced(demanded, scored_by)
+                        raise _replaced(demanded, scored_by)
                 await on_score(position, score)
 
         try:
@@ -148,7 +148,7 @@ class Scoring:
                 raise result.failure
 
 
-def replaced(demanded: PolicyDemand, scored_by: int) -> PolicyNotCurrent:
+def _replaced(demanded: PolicyDemand, scored_by: int) -> PolicyNotCurrent:
     """The failure of a request whose demanded version was replaced before all sequences were scored."""
     message = f"a newer one has taken its place; version {label_of(demanded.name, scored_by)} scored a sequence"
     return PolicyNotCurrent(FieldProblem(field="policy.version", message=message, value=demanded.version))

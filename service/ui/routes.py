@@ -28,7 +28,7 @@ MEDIA_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class PageFile:
+class _PageFile:
     content: bytes
     media_type: str
     etag: str
@@ -36,18 +36,18 @@ class PageFile:
 
 
 @cache
-def page_files() -> Mapping[str, PageFile]:
+def page_files() -> Mapping[str, _PageFile]:
     """By path below `/ui/`, with `/` between folders."""
     return {
-        path.relative_to(PAGE).as_posix(): page_file(path)
+        path.relative_to(PAGE).as_posix(): _page_file(path)
         for path in PAGE.rglob("*")
         if path.is_file() and path.suffix in MEDIA_TYPES
     }
 
 
-def page_file(path: Path) -> PageFile:
+def _page_file(path: Path) -> _PageFile:
     content = path.read_bytes()
-    return PageFile(content, MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return _PageFile(content, MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 CONTENT_SECURITY_POLICY = "; ".join(
@@ -78,13 +78,13 @@ HEADERS = {
 }
 
 
-async def ui(request: Request) -> Response:
+async def _ui(request: Request) -> Response:
     """Relative, so that it is right under every prefix and behind every gateway."""
     query = f"?{request.url.query}" if request.url.query else ""
     return Response(status_code=307, headers={"Location": f"ui/{query}"})
 
 
-async def ui_file(request: Request) -> Response:
+async def _ui_file(request: Request) -> Response:
     """Raises `HTTPException`: 404 for a path that is not a file of the page."""
     file = page_files().get(request.path_params["path"] or INDEX)
     if file is None:
@@ -98,5 +98,5 @@ async def ui_file(request: Request) -> Response:
 
 router = APIRouter()
 # Not as routes of the API: they are in no OpenAPI document, and read no parameters.
-router.add_route("/ui", ui, methods=["GET"], include_in_schema=False)
-router.add_route("/ui/{path:path}", ui_file, methods=["GET"], include_in_schema=False)
+router.add_route("/ui", _ui, methods=["GET"], include_in_schema=False)
+router.add_route("/ui/{path:path}", _ui_file, methods=["GET"], include_in_schema=False)

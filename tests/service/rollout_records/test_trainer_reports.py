@@ -22,8 +22,7 @@ from rollout_client.contract.mismatch import MOST_REPORTS, ReportAnswer
 from service.access.keys import ANYBODY
 from service.problems import RequestProblem
 from service.rollout_records.recorder import RolloutRecorder
-from service.rollout_records.report_bodies import reports_of_arrow
-from service.rollout_records.trainer_reports import NO_NUMBERS, REPORTED_TWICE, TrainerReports
+from service.rollout_records.trainer_reports import NO_NUMBERS, REPORTED_TWICE, TrainerReports, reports_of_arrow
 from service.settings import RequestLimits
 from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import LIMITS, ScriptedHttp
