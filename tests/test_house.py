@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.house import Figure, broken_rules, figures
+from tests.house import Figure, broken_rules, code_lines, figures, public_names
 
 
 def tree(**modules: int) -> dict[str, str]:
@@ -15,32 +15,65 @@ def figure(sources: dict[str, str], name: str) -> Figure:
     return found
 
 
-def test_modules_are_counted_without_inits_and_generated_ones() -> None:
+def test_modules_of_the_server_are_counted_without_inits_and_code_without_what_is_generated() -> None:
     others = {
-        "service/__init__.py": "",
+        "deployments/tasks/__init__.py": "pass\n",
+        "clients/rollout_client/a.py": "pass\n" * 7,
         "clients/rollout_client/calls/sync_client/policy.py": "pass\n" * 500,
         "tests/test_a.py": "pass\n" * 10,
-        "tests/endurance/soak.py": "pass\n" * 1000,
     }
     sources = tree(short=59, middle=60, long=400, longer=401) | others
 
     assert {each.name: each.value for each in figures(sources)} == {
-        "modules": 4,
+        "code lines of the server": 921,
+        "of them in tasks": 1,
+        "code lines of the clients": 7,
+        "code lines of the tests": 10,
+        "public names of the server": 0,
+        "modules of the server": 4,
         "median lines of a module": 230,
         "modules below 60 lines": 1,
         "modules above 400 lines": 1,
-        "product lines": 920,
-        "test lines": 10,
     }
 
 
+def test_a_code_line_is_no_comment_docstring_import_or_blank() -> None:
+    source = '''"""A module."""
+
+import os
+from a import (
+    b,
+)
+
+A = [
+    # A comment.
+    1,
+]
+"""About A."""
+
+
+def f() -> str:
+    """Says nothing."""
+    return """Two
+lines."""
+'''
+    assert code_lines(source) == 3 + 1 + 2
+
+
+def test_public_names_are_classes_and_functions_of_the_module() -> None:
+    source = "class A:\n    def b(self): ...\ndef _c(): ...\nasync def d(): ...\nE = 1\n"
+    assert public_names(source) == 2
+
+
 def test_a_figure_is_kept_up_to_its_bound() -> None:
-    assert figure(tree(a=120), "median lines of a module").is_kept
-    assert not figure(tree(a=119), "median lines of a module").is_kept
-    assert figure(tree(a=58_500), "product lines").is_kept
-    beyond = figure(tree(a=58_501), "product lines")
+    assert figure(tree(a=110), "median lines of a module").is_kept
+    assert not figure(tree(a=109), "median lines of a module").is_kept
+    assert not figure(tree(a=221), "median lines of a module").is_kept
+    tasks = {"deployments/tasks/a.py": "pass\n" * 4500}
+    assert figure(tasks, "of them in tasks").is_kept
+    beyond = figure({"deployments/tasks/a.py": "pass\n" * 4501}, "of them in tasks")
     assert not beyond.is_kept
-    assert str(beyond) == "product lines                  58501   at most 58500   BEYOND"
+    assert str(beyond) == "of them in tasks                4501   at most 4500   BEYOND"
 
 
 def test_two_classes_of_one_name_are_found_and_the_generated_twin_is_none() -> None:
