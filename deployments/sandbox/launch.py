@@ -17,6 +17,8 @@ NICENESS = 5
 """Programs leave the processors to the service."""
 FIRST_UID, LAST_UID = 60706, 61183
 """systemd, whose table of user ids is the only one there is for this range, leaves these unused."""
+_UID_LEASES = "rollout-sandbox-uid-"
+"""Begins the abstract socket names by which the services of one machine lease user ids, one name for each id."""
 _START = (Path(__file__).parent / "programs" / "start.py").read_text(encoding="utf-8")
 """Runs the program, with the builtins that people expect of Python."""
 
@@ -102,7 +104,7 @@ def leased_uid() -> Iterator[int | None]:
         with socket.socket(socket.AF_UNIX) as name:
             # The kernel gives an abstract name to one socket at a time, and takes it back when the process ends.
             try:
-                name.bind(f"\0rollout-sandbox-uid-{uid}")
+                name.bind(f"\0{_UID_LEASES}{uid}")
             except OSError:
                 continue
             yield uid
