@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from deployments.environments.sessions import Sessions
-from deployments.environments.shadows import Shadows
 from deployments.environments.step_queue import Deadlines, FairSlots, StepBatches
 from deployments.failures import (
     EnvironmentBroken,
@@ -58,18 +57,15 @@ class StepRunner:
         environment: TaskEnvironment,
         task_name: str,
         step_timeout_s: float | None,
-        shadows: Shadows | None = None,
         images: ObservedImages | None = None,
     ) -> None:
-        """Runs no step yet; `step_timeout_s` is None for no limit. The `shadows` judge each step too.
+        """Runs no step yet; `step_timeout_s` is None for no limit.
 
         Args:
             images: keeps those that observations show; None where the service takes no images.
         """
         self._sessions = Sessions(environment, task_name) if has_sessions(type(environment)) else None
         self._step = step_function(environment) if self._sessions is None else self._sessions.step
-        if shadows is not None:
-            self._step = shadows.beside(self._step)
         self._start_sample = of_request(partial(validated_start, environment))
         self._images = images
         self._task_name = task_name

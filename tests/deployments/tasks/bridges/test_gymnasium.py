@@ -150,7 +150,7 @@ def test_the_image_store_keeps_the_pictures_of_observations_by_name() -> None:
     images = ImagesInProcess()
 
     async def start_and_step() -> list[Any]:
-        runner = StepRunner(lake(observation="image"), "lake", 60, None, ObservedImages(images, ImagesSettings()))
+        runner = StepRunner(lake(observation="image"), "lake", 60, ObservedImages(images, ImagesSettings()))
         log: Any = [{"role": "assistant", "content": moves(["down"])[0]}]
         step = StepRequest(log, {"seed": 0}, step_id="b", owner="ann", session_id="s", turn=0)
         start = StepRequest([], {"seed": 0}, step_id="a", owner="ann", is_start=True)
