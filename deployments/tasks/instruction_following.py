@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from deployments.tasks.replies import text_outcome
-from deployments.tasks.support import assigned_cores
-from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
-from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerPool
+from deployments.tasks.support import PooledEnvironment
+from rollout_env import ChatMessage, StepOutcome
+from rollout_env.worker_pool import ProcessorTimeExceeded
 
 STEPS_PER_WORKER = 2
 """One is judged while the next one waits at the worker."""
@@ -94,7 +94,7 @@ class InstructionInfo(BaseModel):
         return self
 
 
-class InstructionFollowingEnvironment(TaskEnvironment):
+class InstructionFollowingEnvironment(PooledEnvironment):
     """One turn. The reward is 1.0 if all instructions were followed, or their share."""
 
     description: ClassVar[str] = "Instructions that a program can verify, as in IFEval; reward for following them."
@@ -121,10 +121,8 @@ class InstructionFollowingEnvironment(TaskEnvironment):
         self._score = score
         self._strict = strict
         self._processor_time_limit_s = processor_time_limit_s
-        workers = assigned_cores() if workers is None else workers
-        self.max_concurrent_steps = STEPS_PER_WORKER * workers
         preloaded = ["if_verifiable", "punkt", __name__]
-        self._pool = WorkerPool(workers, _prepare_worker, preloaded, lost_after_s)
+        self.start_pool(workers, STEPS_PER_WORKER, _prepare_worker, preloaded, lost_after_s)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: InstructionInfo) -> StepOutcome:
         """Judges the reply without its reasoning (`</think>`).
@@ -135,7 +133,7 @@ class InstructionFollowingEnvironment(TaskEnvironment):
         names = extra_env_info.instruction_id_list
         reply = message_log[-1]["content"]
         try:
-            judged = await self._pool.run(self._processor_time_limit_s, judge, reply, names, extra_env_info.kwargs)
+            judged = await self.pool.run(self._processor_time_limit_s, judge, reply, names, extra_env_info.kwargs)
         except ProcessorTimeExceeded as error:
             logger.info("A reply was judged to follow no instruction because judging it took %s.", error)
             judged = [_Followed(strict=False, loose=False)] * len(names)
@@ -144,10 +142,6 @@ class InstructionFollowingEnvironment(TaskEnvironment):
         share = sum(followed) / len(followed)
         content = f"Not followed: {', '.join(broken)}." if broken else "All instructions were followed."
         return text_outcome(content, share if self._score == "share" else float(share == 1.0), terminated=True)
-
-    def close(self) -> None:
-        """Ends the worker processes."""
-        self._pool.close()
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Short texts to write with one or two instructions."""

@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 
 from deployments.tasks.math_latex import as_text, is_prose, normalized
 from deployments.tasks.replies import Answer, AnswerForm, answer_in, last_box, letter_of, text_outcome
-from deployments.tasks.support import assigned_cores
-from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
-from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerPool
+from deployments.tasks.support import PooledEnvironment
+from rollout_env import ChatMessage, SampleRejected, StepOutcome
+from rollout_env.worker_pool import ProcessorTimeExceeded
 
 COMPARISON_MEMORY_BYTES = 2**30
 """Memory that a comparison may allocate beyond the loaded libraries. Ordinary ones need a few MiB."""
@@ -191,7 +191,7 @@ class _MathVerdict(NamedTuple):
     answer: str | None
 
 
-class MathEnvironment(TaskEnvironment):
+class MathEnvironment(PooledEnvironment):
     """One turn: the reward `correctness` is 1.0 for a right answer, else 0.0."""
 
     description: ClassVar[str] = "Math problems with one right answer, boxed or plain; reward 1 when it is right."
@@ -229,9 +229,8 @@ class MathEnvironment(TaskEnvironment):
         self.ExtraEnvInfo = type("MathInfo", (MathInfo,), constants)  # type: ignore[misc]
         self.wrong_reward = wrong_reward
         self.format_reward = format_reward
-        workers = assigned_cores() if workers is None else workers
-        self.max_concurrent_steps = STEPS_PER_WORKER * workers
-        self.pool = WorkerPool(workers, _prepare_worker, ["math_verify", __name__, EXACT], lost_after_s)
+        preloaded = ["math_verify", __name__, EXACT]
+        self.start_pool(workers, STEPS_PER_WORKER, _prepare_worker, preloaded, lost_after_s)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: MathInfo) -> StepOutcome:
         """Judges the response.
@@ -267,10 +266,6 @@ class MathEnvironment(TaskEnvironment):
             raise SampleRejected(f"extra_env_info.ground_truth is not a mathematical expression: {ground_truth!r}")
         text = found.extracted if answer.text is None else answer.text
         return _verdict_of(found.correct, expected, text)
-
-    def close(self) -> None:
-        """Ends the worker processes."""
-        self.pool.close()
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Additions of two numbers from 0 to 99, all different if `count` is at most 10,000."""

@@ -18,6 +18,7 @@ from deployments.tasks.bridges.gymnasium import GymnasiumEnvironment, GymnasiumI
 from deployments.tasks.replies import last_tagged
 from deployments.tasks.support import PackageMissing
 from rollout_env import SampleRejected, check, play
+from rollout_env.loading import EnvironmentNotLoadable, checked_arguments
 from tests.deployments.images.pictures import ImagesInProcess
 
 DIRECTIONS = ["left", "down", "right", "up"]
@@ -212,8 +213,8 @@ def test_what_has_no_picture_is_refused_at_the_start(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Pictureless, "metadata", {"render_modes": ["ansi"]})
     with pytest.raises(ValueError, match=r"Pictureless-v0 renders no pictures \(rgb_array\), but \['ansi'\]"):
         GymnasiumEnvironment("Pictureless-v0", observation="image")
-    with pytest.raises(ValueError, match="observation must be one of text, image, both, got 'picture'"):
-        lake(observation="picture")
+    with pytest.raises(EnvironmentNotLoadable, match="observation: Input should be 'text', 'image' or 'both'"):
+        checked_arguments(GymnasiumEnvironment, {"env_id": "FrozenLake-v1", "observation": "picture"}, "lake")
     monkeypatch.setitem(sys.modules, "pygame", None)
     with pytest.raises(PackageMissing, match="FrozenLake-v1 needs a package to draw: pygame is not installed"):
         lake(observation="image")
@@ -245,7 +246,7 @@ def test_an_episode_that_is_over_takes_no_step() -> None:
     session = environment.open_session([], info)
     for reply in moves(["down", "right"]):
         session.step([{"role": "assistant", "content": reply}], info)
-    with pytest.raises(SampleRejected, match="The episode is over"):
+    with pytest.raises(SampleRejected, match="The game is over"):
         session.step([{"role": "assistant", "content": "again"}], info)
 
 
