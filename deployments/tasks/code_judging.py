@@ -1,7 +1,6 @@
 """Tests of a program: their forms in `extra_env_info`, running them in a sandbox, and their verdicts."""
 
 import json
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from deployments.sandbox import Limits, Outcome, Program, Sandbox
+from deployments.tasks.support import json_equal
 
 Source = Annotated[str, Field(max_length=65536)]
 
@@ -72,7 +72,6 @@ class CodeInfo(BaseModel):
 
 
 RUN_TESTS = (Path(__file__).parent / "programs" / "run_tests.py").read_text(encoding="utf-8")
-CLOSE = 1e-9
 SHOWN = 300
 """Characters of a test's result that are shown."""
 ENDED_BY = {
@@ -174,7 +173,7 @@ def reported(stdout: str, token: str) -> dict[int, dict[str, Any]]:
 def verdict_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> ProgramVerdict:
     if "value" not in result:
         return ProgramVerdict(False, f"{shown(test)} failed: {str(result.get('error'))[:SHOWN]}.")
-    if isinstance(test, CallTest) and not equal(result["value"], test.expected):
+    if isinstance(test, CallTest) and not json_equal(result["value"], test.expected):
         return ProgramVerdict(
             False, f"{shown(test)} gave {result['value']!r:.{SHOWN}}, expected {test.expected!r:.{SHOWN}}."
         )
@@ -183,20 +182,6 @@ def verdict_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> Prog
 
 def shown(test: CallTest | CodeTest) -> str:
     return (test.call if isinstance(test, CallTest) else test.code)[:SHOWN]
-
-
-def equal(value: Any, expected: Any) -> bool:
-    """Equality of JSON, where true is not 1 and floats may differ by rounding."""
-    if isinstance(value, bool) or isinstance(expected, bool):
-        return value is expected
-    if isinstance(value, float) or isinstance(expected, float):
-        numbers = isinstance(value, int | float) and isinstance(expected, int | float)
-        return numbers and (value == expected or math.isclose(value, expected, rel_tol=CLOSE, abs_tol=CLOSE))
-    if isinstance(value, list) and isinstance(expected, list):
-        return len(value) == len(expected) and all(map(equal, value, expected))
-    if isinstance(value, dict) and isinstance(expected, dict):
-        return value.keys() == expected.keys() and all(equal(value[key], expected[key]) for key in value)
-    return bool(value == expected)
 
 
 def normalized(text: str) -> list[str]:

@@ -14,6 +14,8 @@ from rollout_env import ChatMessage, SampleRejected, Session, StepOutcome, TaskE
 from rollout_env.worker_pool import WorkerPool
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+CLOSE = 1e-9
+"""Difference of floats that count as equal, relative to their size where that is above 1."""
 
 
 class GameInfo(BaseModel):
@@ -137,3 +139,17 @@ def imported(module_name: str, package: str) -> Any:
             f"the package {package} is missing: install the extra `bridges` of the service on each node "
             "(pip install --no-deps --require-hashes -r requirements/bridges.lock)"
         ) from error
+
+
+def json_equal(value: Any, expected: Any) -> bool:
+    """Equality of JSON, where true is not 1 and floats may differ by rounding."""
+    if isinstance(value, bool) or isinstance(expected, bool):
+        return value is expected
+    if isinstance(value, float) or isinstance(expected, float):
+        numbers = isinstance(value, int | float) and isinstance(expected, int | float)
+        return numbers and (value == expected or math.isclose(value, expected, rel_tol=CLOSE, abs_tol=CLOSE))
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(json_equal, value, expected))
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(json_equal(value[key], expected[key]) for key in value)
+    return bool(value == expected)
