@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -43,21 +44,21 @@ def refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, A
     """The first `MOST_REFUSED_FIELDS` fields that the model does not accept."""
     refused: list[RefusedField] = []
     for place, extra_env_info in enumerate(extra_env_infos):
-        for location, message in validation_errors(model, extra_env_info).items():
+        for location, message in _validation_errors(model, extra_env_info).items():
             refused.append(RefusedField(place, location, message))
             if len(refused) == MOST_REFUSED_FIELDS:
                 return refused
     return refused
 
 
-def validation_errors(model: type[BaseModel], extra_env_info: dict[str, Any]) -> dict[tuple[str | int, ...], str]:
+def _validation_errors(model: type[BaseModel], extra_env_info: dict[str, Any]) -> dict[tuple[str | int, ...], str]:
     """Validation errors by field. The alternatives of a union are one error of their field."""
     try:
         model.model_validate(extra_env_info)
     except ValidationError as error:
         problems: dict[tuple[str | int, ...], str] = {}
         for details in error.errors(include_url=False, include_context=False):
-            location = location_in(extra_env_info, details)
+            location = _location_in(extra_env_info, details)
             message = details["msg"].removeprefix("Value error, ")
             problems[location] = f"{problems[location]}, or: {message}" if location in problems else message
         return problems
@@ -67,7 +68,7 @@ def validation_errors(model: type[BaseModel], extra_env_info: dict[str, Any]) ->
     return {}
 
 
-def location_in(extra_env_info: dict[str, Any], details: ErrorDetails) -> tuple[str | int, ...]:
+def _location_in(extra_env_info: dict[str, Any], details: ErrorDetails) -> tuple[str | int, ...]:
     """The path of the field in `extra_env_info`, without the names that pydantic gives to the members of a union."""
     location: list[str | int] = []
     value: Any = extra_env_info
@@ -129,7 +130,7 @@ class EnvironmentHost:
         observed = None if images_settings is None else ObservedImages(RemoteImages(images), images_settings)
         self._steps = StepRunner(self._environment, task_name, step_timeout_s, observed)
         self._heartbeats = Heartbeats()
-        self._callers_watch = CallerWatch(self._fail_steps)
+        self._callers_watch = CallerWatch(partial(self._steps.fail, failure=CALLER_GONE))
         install(self.drain)
 
     async def step(
@@ -156,9 +157,6 @@ class EnvironmentHost:
                     if results:
                         self._heartbeats.note_results(listener)
                     yield StepResults(results, self._steps.load)
-
-    def _fail_steps(self, step_ids: Sequence[str]) -> None:
-        self._steps.fail(step_ids, CALLER_GONE)
 
     async def abort(self, step_ids: list[str]) -> None:
         """Cancels steps whose callers have gone, while others of their call continue. Unknown ids are ignored."""

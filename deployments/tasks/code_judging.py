@@ -112,33 +112,33 @@ async def judge(
         test = tests[place]
         if isinstance(test, InputOutputTest):
             outcome = await sandbox.run(Program(program, stdin=test.stdin), {}, limits)
-            judged = [verdict_of_output(outcome, test)]
+            judged = [_verdict_of_output(outcome, test)]
             place += 1
         else:
             inside: list[CallTest | CodeTest] = []
             while place < len(tests) and not isinstance(test := tests[place], InputOutputTest):
                 inside.append(test)
                 place += 1
-            outcome, judged = await judge_inside(sandbox, program, inside, limits)
+            outcome, judged = await _judge_inside(sandbox, program, inside, limits)
         verdicts += judged
         if outcome.ended_by != "exit" or (all_or_nothing and not all(verdict.passed for verdict in judged)):
             break
     return verdicts
 
 
-def verdict_of_output(outcome: Outcome, test: InputOutputTest) -> ProgramVerdict:
+def _verdict_of_output(outcome: Outcome, test: InputOutputTest) -> ProgramVerdict:
     if outcome.ended_by != "exit":
         return ProgramVerdict(False, f"The program {ENDED_BY[outcome.ended_by]}.")
     if outcome.exit_code != 0:
-        return ProgramVerdict(False, f"The program failed: {last_line(outcome.stderr)}")
-    if normalized(outcome.stdout) != normalized(test.stdout):
+        return ProgramVerdict(False, f"The program failed: {_last_line(outcome.stderr)}")
+    if _normalized(outcome.stdout) != _normalized(test.stdout):
         return ProgramVerdict(
             False, f"The program printed {outcome.stdout[:SHOWN]!r}, expected {test.stdout[:SHOWN]!r}."
         )
     return ProgramVerdict(True)
 
 
-async def judge_inside(
+async def _judge_inside(
     sandbox: Sandbox, program: str, tests: Sequence[CallTest | CodeTest], limits: Limits
 ) -> tuple[Outcome, list[ProgramVerdict]]:
     """Runs all tests in one run. The verdicts end with the test that reached a limit."""
@@ -148,7 +148,7 @@ async def judge_inside(
     spec = ascii({"code": program, "tests": asked}).encode()
     outcome = await sandbox.run(Program(RUN_TESTS, stdin=f"{token}\n"), {"tests.literal": spec}, limits)
     results = reported(outcome.stdout, token)
-    verdicts = [verdict_of_result(results[number], test) for number, test in enumerate(tests) if number in results]
+    verdicts = [_verdict_of_result(results[number], test) for number, test in enumerate(tests) if number in results]
     if len(verdicts) < len(tests):
         what = ENDED_BY.get(outcome.ended_by, "ended the tests")
         verdicts.append(ProgramVerdict(False, f"The program {what}."))
@@ -170,24 +170,24 @@ def reported(stdout: str, token: str) -> dict[int, dict[str, Any]]:
     return results
 
 
-def verdict_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> ProgramVerdict:
+def _verdict_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> ProgramVerdict:
     if "value" not in result:
-        return ProgramVerdict(False, f"{shown(test)} failed: {str(result.get('error'))[:SHOWN]}.")
+        return ProgramVerdict(False, f"{_shown(test)} failed: {str(result.get('error'))[:SHOWN]}.")
     if isinstance(test, CallTest) and not json_equal(result["value"], test.expected):
         return ProgramVerdict(
-            False, f"{shown(test)} gave {result['value']!r:.{SHOWN}}, expected {test.expected!r:.{SHOWN}}."
+            False, f"{_shown(test)} gave {result['value']!r:.{SHOWN}}, expected {test.expected!r:.{SHOWN}}."
         )
     return ProgramVerdict(True)
 
 
-def shown(test: CallTest | CodeTest) -> str:
+def _shown(test: CallTest | CodeTest) -> str:
     return (test.call if isinstance(test, CallTest) else test.code)[:SHOWN]
 
 
-def normalized(text: str) -> list[str]:
+def _normalized(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-def last_line(stderr: str) -> str:
+def _last_line(stderr: str) -> str:
     lines = stderr.strip().splitlines()
     return lines[-1][:SHOWN] if lines else "it wrote no error."

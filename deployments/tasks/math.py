@@ -67,7 +67,7 @@ def compare(ground_truth: str, response: str) -> _MathComparison:
     if not expected:
         return _MathComparison(correct=None, extracted=None)
     for text in dict.fromkeys((normalized(response, keeps_words=True), normalized(response))):
-        given = parsed(text)
+        given = _parsed(text)
         extracted = next((item for item in reversed(given) if isinstance(item, str)), None)
         correct = _is_same_text(normalized(ground_truth), extracted) or (bool(given) and is_equal(expected, given))
         if correct:
@@ -83,17 +83,17 @@ def _is_same_text(ground_truth: str, answer: str | None) -> bool:
 @lru_cache(maxsize=256)
 def _expected_of(ground_truth: str) -> list[Any]:
     """The parsed ground truth, which the rollouts of a group share; empty if math-verify cannot read it."""
-    expected = next(filter(_has_expression, map(read, _readings(ground_truth))), [])
+    expected = next(filter(_has_expression, map(_read, _readings(ground_truth))), [])
     # A text between delimiters that is not an expression is compared as a text.
-    return expected or (read(ground_truth) if _has_delimiters(ground_truth) else [])
+    return expected or (_read(ground_truth) if _has_delimiters(ground_truth) else [])
 
 
-def read(text: str) -> list[Any]:
+def _read(text: str) -> list[Any]:
     """Expressions, and the text in which they were found. A number outside of an unreadable box is not an answer."""
-    return parsed(normalized(text))
+    return _parsed(normalized(text))
 
 
-def parsed(text: str) -> list[Any]:
+def _parsed(text: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse  # type: ignore[import-untyped]
 
     limited = {"extraction_config": [LatexExtractionConfig()]} if last_box(text) is not None else {}
@@ -124,9 +124,9 @@ def _has_delimiters(text: str) -> bool:
     return any(delimiter in formula for delimiter in DELIMITERS)
 
 
-def _has_expression(parsed: list[Any]) -> bool:
+def _has_expression(items: list[Any]) -> bool:
     """Whether math-verify found more than texts."""
-    return any(not isinstance(item, str) for item in parsed)
+    return any(not isinstance(item, str) for item in items)
 
 
 LARGEST_OPERAND = 99
