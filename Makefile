@@ -91,10 +91,10 @@ $(SMOLLM2)/model.safetensors: | $(READY)
 
 # The tasks of other collections need their packages.
 demo: BESIDE = $(filter $(TASKS_BESIDE),$(TASK))
-demo: $(READY) $(MADE) $(if $(filter $(TASKS_BESIDE),$(TASK)),$(BRIDGES)/beside/.ready) $(patsubst %,$(BRIDGES)/%/.ready,$(filter openenv verifiers,$(TASK)))
+demo: $(READY) $(MADE) $(if $(filter $(TASKS_BESIDE),$(TASK)),$(BRIDGES)/beside/.ready) $(patsubst %,$(BRIDGES)/%/.ready,$(filter openenv,$(TASK)))
 	@$(if $(BESIDE),$(BRIDGES)/beside/bin/python,$(PYTHON)) -m examples.demo $(CONFIG) $(AS_OPTION) $(addprefix --task ,$(TASK))
 
-task-page: $(READY) $(MADE) $(BRIDGES)/beside/.ready $(BRIDGES)/openenv/.ready $(BRIDGES)/verifiers/.ready
+task-page: $(READY) $(MADE) $(BRIDGES)/beside/.ready $(BRIDGES)/openenv/.ready
 	@$(BRIDGES)/beside/bin/python -m examples.task_page $(CONFIG) $(AS_OPTION)
 
 serve: $(READY) $(MADE)

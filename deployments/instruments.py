@@ -88,16 +88,16 @@ class SummedHistogram:
         self.counts = source.Gauge(f"{name}_count", description=description, tag_keys=tag_keys)
         self._sums = source.Gauge(f"{name}_sum", description=description, tag_keys=tag_keys)
         self._buckets = source.Gauge(f"{name}_bucket", description=description, tag_keys=(*tag_keys, "le"))
-        self._values: dict[Tags, BucketCounts] = {}
+        self._values: dict[Tags, _BucketCounts] = {}
 
     def observe(self, value: float, *tags: str) -> None:
         self.values_of(tags).observe(value)
 
-    def values_of(self, tags: Tags) -> "BucketCounts":
+    def values_of(self, tags: Tags) -> "_BucketCounts":
         """The counts of these tags."""
         values = self._values.get(tags)
         if values is None:
-            values = self._values[tags] = BucketCounts(self._bounds)
+            values = self._values[tags] = _BucketCounts(self._bounds)
         return values
 
     def flush(self, repeats: bool = False) -> None:
@@ -105,7 +105,7 @@ class SummedHistogram:
             if repeats or values.changed:
                 self._flush(dict(zip(self._tag_keys, tags, strict=True)), values)
 
-    def _flush(self, tags: dict[str, str], values: "BucketCounts") -> None:
+    def _flush(self, tags: dict[str, str], values: "_BucketCounts") -> None:
         values.changed = False
         count = 0
         for le, in_bucket in zip(self._les, values.in_buckets, strict=True):
@@ -115,7 +115,7 @@ class SummedHistogram:
         self._sums.set(values.sum, tags)
 
 
-class BucketCounts:
+class _BucketCounts:
     """The values of a histogram that have the same tags."""
 
     __slots__ = ("_bounds", "changed", "in_buckets", "sum")

@@ -58,7 +58,7 @@ def configure(*, capture_output: bool = True) -> None:
     logging.getLogger("rollout_service").setLevel(logging.INFO)
     keep_serve_log_open()
     if capture_output:
-        log_output(handler)
+        _log_output(handler)
 
 
 def serve_logs_folder() -> Path:
@@ -67,7 +67,7 @@ def serve_logs_folder() -> Path:
     return Path(context.get_temp_dir()) / context.get_session_name() / "logs" / "serve"
 
 
-def log_output(handler: logging.Handler) -> None:
+def _log_output(handler: logging.Handler) -> None:
     """Makes each line that this process prints a line of the log; writes to the file descriptors stay as they are."""
     use_own_print()
     for name in OUTPUT_LOGGERS:

@@ -44,14 +44,14 @@ class StrictSettings(BaseModel):
         return f"unknown; permitted are {', '.join(cls.model_fields)}" if is_unknown_name else problem["msg"]
 
 
-def refuse_credentials(url: HttpUrl) -> HttpUrl:
+def _refuse_credentials(url: HttpUrl) -> HttpUrl:
     """Returns the URL. Raises `ValueError` if it holds a user name or a password, which would be logged."""
     if url.username or url.password:
         raise ValueError("a key in the address would be in logs: name the variable that has it in api_key_variable")
     return url
 
 
-UrlWithoutKey = Annotated[HttpUrl, AfterValidator(refuse_credentials)]
+UrlWithoutKey = Annotated[HttpUrl, AfterValidator(_refuse_credentials)]
 
 
 class KeyMissing(Exception):

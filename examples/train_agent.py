@@ -95,11 +95,11 @@ def service_config(path: Path) -> ServeDeploySchema:
 
 
 @contextmanager
-def verifiers_harness() -> Iterator[str]:
+def verifiers_harness(taskset: str = TASKSET) -> Iterator[str]:
     """Runs verifiers in a Python environment of its own; yields the URL at which it plays the taskset."""
     port = free_port()
     folders = [BRIDGED / "verifiers_tasksets", REPOSITORY, REPOSITORY / "clients"]
-    command = [str(python_of("verifiers")), "-m", VERIFIERS_HARNESS, json.dumps({"id": TASKSET})]
+    command = [str(python_of("verifiers")), "-m", VERIFIERS_HARNESS, json.dumps({"id": taskset})]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     with subprocess.Popen(
         [*command, "--port", str(port), "--until-input-ends"], stdin=subprocess.PIPE, env=variables

@@ -73,7 +73,6 @@ def build(settings: ServiceSettings) -> Application:
             settings.limits.step_timeout_s,
             environment.models,
             {name: reward_models[name] for name in environment.reward_models},
-            environment.shadow,
             images,
             settings.images,
             environment.user_simulator,

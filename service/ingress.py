@@ -114,7 +114,7 @@ class Ingress:
 
         rollout_metrics: RolloutMetrics | None = None
         if settings.metrics:
-            rollout_metrics = RolloutMetrics(settings.shadows_part_at, settings.sandboxed_tasks)
+            rollout_metrics = RolloutMetrics(settings.sandboxed_tasks)
         self._http_metrics = HttpMetrics() if settings.metrics else None
         observer: RolloutObserver = rollout_metrics or UNOBSERVED
         self._tracer = None

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.settings import DataSettings
-from deployments.environments.shadows import ShadowSettings
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.images.settings import ImagesSettings
 from deployments.jobs.settings import JobsSettings
@@ -77,8 +76,6 @@ class EnvironmentSettings(StrictSettings):
     """A user who talks back, for an environment that has one; by default a scripted one, where it has that."""
     reward_models: list[str] = Field(default_factory=list)
     """Those of the service's `reward_models` that the environment may ask."""
-    shadow: dict[str, ShadowSettings] = Field(default_factory=dict)
-    """Further judges, by name, whose verdicts are in no reward: `shadow_rewards` of a result has them."""
 
     @property
     def all_models(self) -> dict[str, ChatModelSettings]:
@@ -100,8 +97,6 @@ class EnvironmentSettings(StrictSettings):
 
     @model_validator(mode="after")
     def has_an_environment(self) -> Self:
-        if self.agent is not None and self.agent.scored_by == "agent" and self.shadow:
-            raise ValueError("shadow judges the steps of an environment, and here the agent scores: leave it out")
         if self.agent is not None and self.agent.harbor is not None and self.import_path not in ("", HARBOR_TASKS):
             raise ValueError("import_path: the verifier of a Harbor task judges it: leave it out beside agent.harbor")
         if self.agent is not None and self.agent.game is not None:
@@ -287,15 +282,6 @@ class ServiceSettings(StrictSettings):
     def agents_by_task(self) -> dict[str, AgentSettings]:
         """The agents of the tasks that have one."""
         return {task_name: task.agent for task_name, task in self.environments.items() if task.agent is not None}
-
-    @property
-    def shadows_part_at(self) -> dict[tuple[str, str], float]:
-        """By how much the verdict of each shadow judge may differ from the reward, by task and judge."""
-        return {
-            (task_name, name): shadow.parts_at
-            for task_name, task in self.environments.items()
-            for name, shadow in task.shadow.items()
-        }
 
     @property
     def sandboxed_tasks(self) -> dict[str, str]:

@@ -20,7 +20,6 @@ from deployments.sandbox.providers import leftover
 from deployments.tasks import math_latex, replies, retrieval
 from deployments.tasks.bridges import gymnasium, nemo_gym, reasoning_gym, textarena
 from deployments.tasks.replies import last_code_block
-from deployments.tasks.sliding_puzzle import ACTION_TAG
 from rollout_client.calls import options
 from rollout_client.cli.run import player
 from rollout_client.contract.messages import IMAGE_NAME
@@ -300,8 +299,7 @@ READERS = {
         ["\\u00", "\\", "\\u", "u004"],
         ("service/model_server/call_images.py::ESCAPED_LETTER",),
     ),
-    "sliding puzzle": Reader(ACTION_TAG.findall, TAGS, ("deployments/tasks/sliding_puzzle.py::ACTION_TAG",)),
-    "gymnasium's action": Reader(lambda text: replies.last_tagged(text, "action"), TAGS),
+    "an action": Reader(lambda text: replies.last_tagged(text, "action"), TAGS),
     "gymnasium's rendering": Reader(
         gymnasium.plain_text,
         ["\x1b[1m", "\x1b[", "\x1b[1;", "\x1b[0m", "1;", "\x1b[31ma", "\x1b[41m"],

@@ -38,7 +38,7 @@ class DataOut:
     def to_pandas(self) -> "pd.DataFrame":
         """One row per rollout: the fields of `SampleResult` and the sample's own further fields.
 
-        Rewards, those of shadow judges, metrics and the error have a column for each of their fields: `rewards.NAME`,
+        Rewards, metrics and the error have a column for each of their fields: `rewards.NAME`,
         `metrics.turn_count`, `error.kind`. `metrics.finish_reason` is that of the last response, and `metrics.clipped`
         says that its length has cut it (`length`). `message_log` and `extra_env_info` hold Python objects.
 

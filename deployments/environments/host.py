@@ -6,8 +6,9 @@ environment's own model before anything is generated for them.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from deployments import logs
-from deployments.environments.shadows import Shadows, ShadowSettings
 from deployments.environments.step_runner import CANCELLED, StepRunner
 from deployments.failures import EnvironmentLost
 from deployments.images.observations import ObservedImages
@@ -34,7 +34,7 @@ from deployments.workers.cleanup import claim_folder, claim_shared_memory
 from rollout_env import ModelUser, TaskEnvironment
 from rollout_env.environment import forks_sessions, has_a_start, has_sessions
 from rollout_env.loading import load_environment
-from rollout_env.steps import abandoned_threads, call
+from rollout_env.steps import abandoned_threads, call, is_plain
 
 MOST_REFUSED_FIELDS = 20
 logger = logging.getLogger("rollout_service.environments")
@@ -44,21 +44,21 @@ def refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, A
     """The first `MOST_REFUSED_FIELDS` fields that the model does not accept."""
     refused: list[RefusedField] = []
     for place, extra_env_info in enumerate(extra_env_infos):
-        for location, message in validation_errors(model, extra_env_info).items():
+        for location, message in _validation_errors(model, extra_env_info).items():
             refused.append(RefusedField(place, location, message))
             if len(refused) == MOST_REFUSED_FIELDS:
                 return refused
     return refused
 
 
-def validation_errors(model: type[BaseModel], extra_env_info: dict[str, Any]) -> dict[tuple[str | int, ...], str]:
+def _validation_errors(model: type[BaseModel], extra_env_info: dict[str, Any]) -> dict[tuple[str | int, ...], str]:
     """Validation errors by field. The alternatives of a union are one error of their field."""
     try:
         model.model_validate(extra_env_info)
     except ValidationError as error:
         problems: dict[tuple[str | int, ...], str] = {}
         for details in error.errors(include_url=False, include_context=False):
-            location = location_in(extra_env_info, details)
+            location = _location_in(extra_env_info, details)
             message = details["msg"].removeprefix("Value error, ")
             problems[location] = f"{problems[location]}, or: {message}" if location in problems else message
         return problems
@@ -68,7 +68,7 @@ def validation_errors(model: type[BaseModel], extra_env_info: dict[str, Any]) ->
     return {}
 
 
-def location_in(extra_env_info: dict[str, Any], details: ErrorDetails) -> tuple[str | int, ...]:
+def _location_in(extra_env_info: dict[str, Any], details: ErrorDetails) -> tuple[str | int, ...]:
     """The path of the field in `extra_env_info`, without the names that pydantic gives to the members of a union."""
     location: list[str | int] = []
     value: Any = extra_env_info
@@ -85,7 +85,6 @@ def location_in(extra_env_info: dict[str, Any], details: ErrorDetails) -> tuple[
 MOST_ABANDONED_THREADS = 256
 CALLER_GONE = EnvironmentLost("The step was ended: the ingress replica that wanted it has died.")
 NO_MODELS: Mapping[str, Any] = MappingProxyType({})
-NO_SHADOWS: Mapping[str, ShadowSettings] = MappingProxyType({})
 
 
 class TooManyThreads(Exception):
@@ -103,12 +102,11 @@ class EnvironmentHost:
         step_timeout_s: float | None,
         chat_models: Mapping[str, ChatModelSettings] = NO_MODELS,
         reward_models: Mapping[str, Any] = NO_MODELS,
-        shadows: Mapping[str, ShadowSettings] = NO_SHADOWS,
         images: Any = None,
         images_settings: ImagesSettings | None = None,
         user_simulator: UserSimulatorSettings | None = None,
     ) -> None:
-        """Makes the environment, its user and its shadow judges.
+        """Makes the environment and its user.
 
         Args:
             reward_models: the handles of their deployments, by name.
@@ -122,19 +120,17 @@ class EnvironmentHost:
         claim_shared_memory()
         claim_folder()
         self._task_name = task_name
-        self._shadows = Shadows(shadows, step_timeout_s)
         self._environment = load_environment(import_path, arguments)
         chats = {name: HttpChatModel(settings, name, running_address) for name, settings in chat_models.items()}
         rewards = {name: RemoteRewardModel(name, handle) for name, handle in reward_models.items()}
         self._environment.use_models(chats, rewards)
-        self._shadows.use_models(chats, rewards)
         if user_simulator is not None:
             played = user_simulator.model_dump(exclude={"model"})
             self._environment.use_user(ModelUser(chats[user_simulator.model], **played))
         observed = None if images_settings is None else ObservedImages(RemoteImages(images), images_settings)
-        self._steps = StepRunner(self._environment, task_name, step_timeout_s, self._shadows, observed)
+        self._steps = StepRunner(self._environment, task_name, step_timeout_s, observed)
         self._heartbeats = Heartbeats()
-        self._callers_watch = CallerWatch(self._fail_steps)
+        self._callers_watch = CallerWatch(partial(self._steps.fail, failure=CALLER_GONE))
         install(self.drain)
 
     async def step(
@@ -161,9 +157,6 @@ class EnvironmentHost:
                     if results:
                         self._heartbeats.note_results(listener)
                     yield StepResults(results, self._steps.load)
-
-    def _fail_steps(self, step_ids: Sequence[str]) -> None:
-        self._steps.fail(step_ids, CALLER_GONE)
 
     async def abort(self, step_ids: list[str]) -> None:
         """Cancels steps whose callers have gone, while others of their call continue. Unknown ids are ignored."""
@@ -231,31 +224,22 @@ class EnvironmentHost:
         environment: TaskEnvironment | None = self.__dict__.pop("_environment", None)
         if environment is None:
             return None
-        if has_sessions(type(environment)) or self._shadows.environments:
-            return self._close_all(environment)
-        return self._close(environment)
+        if has_sessions(type(environment)) or not is_plain(environment.close):
+            return self._close(environment)
+        with self._logged_failure():
+            environment.close()
+        return None
 
-    async def _close_all(self, environment: TaskEnvironment) -> None:
-        """Closes the sessions first, and the shadow judges last."""
+    async def _close(self, environment: TaskEnvironment) -> None:
+        """Closes the sessions first."""
         await self._steps.close()
-        for each in (environment, *self._shadows.environments):
-            if (closing := self._close(each)) is not None:
-                await closing
+        with self._logged_failure():
+            await call(environment.close)
 
-    def _close(self, environment: TaskEnvironment) -> Awaitable[None] | None:
+    @contextmanager
+    def _logged_failure(self) -> Iterator[None]:
         try:
-            closing = environment.close()
-        except Exception as error:  # noqa: BLE001 - it is logged
-            self._log_not_closed(error)
-            return None
-        return None if closing is None else self._closed(closing)
-
-    async def _closed(self, closing: Awaitable[None]) -> None:
-        try:
-            await closing
-        except Exception as error:  # noqa: BLE001 - it is logged
-            self._log_not_closed(error)
-
-    def _log_not_closed(self, error: Exception) -> None:
-        context = {"task_name": self._task_name}
-        logger.warning("The environment of task %s was not closed.", self._task_name, exc_info=error, extra=context)
+            yield
+        except Exception as error:
+            context = {"task_name": self._task_name}
+            logger.warning("The environment of task %s was not closed.", self._task_name, exc_info=error, extra=context)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.environments.step_queue import Deadlines, FairSlots
+from deployments.environments.step_queue import FairSlots
 from deployments.failures import Overloaded, RestartableSessionLost, SessionLost
 from deployments.protocols.environments import StepRequest
 from deployments.rpc.background_tasks import BackgroundTasks
@@ -21,12 +21,14 @@ logger = logging.getLogger("rollout_service.environments")
 
 
 @dataclass(slots=True, eq=False)
-class SessionSlot:
+class _SessionSlot:
     """A session of one rollout, or its reserved place."""
 
     session: Session | None = None
     """`None` until it is open."""
     is_stepping: bool = False
+    idle: asyncio.TimerHandle | None = None
+    """Closes the session after its idle time; `None` before its first step has ended."""
 
 
 class Sessions:
@@ -42,8 +44,7 @@ class Sessions:
         self._environment = environment
         self._task_name = task_name
         self._slots = FairSlots(environment.max_sessions)
-        self._held: dict[str, SessionSlot] = {}
-        self._idle = Deadlines(environment.session_idle_s, self._expire)
+        self._held: dict[str, _SessionSlot] = {}
         self._closing = BackgroundTasks()
 
     @property
@@ -70,7 +71,7 @@ class Sessions:
             finally:
                 self._slots.release()
             return
-        held = self._held[request.session_id] = SessionSlot()
+        held = self._held[request.session_id] = _SessionSlot()
         try:
             yield
         finally:
@@ -89,7 +90,8 @@ class Sessions:
         if held is None or held.is_stepping:
             raise self._lost()
         held.is_stepping = True
-        self._idle.cancel(request.session_id)
+        if held.idle is not None:
+            held.idle.cancel()
         try:
             session = held.session
             if session is None:
@@ -102,7 +104,8 @@ class Sessions:
         if outcome.terminated:
             self._end(request.session_id, held)
         elif self._held.get(request.session_id) is held:
-            self._idle.start(request.session_id)
+            idle_s = self._environment.session_idle_s
+            held.idle = asyncio.get_running_loop().call_later(idle_s, self._expire, request.session_id, held)
         return outcome
 
     def release(self, session_ids: list[str]) -> None:
@@ -147,9 +150,9 @@ class Sessions:
 
     def _close_opened(self, opening: "asyncio.Future[Session]") -> None:
         if not opening.cancelled() and opening.exception() is None:
-            self._start_closing(opening.result(), has_slot=False)
+            self._closing.start(self._close(opening.result(), has_slot=False))
 
-    def _end(self, session_id: str, held: SessionSlot) -> None:
+    def _end(self, session_id: str, held: _SessionSlot) -> None:
         """Closes the session, if that has not begun."""
         if self._held.get(session_id) is not held:
             return
@@ -157,10 +160,11 @@ class Sessions:
             self._forget(session_id, held)
             return
         del self._held[session_id]
-        self._idle.cancel(session_id)
-        self._start_closing(held.session, has_slot=True)
+        if held.idle is not None:
+            held.idle.cancel()
+        self._closing.start(self._close(held.session, has_slot=True))
 
-    def _forget(self, session_id: str, held: SessionSlot) -> None:
+    def _forget(self, session_id: str, held: _SessionSlot) -> None:
         """Releases the slot of a session that was not opened."""
         if self._held.get(session_id) is held:
             del self._held[session_id]
@@ -171,9 +175,6 @@ class Sessions:
         if self._environment.lost_session == "fail":
             return SessionLost("The session of the rollout is gone, and with it the state of the rollout.")
         return RestartableSessionLost("The session of the rollout is gone: it must be played anew from its prompt.")
-
-    def _start_closing(self, session: Session, has_slot: bool) -> None:
-        self._closing.start(self._close(session, has_slot))
 
     async def _close(self, session: Session, has_slot: bool) -> None:
         try:
@@ -186,7 +187,7 @@ class Sessions:
             if has_slot:
                 self._slots.release()
 
-    def _expire(self, session_id: str) -> None:
+    def _expire(self, session_id: str, held: _SessionSlot) -> None:
         """Closes a session that was idle for too long."""
         logger.info(
             "A session of task %s is closed: it had no step for %g s.",
@@ -194,4 +195,4 @@ class Sessions:
             self._environment.session_idle_s,
             extra={"task_name": self._task_name},
         )
-        self._end(session_id, self._held[session_id])
+        self._end(session_id, held)

@@ -1,23 +1,20 @@
-"""Admission, time limits and batching of the steps of one replica.
+"""Admission and batching of the steps of one replica.
 
-`FairSlots` decides which steps run and which wait: requests take turns. `Deadlines` expires what has run for too long.
-`StepBatches` calls an environment's `step_batch` for all steps of one iteration of the event loop.
+`FairSlots` decides which steps run and which wait: requests take turns. `StepBatches` calls an environment's
+`step_batch` for all steps of one iteration of the event loop.
 """
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_env import ChatMessage, OutcomeInvalid, StepOutcome, TaskEnvironment
 from rollout_env.steps import batch_outcomes, validated_extra_env_info, validated_outcome
-
-Key = TypeVar("Key", bound=Hashable)
 
 
 class FairSlots:
@@ -71,40 +68,8 @@ class FairSlots:
         self._free += 1
 
 
-class Deadlines(Generic[Key]):
-    """Calls `expire` with each key that was started `limit_s` ago and not cancelled since.
-
-    One timer serves all keys, because they expire in the order in which they were started.
-    """
-
-    def __init__(self, limit_s: float, expire: Callable[[Key], None]) -> None:
-        self._limit_s = limit_s
-        self._expire = expire
-        self._expires_at: dict[Key, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self, key: Key) -> None:
-        loop = asyncio.get_running_loop()
-        expires_at = self._expires_at[key] = loop.time() + self._limit_s
-        if self._timer is None:
-            self._timer = loop.call_at(expires_at, self._expire_due)
-
-    def cancel(self, key: Key) -> None:
-        self._expires_at.pop(key, None)
-
-    def _expire_due(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = None
-        for key, expires_at in list(self._expires_at.items()):
-            if expires_at > loop.time():
-                self._timer = loop.call_at(expires_at, self._expire_due)
-                return
-            del self._expires_at[key]
-            self._expire(key)
-
-
 @dataclass(slots=True, eq=False)
-class BatchedStep:
+class _BatchedStep:
     message_log: list[ChatMessage]
     state: BaseModel
     outcome: asyncio.Future[Any]
@@ -120,13 +85,13 @@ class StepBatches:
 
     def __init__(self, environment: TaskEnvironment) -> None:
         self._environment = environment
-        self._ready: list[BatchedStep] = []
+        self._ready: list[_BatchedStep] = []
         self._calls = BackgroundTasks()
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: dict[str, Any]) -> StepOutcome:
         """Raises what `rollout_env.steps.validated_step` raises."""
         state = validated_extra_env_info(self._environment, extra_env_info)
-        step = BatchedStep(message_log, state, asyncio.get_running_loop().create_future())
+        step = _BatchedStep(message_log, state, asyncio.get_running_loop().create_future())
         if not self._ready:
             asyncio.get_running_loop().call_soon(self._start)
         self._ready.append(step)
@@ -138,17 +103,22 @@ class StepBatches:
         if not steps:
             return
         call = self._calls.start(self._call(steps))
-        for step in steps:
-            step.outcome.add_done_callback(partial(cancel_if_all_done, call, steps))
 
-    async def _call(self, steps: Sequence[BatchedStep]) -> None:
+        def cancel_if_all_done(_: "asyncio.Future[Any]") -> None:
+            if all(step.outcome.done() for step in steps):
+                call.cancel()
+
+        for step in steps:
+            step.outcome.add_done_callback(cancel_if_all_done)
+
+    async def _call(self, steps: Sequence[_BatchedStep]) -> None:
         message_logs, states = [step.message_log for step in steps], [step.state for step in steps]
         try:
             outcomes = await batch_outcomes(self._environment, message_logs, states)
         except BaseException as error:  # noqa: BLE001 - all that an environment raises goes to its steps
             waiting = [step for step in steps if not step.outcome.done()]
             if len(steps) == 1 or isinstance(error, OutcomeInvalid):
-                fail(waiting, error)
+                _fail(waiting, error)
             else:
                 await asyncio.gather(*(self._call([step]) for step in waiting))
             return
@@ -157,14 +127,9 @@ class StepBatches:
                 step.outcome.set_result(outcome)
 
 
-def fail(steps: Sequence[BatchedStep], error: BaseException) -> None:
+def _fail(steps: Sequence[_BatchedStep], error: BaseException) -> None:
     for step in steps:
         if isinstance(error, asyncio.CancelledError):
             step.outcome.cancel()
         else:
             step.outcome.set_exception(error)
-
-
-def cancel_if_all_done(call: "asyncio.Task[None]", steps: Sequence[BatchedStep], _: "asyncio.Future[Any]") -> None:
-    if all(step.outcome.done() for step in steps):
-        call.cancel()

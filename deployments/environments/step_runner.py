@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from deployments.environments.sessions import Sessions
-from deployments.environments.shadows import Shadows
-from deployments.environments.step_queue import Deadlines, FairSlots, StepBatches
+from deployments.environments.step_queue import FairSlots, StepBatches
 from deployments.failures import (
     EnvironmentBroken,
     EnvironmentLost,
@@ -35,7 +34,7 @@ logger = logging.getLogger("rollout_service.environments")
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class _Step:
     """A step that runs or waits."""
 
     request: StepRequest
@@ -43,6 +42,8 @@ class Step:
     """Failures of the same call whose traceback is already in the log."""
     result: asyncio.Future[StepResult]
     has_slot: bool = False
+    deadline: asyncio.TimerHandle | None = None
+    """Ends the step at its time limit, if there is one, from when it has its slot."""
 
 
 class StepRunner:
@@ -58,27 +59,26 @@ class StepRunner:
         environment: TaskEnvironment,
         task_name: str,
         step_timeout_s: float | None,
-        shadows: Shadows | None = None,
         images: ObservedImages | None = None,
     ) -> None:
-        """Runs no step yet; `step_timeout_s` is None for no limit. The `shadows` judge each step too.
+        """Runs no step yet; `step_timeout_s` is None for no limit.
 
         Args:
             images: keeps those that observations show; None where the service takes no images.
         """
         self._sessions = Sessions(environment, task_name) if has_sessions(type(environment)) else None
-        self._step = step_function(environment) if self._sessions is None else self._sessions.step
-        if shadows is not None:
-            self._step = shadows.beside(self._step)
-        self._start_sample = of_request(partial(validated_start, environment))
+        batched = StepBatches(environment).step if steps_in_batches(type(environment)) else None
+        alone = _of_request(batched or partial(validated_step, environment))
+        self._step = alone if self._sessions is None else self._sessions.step
+        self._start_sample = _of_request(partial(validated_start, environment))
         self._images = images
         self._task_name = task_name
         self._step_timeout_s = step_timeout_s
-        self._slots = FairSlots(environment.max_concurrent_steps or default_concurrency(environment))
-        self._steps: dict[str, Step] = {}
+        self._slots = FairSlots(environment.max_concurrent_steps or _default_concurrency(environment))
+        self._steps: dict[str, _Step] = {}
         """Steps that run or wait, by `step_id`."""
-        self._deadlines = None if step_timeout_s is None else Deadlines(step_timeout_s, self._expire)
         self._hands_off = False
+        self._shutting_down = EnvironmentShuttingDown(f"The replica of environment {task_name!r} is being shut down.")
         self.in_progress = 0
         """Number of steps that run or wait."""
 
@@ -89,13 +89,13 @@ class StepRunner:
             logged_failures: failures of the same call whose traceback is already in the log. The step adds its own.
         """
         loop = asyncio.get_running_loop()
-        step = Step(request, logged_failures, loop.create_future())
+        step = _Step(request, logged_failures, loop.create_future())
         self._steps[request.step_id] = step
         self.in_progress += 1
         task = loop.create_task(self._run(step), context=context_below(request.traceparent))
         step.result.add_done_callback(partial(self._end, step, task))
         if self._hands_off:
-            self._hand_off(step)
+            self.fail([request.step_id], self._shutting_down)
         return step.result
 
     def abort(self, step_ids: list[str]) -> None:
@@ -116,14 +116,7 @@ class StepRunner:
         self._hands_off = True
         if self._steps:
             logger.info("%d steps of task %s continue at other replicas.", len(self._steps), self._task_name)
-        for step in list(self._steps.values()):
-            self._hand_off(step)
-
-    def _hand_off(self, step: Step) -> None:
-        if not step.result.done():
-            step.result.set_result(
-                EnvironmentShuttingDown(f"The replica of environment {self._task_name!r} is being shut down.")
-            )
+        self.fail(list(self._steps), self._shutting_down)
 
     @property
     def load(self) -> int:
@@ -140,19 +133,19 @@ class StepRunner:
         if self._sessions is not None:
             await self._sessions.close()
 
-    def _end(self, step: Step, task: "asyncio.Task[None]", _result: "asyncio.Future[StepResult]") -> None:
+    def _end(self, step: _Step, task: "asyncio.Task[None]", _result: "asyncio.Future[StepResult]") -> None:
         self.in_progress -= 1
         # A retry of the same step has the same id and may have replaced this one.
         if self._steps.get(step.request.step_id) is step:
             del self._steps[step.request.step_id]
-        if self._deadlines is not None:
-            self._deadlines.cancel(step)
+        if step.deadline is not None:
+            step.deadline.cancel()
         # Not when the task ends: an environment that ignores its cancellation would keep the slot for ever.
         if step.has_slot:
             self._slots.release()
         task.cancel()
 
-    async def _run(self, step: Step) -> None:
+    async def _run(self, step: _Step) -> None:
         result: StepResult
         try:
             # Not while it holds a slot: those that have a session need slots to come to its end.
@@ -167,17 +160,17 @@ class StepRunner:
                 step.result.set_exception(error)
             raise
         except BaseException as error:  # noqa: BLE001 - all that an environment raises fails one sample, SystemExit too
-            result = CANCELLED if step.result.done() else self._logged(failure_of_step(error), error, step)
+            result = CANCELLED if step.result.done() else self._logged(_failure_of_step(error), error, step)
         if not step.result.done():
             step.result.set_result(result)
 
-    async def _outcome(self, step: Step) -> StepResult:
+    async def _outcome(self, step: _Step) -> StepResult:
         await self._slots.acquire(step.request.request_id)
         step.has_slot = True
         if step.result.done():
             return CANCELLED
-        if self._deadlines is not None:
-            self._deadlines.start(step)
+        if self._step_timeout_s is not None:
+            step.deadline = asyncio.get_running_loop().call_later(self._step_timeout_s, self._expire, step)
         function = self._start_sample if step.request.is_start else self._step
         outcome = await function(step.request)
         if not shows_images(outcome):
@@ -191,13 +184,13 @@ class StepRunner:
             self.release([step.request.session_id])
             raise
 
-    def _expire(self, step: Step) -> None:
+    def _expire(self, step: _Step) -> None:
         """Ends a step that has reached its limit."""
         if not step.result.done():
             failure = TurnTimedOut(f"The environment's step took longer than {self._step_timeout_s:g} s.")
             step.result.set_result(self._logged(failure, None, step))
 
-    def _logged(self, failure: RolloutFailure, error: BaseException | None, step: Step) -> RolloutFailure:
+    def _logged(self, failure: RolloutFailure, error: BaseException | None, step: _Step) -> RolloutFailure:
         # An environment that rejects a sample answers: its code has no fault that a traceback would show.
         is_answer = isinstance(failure, EnvironmentRejected)
         traceback_of = None if is_answer or str(failure) in step.logged_failures else error
@@ -212,25 +205,18 @@ class StepRunner:
         return failure
 
 
-def step_function(environment: TaskEnvironment) -> StepFunction:
-    """A function that runs one validated step, alone or in a batch with those that are ready at the same moment."""
-    if steps_in_batches(type(environment)):
-        return of_request(StepBatches(environment).step)
-    return of_request(partial(validated_step, environment))
-
-
-def of_request(step: Callable[[list[ChatMessage], dict[str, Any]], Awaitable[StepOutcome]]) -> StepFunction:
+def _of_request(step: Callable[[list[ChatMessage], dict[str, Any]], Awaitable[StepOutcome]]) -> StepFunction:
     return lambda request: step(request.message_log, request.extra_env_info)
 
 
-def default_concurrency(environment: TaskEnvironment) -> int | None:
+def _default_concurrency(environment: TaskEnvironment) -> int | None:
     if has_sessions(type(environment)):
         return MOST_THREADS if is_plain(environment.open_session) else None
     in_threads = not steps_in_batches(type(environment)) and is_plain(environment.step)
     return MOST_THREADS if in_threads else None
 
 
-def failure_of_step(error: BaseException) -> RolloutFailure:
+def _failure_of_step(error: BaseException) -> RolloutFailure:
     """The failure for an exception of an environment. Its message reaches the trainer; the traceback only the log."""
     match error:
         case SampleRejected():

@@ -65,7 +65,6 @@ class ResponseParser(Protocol):
 
     async def parse(self, response: ResponseToParse) -> ParsedResponse:
         """Parses a response; one that cannot be read has a `parse_error`. Raises nothing; the call may be cancelled."""
-        ...
 
 
 OPTIONAL_FIELDS = ("name", "tool_call_id", "tool_calls", "reasoning_content", "parsed_content", "parse_error")
@@ -74,7 +73,7 @@ OPTIONAL_FIELDS = ("name", "tool_call_id", "tool_calls", "reasoning_content", "p
 
 def chat_message(message: Message | PromptMessage) -> ChatMessage:
     """The message without its numbers."""
-    chat: ChatMessage = {"role": message.role, "content": text_of(message.content)}
+    chat: ChatMessage = {"role": message.role, "content": _text_of(message.content)}
     fields = message.__dict__
     for name in OPTIONAL_FIELDS:
         if (value := fields.get(name)) is not None:
@@ -108,7 +107,7 @@ def judged_log(messages: Iterable[Message]) -> list[ChatMessage]:
     return chat
 
 
-def text_of(content: str | Sequence[ContentPart] | None) -> str:
+def _text_of(content: str | Sequence[ContentPart] | None) -> str:
     """The text of a prompt's message, which a chat template may take as parts, as a message log has it."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -168,7 +167,6 @@ class ChatTokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response: without special tokens, or at least without the one that ends its turn."""
-        ...
 
     def pieces(self, token_ids: Sequence[int], before: Sequence[int]) -> list[str | None]:
         """The text that each token adds after the ids `before`, as the engine reads it when it looks for stop strings.
@@ -176,7 +174,6 @@ class ChatTokenizer(Protocol):
         `None`: the text so far ends inside a character, which later tokens complete. Of `before`, the last
         `CONTEXT_TOKENS` are enough.
         """
-        ...
 
     def observations(
         self,
@@ -200,4 +197,3 @@ class ChatTokenizer(Protocol):
         Raises:
             EnvironmentRejected: the chat template cannot render the messages.
         """
-        ...

@@ -1,6 +1,5 @@
 """The records of environment steps and of tasks. Imported through `deployments/protocols/generation.py`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,14 +36,6 @@ class StepRequest:
     """The span of the step, as the header of the W3C; empty if it is not traced."""
     owner: str | None = None
     """The name of the key of the rollout, which owns the images that the step shows; None where none is needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowedOutcome(StepOutcome):
-    """The outcome of a step that shadow judges have judged too."""
-
-    shadow_rewards: Mapping[str, float | None] = field(default_factory=dict)
-    """The verdict of each judge on this step alone, by its name; `None` if it gave none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,22 +230,18 @@ class Generator(Protocol):
             OtherVersionLoaded: the replica does not have the weights that the request demands.
             Overloaded: the engine's queue is full.
         """
-        ...
 
     def is_generating(self, rollout_id: str) -> bool:
         """Whether a generation of this rollout is at a replica, where it may have tokens already."""
-        ...
 
     def interrupt(self, rollout_id: str) -> bool:
         """Asks that the generation of this rollout returns soon, with the tokens that it has.
 
         Returns whether the rollout has a generation under way; without one nothing happens.
         """
-        ...
 
     def release(self, rollout_id: str) -> None:
         """Forgets the rollout, which has no further turn. Unknown ids are ignored."""
-        ...
 
     async def image_tokens(self, names: Sequence[str]) -> list[ImageTokens]:
         """The tokens that the model has for each of these images of the store.
@@ -259,7 +255,6 @@ class Generator(Protocol):
 
     async def describe(self) -> GeneratorDescription:
         """Raises `GenerationLost` if no replica answers."""
-        ...
 
     def replicas(self) -> Sequence[str]:
         """Ids of the replicas that take calls, as far as they are known."""
@@ -279,14 +274,12 @@ class Engine(Protocol):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Runs one generation. Cancelling the call aborts it; raises what `Generator.generate` raises."""
-        ...
 
     async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
         """Lets these generations return as "abort" with the tokens that they have. Unknown ids are ignored.
 
         `failure` becomes the `failure` of what they return.
         """
-        ...
 
     async def image_tokens(self, names: Sequence[str]) -> list[ImageTokens]:
         """As `Generator.image_tokens`; raises what it raises."""
@@ -296,7 +289,6 @@ class Engine(Protocol):
 
     def load(self) -> ReplicaLoad:
         """Is called for every item of every stream: it costs microseconds."""
-        ...
 
 
 class Environment(Protocol):
@@ -312,7 +304,6 @@ class Environment(Protocol):
             EnvironmentLost: the environment's replica broke during the step.
             SessionLost: the rollout had a session at a replica, and it is gone.
         """
-        ...
 
     def release(self, session_id: str) -> None:  # noqa: ARG002 - most environments hold nothing for a rollout
         """Closes the session of a rollout that has ended, or is played anew. Unknown ids are ignored."""
@@ -327,7 +318,6 @@ class Environment(Protocol):
 
     async def describe(self) -> TaskDescription:
         """Raises `EnvironmentLost` if no replica answers."""
-        ...
 
     def replicas(self) -> Sequence[str]:
         """Ids of the replicas that take calls, as far as they are known."""
@@ -346,8 +336,6 @@ class Environment(Protocol):
 
         Raises `EnvironmentLost` if no replica answers.
         """
-        ...
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """`count` different samples of the task, the same ones for the same `seed`. Raises `EnvironmentLost`."""
-        ...

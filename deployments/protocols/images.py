@@ -47,12 +47,10 @@ class ImageStore(Protocol):
             ImagesFull: the store, or the owner's part of it, has no room.
             ImagesLost: the store cannot be reached.
         """
-        ...
 
     async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:
         """Those of the names that the store does not have, or that this owner may not refer to. Others are kept for
         the whole time of an image from now on."""
-        ...
 
     async def get(self, name: str) -> bytes:
         """The content of an image.
@@ -61,10 +59,9 @@ class ImageStore(Protocol):
             ImageUnknown: there is none of this name any more.
             ImagesLost: the store cannot be reached.
         """
-        ...
 
 
-class MessageWithImages(Protocol):
+class _MessageWithImages(Protocol):
     """A message whose tokens are known, and which of them stand for images."""
 
     @property
@@ -74,7 +71,7 @@ class MessageWithImages(Protocol):
     def mm_ranges(self) -> Sequence[MediaRange] | None: ...
 
 
-def image_spans(messages: Iterable[MessageWithImages], start: int = 0) -> tuple[ImageSpan, ...]:
+def image_spans(messages: Iterable[_MessageWithImages], start: int = 0) -> tuple[ImageSpan, ...]:
     """The images of the messages, the first of which begins at token `start` of the prompt."""
     spans: list[ImageSpan] = []
     for message in messages:

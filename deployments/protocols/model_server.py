@@ -117,7 +117,6 @@ class ModelServer(Protocol):
         Raises before the first part:
             RolloutFailure: no replica could answer.
         """
-        ...
 
     async def abort_calls(self, calls: CallsToAbort) -> None:
         """Ends calls with the tokens that they have, also those that have not reached a replica yet.
@@ -125,11 +124,9 @@ class ModelServer(Protocol):
         Raises:
             GenerationLost: no replica answers.
         """
-        ...
 
     def release(self, rollout_id: str) -> None:
         """Forgets the party of calls of this `rollout_id`. Unknown ids are ignored."""
-        ...
 
 
 def public_model_name(model: str) -> str:

@@ -32,13 +32,9 @@ def form_of(column: PackedNumbers) -> tuple[NumberType, list[int]]:
     return column.dtype, column.shape[1:]
 
 
-def row_bytes(column: PackedNumbers) -> int:
-    return prod(column.shape[1:]) * NUMBER_BYTES[column.dtype]
-
-
 def rows_between(column: PackedNumbers, first: int, end: int) -> PackedNumbers:
     """Those of its rows from `first` to before `end` that there are."""
-    width = row_bytes(column)
+    width = prod(column.shape[1:]) * NUMBER_BYTES[column.dtype]
     return numbers_of(bytes(memoryview(column.data)[first * width : end * width]), *form_of(column))
 
 

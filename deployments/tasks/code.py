@@ -160,10 +160,10 @@ class CodeEnvironment(TaskEnvironment):
         """Functions of one number to write, all different."""
         draw = random.Random(seed)
         largest = max(99, count)
-        return [function_sample(*divmod(number, largest)) for number in draw.sample(range(largest**2), count)]
+        return [_function_sample(*divmod(number, largest)) for number in draw.sample(range(largest**2), count)]
 
 
-def function_sample(factor: int, summand: int) -> dict[str, Any]:
+def _function_sample(factor: int, summand: int) -> dict[str, Any]:
     """A linear function to write, with three tests."""
     prompt = f"Write a Python function f(x) that returns {factor} * x + {summand}. Reply with one code block."
     tests = [{"call": f"f({x})", "expected": factor * x + summand} for x in (0, 1, -7)]

@@ -1,7 +1,6 @@
 """Tests of a program: their forms in `extra_env_info`, running them in a sandbox, and their verdicts."""
 
 import json
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from deployments.sandbox import Limits, Outcome, Program, Sandbox
+from deployments.tasks.support import json_equal
 
 Source = Annotated[str, Field(max_length=65536)]
 
@@ -72,7 +72,6 @@ class CodeInfo(BaseModel):
 
 
 RUN_TESTS = (Path(__file__).parent / "programs" / "run_tests.py").read_text(encoding="utf-8")
-CLOSE = 1e-9
 SHOWN = 300
 """Characters of a test's result that are shown."""
 ENDED_BY = {
@@ -113,33 +112,33 @@ async def judge(
         test = tests[place]
         if isinstance(test, InputOutputTest):
             outcome = await sandbox.run(Program(program, stdin=test.stdin), {}, limits)
-            judged = [verdict_of_output(outcome, test)]
+            judged = [_verdict_of_output(outcome, test)]
             place += 1
         else:
             inside: list[CallTest | CodeTest] = []
             while place < len(tests) and not isinstance(test := tests[place], InputOutputTest):
                 inside.append(test)
                 place += 1
-            outcome, judged = await judge_inside(sandbox, program, inside, limits)
+            outcome, judged = await _judge_inside(sandbox, program, inside, limits)
         verdicts += judged
         if outcome.ended_by != "exit" or (all_or_nothing and not all(verdict.passed for verdict in judged)):
             break
     return verdicts
 
 
-def verdict_of_output(outcome: Outcome, test: InputOutputTest) -> ProgramVerdict:
+def _verdict_of_output(outcome: Outcome, test: InputOutputTest) -> ProgramVerdict:
     if outcome.ended_by != "exit":
         return ProgramVerdict(False, f"The program {ENDED_BY[outcome.ended_by]}.")
     if outcome.exit_code != 0:
-        return ProgramVerdict(False, f"The program failed: {last_line(outcome.stderr)}")
-    if normalized(outcome.stdout) != normalized(test.stdout):
+        return ProgramVerdict(False, f"The program failed: {_last_line(outcome.stderr)}")
+    if _normalized(outcome.stdout) != _normalized(test.stdout):
         return ProgramVerdict(
             False, f"The program printed {outcome.stdout[:SHOWN]!r}, expected {test.stdout[:SHOWN]!r}."
         )
     return ProgramVerdict(True)
 
 
-async def judge_inside(
+async def _judge_inside(
     sandbox: Sandbox, program: str, tests: Sequence[CallTest | CodeTest], limits: Limits
 ) -> tuple[Outcome, list[ProgramVerdict]]:
     """Runs all tests in one run. The verdicts end with the test that reached a limit."""
@@ -149,7 +148,7 @@ async def judge_inside(
     spec = ascii({"code": program, "tests": asked}).encode()
     outcome = await sandbox.run(Program(RUN_TESTS, stdin=f"{token}\n"), {"tests.literal": spec}, limits)
     results = reported(outcome.stdout, token)
-    verdicts = [verdict_of_result(results[number], test) for number, test in enumerate(tests) if number in results]
+    verdicts = [_verdict_of_result(results[number], test) for number, test in enumerate(tests) if number in results]
     if len(verdicts) < len(tests):
         what = ENDED_BY.get(outcome.ended_by, "ended the tests")
         verdicts.append(ProgramVerdict(False, f"The program {what}."))
@@ -171,38 +170,24 @@ def reported(stdout: str, token: str) -> dict[int, dict[str, Any]]:
     return results
 
 
-def verdict_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> ProgramVerdict:
+def _verdict_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> ProgramVerdict:
     if "value" not in result:
-        return ProgramVerdict(False, f"{shown(test)} failed: {str(result.get('error'))[:SHOWN]}.")
-    if isinstance(test, CallTest) and not equal(result["value"], test.expected):
+        return ProgramVerdict(False, f"{_shown(test)} failed: {str(result.get('error'))[:SHOWN]}.")
+    if isinstance(test, CallTest) and not json_equal(result["value"], test.expected):
         return ProgramVerdict(
-            False, f"{shown(test)} gave {result['value']!r:.{SHOWN}}, expected {test.expected!r:.{SHOWN}}."
+            False, f"{_shown(test)} gave {result['value']!r:.{SHOWN}}, expected {test.expected!r:.{SHOWN}}."
         )
     return ProgramVerdict(True)
 
 
-def shown(test: CallTest | CodeTest) -> str:
+def _shown(test: CallTest | CodeTest) -> str:
     return (test.call if isinstance(test, CallTest) else test.code)[:SHOWN]
 
 
-def equal(value: Any, expected: Any) -> bool:
-    """Equality of JSON, where true is not 1 and floats may differ by rounding."""
-    if isinstance(value, bool) or isinstance(expected, bool):
-        return value is expected
-    if isinstance(value, float) or isinstance(expected, float):
-        numbers = isinstance(value, int | float) and isinstance(expected, int | float)
-        return numbers and (value == expected or math.isclose(value, expected, rel_tol=CLOSE, abs_tol=CLOSE))
-    if isinstance(value, list) and isinstance(expected, list):
-        return len(value) == len(expected) and all(map(equal, value, expected))
-    if isinstance(value, dict) and isinstance(expected, dict):
-        return value.keys() == expected.keys() and all(equal(value[key], expected[key]) for key in value)
-    return bool(value == expected)
-
-
-def normalized(text: str) -> list[str]:
+def _normalized(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-def last_line(stderr: str) -> str:
+def _last_line(stderr: str) -> str:
     lines = stderr.strip().splitlines()
     return lines[-1][:SHOWN] if lines else "it wrote no error."

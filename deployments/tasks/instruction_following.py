@@ -6,57 +6,19 @@ regular expression busy. What the library would download at first use comes from
 
 import logging
 import random
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from deployments.tasks.replies import text_outcome
-from deployments.tasks.support import assigned_cores
-from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
-from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerPool
+from deployments.tasks.support import PooledEnvironment
+from rollout_env import ChatMessage, StepOutcome
+from rollout_env.worker_pool import ProcessorTimeExceeded
 
 STEPS_PER_WORKER = 2
 """One is judged while the next one waits at the worker."""
-ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "change_case:capital_word_frequency": ("capital_frequency", "capital_relation"),
-    "change_case:english_capital": (),
-    "change_case:english_lowercase": (),
-    "combination:repeat_prompt": ("prompt_to_repeat",),
-    "combination:two_responses": (),
-    "detectable_content:number_placeholders": ("num_placeholders",),
-    "detectable_content:postscript": ("postscript_marker",),
-    "detectable_format:constrained_response": (),
-    "detectable_format:json_format": (),
-    "detectable_format:multiple_sections": ("section_spliter", "num_sections"),
-    "detectable_format:number_bullet_lists": ("num_bullets",),
-    "detectable_format:number_highlighted_sections": ("num_highlights",),
-    "detectable_format:title": (),
-    "keywords:existence": ("keywords",),
-    "keywords:forbidden_words": ("forbidden_words",),
-    "keywords:frequency": ("keyword", "frequency", "relation"),
-    "keywords:letter_frequency": ("letter", "let_frequency", "let_relation"),
-    "language:response_language": ("language",),
-    "length_constraints:nth_paragraph_first_word": ("num_paragraphs", "nth_paragraph", "first_word"),
-    "length_constraints:number_paragraphs": ("num_paragraphs",),
-    "length_constraints:number_sentences": ("num_sentences", "relation"),
-    "length_constraints:number_words": ("num_words", "relation"),
-    "punctuation:no_comma": (),
-    "startend:end_checker": ("end_phrase",),
-    "startend:quotation": (),
-}
-"""The names of the `kwargs` of each kind. The library draws one that is missing at random."""
-TOPICS = (
-    "a cat",
-    "the sea",
-    "a bicycle",
-    "winter",
-    "a bridge",
-    "bread",
-    "a lighthouse",
-    "music",
-    "a garden",
-    "the moon",
-)
+TOPICS = ("a cat", "the sea", "a bicycle", "winter", "a bridge", "bread", "a lighthouse", "music", "the moon")
 WORDS = ("river", "quiet", "seven", "light", "stone", "morning", "paper", "green", "north", "glass")
 logger = logging.getLogger("rollout_service.environments")
 
@@ -68,6 +30,14 @@ class _Followed(NamedTuple):
     """By the reply as it is."""
     loose: bool
     """By the reply, or by it without its first line, its last line, or asterisks."""
+
+
+@cache
+def _arguments() -> dict[str, list[str]]:
+    """The names of the `kwargs` of each kind, of which the library draws one that is missing at random."""
+    from if_verifiable.ifeval import INSTRUCTION_DICT  # type: ignore[import-untyped]
+
+    return {name: kind(name).get_instruction_args_keys() for name, kind in sorted(INSTRUCTION_DICT.items())}
 
 
 class InstructionInfo(BaseModel):
@@ -86,15 +56,16 @@ class InstructionInfo(BaseModel):
             raise ValueError(
                 f"there are {len(self.instruction_id_list)} instructions and {len(self.kwargs)} kwargs: send as many"
             )
+        known = _arguments()
         for name, kwargs in zip(self.instruction_id_list, self.kwargs, strict=True):
-            if name not in ARGUMENTS:
-                raise ValueError(f"there is no instruction {name!r}; the known ones are {', '.join(ARGUMENTS)}")
-            if missing := [argument for argument in ARGUMENTS[name] if kwargs.get(argument) is None]:
+            if name not in known:
+                raise ValueError(f"there is no instruction {name!r}; the known ones are {', '.join(known)}")
+            if missing := [argument for argument in known[name] if kwargs.get(argument) is None]:
                 raise ValueError(f"the instruction {name!r} needs {', '.join(missing)} among its kwargs")
         return self
 
 
-class InstructionFollowingEnvironment(TaskEnvironment):
+class InstructionFollowingEnvironment(PooledEnvironment):
     """One turn. The reward is 1.0 if all instructions were followed, or their share."""
 
     description: ClassVar[str] = "Instructions that a program can verify, as in IFEval; reward for following them."
@@ -118,13 +89,12 @@ class InstructionFollowingEnvironment(TaskEnvironment):
             processor_time_limit_s: of judging one reply, in seconds. One that needs more has followed nothing.
             lost_after_s: seconds of wall time after which judging is given up and tried again.
         """
+        _arguments()  # Imported before the first step, because that takes seconds.
         self._score = score
         self._strict = strict
         self._processor_time_limit_s = processor_time_limit_s
-        workers = assigned_cores() if workers is None else workers
-        self.max_concurrent_steps = STEPS_PER_WORKER * workers
         preloaded = ["if_verifiable", "punkt", __name__]
-        self._pool = WorkerPool(workers, _prepare_worker, preloaded, lost_after_s)
+        self.start_pool(workers, STEPS_PER_WORKER, _prepare_worker, preloaded, lost_after_s)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: InstructionInfo) -> StepOutcome:
         """Judges the reply without its reasoning (`</think>`).
@@ -135,7 +105,7 @@ class InstructionFollowingEnvironment(TaskEnvironment):
         names = extra_env_info.instruction_id_list
         reply = message_log[-1]["content"]
         try:
-            judged = await self._pool.run(self._processor_time_limit_s, judge, reply, names, extra_env_info.kwargs)
+            judged = await self.pool.run(self._processor_time_limit_s, _judge, reply, names, extra_env_info.kwargs)
         except ProcessorTimeExceeded as error:
             logger.info("A reply was judged to follow no instruction because judging it took %s.", error)
             judged = [_Followed(strict=False, loose=False)] * len(names)
@@ -144,10 +114,6 @@ class InstructionFollowingEnvironment(TaskEnvironment):
         share = sum(followed) / len(followed)
         content = f"Not followed: {', '.join(broken)}." if broken else "All instructions were followed."
         return text_outcome(content, share if self._score == "share" else float(share == 1.0), terminated=True)
-
-    def close(self) -> None:
-        """Ends the worker processes."""
-        self._pool.close()
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Short texts to write with one or two instructions."""
@@ -196,10 +162,10 @@ def _prepare_worker() -> None:
     instructions_util.nltk.word_tokenize = word_tokenize
     # It draws otherwise, and the same reply would be of another language the next time.
     langdetect.DetectorFactory.seed = 0
-    judge("One sentence in English.", ["language:response_language"], [{"language": "en"}])
+    _judge("One sentence in English.", ["language:response_language"], [{"language": "en"}])
 
 
-def judge(reply: str, names: list[str], kwargs: list[dict[str, Any]]) -> list[_Followed]:
+def _judge(reply: str, names: list[str], kwargs: list[dict[str, Any]]) -> list[_Followed]:
     """Whether each instruction was followed; an empty reply follows none."""
     from if_verifiable.common import evaluate_instructions  # type: ignore[import-untyped]
     from if_verifiable.ifeval import INSTRUCTION_DICT

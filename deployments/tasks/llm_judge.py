@@ -1,9 +1,9 @@
 """Replies that another model judges by a rubric."""
 
 import json
-import math
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -187,9 +187,7 @@ def verdict_in(text: str, lowest: float, highest: float) -> _JudgeVerdict:
     """
     value = last_object(text)
     score = value.get("score")
-    # An integer is finite, and may be too large for `isfinite`.
-    not_finite = isinstance(score, float) and not math.isfinite(score)
-    if isinstance(score, bool) or not isinstance(score, int | float) or not_finite:
+    if isinstance(score, bool) or not isinstance(score, int | float):
         raise ValueError(f"the score is {json.dumps(score)} and no number")
     if not lowest <= score <= highest:
         raise ValueError(f"the score {score!s:.20} is not from {lowest:g} to {highest:g}")
@@ -199,17 +197,11 @@ def verdict_in(text: str, lowest: float, highest: float) -> _JudgeVerdict:
 def last_object(text: str) -> dict[str, Any]:
     """Raises `ValueError` if the text does not end with a JSON object."""
     stripped = text.rstrip("`~ \t\r\n")
-    if stripped.endswith("}"):
-        decoder = json.JSONDecoder()
-        start = stripped.rfind("{")
-        for _ in range(MOST_BRACES):
-            if start < 0:
-                break
-            try:
-                value, end = decoder.raw_decode(stripped, start)
-            except (ValueError, RecursionError):
-                value, end = None, 0
-            if isinstance(value, dict) and end == len(stripped):
+    braces = [place for place, character in enumerate(stripped) if character == "{"] if stripped.endswith("}") else []
+    for start in reversed(braces[-MOST_BRACES:]):
+        with suppress(ValueError, RecursionError):
+            value: dict[str, Any]
+            value, end = json.JSONDecoder().raw_decode(stripped, start)
+            if end == len(stripped):
                 return value
-            start = stripped.rfind("{", 0, start)
     raise ValueError("no JSON object at the end")

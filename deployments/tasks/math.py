@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 
 from deployments.tasks.math_latex import as_text, is_prose, normalized
 from deployments.tasks.replies import Answer, AnswerForm, answer_in, last_box, letter_of, text_outcome
-from deployments.tasks.support import assigned_cores
-from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
-from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerPool
+from deployments.tasks.support import PooledEnvironment
+from rollout_env import ChatMessage, SampleRejected, StepOutcome
+from rollout_env.worker_pool import ProcessorTimeExceeded
 
 COMPARISON_MEMORY_BYTES = 2**30
 """Memory that a comparison may allocate beyond the loaded libraries. Ordinary ones need a few MiB."""
@@ -67,7 +67,7 @@ def compare(ground_truth: str, response: str) -> _MathComparison:
     if not expected:
         return _MathComparison(correct=None, extracted=None)
     for text in dict.fromkeys((normalized(response, keeps_words=True), normalized(response))):
-        given = parsed(text)
+        given = _parsed(text)
         extracted = next((item for item in reversed(given) if isinstance(item, str)), None)
         correct = _is_same_text(normalized(ground_truth), extracted) or (bool(given) and is_equal(expected, given))
         if correct:
@@ -83,17 +83,17 @@ def _is_same_text(ground_truth: str, answer: str | None) -> bool:
 @lru_cache(maxsize=256)
 def _expected_of(ground_truth: str) -> list[Any]:
     """The parsed ground truth, which the rollouts of a group share; empty if math-verify cannot read it."""
-    expected = next(filter(_has_expression, map(read, _readings(ground_truth))), [])
+    expected = next(filter(_has_expression, map(_read, _readings(ground_truth))), [])
     # A text between delimiters that is not an expression is compared as a text.
-    return expected or (read(ground_truth) if _has_delimiters(ground_truth) else [])
+    return expected or (_read(ground_truth) if _has_delimiters(ground_truth) else [])
 
 
-def read(text: str) -> list[Any]:
+def _read(text: str) -> list[Any]:
     """Expressions, and the text in which they were found. A number outside of an unreadable box is not an answer."""
-    return parsed(normalized(text))
+    return _parsed(normalized(text))
 
 
-def parsed(text: str) -> list[Any]:
+def _parsed(text: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse  # type: ignore[import-untyped]
 
     limited = {"extraction_config": [LatexExtractionConfig()]} if last_box(text) is not None else {}
@@ -124,9 +124,9 @@ def _has_delimiters(text: str) -> bool:
     return any(delimiter in formula for delimiter in DELIMITERS)
 
 
-def _has_expression(parsed: list[Any]) -> bool:
+def _has_expression(items: list[Any]) -> bool:
     """Whether math-verify found more than texts."""
-    return any(not isinstance(item, str) for item in parsed)
+    return any(not isinstance(item, str) for item in items)
 
 
 LARGEST_OPERAND = 99
@@ -191,7 +191,7 @@ class _MathVerdict(NamedTuple):
     answer: str | None
 
 
-class MathEnvironment(TaskEnvironment):
+class MathEnvironment(PooledEnvironment):
     """One turn: the reward `correctness` is 1.0 for a right answer, else 0.0."""
 
     description: ClassVar[str] = "Math problems with one right answer, boxed or plain; reward 1 when it is right."
@@ -229,9 +229,8 @@ class MathEnvironment(TaskEnvironment):
         self.ExtraEnvInfo = type("MathInfo", (MathInfo,), constants)  # type: ignore[misc]
         self.wrong_reward = wrong_reward
         self.format_reward = format_reward
-        workers = assigned_cores() if workers is None else workers
-        self.max_concurrent_steps = STEPS_PER_WORKER * workers
-        self.pool = WorkerPool(workers, _prepare_worker, ["math_verify", __name__, EXACT], lost_after_s)
+        preloaded = ["math_verify", __name__, EXACT]
+        self.start_pool(workers, STEPS_PER_WORKER, _prepare_worker, preloaded, lost_after_s)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: MathInfo) -> StepOutcome:
         """Judges the response.
@@ -267,10 +266,6 @@ class MathEnvironment(TaskEnvironment):
             raise SampleRejected(f"extra_env_info.ground_truth is not a mathematical expression: {ground_truth!r}")
         text = found.extracted if answer.text is None else answer.text
         return _verdict_of(found.correct, expected, text)
-
-    def close(self) -> None:
-        """Ends the worker processes."""
-        self.pool.close()
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Additions of two numbers from 0 to 99, all different if `count` is at most 10,000."""

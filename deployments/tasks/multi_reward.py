@@ -42,6 +42,9 @@ class PartSettings(EnvironmentPart):
     judges_cut_replies: bool = True
     """False gives it a reward of 0 for a reply that its length has cut (`finish_reason: length`), whatever it finds
     there: an unfinished reply is then neither right nor wrong."""
+    in_reward: bool = True
+    """False makes metrics of its rewards, as of a judge that the policy is not trained on: where the policy exploits
+    the others, their rewards rise and this one's do not."""
 
 
 def _refuse_name_of_a_field(parts: dict[str, PartSettings]) -> dict[str, PartSettings]:
@@ -67,8 +70,7 @@ class MultiRewardEnvironment(TaskEnvironment):
 
     def __init__(self, parts: Parts) -> None:
         """Loads the environments of `parts`, by name; the first one leads."""
-        self._weights = {name: part.weight for name, part in parts.items()}
-        self._skip_cut_replies = {name for name, part in parts.items() if not part.judges_cut_replies}
+        self._parts = parts
         self._environments = {name: load_environment(part.import_path, part.arguments) for name, part in parts.items()}
         self._leader = next(iter(parts))
         self.tools = self._environments[self._leader].tools
@@ -86,30 +88,36 @@ class MultiRewardEnvironment(TaskEnvironment):
     async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
         """Raises what a part raises; the steps of the others are cancelled then."""
         given: dict[str, Any] = extra_env_info.model_dump(exclude_unset=True)
-        ended = given.get("ended", [])
+        ended: list[str] = list(given.get("ended", []))
         state = {name: given.get(name, {}) for name in self._environments}
-        judging = [name for name in self._environments if name not in ended]
         outcomes = await _outcomes_of(
             {
-                name: validated_step(self._environments[name], [message.copy() for message in message_log], state[name])
-                for name in judging
+                name: validated_step(part, [message.copy() for message in message_log], state[name])
+                for name, part in self._environments.items()
+                if name not in ended
             }
         )
-        leading = outcomes[self._leader]
+        is_cut = message_log[-1].get("finish_reason") == "length"
+        rewards: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, outcome in outcomes.items():
+            part = self._parts[name]
             state[name] = state[name] if outcome.metadata is None else outcome.metadata
+            factor = 0.0 if is_cut and not part.judges_cut_replies else part.weight
+            named = outcome.reward if isinstance(outcome.reward, dict) else {"": outcome.reward}
+            weighted = rewards if part.in_reward else metrics
+            weighted |= {f"{name}/{reward}".rstrip("/"): factor * value for reward, value in named.items()}
+            metrics |= {f"{name}/{metric}": value for metric, value in (outcome.metrics or {}).items()}
+        leading = outcomes[self._leader]
+        ended += [name for name, outcome in outcomes.items() if outcome.terminated and name != self._leader]
         return StepOutcome(
             observation=leading.observation,
-            reward=self._weighted(outcomes, is_cut=message_log[-1].get("finish_reason") == "length"),
+            reward=rewards,
             terminated=leading.terminated,
-            metadata={**state, "ended": [*ended, *(name for name in judging if self._judges_no_more(name, outcomes))]},
+            metadata={**state, "ended": ended},
             next_stop_strings=leading.next_stop_strings,
             answer=leading.answer,
-            metrics={
-                f"{name}/{metric}": value
-                for name, outcome in outcomes.items()
-                for metric, value in (outcome.metrics or {}).items()
-            },
+            metrics=metrics,
         )
 
     async def close(self) -> None:
@@ -129,22 +137,10 @@ class MultiRewardEnvironment(TaskEnvironment):
             for place in range(count)
         ]
 
-    def _judges_no_more(self, name: str, outcomes: dict[str, StepOutcome]) -> bool:
-        """Whether the rollout can go on without this part."""
-        return name != self._leader and outcomes[name].terminated
-
-    def _weighted(self, outcomes: dict[str, StepOutcome], *, is_cut: bool) -> dict[str, float]:
-        rewards: dict[str, float] = {}
-        for name, outcome in outcomes.items():
-            is_skipped = is_cut and name in self._skip_cut_replies
-            given = outcome.reward if isinstance(outcome.reward, dict) else {"": outcome.reward}
-            for part, value in given.items():
-                rewards[f"{name}/{part}".rstrip("/")] = 0.0 if is_skipped else self._weights[name] * value
-        return rewards
-
     def _described(self) -> str:
         parts = "; ".join(
-            f"{name} (weight {self._weights[name]:g}): {part.description}" for name, part in self._environments.items()
+            f"{name} (weight {self._parts[name].weight:g}): {part.description}"
+            for name, part in self._environments.items()
         )
         return f"Several judges of one reply. {parts}"
 

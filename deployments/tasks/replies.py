@@ -164,10 +164,10 @@ def boxed_or_whole(text: str) -> str:
 
 
 def last_tagged(text: str, tag: str) -> str | None:
-    """The text between the last `<tag>` and its end, stripped; `None` without one."""
-    _, opened, after = text.rpartition(f"<{tag}>")
-    inner, closed, _ = after.partition(f"</{tag}>")
-    return inner.strip() if opened and closed else None
+    """The text between the last `<tag>` that is closed and its end, stripped; `None` without one. Takes linear time."""
+    before, closed, _ = text.rpartition(f"</{tag}>")
+    _, opened, after = before.rpartition(f"<{tag}>")
+    return after.partition(f"</{tag}>")[0].strip() if opened and closed else None
 
 
 def text_outcome(

@@ -4,23 +4,41 @@ import random
 import re
 import string
 from collections.abc import Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.tasks.replies import last_box, text_outcome
+from deployments.tasks.replies import last_box, last_tagged, text_outcome
 from deployments.tasks.retrieval_corpus import Corpus, Document, Stopwords, invented_corpus, read_corpus
-from deployments.tasks.tool_set import Tool, ToolSet, tool_message
-from rollout_env import ChatMessage, JsonObject, MalformedCall, StepOutcome, TaskEnvironment, reply_text, tool_calls_of
+from deployments.tasks.tool_set import Tool, ToolSet, cut_result, tool_message
+from rollout_env import (
+    AnyCall,
+    ChatMessage,
+    JsonObject,
+    MalformedCall,
+    StepOutcome,
+    TaskEnvironment,
+    ToolCall,
+    reply_text,
+    tool_calls_of,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOTHING_FOUND = "No document found."
 NO_MORE_SEARCHES = "The search was not made: no more are permitted. Answer."
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
-OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 WORDS_IN_QUOTE = 8
+SEARCH: JsonObject = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Searches documents.",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    },
+}
 Item = TypeVar("Item")
 
 
@@ -37,18 +55,6 @@ class RetrievalInfo(BaseModel):
     """Number of searches so far."""
     found: list[str] = []
     """Ids of the relevant documents that were found so far."""
-
-
-class _SearchCalls(NamedTuple):
-    """The searches of one reply."""
-
-    answers: list[ChatMessage | None]
-    """For each call; `None` where a search answers it."""
-    queries: list[str]
-    """Queries of these searches, in order."""
-    messages: list[ChatMessage]
-    """The frames of their answers."""
-    malformed: int
 
 
 class RetrievalEnvironment(TaskEnvironment):
@@ -88,57 +94,51 @@ class RetrievalEnvironment(TaskEnvironment):
             documents = read_corpus(REPOSITORY / corpus)
         self.corpus = Corpus(documents, stopwords)
         self.results, self.longest_document, self.most_searches = results, longest_document, most_searches
-        tool = Tool(_search_schema(), str)
-        self.tools: list[JsonObject] = [tool.schema]
-        self._tool_set = ToolSet([tool])
+        self.tools: list[JsonObject] = [SEARCH]
+        self._tool_set = ToolSet([Tool(SEARCH, str)])
 
     def step_batch(
         self, message_logs: list[list[ChatMessage]], extra_env_infos: list[RetrievalInfo]
     ) -> list[StepOutcome]:
         """Makes the searches of all replies together."""
         replies = [message_log[-1] for message_log in message_logs]
-        asked = [self._asked(reply, info) for reply, info in zip(replies, extra_env_infos, strict=True)]
-        hits = iter(self.corpus.search([query for each in asked for query in each.queries], self.results))
+        calls = [[*map(self._tool_set.checked, tool_calls_of(reply, self.tools))] for reply in replies]
+        queries = [self._queries(made, info) for made, info in zip(calls, extra_env_infos, strict=True)]
+        hits = iter(self.corpus.search([*chain.from_iterable(queries)], self.results))
         return [
-            self._shown(each, [next(hits) for _ in each.queries], info) if each.answers else self._judged(reply, info)
-            for each, reply, info in zip(asked, replies, extra_env_infos, strict=True)
+            self._shown(made, [*islice(hits, len(asked))], info) if made else self._judged(reply, info)
+            for made, asked, reply, info in zip(calls, queries, replies, extra_env_infos, strict=True)
         ]
 
-    def _asked(self, reply: ChatMessage, info: RetrievalInfo) -> _SearchCalls:
-        asked = _SearchCalls([], [], [], 0)
-        malformed = 0
-        for call in map(self._tool_set.checked, tool_calls_of(reply, self.tools)):
-            if isinstance(call, MalformedCall):
-                malformed += 1
-                asked.answers.append(tool_message(f"Error: {call.problem}", call))
-            elif info.searches + len(asked.queries) >= self.most_searches:
-                asked.answers.append(tool_message(NO_MORE_SEARCHES, call))
-            else:
-                asked.answers.append(None)
-                asked.queries.append(call.arguments["query"])
-                asked.messages.append(tool_message("", call))
-        return asked._replace(malformed=malformed)
+    def _queries(self, calls: Sequence[AnyCall], info: RetrievalInfo) -> list[str]:
+        """Those of the searches that are made."""
+        queries = [call.arguments["query"] for call in calls if isinstance(call, ToolCall)]
+        return queries[: max(self.most_searches - info.searches, 0)]
 
-    def _shown(self, asked: _SearchCalls, hits: list[list[Document]], info: RetrievalInfo) -> StepOutcome:
+    def _shown(self, calls: Sequence[AnyCall], hits: list[list[Document]], info: RetrievalInfo) -> StepOutcome:
         """The documents that were found. The rollout goes on."""
         texts = map(self._text, hits)
-        searched = iter([{**frame, "content": text} for frame, text in zip(asked.messages, texts, strict=True)])
-        observation: list[Any] = [answer or next(searched) for answer in asked.answers]
         found = {document.id for documents in hits for document in documents} & set(info.relevant)
         after = info.model_copy(
             update={"searches": info.searches + len(hits), "found": sorted(found.union(info.found))}
         )
+        malformed = sum(isinstance(call, MalformedCall) for call in calls)
         return StepOutcome(
-            observation,
+            [
+                self._tool_set.answer(call)
+                if isinstance(call, MalformedCall)
+                else tool_message(next(texts, NO_MORE_SEARCHES), call)
+                for call in calls
+            ],
             {"correct": 0.0},
             terminated=False,
             metadata=after.model_dump(),
-            metrics={"searches": len(hits), "malformed_calls": asked.malformed},
+            metrics={"searches": len(hits), "malformed_calls": malformed},
         )
 
     def _text(self, documents: list[Document]) -> str:
         texts = (f"[{document.id}] {document.whole}"[: self.longest_document] for document in documents)
-        return "\n".join(texts) or NOTHING_FOUND
+        return cut_result("\n".join(texts) or NOTHING_FOUND)
 
     def _judged(self, reply: ChatMessage, info: RetrievalInfo) -> StepOutcome:
         answer = answer_in(reply_text(reply))
@@ -171,14 +171,6 @@ def _drawn(pool: Sequence[Item], count: int, draw: random.Random) -> list[Item]:
     return [item for size in sizes for item in draw.sample(pool, size)]
 
 
-def _search_schema() -> JsonObject:
-    parameters = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
-    return {
-        "type": "function",
-        "function": {"name": "search", "description": "Searches documents.", "parameters": parameters},
-    }
-
-
 def _known_item(document: Document) -> dict[str, Any]:
     quote = " ".join(document.text.split()[:WORDS_IN_QUOTE])
     question = f"Which document begins with the words: {quote}? Answer with the id in square brackets before it."
@@ -189,15 +181,8 @@ def _known_item(document: Document) -> dict[str, Any]:
 
 
 def answer_in(text: str) -> str:
-    boxed, tagged = last_box(text), _last_closed_answer(text)
-    return (boxed if boxed is not None else tagged if tagged is not None else text).strip()
-
-
-def _last_closed_answer(text: str) -> str | None:
-    """The text of the last closed tag, `None` without one. Takes linear time."""
-    before, closed, _ = text.rpartition(CLOSE_TAG)
-    _, opened, rest = before.rpartition(OPEN_TAG)
-    return rest.partition(CLOSE_TAG)[0] if closed and opened else None
+    marked = (part for part in (last_box(text), last_tagged(text, "answer")) if part is not None)
+    return next(marked, text).strip()
 
 
 def normalized(answer: str) -> str:

@@ -1,12 +1,11 @@
 """Sliding puzzles: numbered tiles in a square with one empty place. Each turn is one move."""
 
 import random
-import re
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from deployments.tasks.replies import text_outcome
+from deployments.tasks.replies import last_tagged, text_outcome
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
 Board = list[list[int]]
@@ -18,7 +17,6 @@ Direction = Literal["up", "down", "left", "right"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 TILE_BESIDE_EMPTY: dict[Direction, tuple[int, int]] = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
 OPPOSITE: dict[Direction, Direction] = {"up": "down", "down": "up", "left": "right", "right": "left"}
-ACTION_TAG = re.compile(r"<action>([^<>]*)</action>")
 LONGEST_QUOTED_ACTION = 20
 
 
@@ -119,10 +117,7 @@ class SlidingPuzzleState(BaseModel):
         """The board that was sent, or the one that the shuffle makes."""
         if self.board is not None:
             return self.board
-        assert self.size is not None
-        assert self.seed is not None
-        assert self.shuffle_moves is not None
-        return shuffled_board(self.size, self.seed, self.shuffle_moves)
+        return shuffled_board(self.size or 0, self.seed or 0, self.shuffle_moves or 0)
 
 
 def _require_playable(board: Board) -> None:
@@ -149,17 +144,17 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
         """
         board = extra_env_info.current_board()
         _require_unfinished(board, extra_env_info)
-        actions = ACTION_TAG.findall(message_log[-1]["content"])
-        action = actions[-1].strip().lower() if actions else None
+        found = last_tagged(message_log[-1]["content"], "action")
+        action = None if found is None else found.lower()
         if action == "view":
-            return outcome(extra_env_info, board, board_text(board), answer=action)
+            return _outcome(extra_env_info, board, board_text(board), answer=action)
         direction = next((d for d in DIRECTIONS if d == action), None)
         after = slide(board, direction) if direction else None
         if after is None:
             illegal = extra_env_info.model_copy(update={"illegal_moves": extra_env_info.illegal_moves + 1})
-            return outcome(illegal, board, f"{complaint(action)}\n{board_text(board)}", answer=action)
+            return _outcome(illegal, board, f"{_complaint(action)}\n{board_text(board)}", answer=action)
         legal = extra_env_info.model_copy(update={"moves": extra_env_info.moves + 1})
-        return outcome(legal, after, board_text(after), answer=action)
+        return _outcome(legal, after, board_text(after), answer=action)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """2x2 games, 1 to 6 moves from solved, each with a shuffle seed of its own."""
@@ -186,7 +181,7 @@ def _require_unfinished(board: Board, state: SlidingPuzzleState) -> None:
         )
 
 
-def complaint(action: str | None) -> str:
+def _complaint(action: str | None) -> str:
     """The reason why an action is illegal: it is missing, not a direction, or no tile can slide there."""
     if action is None:
         return "No action found."
@@ -195,7 +190,7 @@ def complaint(action: str | None) -> str:
     return f"Unknown action: {action[:LONGEST_QUOTED_ACTION]}."
 
 
-def outcome(state: SlidingPuzzleState, board: Board, observation: str, answer: str | None) -> StepOutcome:
+def _outcome(state: SlidingPuzzleState, board: Board, observation: str, answer: str | None) -> StepOutcome:
     """The outcome for `board` and the counts of `state`. If the game is over, the observation says so instead."""
     solved = board == solved_board(len(board))
     lost = not solved and state.moves + state.illegal_moves >= state.max_moves
@@ -207,11 +202,6 @@ def outcome(state: SlidingPuzzleState, board: Board, observation: str, answer: s
         observation,
         1.0 if solved else 0.0,
         terminated=solved or lost,
-        metadata={
-            "board": board,
-            "moves": state.moves,
-            "illegal_moves": state.illegal_moves,
-            "max_moves": state.max_moves,
-        },
+        metadata={"board": board, **state.model_dump(include={"moves", "illegal_moves", "max_moves"})},
         answer=answer,
     )

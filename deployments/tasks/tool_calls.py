@@ -2,18 +2,27 @@
 
 import ast
 import importlib
-import json
 import operator
 import random
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
 
 from deployments.tasks.replies import boxed_or_whole, text_outcome
-from deployments.tasks.tool_set import AnsweredCall, Tool, ToolSet
-from rollout_env import ChatMessage, JsonObject, StepOutcome, TaskEnvironment, ToolCall, reply_text, tool_calls_of
+from deployments.tasks.support import json_equal
+from deployments.tasks.tool_set import Tool, ToolSet, tool_message
+from rollout_env import (
+    AnyCall,
+    ChatMessage,
+    JsonObject,
+    MalformedCall,
+    StepOutcome,
+    TaskEnvironment,
+    ToolCall,
+    reply_text,
+    tool_calls_of,
+)
 
 LONGEST_EXPRESSION, LARGEST_VALUE = 200, 10**30
 LARGEST_OPERAND = 999
@@ -27,6 +36,7 @@ OPERATORS: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
+NO_RESULT = "Error: no result is known for these arguments."
 TOO_MANY = "The calls were not made: no more are permitted."
 
 
@@ -124,11 +134,10 @@ class ToolCallsEnvironment(TaskEnvironment):
             ToolInvalid: the tools' names or schemas are not valid.
         """
         self._own = [settings.tool() for settings in tools]
-        ToolSet(self._own)
+        self._tool_set = ToolSet(self._own)
         self.tools = [tool.schema for tool in self._own]
         self.malformed_reward = malformed_reward
         self.most_calls = most_calls
-        self._set_of = lru_cache(maxsize=256)(self._make_set)
 
     def step(self, message_log: list[ChatMessage], extra_env_info: ToolCallsInfo) -> StepOutcome:
         """Answers the calls of the reply, or judges it if it makes none."""
@@ -138,18 +147,18 @@ class ToolCallsEnvironment(TaskEnvironment):
             return self._judged(reply_text(reply), info)
         if info.calls + len(calls) > self.most_calls:
             return text_outcome(TOO_MANY, {"correct": 0.0}, terminated=True)
-        tools = self._set_of(json.dumps(info.tools)) if info.tools else self._set_of("[]")
-        answered = [tools.answered(call) for call in calls]
-        expected = _matched(answered, info)
-        malformed = sum(not each.was_made for each in answered)
+        tools = self._tools_of(info)
+        calls = [*map(tools.checked, calls)]
+        expected = _matched(calls, info)
+        malformed = sum(isinstance(call, MalformedCall) for call in calls)
         done = info.ground_truth is None
         right = done and len(expected) == len(calls) == len(info.expected_calls)
-        rewards = {"correct": float(right)} if done else {"correct": 0.0}
+        rewards = {"correct": float(right)}
         if self.malformed_reward:
             rewards["malformed"] = self.malformed_reward * malformed
         made = info.model_copy(update={"made": [*info.made, *expected.values()], "calls": info.calls + len(calls)})
         return StepOutcome(
-            [_with_expected_result(each, expected.get(place), info) for place, each in enumerate(answered)],
+            [self._answer(call, tools, info, expected.get(place)) for place, call in enumerate(calls)],
             rewards,
             terminated=done,
             metadata=made.model_dump(),
@@ -163,10 +172,16 @@ class ToolCallsEnvironment(TaskEnvironment):
         said = "correct" if right else "incorrect"
         return text_outcome(f"Environment: {said}.", {"correct": float(right)}, terminated=True, answer=answer or None)
 
-    def _make_set(self, further: str) -> ToolSet:
-        own = {tool.name for tool in self._own}
-        schemas = (Tool(schema, lambda **_: "ok") for schema in json.loads(further))
-        return ToolSet([*self._own, *(tool for tool in schemas if tool.name not in own)])
+    def _tools_of(self, info: ToolCallsInfo) -> ToolSet:
+        """All tools, and further ones of the sample."""
+        further = [Tool(schema, str) for schema in info.tools]
+        return ToolSet([*self._own, *(tool for tool in further if tool.name not in self._tool_set.tools)])
+
+    def _answer(self, call: AnyCall, tools: ToolSet, info: ToolCallsInfo, expected: int | None) -> ChatMessage:
+        """The answer to a checked call: what its sample says, for a tool that only the sample has."""
+        if isinstance(call, MalformedCall) or call.name in self._tool_set.tools:
+            return tools.answer(call)
+        return tool_message(NO_RESULT if expected is None else info.expected_calls[expected].result, call)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Calculations for the calculator, with numbers of up to three digits, all different."""
@@ -184,46 +199,21 @@ def _calculation(left: int, right: int, sign: str) -> dict[str, Any]:
     }
 
 
-def _matched(answered: Sequence[AnsweredCall], info: ToolCallsInfo) -> dict[int, int]:
+def _matched(calls: Sequence[AnyCall], info: ToolCallsInfo) -> dict[int, int]:
     """For places of the calls that were expected, the places in `expected_calls`; each of these once."""
-    left = {place: _key_of(call) for place, call in enumerate(info.expected_calls) if place not in info.made}
+    left = {place: call for place, call in enumerate(info.expected_calls) if place not in info.made}
     found: dict[int, int] = {}
-    for place, each in enumerate(answered):
-        if isinstance(each.call, ToolCall):
-            key = _key_of(each.call)
-            match = next((expected for expected, wanted in left.items() if wanted == key), None)
-            if match is not None:
+    for place, call in enumerate(calls):
+        if isinstance(call, ToolCall):
+            wanted = (
+                other
+                for other, one in left.items()
+                if one.name == call.name and json_equal(call.arguments, one.arguments)
+            )
+            if (match := next(wanted, None)) is not None:
                 found[place] = match
                 del left[match]
     return found
-
-
-def _key_of(call: ToolCall | ExpectedCall) -> tuple[str, str]:
-    """Equal for equal calls; 1 and 1.0 are equal."""
-    return call.name, json.dumps(_plain_numbers(call.arguments), sort_keys=True)
-
-
-def _plain_numbers(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _plain_numbers(item) for key, item in value.items()}
-        case list():
-            return [_plain_numbers(item) for item in value]
-        case float() if value.is_integer():
-            return int(value)
-        case _:
-            return value
-
-
-def _with_expected_result(each: AnsweredCall, expected: int | None, info: ToolCallsInfo) -> ChatMessage:
-    """The answer to a call: what its sample says, for a tool that only the sample has."""
-    own = {Tool(schema, str).name for schema in info.tools}
-    if not isinstance(each.call, ToolCall) or each.call.name not in own:
-        return each.message
-    result = (
-        "Error: no result is known for these arguments." if expected is None else info.expected_calls[expected].result
-    )
-    return {**each.message, "content": result}
 
 
 def calculate(expression: str) -> str:

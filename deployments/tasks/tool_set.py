@@ -3,11 +3,11 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema_rs
 
-from rollout_env import AnyCall, ChatMessage, JsonObject, MalformedCall, ToolCall
+from rollout_env import AnyCall, ChatMessage, JsonObject, MalformedCall
 
 NO_PARAMETERS: JsonObject = {"type": "object"}
 LONGEST_RESULT = 4000
@@ -38,19 +38,6 @@ class Tool:
         return str(self.function.get("name", ""))
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredCall:
-    """A call and its answer."""
-
-    call: AnyCall
-    """A malformed one also if there is no such tool, or its schema does not permit the arguments."""
-    message: ChatMessage
-
-    @property
-    def was_made(self) -> bool:
-        return isinstance(self.call, ToolCall)
-
-
 class ToolSet:
     """Some tools with different names. Threads may share it."""
 
@@ -60,18 +47,6 @@ class ToolSet:
         if "" in self.tools or len(self.tools) < len(tools):
             raise ToolInvalid(f"each tool needs a name of its own, got {[tool.name for tool in tools]}")
         self._validators = {name: _validator_of(tool) for name, tool in self.tools.items()}
-
-    def answered(self, call: AnyCall) -> AnsweredCall:
-        """Runs the call, if it is one that the tools permit."""
-        checked = self.checked(call)
-        if isinstance(checked, MalformedCall):
-            return AnsweredCall(checked, tool_message(f"Error: {checked.problem}", checked))
-        try:
-            result = self.tools[checked.name].run(**checked.arguments)
-            text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
-        except Exception as error:  # noqa: BLE001 - a tool may raise anything on what a model gives it
-            return AnsweredCall(checked, tool_message(f"Error: {error}", checked))
-        return AnsweredCall(checked, tool_message(text, checked))
 
     def checked(self, call: AnyCall) -> AnyCall:
         """The call; a malformed one in its place if there is no such tool, or it does not take these arguments."""
@@ -87,6 +62,17 @@ class ToolSet:
         where = f"arguments.{place}" if place else "arguments"
         return MalformedCall(f"The call of {call.name} is not valid: {where}: {error.message}.", call.name, call.id)
 
+    def answer(self, call: AnyCall) -> ChatMessage:
+        """Runs a call that was checked. A malformed one, and what a tool raises, are answered as errors."""
+        if isinstance(call, MalformedCall):
+            return tool_message(cut_result(f"Error: {call.problem}"), call)
+        try:
+            result = self.tools[call.name].run(**call.arguments)
+            text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        except Exception as error:  # noqa: BLE001 - a tool may raise anything on what a model gives it
+            text = f"Error: {error}"
+        return tool_message(cut_result(text), call)
+
 
 def _validator_of(tool: Tool) -> jsonschema_rs.Validator:
     """Raises `ToolInvalid`."""
@@ -96,12 +82,16 @@ def _validator_of(tool: Tool) -> jsonschema_rs.Validator:
         raise ToolInvalid(f"the parameters of the tool {tool.name} are not a JSON schema: {error}") from error
 
 
-def tool_message(text: str, call: AnyCall) -> ChatMessage:
-    """The answer to a call, cut at `LONGEST_RESULT`, with the call's id where it has one."""
-    shown = text if len(text) <= LONGEST_RESULT else f"{text[:LONGEST_RESULT]}\n[...]"
-    message: ChatMessage = {"role": "tool", "content": shown}
-    if call.id is not None:
+def cut_result(text: str) -> str:
+    """The part of a result that the model gets to see."""
+    return text if len(text) <= LONGEST_RESULT else f"{text[:LONGEST_RESULT]}\n[...]"
+
+
+def tool_message(text: str, call: AnyCall, role: Literal["tool", "user"] = "tool") -> ChatMessage:
+    """The answer to a call, with its id and name where the role is that of tools."""
+    message: ChatMessage = {"role": role, "content": text}
+    if role == "tool" and call.id is not None:
         message["tool_call_id"] = call.id
-    if call.name:
+    if role == "tool" and call.name is not None:
         message["name"] = call.name
     return message

@@ -4,7 +4,6 @@ Ray's exporters of all nodes hold these metrics (`exposition.py`), with `ray_` b
 the replica. Times are in seconds.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
@@ -14,7 +13,6 @@ from deployments.failures import RolloutFailure
 from deployments.harbor.settings import TIMES
 from deployments.instruments import Instrument, SummedCounter, SummedHistogram
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.results import final_reward
 from service.rollouts.episode import Episode
 from service.rollouts.progress import RolloutObserver, Stage, Work
 from service.scheduling.priority import priority_name
@@ -22,11 +20,9 @@ from service.scheduling.priority import priority_name
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000]
 REWARDS = [0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10, 100]
 """Upper bounds. The first bucket is for 0 and less."""
-GAPS = [0.01, 0.1, 0.25, 0.5, 0.75, 1, 2, 5, 10, 100]
 TURNS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128]
 CALLS = ("generate", "step", "agent")
 """The stages that are calls of another deployment."""
-NO_SHADOWS: Mapping[tuple[str, str], float] = MappingProxyType({})
 NO_SANDBOXES: Mapping[str, str] = MappingProxyType({})
 VERSIONS = [0.5, 1, 2, 3, 4, 6, 8, 16, 32]
 
@@ -34,15 +30,10 @@ VERSIONS = [0.5, 1, 2, 3, 4, 6, 8, 16, 32]
 class RolloutMetrics(RolloutObserver):
     """Rollout metrics of one ingress replica."""
 
-    def __init__(
-        self,
-        parts_at: Mapping[tuple[str, str], float] = NO_SHADOWS,
-        sandboxed: Mapping[str, str] = NO_SANDBOXES,
-    ) -> None:
+    def __init__(self, sandboxed: Mapping[str, str] = NO_SANDBOXES) -> None:
         """Makes the instruments.
 
         Args:
-            parts_at: by task and shadow judge, by how much a verdict may differ from the reward.
             sandboxed: by task whose rollouts have sandboxes, the provider of these.
         """
         self._rollouts = SummedCounter("rollout_rollouts_total", "Rollouts that have ended.", ("task_name", "status"))
@@ -76,17 +67,6 @@ class RolloutMetrics(RolloutObserver):
             "Sums of the total rewards above 0 and below 0, without their sign.",
             ("task_name", "sign"),
         )
-        self._shadow_gaps = SummedHistogram(
-            "rollout_shadow_gap",
-            "Difference of a rollout's total reward and the verdict of a shadow judge, without its sign.",
-            GAPS,
-            ("task_name", "judge"),
-        )
-        self._shadow_verdicts = SummedCounter(
-            "rollout_shadow_verdicts_total",
-            "Verdicts of shadow judges that agree with the reward, part from a higher or a lower one, or are missing.",
-            ("task_name", "judge", "verdict"),
-        )
         self._turns_of_rollout = SummedHistogram("rollout_turns", "Turns of a rollout.", TURNS, ("task_name",))
         self._staleness = SummedHistogram(
             "rollout_staleness_versions",
@@ -111,7 +91,6 @@ class RolloutMetrics(RolloutObserver):
         )
         self.instruments: tuple[Instrument, ...] = tuple(vars(self).values())
         """All of the above, to flush."""
-        self._parts_at = parts_at
         self._sandboxed = sandboxed
 
     @contextmanager
@@ -145,23 +124,9 @@ class RolloutMetrics(RolloutObserver):
             self._reward.observe(max(result.total_reward, 0.0), task_name)
             sign = "negative" if result.total_reward < 0 else "positive"
             self._reward_sums.add(abs(result.total_reward), task_name, sign)
-        for judge, verdict in result.shadow_rewards.items():
-            self._compare(result, judge, verdict)
         if (provider := self._sandboxed.get(task_name)) is not None:
             for step, name in TIMES.items():
                 if (seconds := metrics.environment.get(name)) is not None:
                     self._sandboxes.observe(seconds, task_name, provider, step)
         if staleness is not None:
             self._staleness.observe(staleness, task_name)
-
-    def _compare(self, result: SampleResult, judge: str, verdict: float | None) -> None:
-        """Counts whether a judge agrees with the reward. That of a rollout without a final reward is not known."""
-        reward, task_name = final_reward(result), result.task_name
-        if verdict is None:
-            self._shadow_verdicts.add(1, task_name, judge, "missing")
-        elif reward is not None:
-            gap = reward - verdict
-            parted = "reward_higher" if gap > 0 else "reward_lower"
-            agrees = abs(gap) <= self._parts_at.get((task_name, judge), math.inf)
-            self._shadow_gaps.observe(abs(gap), task_name, judge)
-            self._shadow_verdicts.add(1, task_name, judge, "agrees" if agrees else parted)

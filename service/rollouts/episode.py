@@ -19,7 +19,7 @@ from deployments.protocols.chat import (
     TokenizedObservation,
     judged_log,
 )
-from deployments.protocols.environments import ShadowedOutcome, StepRequest
+from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest
 from rollout_client.contract.rollouts import SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome
@@ -78,7 +78,6 @@ class Episode:
         self._extra_env_info = start.extra_env_info
         self._stop_strings = start.stop_strings
         self._rewards: dict[str, float] = {}
-        self._shadow_rewards: dict[str, float | None] = {}
         self._answer: str | None = None
         self.metrics = SampleMetricsAccumulator()
         self.generations: list[PlayedGeneration] = []
@@ -317,7 +316,6 @@ class Episode:
             "error": self.error,
             "tools": self.start.chat.tools,
             "chat_template_kwargs": self.start.chat.chat_template_kwargs,
-            "shadow_rewards": self._shadow_rewards.copy() or None,
             "replay": replay_fields(self.start, self._limits, self.generations, self.log.first_added),
             "parent": identity.parent,
             "forked_at": None if identity.parent is None else self.start.prompt.end,
@@ -336,7 +334,6 @@ class Episode:
             extra_env_info=self._extra_env_info,
             stop_strings=self._stop_strings,
             rewards=self._rewards.copy(),
-            shadow_rewards=self._shadow_rewards.copy(),
             answer=self._answer,
             metrics=self.metrics.counts(),
             terminated=self._terminated,
@@ -359,7 +356,6 @@ class Episode:
         self._extra_env_info = state.extra_env_info
         self._stop_strings = state.stop_strings
         self._rewards = dict(state.rewards)
-        self._shadow_rewards = dict(state.shadow_rewards)
         self._answer = state.answer
         self.generations = list(state.generations)
         if self.start.keeps_states:
@@ -378,12 +374,7 @@ class Episode:
         return "stale" if self.versions.is_stale else self.interrupted_by
 
     def _take_reward(self, outcome: StepOutcome) -> float:
-        """Adds the rewards of a step and returns their sum. The verdicts of shadow judges are summed beside them."""
-        if isinstance(outcome, ShadowedOutcome):
-            for name, verdict in outcome.shadow_rewards.items():
-                before = self._shadow_rewards.get(name, 0.0)
-                # Without one of its verdicts the sum of a judge is not known.
-                self._shadow_rewards[name] = None if verdict is None or before is None else before + verdict
+        """Adds the rewards of a step and returns their sum."""
         named = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
         for name, value in named.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + value

@@ -271,7 +271,6 @@ class EpisodeState:
     """Those of the whole log, prompt included; `None` before the end of the episode, which has more of them then."""
     staleness: int | None
     """At its end, in versions; `None` before it, or if it is not known."""
-    shadow_rewards: dict[str, float | None] = field(default_factory=dict)
     generations: tuple[PlayedGeneration, ...] = ()
     """Those of `messages`."""
     before: tuple[TurnState, ...] = ()

@@ -17,7 +17,6 @@ from deployments.agents.programs import AgentNotLoadable, load_agent
 from deployments.agents.settings import AgentSettings
 from deployments.data.reader import DataNotLoadable
 from deployments.data.store import load_task_data
-from deployments.environments.shadows import refuse_unloadable
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.harbor.tasks import HarborTaskRefused, tasks_within
 from deployments.policy.run_identity import RunIdentity
@@ -103,8 +102,6 @@ def _problems_of(application: ServeApplicationSchema, settings: ServiceSettings)
                     "no use_user): leave it out, or name deployments.tasks.conversation:ConversationEnvironment "
                     "with this one as its judge."
                 )
-            for shadow in environment.shadow.values():
-                refuse_unloadable(shadow)
             if environment.data is not None:
                 info, starts = environment_class.ExtraEnvInfo, has_a_start(environment_class)
                 load_task_data(task_name, environment.data, info, starts)

@@ -16,7 +16,6 @@ import typer
 from ray import serve
 from rich.console import Console
 
-from deployments.environments.shadows import refuse_unloadable
 from deployments.upstream.ray_serve.ray_internals import clusters_of_this_machine
 from deployments.upstream.ray_serve.serve_internals import forget_serve_client, serve_client
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
@@ -173,8 +172,6 @@ def _application_of(task_name: str, applications: Mapping[str, Any]) -> str:
             try:
                 environment_class = load_environment_class(settings.import_path)
                 checked_arguments(environment_class, settings.arguments, settings.import_path)
-                for shadow in settings.shadow.values():
-                    refuse_unloadable(shadow)
             except EnvironmentNotLoadable as error:
                 raise ServiceNotStarted(f"{error} The running environment goes on as it is.") from error
             return name

@@ -33,9 +33,6 @@ def test_every_metric_of_the_rollouts_that_is_documented_is_on_the_dashboard_and
         "rollout_mismatch_share_beyond",
         "rollout_mismatch_largest_ratio",
         "rollout_mismatch_causes",
-        # Of tasks that have shadow judges alone.
-        "rollout_shadow_verdicts_total",
-        "rollout_shadow_gap",
         # Of tasks in Harbor's format alone.
         "rollout_sandbox_seconds",
         # Of services that follow a folder alone.

@@ -1,11 +1,9 @@
-"""Stored rollouts of a running service with a simulated engine: exported, judged again, watched by a shadow judge."""
+"""Stored rollouts of a running service with a simulated engine: exported, and judged again."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 from rich.console import Console
@@ -18,16 +16,14 @@ from service.startup.local_service import local_service
 from tests.paths import REPOSITORY
 
 MATH = "deployments.tasks.math:MathEnvironment"
-SHOWN_WITHIN_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def config() -> ServeDeploySchema:
     config = read_config(REPOSITORY / "serve_config.scale.yaml", port=free_port())
     [application] = config.applications
-    halving = {"import_path": MATH, "arguments": {"wrong_reward": -1.0}, "weight": 2.0}
     application.args["environments"] = {
-        "math": {"import_path": MATH, "shadow": {"halving": halving}},
+        "math": {"import_path": MATH},
         "harsh": {"import_path": MATH, "arguments": {"wrong_reward": -1.0}},
         "sliding_puzzle": {"import_path": "deployments.tasks.sliding_puzzle:SlidingPuzzleEnvironment"},
     }
@@ -77,21 +73,3 @@ def test_rollouts_are_judged_again_without_generating(client: RolloutClient, tmp
     harsh = client.rejudge(stored[:4], "harsh")
     assert [rollout.new for rollout in harsh.rollouts] == [1.0 if rollout.old else -1.0 for rollout in harsh.rollouts]
     assert list(client.rejudge(stored[4:]).not_judged.values()) == [4]
-
-
-def test_a_shadow_judge_has_a_verdict_in_no_reward_and_a_metric(client: RolloutClient, url: str) -> None:
-    response = client.rollout(client.example_samples("math", count=4), sampling={"max_new_tokens": 4})
-    for sample in response.samples:
-        assert sample.rewards == {"correctness": sample.total_reward}
-        assert sample.shadow_rewards == {"halving": 2.0 if sample.total_reward else -2.0}
-    ends = time.monotonic() + SHOWN_WITHIN_S
-    wanted = 'judge="halving"'
-    while not [
-        line for line in metrics_of(url) if line.startswith("ray_rollout_shadow_verdicts_total") and wanted in line
-    ]:
-        assert time.monotonic() < ends
-        time.sleep(1)
-
-
-def metrics_of(url: str) -> list[str]:
-    return httpx.get(f"{url}/metrics").text.splitlines()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.chat import ChatOptions, ChatTokenizer, TokenizedObservation
-from deployments.protocols.environments import RefusedField, ShadowedOutcome, StepRequest, TaskDescription
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import (
     NO_COLUMNS,
     Environment,
@@ -205,11 +205,6 @@ def first_part(generation: Generation, tokens: int, failure: RolloutFailure | No
 
 def outcome(content: str = "", reward: float | dict[str, float] = 0.0, terminated: bool = False) -> StepOutcome:
     return StepOutcome({"role": "user", "content": content}, reward, terminated)
-
-
-def shadowed(judged: StepOutcome, shadow_rewards: Mapping[str, float | None]) -> ShadowedOutcome:
-    given = {name: getattr(judged, name) for name in StepOutcome.__slots__}
-    return ShadowedOutcome(**given, shadow_rewards=shadow_rewards)
 
 
 def without_names(samples: Any) -> Any:

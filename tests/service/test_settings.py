@@ -291,24 +291,9 @@ def test_the_highest_rank_of_an_adapter_is_zero_where_adapters_are_off(fields: d
     assert EngineSettings(model="m", **fields).highest_rank == rank
 
 
-SHADOW = {"import_path": "deployments.tasks.llm_judge:LlmJudgeEnvironment"}
-
-
-def test_shadow_judges_part_at_one_half_unless_the_config_says_otherwise() -> None:
-    environments = {"math": {**MATH, "shadow": {"style": SHADOW, "strict": {**SHADOW, "parts_at": 0.1}}}, "code": MATH}
-    settings = ServiceSettings.model_validate({"engine": ENGINE, "environments": environments})
-    assert settings.shadows_part_at == {("math", "style"): 0.5, ("math", "strict"): 0.1}
-
-
 def test_tasks_of_harbor_have_sandboxes_of_the_provider_that_is_named() -> None:
     plain = {"agent": {"import_path": "examples.agents:boxed", "harbor": {"tasks": "examples/harbor"}}}
     elsewhere = {"agent": {**plain["agent"], "harbor": {"tasks": "examples/harbor", "sandbox": {"provider": "docker"}}}}
     environments = {"math": MATH, "a": plain, "b": elsewhere}
     settings = ServiceSettings.model_validate({"engine": ENGINE, "sessions": {}, "environments": environments})
     assert settings.sandboxed_tasks == {"a": "local", "b": "docker"}
-
-
-def test_an_agent_that_scores_its_task_has_no_steps_for_shadow_judges() -> None:
-    environments = {"math": {"agent": {**AGENT, "scored_by": "agent"}, "shadow": {"style": SHADOW}}}
-    with pytest.raises(ValidationError, match="shadow judges the steps of an environment, and here the agent scores"):
-        ServiceSettings.model_validate({"engine": ENGINE, "sessions": {}, "environments": environments})

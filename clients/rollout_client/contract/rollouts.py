@@ -287,9 +287,6 @@ class SampleResult(Lenient):
     """Sum of `rewards`; null for a failed rollout: its reward is unknown, not zero."""
     rewards: dict[str, float]
     """Sums over all turns of this request, by name; a reward without a name is under `reward`."""
-    shadow_rewards: dict[str, float | None] = {}  # noqa: RUF012 - pydantic copies it
-    """The verdicts of the task's shadow judges, by their names: sums over all turns of this request, in no reward. Null
-    where a judge gave no verdict."""
     status: SampleStatus
     """`completed`: the environment ended the rollout (also if its last observation did not fit); `truncated`:
     `max_seq_len` was reached; `max_turns`: `max_rollout_turns` was reached; `deadline`, `cancelled`: cut off, with a

@@ -11,7 +11,7 @@ from rollout_client.results import is_clipped, last_finish_reason
 with needed_for("A data frame", "pandas"):
     import pandas as pd
 
-FLATTENED = ("rewards", "shadow_rewards", "metrics", "error")
+FLATTENED = ("rewards", "metrics", "error")
 """Fields that have a column for each of their own fields."""
 
 

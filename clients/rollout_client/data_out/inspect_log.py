@@ -234,8 +234,6 @@ def metadata_of(trial: Trial, model: str) -> Json:
         found["error"] = result.error.model_dump(mode="json")
     if result.tools:
         found["tools"] = result.tools
-    if result.shadow_rewards:
-        found["shadow_rewards"] = result.shadow_rewards
     if result.branches:
         found["branches"] = [
             {"messages": [chat_message(message, model) for message in branch.message_log], "rewards": branch.rewards}

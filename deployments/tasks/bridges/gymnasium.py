@@ -3,28 +3,18 @@ rendered picture or as both, and actions are named."""
 
 import importlib
 import json
-import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from contextlib import closing
+from typing import Annotated, Any, ClassVar, Literal
 
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from deployments.tasks.replies import last_tagged
 from deployments.tasks.shapes_pictures import png
-from deployments.tasks.support import PackageMissing, imported
-from rollout_env import (
-    ChatMessage,
-    LostSession,
-    SampleRejected,
-    Session,
-    StartOutcome,
-    StepOutcome,
-    TaskEnvironment,
-    reply_text,
-)
+from deployments.tasks.support import GameInfo, GameSession, PackageMissing, imported, seeds_from
+from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment
 
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 COLOURED = re.compile(r"\x1b\[([0-9;]{0,40})m(.*?)(?:\x1b\[0m|\Z)", re.DOTALL)
@@ -34,17 +24,11 @@ TEXT_MODE, IMAGE_MODE = "ansi", "rgb_array"
 """Names that Gymnasium has for renderings as text and as an array of pixels."""
 
 
-class GymnasiumInfo(BaseModel):
-    """The `extra_env_info` of an episode; further fields are ignored."""
+class GymnasiumInfo(GameInfo):
+    """The `extra_env_info` of an episode; further fields are ignored. The seed is that of `reset`."""
 
-    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
-
-    seed: int = Field(ge=0, lt=2**31)
-    """The seed of `reset`."""
     options: dict[str, Any] | None = None
     """The options of `reset`."""
-    prompt_messages: int = Field(default=0, ge=0)
-    """Messages of the prompt before the first observation; set by the start."""
 
 
 class GymnasiumEnvironment(TaskEnvironment):
@@ -81,26 +65,21 @@ class GymnasiumEnvironment(TaskEnvironment):
             PackageMissing: Gymnasium, or what the environment draws with, is not installed.
             ValueError: the environment has no text or no pictures to show, or `actions` does not fit its actions.
         """
-        if observation not in get_args(Observation):
-            raise ValueError(f"observation must be one of {', '.join(get_args(Observation))}, got {observation!r}")
         self._gymnasium = imported("gymnasium", "gymnasium")
         for module in modules:
             importlib.import_module(module)
         self.env_id = env_id
         self.kwargs = dict(kwargs or {})
         self.shows_text, self.shows_image = observation != "image", observation != "text"
-        self.text_mode = self._text_mode() if self.shows_text else None
-        mode = IMAGE_MODE if self.shows_image else self.text_mode
-        self.kwargs |= {} if mode is None else {"render_mode": mode}
+        with closing(self.made()) as env:
+            self.text_mode = self._text_mode(env) if self.shows_text else None
+            self.actions = _action_names(env.action_space, actions)
         self.lost_session = lost_session
         self.max_sessions = max_sessions
-        env = self.made()
-        try:
-            self.actions = _action_names(env.action_space, actions)
-            if self.shows_image:
-                self._check_pictures(env)
-        finally:
-            env.close()
+        if (mode := IMAGE_MODE if self.shows_image else self.text_mode) is not None:
+            self.kwargs["render_mode"] = mode
+        if self.shows_image:
+            self._check_pictures()
         self.instruction = _instruction_of(self.actions) if instruction is None else instruction
         played_in = {"text": "text", "image": "pictures", "both": "text and pictures"}[observation]
         self.description = f"{env_id} of Gymnasium, played in {played_in}."  # type: ignore[misc]
@@ -110,50 +89,42 @@ class GymnasiumEnvironment(TaskEnvironment):
 
     def start(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> StartOutcome:
         """Adds the instruction and the first observation."""
-        episode = _GymnasiumEpisode(self, extra_env_info)
-        episode.close()
-        shown = episode.shown.message("\n\n".join(filter(None, (self.instruction, episode.shown.text))))
-        return StartOutcome(
-            observation=shown, metadata={**extra_env_info.model_dump(), "prompt_messages": len(message_log)}
-        )
+        with closing(_GymnasiumEpisode(self, extra_env_info)) as episode:
+            shown = episode.shown_after(self.instruction, "\n\n")
+        return StartOutcome(shown, {**extra_env_info.model_dump(), "prompt_messages": len(message_log)})
 
     def open_session(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> Session:
         """Resets an environment, and makes the actions that the log has already."""
-        episode = _GymnasiumEpisode(self, extra_env_info)
-        for message in message_log[extra_env_info.prompt_messages :]:
-            if message["role"] == "assistant":
-                episode.play(reply_text(message))
-        return episode
+        return _GymnasiumEpisode(self, extra_env_info).replayed(message_log, extra_env_info)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        first = random.Random(seed).randrange(2**30)
-        return [{"extra_env_info": {"seed": first + number}} for number in range(count)]
+        return [{"extra_env_info": {"seed": episode_seed}} for episode_seed in seeds_from(seed, count)]
 
-    def _text_mode(self) -> str | None:
+    def _text_mode(self, env: Any) -> str | None:
         """The render mode for text, where the environment has one. Raises `ValueError` if it has no text at all."""
-        env = self.made()
-        try:
-            if TEXT_MODE in env.metadata.get("render_modes", []):
-                return TEXT_MODE
-            spaces = self._gymnasium.spaces
-            if isinstance(env.observation_space, spaces.Box | spaces.Dict | spaces.Graph):
-                raise ValueError(
-                    f"{self.env_id} has neither a rendering as text nor observations that are short as text: show it "
-                    "with observation: image"
-                )
-        finally:
-            env.close()
+        if TEXT_MODE in env.metadata.get("render_modes", []):
+            return TEXT_MODE
+        spaces = self._gymnasium.spaces
+        if isinstance(env.observation_space, spaces.Box | spaces.Dict | spaces.Graph):
+            raise ValueError(
+                f"{self.env_id} has neither a rendering as text nor observations that are short as text: show it with "
+                "observation: image"
+            )
         return None
 
-    def _check_pictures(self, env: Any) -> None:
+    def _check_pictures(self) -> None:
         """Renders once what each observation will show. Raises `PackageMissing` or `ValueError` if that cannot be."""
-        if IMAGE_MODE not in (modes := env.metadata.get("render_modes", [])):
-            raise ValueError(f"{self.env_id} renders no pictures ({IMAGE_MODE}), but {modes}: leave out observation")
-        try:
-            env.reset(seed=0)
-            rendered = env.render()
-        except self._gymnasium.error.DependencyNotInstalled as error:
-            raise PackageMissing(f"{self.env_id} needs a package to draw: {error}") from error
+        with closing(self.made()) as env:
+            modes = env.metadata.get("render_modes", [])
+            if IMAGE_MODE not in modes:
+                raise ValueError(
+                    f"{self.env_id} renders no pictures ({IMAGE_MODE}), but {modes}: leave out observation"
+                )
+            try:
+                env.reset(seed=0)
+                rendered = env.render()
+            except self._gymnasium.error.DependencyNotInstalled as error:
+                raise PackageMissing(f"{self.env_id} needs a package to draw: {error}") from error
         if not _is_picture(rendered):
             raise ValueError(
                 f"{self.env_id} renders {type(rendered).__name__} of shape {getattr(rendered, 'shape', None)} and not "
@@ -161,55 +132,38 @@ class GymnasiumEnvironment(TaskEnvironment):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """The text and the picture of one moment of an episode."""
-
-    text: str
-    picture: bytes | None
-
-    def message(self, text: str) -> ChatMessage:
-        message: ChatMessage = {"role": "user", "content": text}
-        return message if self.picture is None else {**message, "images": [self.picture]}
-
-
-class _GymnasiumEpisode(Session):
+class _GymnasiumEpisode(GameSession):
     """One environment of Gymnasium, from its reset on."""
 
     def __init__(self, task: GymnasiumEnvironment, info: GymnasiumInfo) -> None:
         self._task = task
         self._env = task.made()
         observation, _ = self._env.reset(seed=info.seed, options=info.options)
-        self.shown = self._shown(observation)
-        self._is_over = False
+        self._shown = self._message(observation)
 
-    def step(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> StepOutcome:  # noqa: ARG002
-        """Makes the action of the reply.
-
-        Raises:
-            SampleRejected: the episode is over.
-        """
-        if self._is_over:
-            raise SampleRejected("The episode is over.")
-        return self.play(reply_text(message_log[-1]))
+    def shown_after(self, text: str, separator: str) -> ChatMessage:
+        """The current observation behind a text."""
+        return {**self._shown, "content": separator.join(filter(None, (text, self._shown["content"])))}
 
     def play(self, reply: str) -> StepOutcome:
         named = last_tagged(reply, "action")
         action = None if named is None else _action_of(named, self._task.actions, self._env.action_space)
         if action is None:
-            message = self.shown.message("\n".join(filter(None, (NO_ACTION, self.shown.text))))
-            return StepOutcome(message, reward=0.0, terminated=False, answer=named)
+            return StepOutcome(self.shown_after(NO_ACTION, "\n"), reward=0.0, terminated=False, answer=named)
         observation, reward, terminated, truncated, _ = self._env.step(action)
-        self.shown = self._shown(observation)
-        self._is_over = bool(terminated or truncated)
-        return StepOutcome(self.shown.message(self.shown.text), float(reward), self._is_over, answer=named)
+        self._shown = self._message(observation)
+        self.is_over = bool(terminated or truncated)
+        return StepOutcome(self._shown, float(reward), self.is_over, answer=named)
 
     def close(self) -> None:
         self._env.close()
 
-    def _shown(self, observation: Any) -> _Shown:
-        picture = png(Image.fromarray(self._rendered(IMAGE_MODE))) if self._task.shows_image else None
-        return _Shown(self._text_of(observation) if self._task.shows_text else "", picture)
+    def _message(self, observation: Any) -> ChatMessage:
+        text = self._text_of(observation) if self._task.shows_text else ""
+        message: ChatMessage = {"role": "user", "content": text}
+        if self._task.shows_image:
+            message["images"] = [png(Image.fromarray(self._rendered(IMAGE_MODE)))]
+        return message
 
     def _text_of(self, observation: Any) -> str:
         if isinstance(observation, str):

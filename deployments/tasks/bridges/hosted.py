@@ -7,8 +7,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +44,15 @@ class HostedEnvironmentError(Exception):
     """The exception that the environment raised in its own process. A note has its traceback."""
 
 
+RAISED: Mapping[str, type[Exception]] = {
+    "rejected": SampleRejected,
+    "temporary": TemporaryFailure,
+    "lost": TemporaryFailure,
+    "invalid": OutcomeInvalid,
+}
+"""The exceptions of an environment by the kinds of answers; all others are a `HostedEnvironmentError`."""
+
+
 class HostNotStarted(Exception):
     """The process of the environment did not start to answer. The message says what it did."""
 
@@ -75,20 +85,18 @@ class HostAddress:
     """Path of its Unix socket; `None` if the URL is its address."""
 
     def client(self, timeout_s: float | None) -> httpx.Client:
-        transport = None if self.socket is None else httpx.HTTPTransport(uds=self.socket)
-        return httpx.Client(base_url=self.url, transport=transport, timeout=timeout_s, trust_env=self._has_proxy)
+        return httpx.Client(**self._options(httpx.HTTPTransport), timeout=timeout_s)
 
     def async_client(self) -> httpx.AsyncClient:
         """Without a time limit and without a bound of connections."""
-        transport = None if self.socket is None else httpx.AsyncHTTPTransport(uds=self.socket)
         limits = httpx.Limits(max_connections=None)
-        return httpx.AsyncClient(
-            base_url=self.url, transport=transport, timeout=None, limits=limits, trust_env=self._has_proxy
-        )
+        return httpx.AsyncClient(**self._options(httpx.AsyncHTTPTransport), timeout=None, limits=limits)
 
-    @property
-    def _has_proxy(self) -> bool:
-        return self.socket is None and not is_loopback(self.url)
+    def _options(self, transport: Callable[..., Any]) -> dict[str, Any]:
+        """Those of a client. Only a host on another machine is reached through the proxy of the environment."""
+        if self.socket is not None:
+            return {"base_url": self.url, "transport": transport(uds=self.socket), "trust_env": False}
+        return {"base_url": self.url, "trust_env": not is_loopback(self.url)}
 
 
 class HostedEnvironment(TaskEnvironment):
@@ -126,7 +134,7 @@ class HostedEnvironment(TaskEnvironment):
         self.session_idle_s = described["session_idle_s"]
         self.max_concurrent_steps = described["max_concurrent_steps"]
         if described.get("forks_sessions"):
-            self.fork_session = self._forked  # type: ignore[method-assign]
+            self.fork_session = partial(self.open_session, forks=True)  # type: ignore[method-assign]
         # Hosts of an earlier rollout-env do not say it.
         self.sample_count = described.get("sample_count")
 
@@ -139,13 +147,14 @@ class HostedEnvironment(TaskEnvironment):
         begun = with_read_images(begun)
         return StartOutcome(begun["observation"] or None, begun["metadata"], begun["next_stop_strings"])
 
-    async def open_session(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
+    async def open_session(
+        self,
+        message_log: list[ChatMessage],  # noqa: ARG002 - the host gets them with the first step
+        extra_env_info: Any,  # noqa: ARG002
+        forks: bool = False,
+    ) -> Session:
         await self._host_runs()
-        return _HostedSession(self, (await self.request("/sessions"))["session_id"])
-
-    async def _forked(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
-        await self._host_runs()
-        return _HostedSession(self, (await self.request("/sessions", forks=True))["session_id"])
+        return _HostedSession(self, (await self.request("/sessions", forks=forks))["session_id"])
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         if self._process is not None:
@@ -287,17 +296,10 @@ def _result_of(response: httpx.Response) -> Any:
     """The answer as JSON. Raises what the hosted environment raised."""
     if response.status_code == 409:
         problem = response.json()
-        match problem["kind"]:
-            case "rejected":
-                raise SampleRejected(problem["message"])
-            case "temporary" | "lost":
-                raise TemporaryFailure(problem["message"])
-            case "invalid":
-                raise OutcomeInvalid(problem["message"])
-            case _:
-                raised = HostedEnvironmentError(problem["message"])
-                raised.add_note(problem.get("traceback", ""))
-                raise raised
+        raised: Exception = RAISED.get(problem["kind"], HostedEnvironmentError)(problem["message"])
+        if "traceback" in problem:
+            raised.add_note(problem["traceback"])
+        raise raised
     response.raise_for_status()
     return response.json() if response.content else None
 

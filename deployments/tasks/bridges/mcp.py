@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.tasks.bridges.mcp_connection import ConnectionThread, McpConnection, McpServer, listed_tools
 from deployments.tasks.replies import boxed_or_whole
+from deployments.tasks.tool_set import tool_message
 from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TaskEnvironment
 from rollout_env.tool_calls import AnyCall, MalformedCall, reply_text, tool_calls_of
 
@@ -114,7 +115,8 @@ class _McpSession(Session):
             reward = self._task.reward_of(answer, extra_env_info)
             return StepOutcome(None, reward, terminated=True, answer=answer)
         results = await asyncio.gather(*(self._result(place, call) for place, call in enumerate(calls)))
-        messages = [self._message(call, text) for call, text in zip(calls, results, strict=True)]
+        role = self._task.result_role
+        messages = [tool_message(text, call, role) for call, text in zip(calls, results, strict=True)]
         return StepOutcome(messages, 0.0, terminated=False)
 
     async def _result(self, place: int, call: AnyCall) -> str:
@@ -125,15 +127,6 @@ class _McpSession(Session):
         if place >= MOST_CALLS_AT_ONCE:
             return f"Error: one response may make {MOST_CALLS_AT_ONCE} calls."
         return await self._task.connections.run(self._connection.call(call.name, call.arguments))
-
-    def _message(self, call: AnyCall, text: str) -> ChatMessage:
-        message: ChatMessage = {"role": self._task.result_role, "content": text}
-        if self._task.result_role == "tool":
-            if call.name is not None:
-                message["name"] = call.name
-            if call.id is not None:
-                message["tool_call_id"] = call.id
-        return message
 
     async def close(self) -> None:
         await self._task.connections.run(self._connection.close())

@@ -20,8 +20,8 @@ CONNECTION_CLOSED = -32000
 Result = TypeVar("Result")
 OPEN_TIMEOUT_S = 60.0
 """Time limit for a server to start and answer, and again to list its tools."""
-MOST_PAGES, MOST_TOOLS = 100, 1000
-"""Bounds of a server's list of tools."""
+MOST_PAGES = 100
+"""Bound of a server's list of tools, which may never end."""
 LONGEST_PROBLEM = 500
 """Characters of what is wrong with an answer: it may quote all of it."""
 
@@ -97,19 +97,14 @@ class McpConnection:
             TemporaryFailure: the connection broke.
         """
         found: list[Any] = []
-        cursors: list[str | None] = [None]
-        while len(cursors) <= MOST_PAGES:
-            page = await self._answer(self.client.list_tools(cursor=cursors[-1]))
+        cursor: str | None = None
+        for number in range(1, MOST_PAGES + 1):
+            page = await self._answer(self.client.list_tools(cursor=cursor))
             if isinstance(page, str):
-                raise ToolsNotListed(f"page {len(cursors)} is refused: {page}")
+                raise ToolsNotListed(f"page {number} is refused: {page}")
             found += page.tools
-            if len(found) > MOST_TOOLS:
-                raise ToolsNotListed(f"there are more than {MOST_TOOLS}")
-            if page.next_cursor is None:
+            if (cursor := page.next_cursor) is None:
                 return found
-            if page.next_cursor in cursors:
-                raise ToolsNotListed(f"page {len(cursors)} leads back to an earlier one, {page.next_cursor!r:.100}")
-            cursors.append(page.next_cursor)
         raise ToolsNotListed(f"the list has more than {MOST_PAGES} pages")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
@@ -201,42 +196,20 @@ async def listed_tools(server: McpServer, call_timeout_s: float) -> list[Any]:
         await connection.close()
 
 
-class _PolicyWithChildWatcher(asyncio.AbstractEventLoopPolicy):
-    """Another policy, with a watcher by which Python's own event loop notices the end of a process that it started.
+def _let_loops_start_processes() -> None:
+    """Gives this process a watcher by which Python's own event loop notices the end of a process that it started.
 
     uvloop's policy, that of a replica, has none: Python's own loop then starts no process. Needed with uvloop 0.23 and
     Python up to 3.13; Python 3.14 has no watchers, and needs none.
     """
-
-    def __init__(self, policy: asyncio.AbstractEventLoopPolicy) -> None:
-        self._policy = policy
-        self._watcher = asyncio.ThreadedChildWatcher()
-
-    def get_event_loop(self) -> asyncio.AbstractEventLoop:
-        return self._policy.get_event_loop()
-
-    def set_event_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self._policy.set_event_loop(loop)
-
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return self._policy.new_event_loop()
-
-    def get_child_watcher(self) -> asyncio.AbstractChildWatcher:
-        return self._watcher
-
-    def set_child_watcher(self, watcher: asyncio.AbstractChildWatcher) -> None:
-        self._policy.set_child_watcher(watcher)
-
-
-def _let_loops_start_processes() -> None:
-    """Gives this process a child watcher, which uvloop's policy (that of a replica) does not have."""
     if sys.version_info >= (3, 14):
         return
-    policy = asyncio.get_event_loop_policy()
+    policy: Any = asyncio.get_event_loop_policy()
     try:
         policy.get_child_watcher()
     except NotImplementedError:
-        asyncio.set_event_loop_policy(_PolicyWithChildWatcher(policy))
+        watcher = asyncio.ThreadedChildWatcher()
+        policy.get_child_watcher = lambda: watcher
 
 
 def _is_no_printed_line(record: logging.LogRecord) -> bool:

@@ -7,6 +7,7 @@ call to the tool's route, and posts the whole response to be verified, with the 
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,6 +15,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, HttpUrl, TypeAdapter, ValidationError
 
 from deployments.tasks.support import numbered_lines
+from deployments.tasks.tool_set import tool_message
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.loopback import is_loopback
 from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text, tool_calls_of
@@ -155,29 +157,23 @@ class _NeMoGymSession(Session):
             self._output.append({**message, "content": content})
 
     async def _result(self, place: int, call: AnyCall) -> ChatMessage:
-        call_id = call.id or f"call_{self._steps}_{place}"
+        call = replace(call, id=call.id or f"call_{self._steps}_{place}")
         if isinstance(call, MalformedCall):
-            return self._message(call, call_id, json.dumps({"error": f"Invalid tool call: {call.problem}"}))
+            return tool_message(
+                json.dumps({"error": f"Invalid tool call: {call.problem}"}), call, self._task.result_role
+            )
         arguments = json.dumps(call.arguments)
-        item = {"type": "function_call", "id": call_id, "status": "completed", "name": call.name}
-        self._output.append({**item, "call_id": call_id, "arguments": arguments})
+        item = {"type": "function_call", "id": call.id, "status": "completed", "name": call.name}
+        self._output.append({**item, "call_id": call.id, "arguments": arguments})
         text = await self._called(call)
-        self._output.append({"type": "function_call_output", "call_id": call_id, "output": text})
-        return self._message(call, call_id, text)
+        self._output.append({"type": "function_call_output", "call_id": call.id, "output": text})
+        return tool_message(text, call, self._task.result_role)
 
     async def _called(self, call: ToolCall) -> str:
         """The answer of the tool's route, errors included, for the model. Other routes are not called."""
         if call.name not in self._names or NAME.fullmatch(call.name) is None:
             return json.dumps({"error": f"There is no tool {call.name}; there is {', '.join(sorted(self._names))}."})
         return (await self._posted(f"/{call.name}", call.arguments)).text
-
-    def _message(self, call: AnyCall, call_id: str, text: str) -> ChatMessage:
-        message: ChatMessage = {"role": self._task.result_role, "content": text}
-        if self._task.result_role == "tool":
-            message["tool_call_id"] = call_id
-            if call.name is not None:
-                message["name"] = call.name
-        return message
 
     async def _verified(self) -> float:
         """The reward of the whole response, which the server makes of its objectives."""

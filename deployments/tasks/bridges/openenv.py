@@ -8,7 +8,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import random
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -19,6 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from deployments.tasks.replies import last_tagged, text_outcome
+from deployments.tasks.support import seeds_from
 from rollout_env import (
     ChatMessage,
     SampleRejected,
@@ -157,8 +157,7 @@ class OpenEnvEnvironment(TaskEnvironment):
         return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        first = random.Random(seed).randrange(2**30)
-        return [{"extra_env_info": {"seed": first + number}} for number in range(count)]
+        return [{"extra_env_info": {"seed": episode_seed}} for episode_seed in seeds_from(seed, count)]
 
 
 class _OpenEnvEpisode(Session):

@@ -9,7 +9,6 @@ import ast
 import hashlib
 import json
 import os
-import random
 import re
 import resource
 import sys
@@ -20,9 +19,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.tasks.replies import last_tagged, text_outcome
-from deployments.tasks.support import assigned_cores, imported
-from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment, reply_text
-from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerPool
+from deployments.tasks.support import PooledEnvironment, imported, seeds_from
+from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, reply_text
+from rollout_env.worker_pool import ProcessorTimeExceeded
 
 STEPS_PER_WORKER = 64
 WORKER_BYTES = 8 * 2**30
@@ -58,7 +57,7 @@ class ReasoningGymInfo(BaseModel):
     """Digest of the puzzle, set by the start. The step refuses another puzzle, which another version might make."""
 
 
-class ReasoningGymEnvironment(TaskEnvironment):
+class ReasoningGymEnvironment(PooledEnvironment):
     """One turn. The start makes the question; the reward is the score of the library, from 0 to 1."""
 
     description: ClassVar[str] = "Puzzles of reasoning-gym, made from a seed; reward by the score of the library."
@@ -100,11 +99,9 @@ class ReasoningGymEnvironment(TaskEnvironment):
         self.processor_time_limit_s = processor_time_limit_s
         for task, config in self.configs.items():
             dataset_of(task, 0, None, json.dumps(config))
-        workers = assigned_cores() if workers is None else workers
         # Some tasks iterate over sets of texts: with equal hashes, all workers of all replicas make equal puzzles.
         os.environ["PYTHONHASHSEED"] = "0"
-        self.max_concurrent_steps = STEPS_PER_WORKER * workers
-        self.pool = WorkerPool(workers, _prepare_worker, ["reasoning_gym", __name__], lost_after_s)
+        self.start_pool(workers, STEPS_PER_WORKER, _prepare_worker, ["reasoning_gym", __name__], lost_after_s)
 
     async def start(
         self,
@@ -157,16 +154,10 @@ class ReasoningGymEnvironment(TaskEnvironment):
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Puzzles of all tasks in turn, with seeds of their own."""
-        draw = random.Random(seed)
-        first = draw.randrange(2**31)
         return [
-            {"extra_env_info": {"task": self.tasks[number % len(self.tasks)], "seed": first + number}}
-            for number in range(count)
+            {"extra_env_info": {"task": self.tasks[place % len(self.tasks)], "seed": puzzle_seed}}
+            for place, puzzle_seed in enumerate(seeds_from(seed, count))
         ]
-
-    def close(self) -> None:
-        """Ends the worker processes."""
-        self.pool.close()
 
 
 def _known_tasks() -> list[str]:

@@ -13,20 +13,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from deployments.tasks.replies import text_outcome
-from deployments.tasks.support import imported
-from rollout_env import (
-    ChatMessage,
-    LostSession,
-    SampleRejected,
-    Session,
-    StartOutcome,
-    StepOutcome,
-    TaskEnvironment,
-    reply_text,
-)
+from deployments.tasks.support import GameInfo, GameSession, imported, seeds_from
+from rollout_env import ChatMessage, LostSession, SampleRejected, Session, StartOutcome, StepOutcome, TaskEnvironment
 
 Opponent = Callable[[str, random.Random], str]
 """Chooses a move: is given what the player has seen since its last move, and random numbers of its own."""
@@ -36,17 +27,11 @@ MOST_OPPONENT_MOVES = 1000
 _random: ContextVar[random.Random] = ContextVar("random numbers of the game that is being played")
 
 
-class TextArenaInfo(BaseModel):
-    """The `extra_env_info` of a game; further fields are ignored."""
+class TextArenaInfo(GameInfo):
+    """The `extra_env_info` of a game; further fields are ignored. The seed is that of its opponents too."""
 
-    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
-
-    seed: int = Field(ge=0, lt=2**31)
-    """The seed of the game and of its opponents."""
     player: int = Field(default=0, ge=0)
     """Number of the policy's player, from 0; ignored where the policy is all players."""
-    prompt_messages: int = Field(default=0, ge=0)
-    """Messages of the prompt before the first observation; set by the start."""
 
 
 class TextArenaEnvironment(TaskEnvironment):
@@ -129,19 +114,17 @@ class TextArenaEnvironment(TaskEnvironment):
 
     def open_session(self, message_log: list[ChatMessage], extra_env_info: TextArenaInfo) -> Session:
         """Begins the game, and makes the moves that the log has already."""
-        game = _Game(self, extra_env_info)
-        for message in message_log[extra_env_info.prompt_messages :]:
-            if message["role"] == "assistant":
-                game.play(reply_text(message))
-        return game
+        return _Game(self, extra_env_info).replayed(message_log, extra_env_info)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        first = random.Random(seed).randrange(2**30)
         players = 1 if self.policy_is_all else self.players
-        return [{"extra_env_info": {"seed": first + number, "player": number % players}} for number in range(count)]
+        return [
+            {"extra_env_info": {"seed": game_seed, "player": place % players}}
+            for place, game_seed in enumerate(seeds_from(seed, count))
+        ]
 
 
-class _Game(Session):
+class _Game(GameSession):
     """One game, which stands at a turn of the policy or is over."""
 
     def __init__(self, task: TextArenaEnvironment, info: TextArenaInfo, share_a_log: bool = True) -> None:
@@ -159,7 +142,6 @@ class _Game(Session):
         self._opponents = {
             player: (task.opponent_of(), random.Random(f"{info.seed}-{player}")) for player in range(task.players)
         }
-        self.is_over = False
         self.seen = ""
         """Observations that the policy has not yet been told."""
         with self._own_numbers():
@@ -167,17 +149,8 @@ class _Game(Session):
             self._env.reset(num_players=task.players, seed=None)
             self._go_on()
 
-    def step(self, message_log: list[ChatMessage], extra_env_info: TextArenaInfo) -> StepOutcome:  # noqa: ARG002
-        """Makes the move of the reply, and those of the opponents after it.
-
-        Raises:
-            SampleRejected: the game is over.
-        """
-        if self.is_over:
-            raise SampleRejected("The game is over.")
-        return self.play(reply_text(message_log[-1]))
-
     def play(self, reply: str) -> StepOutcome:
+        """Makes a move, and those of the opponents after it."""
         with self._own_numbers():
             self._move(reply)
             self._go_on()

@@ -16,28 +16,47 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
 import uvicorn
 import verifiers.v1 as vf
+from openai import AsyncOpenAI
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.runtimes import ProgramResult
+from verifiers.v1.utils.generic import concrete_type
+from verifiers.v1.utils.loaders import environment_class
 
-from deployments.tasks.bridges.model_endpoint import MODEL
-from deployments.tasks.bridges.verifiers import TaskCache, VerifiersInfo, loaded_env, problem_of, rewards_of
-from rollout_env import SampleRejected
+HARNESS_ID = "one_call"
+MODEL = "policy"
+MOST_TASKS = 2**20
+"""Bound of a taskset, which may be endless: all tasks up to the one that a sample names are held."""
+
+
+class _VerifiersInfo(BaseModel):
+    """The `extra_env_info` of a sample; further fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    index: int = Field(ge=0, lt=MOST_TASKS)
+    """Index of the task in the taskset."""
 
 
 class _VerifiersHarness:
-    """One taskset with its environment."""
+    """One taskset with its environment. Its tasks are made on demand and kept."""
 
-    def __init__(self, taskset: dict[str, Any], environment: str = "", config: dict[str, Any] | None = None) -> None:
-        """The arguments are those of `VerifiersEnvironment`."""
-        self._env = loaded_env(taskset, environment, config)
-        self._tasks = TaskCache(self._env.taskset)
+    def __init__(self, taskset: dict[str, Any], environment: str, config: dict[str, Any]) -> None:
+        """The arguments are those of the command line."""
+        self._env = _loaded_env(taskset, environment, config)
+        self._loading: Iterator[vf.Task] = iter(self._env.taskset)
+        self._tasks: list[vf.Task] = []
 
     def app(self) -> Starlette:
         return Starlette(routes=[Route("/", self._play, methods=["POST"])])
@@ -46,14 +65,20 @@ class _VerifiersHarness:
         """Answers with the rewards by name; with 422 for no task of the taskset, and 500 for an episode that failed."""
         run = await request.json()
         try:
-            info = VerifiersInfo.model_validate(run["sample"].get("extra_env_info") or {})
-            task = self._tasks.at(info.index)
-        except (SampleRejected, ValueError) as error:
+            task = self._task(_VerifiersInfo.model_validate(run["sample"].get("extra_env_info") or {}).index)
+        except ValueError as error:
             return PlainTextResponse(str(error), status_code=422)
         episode = await self._episode(task, run["base_url"], run["api_key"])
-        if problem := problem_of(episode):
+        if problem := _problem_of(episode):
             return PlainTextResponse(f"the episode failed: {problem}", status_code=500)
-        return JSONResponse(rewards_of(episode))
+        return JSONResponse(_rewards_of(episode))
+
+    def _task(self, index: int) -> vf.Task:
+        """Raises `ValueError` if the taskset has no such task."""
+        self._tasks += islice(self._loading, max(0, index + 1 - len(self._tasks)))
+        if index >= len(self._tasks):
+            raise ValueError(f"extra_env_info.index: the taskset has {len(self._tasks)} tasks, from 0.")
+        return self._tasks[index]
 
     async def _episode(self, task: vf.Task, base_url: str, api_key: str) -> Any:
         # verifiers keeps a client for each address while it serves, and each rollout has an address of its own: what
@@ -74,6 +99,75 @@ def _key_variable(api_key: str) -> Iterator[str]:
         yield name
     finally:
         del os.environ[name]
+
+
+def _loaded_env(taskset: dict[str, Any], environment: str, config: dict[str, Any]) -> Any:
+    """The environment that plays a taskset. Its agents ask the model once a turn unless `config` names a harness."""
+    _register_harness()
+    env_class = environment_class(taskset["id"], environment)
+    config_class = concrete_type(env_class, vf.EnvConfig, origin=vf.Env) or vf.EnvConfig
+    agents = [name for name, field in config_class.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
+    by_default = {"harness": {"id": HARNESS_ID}, "runtime": {"type": "subprocess"}}
+    given = config | {name: by_default | config.get(name, {}) for name in agents}
+    return env_class(config_class.model_validate({"id": environment, "taskset": taskset, **given}))
+
+
+def _problem_of(episode: Any) -> str:
+    """Why an episode failed; empty if it did not."""
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+    reasons = "; ".join(f"{error.type}: {error.message}" for error in errors)
+    return "" if episode.ok else reasons or "no reason is given"
+
+
+def _rewards_of(episode: Any) -> dict[str, float]:
+    """The rewards of all traces by name, after the agent's name if there are several."""
+    several = len(episode.traces) > 1
+    rewards: dict[str, float] = {}
+    for trace in episode.traces:
+        for name, reward in trace.rewards.items():
+            full_name = f"{trace.agent.name}_{name}" if several else name
+            rewards[full_name] = rewards.get(full_name, 0.0) + (0.0 if reward is None else float(reward.value))
+    return rewards or {"reward": 0.0}
+
+
+class _OneCallConfig(vf.HarnessConfig):
+    """The config of `_OneCallHarness`, without further fields."""
+
+
+class _OneCallHarness(vf.Harness[_OneCallConfig]):
+    """Asks the model once in this process for each segment, without a program and without tools."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,  # noqa: ARG002 - the endpoint records the turn
+        runtime: vf.Runtime,  # noqa: ARG002 - nothing runs there
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],  # noqa: ARG002 - verifiers refuses tasks with tools
+        data: vf.TaskData,
+    ) -> ProgramResult:
+        system, prompt = self.resolve_prompt(data)
+        messages: list[Any] = [] if system is None else [{"role": "system", "content": system}]
+        if isinstance(prompt, str):
+            messages.append({"role": "user", "content": prompt})
+        else:
+            messages += [message_to_wire(message) for message in prompt or []]
+        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None) as client:
+            completed = await client.chat.completions.create(model=ctx.model, messages=messages)
+        return ProgramResult(exit_code=0, stdout=completed.choices[0].message.content or "", stderr="")
+
+
+def _register_harness() -> None:
+    """Lets verifiers find the harness by its id: it imports plugins by name."""
+    module = ModuleType(HARNESS_ID)
+    module.__dict__.update(__all__=["_OneCallHarness"], _OneCallHarness=_OneCallHarness)
+    sys.modules[HARNESS_ID] = module
 
 
 def main() -> None:

@@ -15,11 +15,11 @@ def main() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
         for cell in cells[:-1]:
-            run(cell, names)
-    run(cells[-1], names)
+            _run(cell, names)
+    _run(cells[-1], names)
 
 
-def run(cell: str, names: dict[str, Any]) -> None:
+def _run(cell: str, names: dict[str, Any]) -> None:
     """Runs the code; if its last line is an expression, shows the value. Shows an exception without these frames."""
     try:
         tree = ast.parse(cell, "cell.py")

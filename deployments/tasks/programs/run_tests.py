@@ -20,10 +20,10 @@ def main() -> None:
     with open("tests.literal", encoding="utf-8") as file:
         spec = eval(file.read())
     for number, test in enumerate(spec["tests"]):
-        print(token, number, result_of(spec["code"], test), flush=True)
+        print(token, number, _result_of(spec["code"], test), flush=True)
 
 
-def result_of(code: str, test: dict[str, str]) -> str:
+def _result_of(code: str, test: dict[str, str]) -> str:
     """The result of one test as JSON. The test may do what it likes to its own process.
 
     One that is ended for its processor time ends the run as if it were the run: its time is that of all tests together.
@@ -32,9 +32,9 @@ def result_of(code: str, test: dict[str, str]) -> str:
     child = os.fork()
     if child == 0:
         os.close(reading)
-        silence()
+        _silence()
         with open(writing, "w", encoding="utf-8") as result:
-            result.write(outcome_of(code, test))
+            result.write(_outcome_of(code, test))
         os._exit(0)
     os.close(writing)
     with open(reading, encoding="utf-8", errors="replace") as result:
@@ -42,32 +42,32 @@ def result_of(code: str, test: dict[str, str]) -> str:
     status = os.waitpid(child, 0)[1]
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == SIGXCPU:
         os._exit(128 + SIGXCPU)
-    return text.strip() or as_json({"error": "its process ended before it did"})
+    return text.strip() or _as_json({"error": "its process ended before it did"})
 
 
-def silence() -> None:
+def _silence() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
 
 
-def outcome_of(code: str, test: dict[str, str]) -> str:
+def _outcome_of(code: str, test: dict[str, str]) -> str:
     names = {"__name__": "solution"}
     try:
         exec(compile(code, "solution.py", "exec"), names)
         if "call" in test:
-            return as_json({"value": eval(test["call"], names)})
+            return _as_json({"value": eval(test["call"], names)})
         exec(compile(test["code"], "test.py", "exec"), names)
     except BaseException as error:
         try:
             text = str(error)[:LONGEST_ERROR]
         except BaseException:
             text = "(it cannot be shown)"
-        return as_json({"error": f"{type(error).__name__}: {text}".rstrip(": ")})
-    return as_json({"value": None})
+        return _as_json({"error": f"{type(error).__name__}: {text}".rstrip(": ")})
+    return _as_json({"value": None})
 
 
-def as_json(value: object) -> str:
+def _as_json(value: object) -> str:
     """JSON in one line. Raises TypeError for what JSON does not have; of a class of the model's no method is called."""
     kind = type(value)
     if value is None or kind is bool:
@@ -79,9 +79,9 @@ def as_json(value: object) -> str:
     if kind is str:
         return encode_basestring_ascii(value)  # type: ignore[arg-type]
     if kind is list or kind is tuple:
-        return f"[{', '.join(map(as_json, value))}]"  # type: ignore[call-overload]
+        return f"[{', '.join(map(_as_json, value))}]"  # type: ignore[call-overload]
     if kind is dict:
-        items = [f"{as_json(key if type(key) is str else str(key))}: {as_json(item)}" for key, item in value.items()]  # type: ignore[attr-defined]
+        items = [f"{_as_json(key if type(key) is str else str(key))}: {_as_json(item)}" for key, item in value.items()]  # type: ignore[attr-defined]
         return f"{{{', '.join(items)}}}"
     raise TypeError(f"a value of type {kind.__name__} is not JSON")
 

@@ -18,7 +18,7 @@ from deployments.failures import (
 )
 from deployments.images.observations import NOT_TAKEN, ObservedImages
 from deployments.images.settings import ImagesSettings
-from deployments.protocols.environments import ShadowedOutcome, StepRequest
+from deployments.protocols.environments import StepRequest
 from deployments.protocols.images import name_of_image
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment
 from tests.deployments.images.pictures import ImagesInProcess, animation, picture
@@ -46,16 +46,13 @@ def test_bytes_are_put_once_for_the_owner_and_named_in_their_places() -> None:
 
     async def keep() -> Any:
         await images.put([BLUE], "ann")
-        outcome = ShadowedOutcome(messages, 1.0, False, shadow_rewards={"judge": 0.5})  # type: ignore[arg-type]
+        outcome = StepOutcome(messages, 1.0, False)  # type: ignore[arg-type]
         return await ObservedImages(images, ImagesSettings()).kept(outcome, "ann")
 
     outcome = asyncio.run(keep())
     red, blue = name_of_image(RED), name_of_image(BLUE)
-    assert outcome == ShadowedOutcome(
-        [shown(red, blue, red), {"role": "tool", "content": "no picture"}, shown(blue)],
-        1.0,
-        False,
-        shadow_rewards={"judge": 0.5},
+    assert outcome == StepOutcome(
+        [shown(red, blue, red), {"role": "tool", "content": "no picture"}, shown(blue)], 1.0, False
     )
     assert images.puts[1:] == [[red, blue]]
 
@@ -122,7 +119,7 @@ class Painter(TaskEnvironment):
 def results(images: ImagesInProcess | None) -> list[StepOutcome | RolloutFailure]:
     async def play() -> list[StepOutcome | RolloutFailure]:
         observed = None if images is None else ObservedImages(images, ImagesSettings())
-        runner = StepRunner(Painter(), "painter", 60, None, observed)
+        runner = StepRunner(Painter(), "painter", 60, observed)
         requests = (StepRequest([], {}, step_id="a", owner="ann", is_start=is_start) for is_start in (True, False))
         return list(await asyncio.gather(*(runner.start(request, set()) for request in requests)))
 
@@ -177,7 +174,7 @@ def test_a_session_whose_pictures_were_not_kept_makes_no_step_twice(
 
     async def play() -> list[StepOutcome | RolloutFailure]:
         full = ObservedImages(ImagesInProcess(ImagesSettings(max_bytes=10)), ImagesSettings())
-        runner = StepRunner(environment, "painter", 60, None, full)
+        runner = StepRunner(environment, "painter", 60, full)
         step = StepRequest([], {}, step_id="a", session_id="s", turn=1)
         made = [await runner.start(replace(step, turn=turn), set()) for turn in (0, 1)]
         await runner.close()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.tasks.code_judging import equal, reported
+from deployments.tasks.code_judging import reported
 from deployments.tasks.replies import last_code_block
+from deployments.tasks.support import json_equal
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ from deployments.tasks.replies import last_code_block
     ],
 )
 def test_values_are_equal_as_json_is(value: Any, expected: Any, is_equal: bool) -> None:
-    assert equal(value, expected) is is_equal
+    assert json_equal(value, expected) is is_equal
 
 
 @pytest.mark.parametrize(

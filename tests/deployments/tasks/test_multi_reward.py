@@ -90,6 +90,15 @@ def test_rewards_are_weighted_and_named_after_their_parts() -> None:
     assert played.rewards == {"one": 12.0, "two/good": -2.0, "two/bad": -1.0}
 
 
+def test_a_part_outside_of_the_reward_gives_metrics() -> None:
+    shadow = {**part(weight=2.0, named=True), "in_reward": False}
+    played = play(
+        made(one=part(), two=shadow, three={**part(), "in_reward": False}), ["a", "b"], sample(one=2, two=2, three=1)
+    )
+    assert (played.rewards, played.total_reward) == ({"one": 2.0}, 2.0)
+    assert played.metrics == {"two/good": 4.0, "two/bad": 2.0, "three": 1.0}
+
+
 def test_the_first_part_leads_and_a_part_that_has_ended_judges_no_longer() -> None:
     played = play(made(one=part(), two=part(), three=part()), ["a", "b", "c"], sample(one=2, two=1, three=3))
     assert (played.rewards, played.terminated) == ({"one": 2.0, "two": 1.0, "three": 2.0}, True)

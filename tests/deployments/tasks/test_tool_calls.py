@@ -132,7 +132,7 @@ def test_a_malformed_call_is_answered_whatever_it_is_made_of(reply: str, told: s
 
 def test_a_result_that_json_cannot_write_is_answered_as_an_error() -> None:
     tools = ToolSet([Tool({"name": "f"}, lambda: {1})])
-    assert tools.answered(ToolCall("f", {})).message["content"] == "Error: Object of type set is not JSON serializable"
+    assert tools.answer(ToolCall("f", {}))["content"] == "Error: Object of type set is not JSON serializable"
 
 
 def test_what_a_tool_raises_is_answered_and_is_no_malformed_call() -> None:
@@ -203,8 +203,8 @@ def test_tools_of_the_config_are_functions_by_import_path() -> None:
 
 def test_a_result_that_is_no_text_is_json_and_a_long_one_is_cut() -> None:
     tools = ToolSet([Tool({"name": "f"}, lambda n: ["x"] * n)])
-    assert tools.answered(ToolCall("f", {"n": 2})).message["content"] == '["x", "x"]'
-    assert len(tools.answered(ToolCall("f", {"n": 10_000})).message["content"]) == LONGEST_RESULT + len("\n[...]")
+    assert tools.answer(ToolCall("f", {"n": 2}))["content"] == '["x", "x"]'
+    assert len(tools.answer(ToolCall("f", {"n": 10_000}))["content"]) == LONGEST_RESULT + len("\n[...]")
 
 
 @pytest.mark.parametrize(

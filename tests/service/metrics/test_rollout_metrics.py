@@ -16,7 +16,7 @@ from service.metrics.rollout_metrics import RolloutMetrics
 from service.scheduling.priority import weight_of
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context, collect
-from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome, shadowed
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
 
 Given = dict[tuple[str, str], list[float]]
 """By the name of a metric and its tags."""
@@ -121,31 +121,6 @@ def test_generated_tokens_are_counted_by_priority(given: Given) -> None:
     }
 
 
-def test_verdicts_of_shadow_judges_are_counted_by_whether_they_part_from_the_reward(given: Given) -> None:
-    verdicts: list[dict[str, float | None]] = [
-        {"style": 0.75},
-        {"style": 0.25},
-        {"style": 0.0},
-        {"style": 1.75},
-        {"style": None},
-    ]
-    outcomes = [shadowed(outcome("O", 1.0, terminated=True), each) for each in verdicts]
-    episodes = [EpisodeRecipe(position=place).make() for place in range(5)]
-    results = collect(episodes, async_context(ScriptedGenerator(["A"]), ScriptedEnvironment(outcomes)))
-    metrics = RolloutMetrics({("task", "style"): 0.5})
-    for result in results.values():
-        metrics.ended(result, staleness=None)
-    metrics.ended(results[1].model_copy(update={"status": "error", "total_reward": None}), staleness=None)
-    assert {key: found for key, found in flushed(metrics, given).items() if "shadow" in key[0]} == {
-        ("rollout_shadow_gap_count", "task,style"): [4],
-        ("rollout_shadow_gap_sum", "task,style"): [2.75],
-        ("rollout_shadow_verdicts_total", "task,style,agrees"): [1],
-        ("rollout_shadow_verdicts_total", "task,style,reward_higher"): [2],
-        ("rollout_shadow_verdicts_total", "task,style,reward_lower"): [1],
-        ("rollout_shadow_verdicts_total", "task,style,missing"): [1],
-    }
-
-
 def test_the_times_of_sandboxes_are_those_of_tasks_that_have_some_by_task_and_provider(given: Given) -> None:
     timed = replace(
         outcome("O", 1.0, terminated=True), metrics={"sandbox_create_s": 0.5, "verifier_s": 2.0, "own": 9.0}
@@ -229,7 +204,7 @@ def test_all_instruments_that_are_made_are_given_to_ray(given: Given, made: list
         rollouts.took("queue", 1.0)
         rollouts.generated(1.0, 5)
         result.metrics.environment["verifier_s"] = 1.0
-        rollouts.ended(result.model_copy(update={"shadow_rewards": {"style": 0.5}}), staleness=1)
+        rollouts.ended(result, staleness=1)
         http.answered("/rollout", "POST", 200, 1.0)
         exporting = export(rollouts, http, gauges_of(versions={"": 1}))
         await asyncio.sleep(3.0)

@@ -18,7 +18,7 @@ from service.rollouts.schedule import AsyncSchedule
 from service.rollouts.staleness import VersionBounds
 from tests.service.agents.agent_runs import TWO_CALLS, AgentRecipe, ScriptedAgents, branch, generated, said
 from tests.service.rollouts.playing import KEEP_ALL, collect, texts
-from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, ids_of, shadowed
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, ids_of
 
 ENDED = AgentRunOutcome([TWO_CALLS], calls=2, metrics={"agent_s": 1.5})
 CRASHED = AgentFailed("The agent ended with exit code 3. It wrote to stderr last: no such file")
@@ -50,11 +50,6 @@ def test_the_environment_judges_the_last_conversation_in_one_step() -> None:
     assert (result.status, result.terminated, result.total_reward, result.answer) == ("completed", True, 1.0, "C")
     assert result.message_log[-1].reward == 1.0
     assert result.extra_env_info == {"state": 9}
-
-
-def test_shadow_judges_of_the_environment_judge_the_run_too() -> None:
-    result = played(AgentRecipe(), ENDED, environment=ScriptedEnvironment([shadowed(RIGHT, {"style": 0.25})]))
-    assert (result.shadow_rewards, result.total_reward) == ({"style": 0.25}, 1.0)
 
 
 def test_the_result_has_the_engines_own_tokens_and_counts_them() -> None:

@@ -55,16 +55,6 @@ def refusal(refused: ServeDeploySchema) -> list[str]:
     return str(raised.value).splitlines()
 
 
-def test_shadow_judges_are_loaded_before_anything_is_started() -> None:
-    def shadowed(**shadow: Any) -> ServeDeploySchema:
-        return config(environments={"math": {"import_path": MATH, "shadow": {"style": shadow}}})
-
-    check_config(shadowed(import_path="deployments.tasks.llm_judge:LlmJudgeEnvironment"))
-    [problem] = refusal(shadowed(import_path=MATH, arguments={"answer_form": "song"}))[-1:]
-    assert "args.environments.math: " in problem
-    assert "answer_form" in problem
-
-
 def test_a_task_that_is_named_under_environments_alone_fits_beside_the_others() -> None:
     check_config(config(environments={name: {"import_path": MATH} for name in "abcdefghij"}))
 

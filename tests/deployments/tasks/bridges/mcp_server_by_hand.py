@@ -92,14 +92,10 @@ def tools_page(mode: str, cursor: str | None) -> dict[str, Any]:
             return {"tools": TOOLS[place : place + 1], **more}
         case "same_cursor":
             return {"tools": TOOLS, "nextCursor": "always"}
-        case "two_cursors":
-            return {"tools": TOOLS[:1], "nextCursor": "ab"[number % 2]}
         case "endless_pages":
             return {"tools": [], "nextCursor": str(number)}
         case "no_list":
             return {"tools": None}
-        case "endless_tools":
-            return {"tools": TOOLS * 40, "nextCursor": str(number)}
         case "late" if cursor is not None:
             raise ValueError("the second page is gone")
         case "late":

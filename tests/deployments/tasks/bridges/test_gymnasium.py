@@ -18,6 +18,7 @@ from deployments.tasks.bridges.gymnasium import GymnasiumEnvironment, GymnasiumI
 from deployments.tasks.replies import last_tagged
 from deployments.tasks.support import PackageMissing
 from rollout_env import SampleRejected, check, play
+from rollout_env.loading import EnvironmentNotLoadable, checked_arguments
 from tests.deployments.images.pictures import ImagesInProcess
 
 DIRECTIONS = ["left", "down", "right", "up"]
@@ -150,7 +151,7 @@ def test_the_image_store_keeps_the_pictures_of_observations_by_name() -> None:
     images = ImagesInProcess()
 
     async def start_and_step() -> list[Any]:
-        runner = StepRunner(lake(observation="image"), "lake", 60, None, ObservedImages(images, ImagesSettings()))
+        runner = StepRunner(lake(observation="image"), "lake", 60, ObservedImages(images, ImagesSettings()))
         log: Any = [{"role": "assistant", "content": moves(["down"])[0]}]
         step = StepRequest(log, {"seed": 0}, step_id="b", owner="ann", session_id="s", turn=0)
         start = StepRequest([], {"seed": 0}, step_id="a", owner="ann", is_start=True)
@@ -212,8 +213,8 @@ def test_what_has_no_picture_is_refused_at_the_start(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Pictureless, "metadata", {"render_modes": ["ansi"]})
     with pytest.raises(ValueError, match=r"Pictureless-v0 renders no pictures \(rgb_array\), but \['ansi'\]"):
         GymnasiumEnvironment("Pictureless-v0", observation="image")
-    with pytest.raises(ValueError, match="observation must be one of text, image, both, got 'picture'"):
-        lake(observation="picture")
+    with pytest.raises(EnvironmentNotLoadable, match="observation: Input should be 'text', 'image' or 'both'"):
+        checked_arguments(GymnasiumEnvironment, {"env_id": "FrozenLake-v1", "observation": "picture"}, "lake")
     monkeypatch.setitem(sys.modules, "pygame", None)
     with pytest.raises(PackageMissing, match="FrozenLake-v1 needs a package to draw: pygame is not installed"):
         lake(observation="image")
@@ -245,7 +246,7 @@ def test_an_episode_that_is_over_takes_no_step() -> None:
     session = environment.open_session([], info)
     for reply in moves(["down", "right"]):
         session.step([{"role": "assistant", "content": reply}], info)
-    with pytest.raises(SampleRejected, match="The episode is over"):
+    with pytest.raises(SampleRejected, match="The game is over"):
         session.step([{"role": "assistant", "content": "again"}], info)
 
 

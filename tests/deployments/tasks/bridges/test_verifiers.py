@@ -1,110 +1,126 @@
-"""The bridge to verifiers, over the real package in a Python environment of its own."""
+"""The harness of verifiers, over the real package in its own Python environment, against a session with a script."""
 
 import asyncio
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
-from deployments.tasks.bridges.hosted import HostedEnvironment, HostedEnvironmentError, HostSettings
-from rollout_env import SampleRejected, check, play
-from rollout_env.steps import validated_extra_env_info
-from tests.paths import BRIDGED
+from examples.train_agent import verifiers_harness
+from rollout_env.loopback import LoopbackServer
 
-TASKSETS = str(BRIDGED / "verifiers_tasksets")
+Answer = tuple[int, Any]
 
 
-def made(taskset: str) -> HostedEnvironment:
-    return HostedEnvironment(
-        HostSettings(
-            python=str(Path(os.environ["ROLLOUT_BRIDGES"]) / "verifiers" / "bin" / "python"),
-            import_path="deployments.tasks.bridges.verifiers:VerifiersEnvironment",
-            arguments={"taskset": {"id": taskset}},
-            folders=[TASKSETS],
+class ScriptedSessions:
+    """Sessions that answer chat completions with the replies of their scripts."""
+
+    def __init__(self, **replies: list[str]) -> None:
+        """The keys of sessions, and what they reply."""
+        self._replies = {name: iter(script) for name, script in replies.items()}
+        self.asked: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in replies}
+        self._server = LoopbackServer(Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])]))
+
+    async def played(self, harness: str, **indexes: int) -> dict[str, Answer]:
+        """Status and body of the harness's answer for each session, whose tasks have these indexes."""
+        url = await self._server.start()
+
+        async def play(client: httpx.AsyncClient, key: str, index: int) -> Answer:
+            run = {"base_url": url, "api_key": key, "sample": {"extra_env_info": {"index": index}}}
+            answer = await client.post(harness, json=run)
+            return answer.status_code, answer.json() if answer.status_code == 200 else answer.text
+
+        try:
+            async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+                answers = await asyncio.gather(*(play(client, *each) for each in indexes.items()))
+            return dict(zip(indexes, answers, strict=True))
+        finally:
+            await self._server.stop()
+
+    async def _answer(self, request: Request) -> JSONResponse:
+        key = request.headers["authorization"].removeprefix("Bearer ")
+        self.asked[key].append((await request.json())["messages"])
+        message = {"role": "assistant", "content": next(self._replies[key])}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        return JSONResponse(
+            {
+                "id": "c",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "policy",
+                "choices": [choice],
+                "usage": usage,
+            }
         )
-    )
-
-
-@contextmanager
-def hosted(taskset: str) -> Iterator[HostedEnvironment]:
-    environment = made(taskset)
-    try:
-        yield environment
-    finally:
-        asyncio.run(environment.close())
 
 
 @pytest.fixture(scope="module")
-def sums() -> Iterator[HostedEnvironment]:
-    with hosted("sums_taskset") as environment:
-        yield environment
+def sums() -> Iterator[str]:
+    with verifiers_harness("sums_taskset") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
-def guesses() -> Iterator[HostedEnvironment]:
-    with hosted("guess_taskset") as environment:
-        yield environment
+def guesses() -> Iterator[str]:
+    with verifiers_harness("guess_taskset") as url:
+        yield url
 
 
-def sample(index: int) -> dict[str, Any]:
-    return {"extra_env_info": {"index": index}}
+def run(played: Callable[[], Awaitable[dict[str, Answer]]]) -> dict[str, Answer]:
+    async def awaited() -> dict[str, Answer]:
+        return await played()
+
+    return asyncio.run(awaited())
 
 
 @pytest.mark.parametrize(
     ("reply", "rewards"), [("4", {"right": 2.0, "short": 1.0}), ("not four", {"right": 0, "short": 0})]
 )
 def test_an_environment_of_one_turn_gives_its_weighted_rewards_by_name(
-    sums: HostedEnvironment, reply: str, rewards: dict[str, float]
+    sums: str, reply: str, rewards: dict[str, float]
 ) -> None:
-    played = play(sums, [reply], sample(3))
-    assert played.message_log[:2] == [
-        {"role": "system", "content": "Answer with a number."},
-        {"role": "user", "content": "What is 3 + 1?"},
-    ]
-    assert (played.rewards, played.terminated) == ({**rewards, "fragile": 0.0}, True)
-    assert played.message_log[2:] == [{"role": "assistant", "content": reply}], "no observation ends it"
+    sessions = ScriptedSessions(one=[reply])
+    answers = run(lambda: sessions.played(sums, one=3))
+    [[system, question]] = sessions.asked["one"]
+    assert (system["role"], system["content"]) == ("system", "Answer with a number.")
+    assert (question["role"], question["content"]) == ("user", "What is 3 + 1?")
+    assert answers == {"one": (200, {**rewards, "fragile": 0.0})}
 
 
-def test_an_environment_of_several_turns_is_played_by_steps(guesses: HostedEnvironment) -> None:
-    played = play(guesses, ["9", "5", "7"], sample(7))
-    assert [message["content"] for message in played.message_log] == [
+def test_episodes_of_several_turns_that_are_played_at_once_do_not_mix(guesses: str) -> None:
+    sessions = ScriptedSessions(seven=["9", "5", "7"], five=["5"])
+    answers = run(lambda: sessions.played(guesses, seven=7, five=5))
+    assert [message["content"] for message in sessions.asked["seven"][-1]] == [
         "Guess my number.",
         "9",
         "Lower.",
         "5",
         "Higher.",
-        "7",
-        "",
     ]
-    assert (played.rewards, played.terminated) == ({"found": pytest.approx(1 / 3), "reward": 0.0}, True)
+    assert answers["seven"] == (200, {"found": pytest.approx(1 / 3)})
+    assert answers["five"] == (200, {"found": 1.0})
 
 
-def test_episodes_that_are_played_at_once_do_not_mix() -> None:
-    check(made("guess_taskset"), replies=["9", "5", "7"], samples=[sample(7), sample(5)], max_block_s=30)
+def test_a_verifier_that_raises_fails_its_own_rollout(sums: str) -> None:
+    sessions = ScriptedSessions(broken=["break"], whole=["1"])
+    answers = run(lambda: sessions.played(sums, broken=0, whole=0))
+    status, problem = answers["broken"]
+    assert status == 500
+    assert "the episode failed: " in problem
+    assert "the verifier broke" in problem
+    assert answers["whole"][1]["right"] == 2.0
 
 
-def test_a_verifier_that_raises_fails_its_own_sample(sums: HostedEnvironment) -> None:
-    with pytest.raises(HostedEnvironmentError, match=r"the episode failed: .*the verifier broke"):
-        play(sums, ["break"], sample(0))
-    assert play(sums, ["1"], sample(0)).rewards["right"] == 2.0
-
-
-def test_a_task_that_is_not_there_is_rejected(sums: HostedEnvironment) -> None:
-    with pytest.raises(SampleRejected, match="the taskset has 5 tasks, from 0"):
-        play(sums, [], sample(5))
-    assert sums.example_samples(4, seed=3) == [sample(3), sample(4), sample(0), sample(1)]
-
-
-def test_a_taskset_without_end_is_not_loaded_for_ever(guesses: HostedEnvironment) -> None:
-    with pytest.raises(SampleRejected, match=r"index.*1048576"):
-        validated_extra_env_info(guesses, {"index": 2**40})
-    assert guesses.example_samples(2, seed=2**62 + 3) == [sample(3), sample(4)]
-
-
-def test_a_rollout_that_is_cut_off_ends_its_episode(guesses: HostedEnvironment) -> None:
-    for _ in range(3):
-        assert not play(guesses, ["1"], sample(50)).terminated
-    assert play(guesses, ["50"], sample(50)).rewards["found"] == 1.0
+def test_a_task_that_is_not_there_is_refused(sums: str, guesses: str) -> None:
+    sessions = ScriptedSessions()
+    status, problem = run(lambda: sessions.played(sums, none=5))["none"]
+    assert (status, problem) == (422, "extra_env_info.index: the taskset has 5 tasks, from 0.")
+    status, problem = run(lambda: ScriptedSessions().played(guesses, none=2**40))["none"]
+    assert status == 422, "a taskset without end is not loaded for ever"
+    assert "1048576" in problem
