@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.protocols.model_server import GENERATED, Endpoint
 from rollout_client.contract.problems import Problem
-from service.http.error_handlers import log_unexpected_error
+from service.http.middlewares import log_unexpected_error
 from service.http.streaming import PERIOD_S, SSE, SSE_HEARTBEAT, HeartbeatStream
 from service.model_server.call_bodies import asks_for_stream
 from service.model_server.calls import ModelAnswer
