@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
-from deployments.protocols.model_server import Endpoint
+from deployments.protocols.model_server import TOKEN_ENDPOINTS, Endpoint
 from deployments.sessions.failures import (
     GenerationUnknown,
     JudgementFailed,
@@ -38,7 +38,7 @@ from service.http.openapi import content, json_request, limited, refusal, refusa
 from service.http.request_body import read_json_body
 from service.images.request_images import refuse_images_of_sample
 from service.model_server.answers import response_to
-from service.model_server.call_bodies import refuse_demand
+from service.model_server.call_bodies import asks_for_stream, refuse_demand
 from service.model_server.call_images import with_names_of_images
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
@@ -244,10 +244,11 @@ def call_of(endpoint: Endpoint) -> Any:
     ) -> Response:
         admitted, caller = admitted_call
         read = await read_call(endpoint, request, rollouts, admitted)
-        refuse_demand(read.fields)
-        body = await with_names_of_images(endpoint, read.body, services.images, caller)
+        if endpoint in TOKEN_ENDPOINTS:
+            refuse_demand(read.fields)
+        body = await with_names_of_images(endpoint, read.body, read.fields, services.images, caller)
         answer = calls.answer(endpoint, body, request_id, caller, opened, read.choices)
-        return await response_to(endpoint, body, answer, request_id)
+        return await response_to(endpoint, answer, request_id, asks_for_stream(read.fields))
 
     return call
 
@@ -272,4 +273,4 @@ async def session_models(sessions: Sessions, opened: Opened, calls: Calls, reque
     """The model. A call of a session may name any."""
     caller = await sessions.caller_of(opened)
     answer = calls.answer("models", b"", request_id, caller, opened)
-    return await response_to("models", b"", answer, request_id)
+    return await response_to("models", answer, request_id)
