@@ -45,10 +45,10 @@ from service.startup.generated_config import (
     EMBEDDED_MODEL_THAT_SEES,
     ServedModel,
     generated_config,
+    model_named,
     sees,
 )
 from service.startup.local_service import local_service, sentences_for_the_user
-from service.startup.serve_command import model_named
 
 EPOCHS = 2
 CLIP = 0.2

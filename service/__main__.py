@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from service.startup.commands import ROOM_TIMEOUT_S, GuardedBy, Host, KeysFile, Port, RoomTimeout
-from service.startup.config import read_config, set_access
+from service.startup.config import given_access, read_config, set_access
 from service.startup.local_service import sentences_for_the_user, serve_until_stopped
 
 
@@ -22,7 +22,7 @@ def main(
     console = Console(stderr=True)
     with sentences_for_the_user(console):
         serve_config = read_config(config, host, port)
-        set_access(serve_config, keys_file, guarded_by)
+        set_access(serve_config, given_access(keys_file, guarded_by))
         serve_until_stopped(serve_config, console, room_timeout_s)
 
 

@@ -32,7 +32,6 @@ from service.http import middlewares, upload_chunk
 from service.images import request_images
 from service.jobs import submission
 from service.model_server import answers, call_bodies, call_images, tinker_dialect
-from service.model_server.call_bodies import name_before, place_of_lone_surrogate
 from service.problems import RequestProblem
 from tests.deployments.chat.vocabularies import tokenizer_of
 from tests.paths import REPOSITORY
@@ -58,11 +57,6 @@ def calls(text: str) -> Any:
     return tool_calls_of({"role": "assistant", "content": text})
 
 
-def surrogate(text: str) -> str:
-    body = text.encode("latin-1")
-    return name_before(body, place_of_lone_surrogate(body) or len(body))
-
-
 CONTROL = ControlTokens(tokenizer_of("byte-level"))
 
 
@@ -85,7 +79,7 @@ def refused(read: Callable[[], Any]) -> Any:
 MATH, LATEX = "deployments/tasks/replies.py", "deployments/tasks/math_latex.py"
 CALLS = "clients/rollout_env/tool_calls.py"
 BRIDGES, TRAINERS = "deployments/tasks/bridges", "deployments/policy/trusted_trainers.py"
-SURROGATES, CHUNKS = "service/model_server/call_bodies.py", "service/http/upload_chunk.py"
+CALL_BODIES, CHUNKS = "service/model_server/call_bodies.py", "service/http/upload_chunk.py"
 PREFERENCES = "service/jobs/submission.py"
 TINKER = "service/model_server/tinker_dialect.py"
 TAGS = ["<action>", "<action>a", "</action>", "<action></action>", "<"]
@@ -294,11 +288,6 @@ READERS = {
         ("service/model_server/call_images.py::SOURCE",),
         before="sha256:",
     ),
-    "escaped letters of a call": Reader(
-        lambda text: call_images.ESCAPED_LETTER.search(text.encode()),
-        ["\\u00", "\\", "\\u", "u004"],
-        ("service/model_server/call_images.py::ESCAPED_LETTER",),
-    ),
     "an action": Reader(lambda text: replies.last_tagged(text, "action"), TAGS),
     "gymnasium's rendering": Reader(
         gymnasium.plain_text,
@@ -345,25 +334,20 @@ READERS = {
         (f"{CHUNKS}::byte_range",),
         "bytes ",
     ),
-    "content digest": Reader(
-        lambda text: refused(lambda: upload_chunk.content_digest(text)),
-        [":", "=", ",", "a", "sha-256=:"],
-        (f"{CHUNKS}::content_digest",),
-        before="sha-256=:",
-    ),
     "digest of weights": Reader(
         lambda text: refused(lambda: upload_chunk.weights_digest(text)), ["a", "0"], (f"{CHUNKS}::weights_digest",)
     ),
     "lone surrogate": Reader(
-        surrogate,
-        ["\\ud800\\udc00", "\\ud8", "\\", "\\\\ud800", '"', '"a', '"a" ', "\xed", "\\ud800", '"a"\\ud800', "a"],
-        tuple(f"{SURROGATES}::{name}" for name in ("MAYBE", "ESCAPE_OR_SURROGATE", "NAME")),
-        before="\\\\ud800",
+        lambda text: refused(lambda: call_bodies.parsed(text.encode("latin-1"))),
+        ["\\ud800\\udc00", "\\ud800", "\\\\ud800", '\\"', '\\"a', '\\"a\\": ', "\xed", "a"],
+        tuple(f"{CALL_BODIES}::{name}" for name in ("MAYBE_SURROGATE", "NAME")),
+        before='{"a": "\\ud800',
+        after='"}',
     ),
-    "choices of a call": Reader(
-        lambda text: call_bodies.fields_of("chat/completions", text.encode()),
-        ['"n', '"\\u006', '"n"', '{"n":', "["],
-        ("service/model_server/call_bodies.py::CHOICES_FIELD_IN_JSON",),
+    "body of a call": Reader(
+        lambda text: call_bodies.READ_HERE.search(text.encode()),
+        ['"n', '"stream', "imag", "\\", "u"],
+        (f"{CALL_BODIES}::READ_HERE",),
     ),
     "number of an event": Reader(
         lambda text: answers.SEQUENCE_NUMBER.findall(text.encode()),

@@ -1,4 +1,4 @@
-"""The middlewares around all routes: request ids, checks of `Host` and `Origin`, and the contract's version.
+"""The middleware around all routes, and the handlers that turn everything they raise into a problem document.
 
 The id of a request is `X-Request-ID` where the caller sends one, otherwise a new UUID. The response's header of that
 name and its `request_id`, every problem document and every log line of the request have it. Ray Serve adds that header
@@ -10,14 +10,21 @@ answers; `Host` gives it away. Another page cannot read them, but could change t
 are refused before any route does anything. The reader of the contract's version is `rollout_client/version.py`.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from uuid import uuid4
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.failures import RolloutFailure, StoreFailure
 from rollout_client.contract.problems import FieldProblem, Problem
 from rollout_client.version import CONTRACT_HEADER, CONTRACT_VERSION
 from service.access.access_control import AccessControl
@@ -27,41 +34,59 @@ from service.problems import (
     PROBLEM_JSON,
     REQUEST_ID_HEADER,
     RequestProblem,
+    field_problem,
+    internal_error,
     invalid_request,
+    not_ready,
+    problem_of,
     shown,
 )
 
 ALLOWED_ID = re.compile(r"[\x20-\x7e]{1,128}")
 """Printable ASCII: logs, headers and JSON carry it unchanged."""
+_RETRY_AFTER_S = 2
+_CLIENT_CLOSED_REQUEST = 499
+"""Nginx's status for this case. Nobody reads it."""
+logger = logging.getLogger("rollout_service.routes")
 
 
-class RequestIdMiddleware:
-    """Gives every request its id before any handler runs, and answers an id that is not allowed with 422."""
+class RequestMiddleware:
+    """Gives requests their ids and responses their headers; refuses ids, hosts and origins that are not allowed."""
 
-    def __init__(self, app: ASGIApp, sets_header: bool) -> None:
-        """`sets_header` is false behind a server that adds the header to every response itself."""
+    def __init__(self, app: ASGIApp, sets_id_header: bool) -> None:
+        """`sets_id_header` is false behind a server that adds the header to every response itself."""
         self._app = app
-        self._sets_header = sets_header
+        self._sets_id_header = sets_id_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER)
-        app, request_id = self._app, uuid4().hex if given is None else given
-        if given is not None and ALLOWED_ID.fullmatch(given) is None:
+        headers = Headers(scope=scope)
+        request_id = headers.get(REQUEST_ID_HEADER, uuid4().hex)
+        if ALLOWED_ID.fullmatch(request_id) is None:
+            problem: RequestProblem | None = id_not_allowed(request_id)
             request_id = uuid4().hex
-            app = problem_response(id_not_allowed(given).problem, request_id)
-        state = scope.setdefault("state", {})
-        state["request_id"] = request_id
-        state["request_id_headers"] = {REQUEST_ID_HEADER: request_id} if self._sets_header else {}
+        else:
+            problem = _problem_with_names(headers, scope["app"].state.services.access)
+        answered = {CONTRACT_HEADER: CONTRACT_VERSION}
+        if self._sets_id_header:
+            answered[REQUEST_ID_HEADER] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, response_headers=answered)
 
-        async def send_with_id(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                MutableHeaders(scope=message).update(answered)
             await send(message)
 
-        await app(scope, receive, send_with_id if self._sets_header else send)
+        app = self._app if problem is None else problem_response(problem.problem, request_id)
+        await app(scope, receive, send_with_headers)
+
+
+def request_id_of(request: Request) -> str:
+    """The id that `RequestMiddleware` gave the request."""
+    request_id: str = request.state.request_id
+    return request_id
 
 
 def problem_response(problem: Problem, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -75,75 +100,85 @@ def id_not_allowed(given: str) -> RequestProblem:
     return invalid_request(FieldProblem(field=f"header.{REQUEST_ID_HEADER}", message=message, value=shown(given)))
 
 
-def request_id_of(request: Request) -> str:
-    """The id that `RequestIdMiddleware` gave the request."""
-    request_id: str = request.state.request_id
-    return request_id
-
-
-def request_id_headers_of(request: Request) -> dict[str, str]:
-    """The headers for a response that `RequestIdMiddleware` does not see."""
-    headers: dict[str, str] = request.state.request_id_headers
-    return headers
-
-
-HEADER = (CONTRACT_HEADER.encode(), CONTRACT_VERSION.encode())
-
-
-class ContractVersionMiddleware:
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_version(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), HEADER]
-            await send(message)
-
-        await self._app(scope, receive, send_with_version)
-
-
-ANY_BELOW = "*."
-
-
-class HostCheckMiddleware:
-    """Applies the access control of the application before any route does anything."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if scope["type"] == "http":
-            access: AccessControl = scope["app"].state.services.access
-            problem = problem_with(Headers(scope=scope), access)
-            if problem is not None:
-                app = problem_response(problem.problem, scope["state"]["request_id"])
-        await app(scope, receive, send)
-
-
-def problem_with(headers: Headers, access: AccessControl) -> RequestProblem | None:
+def _problem_with_names(headers: Headers, access: AccessControl) -> RequestProblem | None:
+    """The problem with the names by which the request calls the service and its own page."""
     hosts = headers.getlist("host")
-    if access.allowed_hosts and not (len(hosts) == 1 and is_among(hosts[0], access.allowed_hosts)):
+    if access.allowed_hosts and not (len(hosts) == 1 and _is_among(hosts[0], access.allowed_hosts)):
         message = "the service does not answer under this name; access.allowed_hosts of its config lists the names"
         value = shown(", ".join(hosts))
         return RequestProblem(HOST_NOT_ALLOWED, [FieldProblem(field="header.Host", message=message, value=value)])
     origin = headers.get("origin")
-    if origin is not None and access.is_open_on_loopback and host_of(origin) not in map(str.lower, hosts):
-        message = "web pages of other sites may not use a service that asks for no key"
-        return RequestProblem(NOT_ALLOWED, [FieldProblem(field="header.Origin", message=message, value=shown(origin))])
-    return None
+    if origin is None or not access.is_open_on_loopback:
+        return None
+    if origin.partition("://")[2].lower() in map(str.lower, hosts):
+        return None
+    message = "web pages of other sites may not use a service that asks for no key"
+    return RequestProblem(NOT_ALLOWED, [FieldProblem(field="header.Origin", message=message, value=shown(origin))])
 
 
-def host_of(origin: str) -> str:
-    """Host and port of an `Origin`; empty for `null`."""
-    return origin.partition("://")[2].lower()
-
-
-def is_among(host: str, allowed: Sequence[str]) -> bool:
+def _is_among(host: str, allowed: Sequence[str]) -> bool:
     """Whether `host`, with or without a port, is one of `allowed` (in lower case)."""
     name = host.lower()
     if not name.endswith("]"):
         name = name.rpartition(":")[0] or name
     name = name.removesuffix(".")
-    return any(name == one or (one.startswith(ANY_BELOW) and name.endswith(one[1:])) for one in allowed)
+    return any(name == one or (one.startswith("*.") and name.endswith(one[1:])) for one in allowed)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    for raised in (RequestProblem, StoreFailure, RequestValidationError):
+        app.add_exception_handler(raised, _on_problem)
+    app.add_exception_handler(RolloutFailure, _on_rollout_failure)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
+    app.add_exception_handler(Exception, _on_unexpected_error)
+
+
+async def _on_problem(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError):
+        error = invalid_request(*(field_problem(finding) for finding in error.errors()))
+    problem = problem_of(error)
+    return problem_response(problem.problem, request_id_of(request), problem.headers)
+
+
+async def _on_rollout_failure(request: Request, error: Exception) -> Response:
+    request_id = request_id_of(request)
+    logger.warning("A deployment does not answer.", exc_info=error, extra={"request_id": request_id})
+    return problem_response(not_ready(str(error)).problem, request_id, {"Retry-After": str(_RETRY_AFTER_S)})
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    problem = Problem(
+        type="about:blank",
+        title=str(error.detail),
+        status=error.status_code,
+        detail=f"{request.method} {request.url.path}: {error.detail}. The routes are listed at /docs.",
+    )
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_allowed_methods(request))
+    return problem_response(problem, request_id_of(request), headers)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Those of all routes with the path of the request; Starlette names those of the first one alone."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in matching for method in route.methods or ()})
+
+
+async def _on_client_disconnect(_request: Request, _error: Exception) -> Response:
+    """The client went away before its body had arrived."""
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+async def _on_unexpected_error(request: Request, error: Exception) -> Response:
+    request_id = request_id_of(request)
+    log_unexpected_error(error, request_id)
+    # Starlette sends this response outside of all middleware, which would have set the headers.
+    return problem_response(internal_error(error).problem, request_id, request.state.response_headers)
+
+
+def log_unexpected_error(error: Exception, request_id: str) -> None:
+    logger.error("A request failed unexpectedly.", exc_info=error, extra={"request_id": request_id})

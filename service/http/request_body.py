@@ -6,9 +6,9 @@ and with the same messages as that of `/rollout`.
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import zstandard
 from fastapi import Request
@@ -40,19 +40,12 @@ def rollout_media_type(headers: Mapping[str, str]) -> str:
     Raises:
         RequestProblem: 415, the body has another type.
     """
-    given = media_type_of(headers)
-    if given in ("", JSON, FORM):
-        return JSON
-    if given == ARROW:
-        return ARROW
-    raise unsupported_media_type("content-type", given, [JSON, ARROW])
+    return _media_type(headers, FORM, JSON, ARROW)
 
 
 def refuse_other_than_json(headers: Mapping[str, str]) -> None:
     """Raises `RequestProblem` (415) unless the body is JSON or has no type."""
-    given = media_type_of(headers)
-    if given not in ("", JSON, FORM):
-        raise unsupported_media_type("content-type", given, [JSON])
+    _media_type(headers, FORM, JSON)
 
 
 def weights_media_type(headers: Mapping[str, str]) -> str:
@@ -61,12 +54,17 @@ def weights_media_type(headers: Mapping[str, str]) -> str:
     Raises:
         RequestProblem: 415, the body has another type.
     """
+    return _media_type(headers, OCTETS, SAFETENSORS, JSON)
+
+
+def _media_type(headers: Mapping[str, str], synonym: str, default: str, *others: str) -> str:
+    """The type of the body; `default` also where it has none, or the `synonym`."""
     given = media_type_of(headers)
-    if given == JSON:
-        return JSON
-    if given in ("", SAFETENSORS, OCTETS):
-        return SAFETENSORS
-    raise unsupported_media_type("content-type", given, [SAFETENSORS, JSON])
+    if given in ("", synonym, default):
+        return default
+    if given in others:
+        return given
+    raise unsupported_media_type("content-type", given, [default, *others])
 
 
 def content_coding(headers: Mapping[str, str], supported: Collection[str]) -> str:
@@ -110,60 +108,18 @@ LEAST_BYTES_PER_S = 64 * 2**10
 """Least rate after the first `STALLED_AFTER_S`. A body that arrives more slowly, as a byte a minute, is refused."""
 
 
-def hold_nothing(_size_bytes: int) -> None:
-    pass
-
-
-class Frame(Protocol):
-    """One gzip member or one zstd frame, as the libraries decompress it."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-def gzip_member() -> Frame:
-    return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-
-
-def zstd_frame() -> Frame:
-    return zstandard.ZstdDecompressor(max_window_size=LARGEST_ZSTD_WINDOW_BYTES).decompressobj()
-
-
-CODINGS: dict[str, Callable[[], Frame]] = {"gzip": gzip_member, "zstd": zstd_frame}
-
-
-class Decompression:
-    """Decompresses consecutive members or frames, which both formats allow."""
-
-    def __init__(self, coding: str) -> None:
-        self._start = CODINGS[coding]
-        self._frame = self._start()
-
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yields the decompressed bytes of `chunk`; raises `zlib.error` or `ZstdError` if it has another format."""
-        for begin in range(0, len(chunk), COMPRESSED_SLICE_BYTES):
-            rest = chunk[begin : begin + COMPRESSED_SLICE_BYTES]
-            while rest:
-                if self._frame.eof:
-                    self._frame = self._start()
-                yield self._frame.decompress(rest)
-                rest = self._frame.unused_data
-
-    @property
-    def is_complete(self) -> bool:
-        return self._frame.eof
+CODINGS: dict[str, Callable[[], Any]] = {
+    "gzip": lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS),
+    "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=LARGEST_ZSTD_WINDOW_BYTES).decompressobj(),
+}
+"""What decompresses one gzip member or one zstd frame, by the encoding."""
 
 
 class BodyBuffer:
     """Collects a body. Holds at most `most_bytes` of it and the decompressed bytes of one slice."""
 
     def __init__(
-        self, coding: str, most_bytes: int, advice: str = SPLIT, hold: Callable[[int], None] = hold_nothing
+        self, coding: str, most_bytes: int, advice: str = SPLIT, hold: Callable[[int], None] = lambda _: None
     ) -> None:
         """`hold` is called, perhaps in another thread, with the size that the body is about to have."""
         self._content = bytearray()
@@ -171,29 +127,35 @@ class BodyBuffer:
         self._most_bytes = most_bytes
         self._advice = advice
         self._hold = hold
-        self._decompression = None if coding == IDENTITY else Decompression(coding)
+        self._frame = None if coding == IDENTITY else CODINGS[coding]()
 
     async def add(self, chunk: bytes) -> None:
         """Raises `RequestProblem`: 413 once the body is over the bound, 400 if it is not in its encoding."""
-        if self._decompression is None:
+        if self._frame is None:
             self._append(chunk)
             return
         try:
-            await asyncio.to_thread(self._decompress, self._decompression, chunk)
+            await asyncio.to_thread(self._decompress, chunk)
         except (zlib.error, zstandard.ZstdError) as error:
             message = f"it is not the {self._coding} that Content-Encoding says: {error}"
             raise unreadable_body(message) from error
 
     def complete(self) -> bytearray:
         """The whole body; raises `RequestProblem` (400) if its compressed data breaks off."""
-        if self._decompression is not None and not self._decompression.is_complete:
+        if self._frame is not None and not self._frame.eof:
             raise unreadable_body(f"its {self._coding} breaks off; send it whole")
         return self._content
 
-    def _decompress(self, decompression: Decompression, chunk: bytes) -> None:
+    def _decompress(self, chunk: bytes) -> None:
+        """Decompresses consecutive members or frames, which both formats allow."""
         try:
-            for data in decompression.feed(chunk):
-                self._append(data)
+            for begin in range(0, len(chunk), COMPRESSED_SLICE_BYTES):
+                rest = chunk[begin : begin + COMPRESSED_SLICE_BYTES]
+                while rest:
+                    if self._frame.eof:
+                        self._frame = CODINGS[self._coding]()
+                    self._append(self._frame.decompress(rest))
+                    rest = self._frame.unused_data
         except RequestProblem:
             # In this thread: freeing 256 MB takes 20 ms.
             self._content.clear()
@@ -202,13 +164,13 @@ class BodyBuffer:
     def _append(self, data: bytes) -> None:
         size = len(self._content) + len(data)
         if size > self._most_bytes:
-            raise over_limit(self._most_bytes, self._advice)
+            raise _over_limit(self._most_bytes, self._advice)
         self._hold(size)
         self._content += data
 
 
 async def read_body(
-    request: Request, most_bytes: int, advice: str = SPLIT, hold: Callable[[int], None] = hold_nothing
+    request: Request, most_bytes: int, advice: str = SPLIT, hold: Callable[[int], None] = lambda _: None
 ) -> bytearray:
     """Reads the body and decompresses it.
 
@@ -223,15 +185,15 @@ async def read_body(
     """
     coding = content_coding(request.headers, CODINGS)
     if stated_length(request.headers) > most_bytes:
-        raise over_limit(most_bytes, advice)
+        raise _over_limit(most_bytes, advice)
     buffer = BodyBuffer(coding, most_bytes, advice, hold)
-    async with aclosing(chunks_in_time(request.stream())) as chunks:
+    async with aclosing(_chunks_in_time(request.stream())) as chunks:
         async for chunk in chunks:
             await buffer.add(chunk)
     return buffer.complete()
 
 
-async def chunks_in_time(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _chunks_in_time(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Raises `RequestProblem` (408) after `STALLED_AFTER_S` without a chunk, or if they come too slowly."""
     now_s = asyncio.get_running_loop().time
     allowed_s = STALLED_AFTER_S
@@ -253,7 +215,7 @@ async def chunks_in_time(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[
         yield chunk
 
 
-def over_limit(most_bytes: int, advice: str) -> RequestProblem:
+def _over_limit(most_bytes: int, advice: str) -> RequestProblem:
     return body_too_large(f"it is larger than the limit of {most_bytes} bytes; {advice}")
 
 

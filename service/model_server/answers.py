@@ -19,9 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.protocols.model_server import GENERATED, Endpoint
 from rollout_client.contract.problems import Problem
-from service.http.error_handlers import log_unexpected_error
+from service.http.middlewares import log_unexpected_error
 from service.http.streaming import PERIOD_S, SSE, SSE_HEARTBEAT, HeartbeatStream
-from service.model_server.call_bodies import asks_for_stream
 from service.model_server.calls import ModelAnswer
 from service.problems import problem_of
 from service.tracing.spans import note_error
@@ -75,21 +74,21 @@ logger = logging.getLogger("rollout_service.routes")
 
 
 async def response_to(
-    endpoint: Endpoint, body: bytes, answer: Coroutine[Any, Any, ModelAnswer], request_id: str
+    endpoint: Endpoint, answer: Coroutine[Any, Any, ModelAnswer], request_id: str, asks_for_stream: bool = False
 ) -> Response:
     """The response to a call. Returns when the answer has begun; for a stream that waits, after `PERIOD_S` seconds.
 
     Args:
-        body: of the call.
         answer: returns when the answer has begun.
+        asks_for_stream: whether the call does.
 
     Raises what `answer` raises, unless the response has begun without it: then the error is the last event.
     """
     answering = asyncio.create_task(answer)
     try:
-        if endpoint in GENERATED:
+        if asks_for_stream and endpoint in GENERATED:
             await asyncio.wait({answering}, timeout=PERIOD_S)
-            if not answering.done() and await asks_for_stream(body):
+            if not answering.done():
                 # A proxy in front sees an answer: from now on its status is said.
                 return _EventStream(answering, endpoint, _late_events(endpoint, answering), request_id)
         begun = await answering

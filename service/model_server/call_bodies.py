@@ -1,8 +1,9 @@
 """Reads what the ingress must know of the body of a model server's call: the replica parses the rest.
 
 That is whether it asks for a stream, how many answers it asks for, each of which the engine generates, which weights
-may make those of token ids, and whether a text has half a surrogate pair, which is not a character and cannot be sent
-on in UTF-8. Python's `json` accepts one, and so do vLLM's servers, where it breaks a call only in the engine.
+may make those of token ids, the images that it shows (`call_images.py`), and whether a text has half a surrogate pair,
+which is not a character and cannot be sent on in UTF-8. Python's `json` accepts one, and so do vLLM's servers, where it
+breaks a call only in the engine.
 """
 
 import asyncio
@@ -12,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
 
 from deployments.protocols.model_server import TOKEN_ENDPOINTS, Endpoint
 from rollout_client.contract.base import PolicyDemand
@@ -20,75 +20,58 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sglang import VersionConstraint
 from service.problems import dotted, invalid_request, shown
 
-_STREAM_FIELD = "stream"
-_STREAM_FIELD_IN_JSON = b'"stream"'
 MOST_BYTES_INLINE = 2**16
+READ_HERE = re.compile(rb'"n"|"stream"|image|\\u|\xed[\xa0-\xbf]|\x00')
+"""One of these is in each body of which the ingress must know something: a field, whose name may be written in escapes,
+half a surrogate pair, or a letter of another encoding than UTF-8."""
+MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\x00")
+NAME = re.compile(r'"(\w+)"\s*:')
+_NAME_WITHIN = 4096
+"""Characters. A text of megabytes is not looked through."""
+_PARSED: tuple[Endpoint, ...] = ("completions", *TOKEN_ENDPOINTS)
+"""The endpoints whose fields matter here in every call."""
+
+
+async def fields_of(endpoint: Endpoint, body: bytes) -> dict[str, Any]:
+    """The parsed body; empty where nothing of it matters here, and for one that vLLM refuses.
+
+    Raises:
+        RequestProblem: 422, it is nested too deeply, or a text has half a surrogate pair.
+    """
+    if endpoint not in _PARSED and READ_HERE.search(body) is None:
+        return {}
+    return parsed(body) if len(body) <= MOST_BYTES_INLINE else await asyncio.to_thread(parsed, body)
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """As `fields_of`."""
+    try:
+        # As vLLM parses it: another parser could read another number, or other images.
+        fields = json.loads(body)
+    except RecursionError:
+        raise invalid_request(FieldProblem(field="body", message="it is nested too deeply")) from None
+    except ValueError:
+        return {}
+    if MAYBE_SURROGATE.search(body) is not None:
+        try:
+            json.dumps(fields, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            message = "a text has half a surrogate pair, such as \\ud800 alone, which is not a character; leave it out"
+            names = NAME.findall(error.object, max(0, error.start - _NAME_WITHIN), error.start)
+            problem = FieldProblem(field=names[-1] if names else "body", message=message, value=None)
+            raise invalid_request(problem) from None
+    return fields if isinstance(fields, dict) else {}
+
+
 _stream_as_vllm_reads_it: TypeAdapter[bool | None] = TypeAdapter(bool | None)
 
 
-async def asks_for_stream(body: bytes) -> bool:
-    """The `stream` of the body; false for a body that vLLM refuses, and for a name that is written in escapes."""
-    if _STREAM_FIELD_IN_JSON not in body:
-        return False
-    if len(body) <= MOST_BYTES_INLINE:
-        return _says_stream(body)
-    return await asyncio.to_thread(_says_stream, body)
-
-
-def _says_stream(body: bytes) -> bool:
+def asks_for_stream(fields: Mapping[str, Any]) -> bool:
+    """The `stream` of a body; false for one that vLLM refuses."""
     try:
-        fields = from_json(body)
-        return (
-            bool(_stream_as_vllm_reads_it.validate_python(fields.get(_STREAM_FIELD)))
-            if isinstance(fields, dict)
-            else False
-        )
-    except (ValueError, ValidationError):
+        return bool(_stream_as_vllm_reads_it.validate_python(fields.get("stream")))
+    except ValidationError:
         return False
-
-
-_ENCODING_BYTES = 4
-"""JSON in UTF-16 or UTF-32 has a zero among so many."""
-MAYBE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-ESCAPE_OR_SURROGATE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|(?P<lone>\\u[dD][89a-fA-F]|\xed[\xa0-\xbf])|\\.", re.DOTALL
-)
-"""A whole pair of escapes, half a one, or any other escape: `\\\\ud800` is a backslash and a word."""
-NAME = re.compile(rb'"(\w+)"\s*:')
-_NAME_WITHIN_BYTES = 4096
-"""A text of megabytes is not looked through."""
-
-
-def refuse_lone_surrogates(body: bytes) -> None:
-    """Raises `RequestProblem` (422) if a text of the JSON has one; it names the field."""
-    body = in_utf8(body)
-    if (place := place_of_lone_surrogate(body)) is not None:
-        message = "a text has half a surrogate pair, such as \\ud800 alone, which is not a character; leave it out"
-        raise invalid_request(FieldProblem(field=name_before(body, place), message=message, value=None))
-
-
-def place_of_lone_surrogate(body: bytes) -> int | None:
-    """The place of half a surrogate pair in JSON, which Python writes in UTF-8 too."""
-    if MAYBE.search(body) is None:
-        return None
-    halves = (match.start() for match in ESCAPE_OR_SURROGATE.finditer(body) if match["lone"] is not None)
-    return next(halves, None)
-
-
-def name_before(body: bytes, place: int) -> str:
-    """The last name of a field before this place, or `body` where there is none near it."""
-    names = NAME.findall(body, max(0, place - _NAME_WITHIN_BYTES), place)
-    return names[-1].decode() if names else "body"
-
-
-def in_utf8(body: bytes) -> bytes:
-    """As `json.loads` decodes it; what it cannot decode stays as it is, and the replica refuses it."""
-    if 0 not in body[:_ENCODING_BYTES]:
-        return body
-    try:
-        return body.decode(json.detect_encoding(body), "surrogatepass").encode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return body
 
 
 CHOICES_FIELD = "n"
@@ -101,24 +84,7 @@ CHOICES_FIELDS: Mapping[Endpoint, str] = {
 """The endpoints whose calls may ask for several answers, with the field that says how many."""
 _PROMPTS: Mapping[Endpoint, tuple[str, ...]] = {"completions": ("prompt",), "generate": ("text", "input_ids")}
 """The fields of an endpoint that may have several prompts, each with `n` choices."""
-CHOICES_FIELD_IN_JSON = re.compile(rb'"(?:n|\\u006[eE])"')
 _choices_as_vllm_reads_them: TypeAdapter[int | None] = TypeAdapter(int | None)
-
-
-def fields_of(endpoint: Endpoint, body: bytes) -> dict[str, Any]:
-    """The parsed body of a call that may ask for several answers; empty for others, and for one that vLLM refuses."""
-    is_chat = endpoint == "chat/completions"
-    if endpoint not in CHOICES_FIELDS or (
-        # Most bodies of chats: they are parsed by the replica alone.
-        is_chat and not (CHOICES_FIELD_IN_JSON.search(body) or 0 in body[:_ENCODING_BYTES])
-    ):
-        return {}
-    try:
-        # As vLLM parses it: another parser could read another number.
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
 
 
 def choices_of(endpoint: Endpoint, fields: Mapping[str, Any], most: int) -> int:
@@ -130,6 +96,8 @@ def choices_of(endpoint: Endpoint, fields: Mapping[str, Any], most: int) -> int:
     Raises:
         RequestProblem: 422, it asks for more.
     """
+    if endpoint not in CHOICES_FIELDS:
+        return 1
     asked: Any = fields
     if endpoint in TOKEN_ENDPOINTS:
         sampling = fields.get("sampling_params")
@@ -157,7 +125,7 @@ _ADAPTER = "lora_path"
 _OF_SESSION = "the session says which weights answer its calls, in the `policy` that it was opened with; leave it out"
 
 
-def demand_of(fields: dict[str, Any], demand: PolicyDemand) -> PolicyDemand:
+def demand_of(fields: Mapping[str, Any], demand: PolicyDemand) -> PolicyDemand:
     """Which weights may answer a call: as its body and its query (`demand`) say.
 
     Raises:
@@ -188,7 +156,7 @@ def demand_of(fields: dict[str, Any], demand: PolicyDemand) -> PolicyDemand:
         raise invalid_request(FieldProblem(field=_ADAPTER, message=message, value=shown(adapter))) from None
 
 
-def refuse_demand(fields: dict[str, Any]) -> None:
+def refuse_demand(fields: Mapping[str, Any]) -> None:
     """Raises `RequestProblem` (422) if the body of a call of a session says which weights may answer it."""
     given = fields.get(_CONSTRAINT)
     if isinstance(given, dict) and not any(value is not None for value in given.values()):

@@ -4,7 +4,6 @@ Each API has a form of its own. Chat completions take that of our own messages t
 so that an agent can send the messages of its sample as they are.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +15,8 @@ from deployments.protocols.model_server import Endpoint
 from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
 from service.images.request_images import Location, RequestImages, none_taken
-from service.model_server.call_bodies import MOST_BYTES_INLINE, in_utf8
 from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
 
-ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
-"""A name of a field may be written in escapes."""
 SOURCE = re.compile(r"sha256:[0-9a-f]{64}\Z|data:|https?://")
 NO_SOURCE = (
     "it is not an image as this API has it: send a data URL, an address, or the name of an image that was uploaded, "
@@ -55,23 +51,22 @@ def _anthropic_block(name: str) -> dict[str, Any]:
     return {"type": "image", "source": {"type": "url", "url": name}}
 
 
-async def with_names_of_images(endpoint: Endpoint, body: bytes, images: RequestImages | None, caller: Caller) -> bytes:
+async def with_names_of_images(
+    endpoint: Endpoint, body: bytes, fields: dict[str, Any], images: RequestImages | None, caller: Caller
+) -> bytes:
     """The body with each image by its name: the very body if it shows none.
 
     Args:
+        fields: the parsed body.
         images: `None` for a service that takes none.
 
     Raises:
         RequestProblem: 422 with the first `MOST_PROBLEMS` images that cannot be taken. Nothing was kept.
         ImagesFull, ImagesLost: they could not be kept.
     """
-    if not may_show_images(body):
+    shown_images = images_of(endpoint, fields)
+    if not shown_images:
         return body
-    is_short = len(body) <= MOST_BYTES_INLINE
-    found = images_of(endpoint, body) if is_short else await asyncio.to_thread(images_of, endpoint, body)
-    if found is None:
-        return body
-    fields, shown_images = found
     sources = [(image.source, image.place) for image in shown_images]
     if images is None:
         raise none_taken(sources)
@@ -84,26 +79,12 @@ async def with_names_of_images(endpoint: Endpoint, body: bytes, images: RequestI
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def may_show_images(body: bytes) -> bool:
-    text = in_utf8(body)
-    return b"image" in text or ESCAPED_LETTER.search(text) is not None
-
-
-def images_of(endpoint: Endpoint, body: bytes) -> tuple[Any, list[_ShownImage]] | None:
-    """The parsed body and its images; `None` if it shows none, or is refused by vLLM.
+def images_of(endpoint: Endpoint, fields: dict[str, Any]) -> list[_ShownImage]:
+    """The images in the parsed body of a call.
 
     Raises:
         RequestProblem: 422, a part is an image that is not one, or stands where none is shown.
     """
-    try:
-        # As Starlette parses it for vLLM: another parser could read other images.
-        fields = json.loads(body)
-    except RecursionError:
-        raise invalid_request(FieldProblem(field="body", message="it is nested too deeply")) from None
-    except ValueError:
-        return None
-    if not isinstance(fields, dict):
-        return None
     found: list[_ShownImage] = []
     problems: list[FieldProblem] = []
     for part, place, put, can_show in _image_parts(endpoint, fields):
@@ -116,7 +97,7 @@ def images_of(endpoint: Endpoint, body: bytes) -> tuple[Any, list[_ShownImage]] 
             found.append(_ShownImage(source, place, put))
     if problems:
         raise invalid_request(*problems[:MOST_PROBLEMS])
-    return (fields, found) if found else None
+    return found
 
 
 _Part = tuple[dict[str, Any], Location, Callable[[str], None], bool]

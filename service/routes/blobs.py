@@ -3,7 +3,6 @@
 Counterpart: `rollout_client/calls/async_client/info.py`.
 """
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
@@ -13,7 +12,7 @@ from deployments.images.failures import ImagesFull, ImagesNotConfigured, ImageUn
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.messages import IMAGE_NAME
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.openapi import BINARY, content, json_response, limited, refusals
+from service.http.openapi import BINARY, content, limited, refusals
 from service.http.request_body import OCTETS, media_type_of, read_body
 from service.problems import unsupported_media_type
 from service.rollout_requests.result_encoding import JSON, json_of
@@ -22,14 +21,6 @@ from service.routes.dependencies import Admitted, Images
 IMAGE = "image/"
 TYPES = ("image/png", "image/jpeg", "image/webp")
 ADVICE = "send a smaller image, or raise images.max_image_bytes in the service's config"
-BLOB = BlobInfo(
-    name="sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-    bytes=48_213,
-    media_type="image/png",
-    width=512,
-    height=384,
-    expires_at=datetime(2026, 1, 2, tzinfo=UTC),
-)
 FILE = {media_type: content(BINARY) for media_type in TYPES}
 HEADERS = {
     # Equal names are equal contents. It is one key's, so that no cache between may answer another's request.
@@ -47,7 +38,7 @@ router = APIRouter(prefix="/blobs", tags=["blobs"])
     summary="Upload an image",
     status_code=201,
     responses={
-        201: {**json_response(BLOB), "description": "The image is kept; see `Location`"},
+        201: {"description": "The image is kept; see `Location`"},
         429: limited(ImagesFull),
         **refusals(ImagesNotConfigured, reads_body=True),
     },

@@ -3,8 +3,7 @@
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from service.http.error_handlers import install_error_handlers
-from service.http.middlewares import ContractVersionMiddleware, HostCheckMiddleware, RequestIdMiddleware
+from service.http.middlewares import RequestMiddleware, install_error_handlers
 from service.http.openapi import complete_document
 from service.routes import (
     blobs,
@@ -70,9 +69,7 @@ def build_http_app(services: AppServices, sets_request_id_header: bool = True) -
     )
     app.state.services = services
     install_error_handlers(app)
-    app.add_middleware(HostCheckMiddleware)
-    app.add_middleware(ContractVersionMiddleware)
-    app.add_middleware(RequestIdMiddleware, sets_header=sets_request_id_header)
+    app.add_middleware(RequestMiddleware, sets_id_header=sets_request_id_header)
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)

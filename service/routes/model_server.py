@@ -21,10 +21,10 @@ from service.model_server.answers import response_to
 from service.model_server.call_bodies import (
     CHOICES_FIELD,
     CHOICES_FIELDS,
+    asks_for_stream,
     choices_of,
     demand_of,
     fields_of,
-    refuse_lone_surrogates,
 )
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
@@ -50,9 +50,9 @@ class ReadCall:
     """The body of a call, and what the ingress must know of it."""
 
     body: bytes
-    choices: int
     fields: dict[str, Any]
-    """Those of a call of token ids; empty for others, which the replica alone parses."""
+    """The parsed body; empty where the replica alone parses it."""
+    choices: int
 
 
 async def read_call(
@@ -61,13 +61,11 @@ async def read_call(
     """Reads a call, which may be as large as a sample: one replica reads it at once."""
     refuse_other_than_json(request.headers)
     most_bytes = min(rollouts.limits.max_body_bytes, rollouts.limits.max_sample_bytes)
-    body = await read_body(request, most_bytes, SHORTEN, admitted.hold_body)
-    call = bytes(body)
-    refuse_lone_surrogates(call)
-    fields = fields_of(endpoint, call)
+    body = bytes(await read_body(request, most_bytes, SHORTEN, admitted.hold_body))
+    fields = await fields_of(endpoint, body)
     choices = choices_of(endpoint, fields, rollouts.limits.max_rollouts_per_request)
     admitted.hold_call(choices, CHOICES_FIELDS.get(endpoint, CHOICES_FIELD))
-    return ReadCall(call, choices, fields if endpoint in TOKEN_ENDPOINTS else {})
+    return ReadCall(body, fields, choices)
 
 
 MODELS: dict[str, Any] = {
@@ -79,7 +77,7 @@ MODELS: dict[str, Any] = {
 @router.get("/models", response_model=None, **needs("read", also_api_key=True), **MODELS)
 async def models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller) -> Response:
     """The model, by the name that calls give in `model`, as OpenAI's clients read it."""
-    return await response_to("models", b"", calls.answer("models", b"", request_id, caller), request_id)
+    return await response_to("models", calls.answer("models", b"", request_id, caller), request_id)
 
 
 async def demanded(
@@ -252,11 +250,12 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
         share: Annotated[RequestShare | None, Depends(share_dependency(endpoint))],
     ) -> Response:
         read = await read_call(endpoint, request, rollouts, admitted)
-        body = read.body
+        body, routing_key = read.body, None
         if services.images is not None:
-            body = await with_names_of_images(endpoint, body, services.images, caller)
-        demand = demand_of(read.fields, demand)
-        routing_key = request.headers.get(ROUTING_KEY) if endpoint in TOKEN_ENDPOINTS else None
+            body = await with_names_of_images(endpoint, body, read.fields, services.images, caller)
+        if endpoint in TOKEN_ENDPOINTS:
+            demand = demand_of(read.fields, demand)
+            routing_key = request.headers.get(ROUTING_KEY)
         answer = calls.answer(
             endpoint,
             body,
@@ -267,7 +266,7 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
             share=share,
             routing_key=routing_key,
         )
-        return await response_to(endpoint, body, answer, request_id)
+        return await response_to(endpoint, answer, request_id, asks_for_stream(read.fields))
 
     return call
 

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
 from rollout_client.contract.origins import GenerationOrigin, ReplayRecord
-from rollout_client.contract.replay import ReplayedGeneration, ReplayRequest, ReplayResponse, TokenDifference
+from rollout_client.contract.replay import ReplayRequest, ReplayResponse
 from rollout_client.contract.rollout_records import RecordedReplay
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.examples import REQUEST_ID, RESULT
-from service.http.openapi import json_request, json_response, limited, refusals
+from service.http.examples import RESULT
+from service.http.openapi import json_request, limited, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.images.request_images import Source, none_taken
 from service.problems import validation_problem
@@ -32,40 +32,6 @@ RECORDED = RESULT.model_copy(
         ),
     }
 )
-DIFFERENCE = TokenDifference(
-    message=1,
-    token=1,
-    recorded_id=9,
-    recorded_text="boxed",
-    recorded_logprob=-0.11,
-    recorded_logprob_now=-0.74,
-    replayed_id=12,
-    replayed_text="frac",
-    replayed_logprob=-0.69,
-)
-REPLAYED = ReplayResponse(
-    request_id=REQUEST_ID,
-    rollout_id=RECORDED.rollout_id,
-    verdict="parts",
-    tokens=1,
-    largest_difference=0.0,
-    difference=DIFFERENCE,
-    generations=[
-        ReplayedGeneration(
-            message=1,
-            start=0,
-            end=3,
-            weight_version="7",
-            verdict="parts",
-            tokens=1,
-            largest_difference=0.0,
-            mean_difference=0.0,
-            difference=DIFFERENCE,
-            replica="k2x9q1",
-            batch_size=1,
-        )
-    ],
-)
 router = APIRouter(tags=["rollouts"])
 
 
@@ -75,7 +41,6 @@ router = APIRouter(tags=["rollouts"])
     **needs("rollout"),
     summary="Generate a rollout again",
     responses={
-        200: json_response(REPLAYED),
         429: limited(),
         **refusals(PolicyNotCurrent, RolloutUnknown, RolloutRecordsNotConfigured, reads_body=True),
     },

@@ -14,8 +14,8 @@ from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.jobs import RESPOND_ASYNC
 from rollout_client.contract.rollouts import PolicyVersions, RolloutResponse
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.error_handlers import log_unexpected_error
 from service.http.examples import REQUEST_ID, RESULT
+from service.http.middlewares import log_unexpected_error
 from service.http.openapi import (
     BINARY,
     content,

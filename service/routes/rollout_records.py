@@ -15,26 +15,18 @@ from rollout_client.contract.mismatch import (
     LogprobsReport,
     Mismatch,
     MismatchCause,
-    MismatchedRollout,
-    MismatchPeriod,
-    MismatchSums,
     RefusedReport,
     ReportAnswer,
     ReportedRollout,
     TrainerLogprobs,
 )
 from rollout_client.contract.rollout_records import (
-    RecordedGeneration,
-    RecordedRollout,
     RecordedRollouts,
-    RecordedState,
-    RecordedStep,
     RolloutRecord,
 )
 from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.examples import RESULT
-from service.http.openapi import BINARY, content, json_content, json_request, json_response, refusals
+from service.http.openapi import BINARY, content, json_content, json_request, refusals
 from service.http.request_body import read_body, refuse_other_than_json, rollout_media_type
 from service.http.streaming import response_in_parts
 from service.rollout_records.trainer_reports import TrainerReports, report_of_json, reports_of_arrow, reports_of_json
@@ -42,55 +34,12 @@ from service.rollout_requests.result_encoding import JSON, json_of, pieces
 from service.routes.dependencies import Admitted, Records, Reports, Rollouts
 
 ROLLOUT_ID = "step-7-a1b2c3d4e5f60718-0-0"
-RECORD = RolloutRecord(
-    rollout=RESULT,
-    request_id="step-7",
-    group_id="step-7-a1b2c3d4e5f60718-0",
-    ended_at=1764200000.0,
-    priority="train",
-    began_at=1764199999.5,
-    generations=[
-        RecordedGeneration(
-            message=1, start=0, end=3, replica="k2x9q1", batch_size=8, took_s=0.4, began_at=1764199999.51
-        )
-    ],
-    steps=[RecordedStep(turn=0, began_at=1764199999.92, took_s=0.002)],
-    states=[RecordedState(turn=0, extra_env_info={"ground_truth": "4"})],
-)
-RECORDED = RecordedRollouts(
-    rollouts=[
-        RecordedRollout(
-            rollout_id=ROLLOUT_ID,
-            request_id="step-7",
-            task_name="math",
-            status="completed",
-            total_reward=1.0,
-            ended_at=1764200000.0,
-        )
-    ]
-)
-SUMS = MismatchSums(tokens=2048, mean_ratio=1.002, share_beyond=0.0, largest_ratio=1.06)
-MISMATCH = Mismatch(
-    tokens=2048,
-    mean_ratio=1.002,
-    largest_ratio=1.06,
-    rollouts=16,
-    by={"replica": {"k2x9q1": SUMS}, "version": {"7": SUMS}},
-    history=[
-        MismatchPeriod(
-            at=1764200040.0, replica="k2x9q1", version="7", tokens=2048, mean_ratio=1.002, largest_ratio=1.06
-        )
-    ],
-    worst=[MismatchedRollout(rollout_id=ROLLOUT_ID, mean_ratio=1.01, largest_ratio=1.06)],
-    causes=[],
-)
 router = APIRouter(prefix="/rollouts", tags=["rollouts"])
 mismatch_router = APIRouter(tags=["rollouts"])
 RolloutId = Annotated[str, Path(description="The `rollout_id` of a result.")]
 
 
 REPORT = LogprobsReport(reports=[ReportedRollout(rollout_id=ROLLOUT_ID, logprobs=[-0.02, -0.11, -0.001])])
-ANSWER = ReportAnswer(compared=1, mean_ratio=1.002, largest_ratio=1.01)
 ONE_REPORT = TrainerLogprobs(logprobs=[-0.02, -0.11, -0.001], weight_version="7")
 
 
@@ -99,7 +48,7 @@ ONE_REPORT = TrainerLogprobs(logprobs=[-0.02, -0.11, -0.001], weight_version="7"
     response_model=ReportAnswer,
     **needs("rollout"),
     summary="Report a trainer's log-probabilities",
-    responses={200: json_response(ANSWER), **refusals(RolloutRecordsNotConfigured, reads_body=True)},
+    responses=refusals(RolloutRecordsNotConfigured, reads_body=True),
     openapi_extra={"requestBody": {"required": True, "content": {JSON: json_content(REPORT), ARROW: content(BINARY)}}},
 )
 async def report_logprobs(
@@ -122,7 +71,7 @@ async def report_logprobs(
     response_model=ReportAnswer,
     **needs("rollout"),
     summary="Report a trainer's log-probabilities of one rollout",
-    responses={200: json_response(ANSWER), **refusals(RolloutRecordsNotConfigured, reads_body=True)},
+    responses=refusals(RolloutRecordsNotConfigured, reads_body=True),
     openapi_extra=json_request(ONE_REPORT),
 )
 async def report_rollout_logprobs(
@@ -157,7 +106,7 @@ async def answer(reports: TrainerReports, given: Sequence[TrainerReport], caller
     response_model=RecordedRollouts,
     **needs("rollout"),
     summary="List the rollouts that ended last",
-    responses={200: json_response(RECORDED), **refusals(RolloutRecordsNotConfigured)},
+    responses=refusals(RolloutRecordsNotConfigured),
 )
 async def rollout_records(
     records: Records,
@@ -173,7 +122,7 @@ async def rollout_records(
     response_model=RolloutRecord,
     **needs("rollout"),
     summary="Get the record of a rollout",
-    responses={200: json_response(RECORD), **refusals(RolloutUnknown, RolloutRecordsNotConfigured)},
+    responses=refusals(RolloutUnknown, RolloutRecordsNotConfigured),
 )
 async def rollout_record(rollout_id: RolloutId, records: Records, caller: AuthorizedCaller) -> Response:
     """The result of a rollout that has ended, with where and how each of its generations was made.
@@ -189,7 +138,7 @@ async def rollout_record(rollout_id: RolloutId, records: Records, caller: Author
     response_model=Mismatch,
     **needs("read"),
     summary="Get the mismatch ledger",
-    responses={200: json_response(MISMATCH), **refusals(RolloutRecordsNotConfigured)},
+    responses=refusals(RolloutRecordsNotConfigured),
 )
 async def mismatch(records: Records, caller: AuthorizedCaller) -> Response:
     """How far the log-probabilities that trainers reported part from those that were sampled with, by what is known of

@@ -14,10 +14,9 @@ from fastapi.responses import Response
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.generation import ScoredPrompt
 from rollout_client.contract.rollouts import PolicyVersions, SampleError
-from rollout_client.contract.scores import ScoreRequest, ScoreResponse, SequenceScore
+from rollout_client.contract.scores import ScoreRequest, ScoreResponse
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.examples import REQUEST_ID
-from service.http.openapi import json_request, json_response, limited, refusals
+from service.http.openapi import json_request, limited, refusals
 from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import response_in_parts
 from service.rollout_requests.result_encoding import document_in_parts, encode_beside_others
@@ -62,11 +61,6 @@ def rows(values: list[Any], length: int) -> list[Any]:
     return [values[begin : begin + length] for begin in range(0, len(values), length)]
 
 
-SCORE_RESPONSE = ScoreResponse(
-    request_id=REQUEST_ID,
-    policy=PolicyVersions(oldest="7", newest="7", current="7"),
-    scores=[SequenceScore(logprobs=[-0.02, -0.11, -0.001], weight_version="7")],
-)
 router = APIRouter(tags=["score"])
 
 
@@ -75,11 +69,7 @@ router = APIRouter(tags=["score"])
     response_model=ScoreResponse,
     **needs("rollout"),
     summary="Score given tokens",
-    responses={
-        200: json_response(SCORE_RESPONSE),
-        429: limited(),
-        **refusals(PolicyNotCurrent, PolicyUnknown, reads_body=True),
-    },
+    responses={429: limited(), **refusals(PolicyNotCurrent, PolicyUnknown, reads_body=True)},
     openapi_extra=json_request(ScoreRequest(sequences=[[5, 17, 8, 31, 9, 2]], start=3)),
 )
 async def score(

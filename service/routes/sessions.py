@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
-from deployments.protocols.model_server import Endpoint
+from deployments.protocols.model_server import TOKEN_ENDPOINTS, Endpoint
 from deployments.sessions.failures import (
     GenerationUnknown,
     JudgementFailed,
@@ -34,11 +34,11 @@ from rollout_client.contract.sessions import (
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, given_keys, needs, with_session_key
-from service.http.openapi import content, json_content, json_request, json_response, limited, refusal, refusals
+from service.http.openapi import content, json_request, limited, refusal, refusals
 from service.http.request_body import read_json_body
 from service.images.request_images import refuse_images_of_sample
 from service.model_server.answers import response_to
-from service.model_server.call_bodies import refuse_demand
+from service.model_server.call_bodies import asks_for_stream, refuse_demand
 from service.model_server.call_images import with_names_of_images
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
@@ -49,10 +49,6 @@ from service.routes.dependencies import Calls, RequestId, Rollouts, Services, Se
 from service.routes.model_server import CALL_ROUTES, MODELS, read_call
 
 _SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
-_SESSION_ID = "5f0c1e9bb9a04c0e8a2f6d0f3b1c7a42"
-_SESSION_INFO = SessionInfo(
-    id=_SESSION_ID, base_url=f"http://127.0.0.1:8000/v1/sessions/{_SESSION_ID}", status="open", calls=2, branches=1
-)
 router = APIRouter(prefix="/sessions", tags=["sessions"])
 _MOST_BYTES_OF_A_REWARD = 2**16
 
@@ -64,10 +60,7 @@ _MOST_BYTES_OF_A_REWARD = 2**16
     summary="Open a session",
     status_code=201,
     responses={
-        201: {
-            **json_response(_SESSION_INFO.model_copy(update={"api_key": "session-4f1d"})),
-            "description": "The session; see `base_url`",
-        },
+        201: {"description": "The session; see `base_url`"},
         429: refusal([SessionLimitReached.title]),
         **refusals(SessionsNotConfigured, PolicyNotCurrent, PolicyUnknown, reads_body=True),
     },
@@ -102,7 +95,7 @@ async def open_session(
     response_model_exclude_unset=True,
     **needs("rollout"),
     summary="List the sessions",
-    responses={200: json_response(SessionList(sessions=[_SESSION_INFO])), **refusals(SessionsNotConfigured)},
+    responses=refusals(SessionsNotConfigured),
 )
 async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> SessionList:
     """The sessions of the caller's key, oldest first."""
@@ -114,7 +107,7 @@ async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> Session
     response_model_exclude_unset=True,
     **needs("rollout"),
     summary="Get the state of a session",
-    responses={200: json_response(_SESSION_INFO), **refusals(SessionUnknown, SessionsNotConfigured)},
+    responses=refusals(SessionUnknown, SessionsNotConfigured),
 )
 async def session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """State of the session."""
@@ -129,10 +122,7 @@ async def session(session_id: _SessionId, sessions: Sessions, caller: Authorized
     responses={
         200: {
             "description": "All branches; as NDJSON one line for each",
-            "content": {
-                JSON: json_content(SessionSamples(session_id=_SESSION_ID, status="open", samples=[])),
-                NDJSON: content({"type": "string"}),
-            },
+            "content": {NDJSON: content({"type": "string"})},
         },
         **refusals(SessionUnknown, SessionsNotConfigured),
     },
@@ -172,10 +162,7 @@ def _summary_of(samples: SessionSamples) -> RolloutSummary:
     "/{session_id}/drift",
     **needs("rollout"),
     summary="Get what a session's program sent otherwise",
-    responses={
-        200: json_response(DriftReport(session_id=_SESSION_ID, calls=2, drift=[], counts={"generated_ids": 0})),
-        **refusals(SessionUnknown, SessionsNotConfigured),
-    },
+    responses=refusals(SessionUnknown, SessionsNotConfigured),
 )
 async def session_drift(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
     """Where the program's texts differ from what was generated, and what was done about it."""
@@ -187,17 +174,9 @@ async def session_drift(session_id: _SessionId, sessions: Sessions, caller: Auth
     response_model=SessionInfo,
     **needs("rollout"),
     summary="Reward a session",
-    responses={
-        200: json_response(_SESSION_INFO),
-        **refusals(
-            SessionUnknown,
-            GenerationUnknown,
-            SessionNotJudgeable,
-            JudgementFailed,
-            SessionsNotConfigured,
-            reads_body=True,
-        ),
-    },
+    responses=refusals(
+        SessionUnknown, GenerationUnknown, SessionNotJudgeable, JudgementFailed, SessionsNotConfigured, reads_body=True
+    ),
     openapi_extra=json_request(SessionReward(reward=1.0)),
 )
 async def reward_session(
@@ -216,7 +195,7 @@ async def reward_session(
     response_model_exclude_unset=True,
     **needs("rollout"),
     summary="End a session",
-    responses={200: json_response(_SESSION_INFO), **refusals(SessionUnknown, SessionsNotConfigured)},
+    responses=refusals(SessionUnknown, SessionsNotConfigured),
 )
 async def end_session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """Ends the session: aborts calls in flight and refuses further ones. Its record stays readable until it expires."""
@@ -265,10 +244,11 @@ def call_of(endpoint: Endpoint) -> Any:
     ) -> Response:
         admitted, caller = admitted_call
         read = await read_call(endpoint, request, rollouts, admitted)
-        refuse_demand(read.fields)
-        body = await with_names_of_images(endpoint, read.body, services.images, caller)
+        if endpoint in TOKEN_ENDPOINTS:
+            refuse_demand(read.fields)
+        body = await with_names_of_images(endpoint, read.body, read.fields, services.images, caller)
         answer = calls.answer(endpoint, body, request_id, caller, opened, read.choices)
-        return await response_to(endpoint, body, answer, request_id)
+        return await response_to(endpoint, answer, request_id, asks_for_stream(read.fields))
 
     return call
 
@@ -293,4 +273,4 @@ async def session_models(sessions: Sessions, opened: Opened, calls: Calls, reque
     """The model. A call of a session may name any."""
     caller = await sessions.caller_of(opened)
     answer = calls.answer("models", b"", request_id, caller, opened)
-    return await response_to("models", b"", answer, request_id)
+    return await response_to("models", answer, request_id)

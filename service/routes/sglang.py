@@ -13,12 +13,10 @@ from rollout_client.contract.sglang import (
     SGLangWorkers,
 )
 from service.http.authorization import OPEN, AuthorizedCaller, needs
-from service.http.openapi import json_request, json_response, refusals
+from service.http.openapi import json_request, refusals
 from service.http.request_body import read_json_body
 from service.routes.dependencies import Calls, Rollouts, Services
-from service.routes.status import READY
 
-ADDRESS = "http://127.0.0.1:8000"
 MOST_BYTES_OF_AN_ABORT = 2**16
 NOTHING_FLUSHED = (
     "Nothing was flushed: scores of prompts are computed without the prefix cache, which new weights empty.\n"
@@ -31,10 +29,7 @@ router = APIRouter(tags=["model server"])
     response_class=Response,
     **needs("rollout"),
     summary="Abort calls of SGLang's API",
-    responses={
-        200: {"description": "They have ended"},
-        **refusals(reads_body=True),
-    },
+    responses={200: {"description": "They have ended"}, **refusals(reads_body=True)},
     openapi_extra=json_request(AbortRequest(abort_all=True)),
 )
 async def abort_request(request: Request, calls: Calls, caller: AuthorizedCaller) -> Response:
@@ -44,21 +39,18 @@ async def abort_request(request: Request, calls: Calls, caller: AuthorizedCaller
     return Response()
 
 
-MODEL_INFO = SGLangModelInfo(model_path="models/tiny", tokenizer_path="models/tiny", weight_version="7")
-
-
 @router.get(
     "/get_model_info",
     name="get_model_info",
     **needs("read"),
     summary="Describe the model, as SGLang did",
-    responses={200: json_response(MODEL_INFO), **refusals()},
+    responses=refusals(),
 )
 @router.get(
     "/model_info",
     **needs("read"),
     summary="Describe the model, as SGLang does",
-    responses={200: json_response(MODEL_INFO), **refusals()},
+    responses=refusals(),
 )
 async def model_info(rollouts: Rollouts) -> SGLangModelInfo:
     """The model and the current version of its weights."""
@@ -70,7 +62,7 @@ async def model_info(rollouts: Rollouts) -> SGLangModelInfo:
     "/workers",
     **needs("read"),
     summary="List the workers, as SGLang's router does",
-    responses={200: json_response(SGLangWorkers(workers=[SGLangWorker(url=ADDRESS)])), **refusals()},
+    responses=refusals(),
 )
 async def workers(request: Request) -> SGLangWorkers:
     """One worker: the service, by the address at which it was reached."""
@@ -81,10 +73,7 @@ async def workers(request: Request) -> SGLangWorkers:
     "/loads",
     **needs("read"),
     summary="Count the calls in flight, as SGLang does",
-    responses={
-        200: json_response(SGLangLoads(loads=[SGLangLoad(num_running_reqs=3)])),
-        **refusals(),
-    },
+    responses=refusals(),
 )
 async def loads(calls: Calls, caller: AuthorizedCaller) -> SGLangLoads:
     """The calls of token ids of the caller's key."""
@@ -96,13 +85,13 @@ async def loads(calls: Calls, caller: AuthorizedCaller) -> SGLangLoads:
     name="health_generate",
     **OPEN,
     summary="Check that calls can be served, as SGLang does by generating",
-    responses={200: json_response(READY), **refusals()},
+    responses=refusals(),
 )
 @router.get(
     "/health",
     **OPEN,
     summary="Check that calls can be served, as SGLang does",
-    responses={200: json_response(READY), **refusals()},
+    responses=refusals(),
 )
 async def health(services: Services) -> Ready:
     """As `GET /readyz`."""

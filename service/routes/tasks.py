@@ -5,27 +5,16 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
-from rollout_client.contract.info import TaskInfo, TaskList, TaskSamples
+from rollout_client.contract.info import TaskList, TaskSamples
 from rollout_client.contract.sample_ranges import SampleRange
 from service.http.authorization import needs
-from service.http.examples import SAMPLE
-from service.http.openapi import json_response, refusal, refusals
+from service.http.openapi import refusal, refusals
 from service.http.streaming import response_in_parts
 from service.problems import TASK_UNKNOWN, RequestProblem, unknown_task
 from service.rollout_requests.result_encoding import JSON, PART_BYTES, pieces
 from service.routes.dependencies import Rollouts
 
 SEED = "Shuffles the data, or seeds what the environment makes. Equal seeds give equal samples."
-TASKS = TaskList(
-    tasks=[
-        TaskInfo(
-            task_name="math",
-            description="Arithmetic with one number as the answer.",
-            fields={"type": "object", "properties": {"ground_truth": {"type": "string"}}},
-            example=SAMPLE,
-        )
-    ]
-)
 router = APIRouter(prefix="/tasks", tags=["tasks"])
 
 
@@ -34,7 +23,7 @@ router = APIRouter(prefix="/tasks", tags=["tasks"])
     response_model_exclude_unset=True,
     **needs("read"),
     summary="List the tasks",
-    responses={200: json_response(TASKS), **refusals()},
+    responses=refusals(),
 )
 async def tasks(rollouts: Rollouts) -> TaskList:
     """Each task has a description, the fields that its samples need, and a sample that can be posted as it is."""
@@ -47,7 +36,6 @@ async def tasks(rollouts: Rollouts) -> TaskList:
     **needs("rollout"),
     summary="Get samples of a task",
     responses={
-        200: json_response(TaskSamples(samples=[SAMPLE], next_start=1)),
         404: refusal(["The task is not known"]),
         **refusals(),
     },

@@ -10,7 +10,6 @@ class ServiceNotStarted(Exception):
     """The service did not start; the message is for the user and says what to change."""
 
 
-MODEL_HELP = "A local path or a Hugging Face repository; by default the embedded model."
 ROOM_TIMEOUT_S = 120.0
 """How long a deployment may wait for cores or GPUs before the start is given up."""
 Host = Annotated[str | None, typer.Option(help="Listen on this address instead of the config's.")]
@@ -27,3 +26,11 @@ GuardedBy = Annotated[
 RoomTimeout = Annotated[
     float, typer.Option(min=0, help="Give up if a deployment waits longer than this for free cores or GPUs.")
 ]
+ModelToServe = Annotated[
+    str | None, typer.Argument(help="A local path or a Hugging Face repository; by default the embedded model.")
+]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option(help="A task: NAME of a built-in one, MODULE:CLASS, or NAME=MODULE:CLASS. Can be repeated."),
+]
+Gpus = Annotated[int | None, typer.Option(min=0, help="GPUs that the engines use; by default all of this machine.")]

@@ -1,7 +1,7 @@
 """Reads a Serve config, and the environment variables for Ray that belong to it; finds a port for it."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
@@ -28,9 +28,17 @@ BUNDLED = REPOSITORY / "service" / "bundled"
 LOOPBACK = "127.0.0.1"
 APP_BUILDER = "service.app:build"
 ENVIRONMENT_FILE = "serve.env"
-_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_FIRST_GIVEN_BY_DEFAULT = 32768
-_AFTER_RAYS_WORKERS = 20_000
+_SCHEMAS: dict[str, type[BaseModel]] = {
+    "": ServeDeploySchema,
+    "http_options": HTTPOptionsSchema,
+    "applications": ServeApplicationSchema,
+    "deployments": DeploymentSchema,
+    "ray_actor_options": RayActorOptionsSchema,
+    "autoscaling_config": AutoscalingConfig,
+}
+"""By the field of a config that holds one, or a list of them."""
+_PORTS = range(20_000, 32_768)
+"""Above the ports of Ray's workers, below those that Linux gives to connections and to programs that ask for any."""
 _TRIES = 100
 
 
@@ -57,26 +65,27 @@ def read_config(path: Path, host: str | None = None, port: int | None = None) ->
 def config_of(content: Any, path: Path) -> ServeDeploySchema:
     """The config with this content, as if it were in the file `path`; see `read_config`."""
     try:
-        config = ServeDeploySchema.model_validate(content)
+        # Serve itself would ignore keys that it does not know.
+        config = ServeDeploySchema.model_validate(content, extra="forbid")
     except ValidationError as error:
-        raise ServiceNotStarted("\n".join([f"{path} is not a Serve config:", *_problems_in(error)])) from error
-    if unknown := list(unknown_keys(content)):
-        raise ServiceNotStarted("\n".join([f"{path} has keys that Ray Serve does not know:", *unknown]))
-    set_environment(path)
+        problems = map(_problem_line, error.errors())
+        raise ServiceNotStarted("\n".join([f"{path} is not a Serve config:", *problems])) from error
+    _set_environment(path)
     _resolve_models(config, path.resolve().parent)
     return config
 
 
-def set_access(config: ServeDeploySchema, keys_file: Path | None, guarded_by: str | None) -> None:
+def given_access(keys_file: Path | None, guarded_by: str | None) -> dict[str, str]:
+    """The fields of a config's section `access` that were given."""
+    keys = None if keys_file is None else str(keys_file.expanduser().absolute())
+    return {name: value for name, value in (("keys_file", keys), ("guarded_by", guarded_by)) if value is not None}
+
+
+def set_access(config: ServeDeploySchema, given: Mapping[str, str]) -> None:
     """Puts what was given in the place of the config's own."""
-    given = {
-        "keys_file": None if keys_file is None else str(keys_file.expanduser().absolute()),
-        "guarded_by": guarded_by,
-    }
     for application in config.applications:
         if application.import_path == APP_BUILDER:
-            own = application.args.get("access") or {}
-            application.args["access"] = {**own, **{name: value for name, value in given.items() if value is not None}}
+            application.args["access"] = {**(application.args.get("access") or {}), **given}
 
 
 def _resolve_models(config: ServeDeploySchema, folder: Path) -> None:
@@ -116,7 +125,7 @@ def _resolved_files(names: Any, folder: Path) -> Any:
     return str(folder / Path(names).expanduser()) if isinstance(names, str) else names
 
 
-def set_environment(config_path: Path) -> None:
+def _set_environment(config_path: Path) -> None:
     """Sets the variables of `serve.env` that are not set already: Ray reads them when it starts.
 
     The file is looked for beside the config, then among those that the package brings.
@@ -125,59 +134,30 @@ def set_environment(config_path: Path) -> None:
     load_dotenv(beside if beside.is_file() else BUNDLED / ENVIRONMENT_FILE)
 
 
-def _problems_in(error: ValidationError) -> list[str]:
-    """One line for each problem: the field, what is wrong, and the value that was given."""
-    return [problem_line(".".join(map(str, problem["loc"])), problem) for problem in error.errors()]
-
-
-def problem_line(field: str, problem: ErrorDetails) -> str:
+def problem_line(problem: ErrorDetails, *above: str) -> str:
+    """The field below `above`, the problem with it, and the value that was given."""
     given, message = problem["input"], problem["msg"].removeprefix("Value error, ")
     # Of what holds other fields, the field and the message say enough.
-    return f"  {field}: {message}" + ("" if isinstance(given, dict | list) else f" (given: {given!r})")
+    shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
+    return f"  {'.'.join(map(str, [*above, *problem['loc']]))}: {message}{shown}"
 
 
-def unknown_keys(content: dict[str, Any]) -> Iterator[str]:
-    """One line for each key that Serve's schemas do not have; Serve itself would ignore it."""
-    yield from _unknown_keys_of(ServeDeploySchema, content, "")
-    yield from _unknown_keys_of(HTTPOptionsSchema, content.get("http_options"), "http_options.")
-    for position, application in enumerate(content["applications"]):
-        at = f"applications.{position}."
-        yield from _unknown_keys_of(ServeApplicationSchema, application, at)
-        for deployment in application.get("deployments") or ():
-            named = f"{at}deployments.{deployment['name']}."
-            yield from _unknown_keys_of(DeploymentSchema, deployment, named)
-            yield from _unknown_keys_of(
-                RayActorOptionsSchema, deployment.get("ray_actor_options"), f"{named}ray_actor_options."
-            )
-            yield from _unknown_keys_of(
-                AutoscalingConfig, deployment.get("autoscaling_config"), f"{named}autoscaling_config."
-            )
-
-
-def _unknown_keys_of(schema: type[BaseModel], content: dict[str, Any] | None, at: str) -> Iterator[str]:
-    for key in (content or {}).keys() - schema.model_fields.keys():
-        yield f"  {at}{key} (permitted: {', '.join(sorted(schema.model_fields))})"
+def _problem_line(problem: ErrorDetails) -> str:
+    if problem["type"] == "extra_forbidden":
+        holder = next((name for name in reversed(problem["loc"][:-1]) if isinstance(name, str)), "")
+        known = f"; permitted are {', '.join(sorted(_SCHEMAS[holder].model_fields))}" if holder in _SCHEMAS else ""
+        problem["msg"] = f"unknown to Ray Serve{known}"
+    return problem_line(problem)
 
 
 def free_port() -> int:
     """A port of loopback that is free at this moment.
 
-    It is none of those that the system gives to connections and to programs that ask for any port: a service binds its
-    port seconds later, when Ray has opened hundreds of connections. Nor is it one of those that Ray's workers take.
+    It is none that the system gives to others: a service binds its port seconds later, when Ray has opened hundreds of
+    connections.
     """
-    draw = SystemRandom()
-    for _ in range(_TRIES):
+    for port in SystemRandom().sample(_PORTS, _TRIES):
         with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", draw.randrange(_AFTER_RAYS_WORKERS, _first_given_port())))
-            port: int = probe.getsockname()[1]
+            probe.bind((LOOPBACK, port))
             return port
-    raise ServiceNotStarted(f"No port of loopback from {_AFTER_RAYS_WORKERS} to {_first_given_port() - 1} is free.")
-
-
-def _first_given_port() -> int:
-    """The first of the ports that the system gives out; as Linux does by default where it does not say."""
-    try:
-        first = int(_GIVEN_PORTS.read_text().split()[0])
-    except OSError:
-        return _FIRST_GIVEN_BY_DEFAULT
-    return first if first > _AFTER_RAYS_WORKERS + _TRIES else _FIRST_GIVEN_BY_DEFAULT
+    raise ServiceNotStarted(f"None of {_TRIES} ports of loopback from {_PORTS[0]} to {_PORTS[-1]} is free.")

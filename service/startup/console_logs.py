@@ -6,7 +6,6 @@ The rest stays in their logs.
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,9 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from deployments.logs import OUTPUT_LOGGERS
+from service.startup.processes import repeated
 
-POLL_S = 0.5
-MOST_RECORDS_AT_ONCE = 50
+_POLL_S = 0.5
+_MOST_RECORDS_AT_ONCE = 50
 """Most records of one replica per read of its log: a failure of every rollout must not drown the rest."""
 
 
@@ -50,7 +50,6 @@ def stages_shown(console: Console) -> Iterator[Callable[[str], None]]:
 def replica_logs_shown(console: Console, folder: Path) -> Iterator[None]:
     """Follows the logs in `folder` for the length of the block, and shows what remains when it is left."""
     logs = ReplicaLogs(folder)
-    left = threading.Event()
 
     def show() -> None:
         for text in logs.new_texts():
@@ -58,17 +57,10 @@ def replica_logs_shown(console: Console, folder: Path) -> Iterator[None]:
             text = text.encode(console.encoding, "backslashreplace").decode(console.encoding)
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def follow() -> None:
-        while not left.wait(POLL_S):
-            show()
-
-    follower = threading.Thread(target=follow, name="replica-logs", daemon=True)
-    follower.start()
     try:
-        yield
+        with repeated(show, _POLL_S, "replica-logs"):
+            yield
     finally:
-        left.set()
-        follower.join()
         show()
 
 
@@ -83,8 +75,8 @@ class ReplicaLogs:
         """Yields one text for each record that was written since the last call and that the user should see."""
         for path in sorted(self._folder.glob("*.jsonl")):
             texts = [text for line in self._new_lines(path) if (text := text_for_the_console(json.loads(line)))]
-            yield from texts[:MOST_RECORDS_AT_ONCE]
-            if (unseen := len(texts) - MOST_RECORDS_AT_ONCE) > 0:
+            yield from texts[:_MOST_RECORDS_AT_ONCE]
+            if (unseen := len(texts) - _MOST_RECORDS_AT_ONCE) > 0:
                 yield f"{unseen} more lines are in {path}"
 
     def _new_lines(self, path: Path) -> Iterator[bytes]:

@@ -5,39 +5,37 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from rollout_client import RolloutClient, Sampling
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from service.startup.commands import MODEL_HELP
+from service.startup.commands import Gpus, ModelToServe, Tasks
 
-SAMPLES_PER_TASK = 16
-NUM_GENERATIONS = 4
-MAX_ROLLOUT_TURNS = 8
-MAX_NEW_TOKENS = 128
+_SAMPLES_PER_TASK = 16
+_NUM_GENERATIONS = 4
+_MAX_ROLLOUT_TURNS = 8
+_MAX_NEW_TOKENS = 128
 
 
-def demo(
-    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
-    env: Annotated[list[str] | None, typer.Option(help="A task, as of rollout serve. Can be repeated.")] = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs that the engines use; by default all of this machine.")
-    ] = None,
-) -> None:
+def demo(model: ModelToServe = None, env: Tasks = None, gpus: Gpus = None) -> None:
     """Play some rollouts with a service of this machine that starts for them and stops after them."""
     from service.startup.config import BUNDLED, config_of, free_port
-    from service.startup.generated_config import environments_of, generated_config
+    from service.startup.generated_config import (
+        ServedModel,
+        environments_of,
+        generated_config,
+        gpus_or_all,
+        model_and_tasks,
+    )
     from service.startup.local_service import local_service, sentences_for_the_user
-    from service.startup.serve_command import embedded_model, make_importable, served_model, tasks_for
+    from service.startup.serve_command import make_importable
 
     console = Console()
     with sentences_for_the_user(console):
-        asked = env or tasks_for(model)
-        config = generated_config(served_model(model or embedded_model(asked), gpus), asked, {"port": free_port()}, {})
+        name, asked = model_and_tasks(model, env)
+        config = generated_config(ServedModel(name, gpus_or_all(gpus)), asked, {"port": free_port()}, {})
         tasks = [*environments_of(asked)]
         make_importable(Path.cwd())
         with local_service(config_of(config, BUNDLED / "serve_config.yaml"), console) as url:
@@ -48,14 +46,14 @@ def demo(
 def play(url: str, tasks: Sequence[str], console: Console, temperature: float = 1.0) -> RolloutResponse:
     """Plays samples of all tasks in one request."""
     with RolloutClient(url) as client:
-        samples = [sample for task in tasks for sample in client.example_samples(task, SAMPLES_PER_TASK)]
-        console.print(f"Playing {len(samples)} samples of {' and '.join(tasks)}, {NUM_GENERATIONS} rollouts each")
-        sampling = Sampling(temperature=temperature, max_new_tokens=MAX_NEW_TOKENS, seed=0)
+        samples = [sample for task in tasks for sample in client.example_samples(task, _SAMPLES_PER_TASK)]
+        console.print(f"Playing {len(samples)} samples of {' and '.join(tasks)}, {_NUM_GENERATIONS} rollouts each")
+        sampling = Sampling(temperature=temperature, max_new_tokens=_MAX_NEW_TOKENS, seed=0)
         return client.rollout(
             samples,
-            num_generations=NUM_GENERATIONS,
+            num_generations=_NUM_GENERATIONS,
             sampling=sampling,
-            max_rollout_turns=MAX_ROLLOUT_TURNS,
+            max_rollout_turns=_MAX_ROLLOUT_TURNS,
             progress=True,
         )
 
@@ -64,20 +62,14 @@ def show(response: RolloutResponse, tasks: Sequence[str], console: Console) -> N
     """Prints the best and the worst rollout of each task, how many were rewarded, and the metrics of the request."""
     for task_name in tasks:
         rollouts = [sample for sample in response.samples if sample.task_name == task_name]
-        for sample in _best_and_worst(rollouts):
+        # The longest of the highest and the shortest of the lowest reward.
+        ranked = sorted(rollouts, key=lambda sample: (_reward_of(sample), sample.metrics.turn_count))
+        for sample in (ranked[-1], ranked[0]):
             console.print(transcript(sample))
         rewarded = sum(_reward_of(sample) > 0 for sample in rollouts)
         failed = sum(sample.status == "error" for sample in rollouts)
         console.print(f"{task_name}: {rewarded} of {len(rollouts)} rollouts rewarded, {failed} failed\n")
     console.print(metrics_table(response.metrics))
-
-
-def _best_and_worst(rollouts: list[SampleResult]) -> list[SampleResult]:
-    """The longest of the highest and the shortest of the lowest reward."""
-    return [
-        max(rollouts, key=lambda sample: (_reward_of(sample), sample.metrics.turn_count)),
-        min(rollouts, key=lambda sample: (_reward_of(sample), sample.metrics.turn_count)),
-    ]
 
 
 def _reward_of(sample: SampleResult) -> float:

@@ -6,25 +6,21 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
+from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import BUNDLED
 
 EMBEDDED_MODEL = BUNDLED / "tiny"
 EMBEDDED_MODEL_THAT_SEES = BUNDLED / "shapes"
 BUILT_IN = {
-    "code": "deployments.tasks.code:CodeEnvironment",
-    "instruction_following": "deployments.tasks.instruction_following:InstructionFollowingEnvironment",
-    "math": "deployments.tasks.math:MathEnvironment",
-    "retrieval": "deployments.tasks.retrieval:RetrievalEnvironment",
-    "shapes": "deployments.tasks.shapes:ShapesEnvironment",
-    "sliding_puzzle": "deployments.tasks.sliding_puzzle:SlidingPuzzleEnvironment",
-    "tool_calls": "deployments.tasks.tool_calls:ToolCallsEnvironment",
+    name: f"deployments.tasks.{name}:{name.title().replace('_', '')}Environment"
+    for name in ("code", "instruction_following", "math", "retrieval", "shapes", "sliding_puzzle", "tool_calls")
 }
 """The built-in tasks that need no settings."""
 DEFAULT_TASKS = ("math", "sliding_puzzle")
@@ -42,10 +38,9 @@ class ServedModel:
     """GPUs of this machine that the engines use; 0 runs one engine on the processors."""
     tensor_parallel_size: int = 1
     """GPUs that hold one replica's model together."""
-    max_model_len: int | Literal["auto"] | None = None
-    """Tokens of prompt and generation; by default the model's own limit, on processors at most that of the config."""
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the config's `engine`, which take precedence."""
+    """Further fields of the config's `engine`, which take precedence. By default `max_model_len` is the model's own
+    limit, on processors at most that of the shipped config."""
     images: bool | None = None
     """Whether the service takes images; by default if the model sees."""
 
@@ -64,7 +59,7 @@ def generated_config(
         ServiceNotStarted: the GPUs are not a multiple of `tensor_parallel_size`, or a task is not understood.
     """
     environments = environments_of(tasks)
-    config = shipped_config("serve_config.cpu.yaml")
+    config = _shipped_config("serve_config.cpu.yaml")
     [application] = config["applications"]
     entries = {entry["name"]: entry for entry in application["deployments"]}
     ingress, generator, of_a_task = entries["Ingress"], entries["Generator"], entries["math"]
@@ -79,11 +74,29 @@ def generated_config(
     return config
 
 
+def model_and_tasks(model: str | None, tasks: Sequence[str] | None) -> tuple[str, Sequence[str]]:
+    """The model and the tasks of a service; by default an embedded model, and tasks that the model can play."""
+    if model is None:
+        tasks = tasks or DEFAULT_TASKS
+        return str(EMBEDDED_MODEL_THAT_SEES if needs_images(tasks) else EMBEDDED_MODEL), tasks
+    model = model_named(model)
+    return model, tasks or (TASKS_WITH_IMAGES if sees(model) else DEFAULT_TASKS)
+
+
+def model_named(model: str) -> str:
+    """A folder's absolute path, since replicas run elsewhere; any other name as it is."""
+    return str(Path(model).absolute()) if Path(model).is_dir() else model
+
+
+def gpus_or_all(gpus: int | None) -> int:
+    """The GPUs that are asked for, by default all of this machine."""
+    return int(resources_of_this_machine().get("GPU", 0)) if gpus is None else gpus
+
+
 def engine_of(served: ServedModel) -> dict[str, Any]:
     """The `engine` of the shipped config for this hardware, with what was asked for."""
-    engine: dict[str, Any]
-    [application] = shipped_config("serve_config.yaml" if served.gpus else "serve_config.cpu.yaml")["applications"]
-    engine = application["args"]["engine"] | {"model": served.model}
+    [application] = _shipped_config("serve_config.yaml" if served.gpus else "serve_config.cpu.yaml")["applications"]
+    engine: dict[str, Any] = application["args"]["engine"] | {"model": served.model}
     if served.gpus:
         if served.gpus % served.tensor_parallel_size:
             raise ServiceNotStarted(
@@ -91,35 +104,19 @@ def engine_of(served: ServedModel) -> dict[str, Any]:
                 "which each replica of the model needs."
             )
         del engine["max_model_len"]  # By default the model's own.
-        engine["tensor_parallel_size"] = served.tensor_parallel_size
-        length = served.max_model_len
-    else:
-        if served.tensor_parallel_size > 1:
-            raise ServiceNotStarted(
-                "--tensor-parallel-size: there are no GPUs to divide the model between; leave it out."
-            )
-        if served.max_model_len == "auto":
-            raise ServiceNotStarted("--max-model-len: auto fits the memory of a GPU, and there is none; give a number.")
-        length = served.max_model_len or min(longest_context(served.model), engine["max_model_len"])
-        # Without chunked prefill a batch must have room for the longest prompt.
-        engine["max_num_batched_tokens"] = length
-    return engine | ({} if length is None else {"max_model_len": length}) | dict(served.engine)
+        return engine | {"tensor_parallel_size": served.tensor_parallel_size} | dict(served.engine)
+    if served.tensor_parallel_size > 1:
+        raise ServiceNotStarted("--tensor-parallel-size: there are no GPUs to divide the model between; leave it out.")
+    length = served.engine.get("max_model_len") or min(longest_context(served.model), engine["max_model_len"])
+    if length == "auto":
+        raise ServiceNotStarted("max_model_len: auto fits the memory of a GPU, and there is none; give a number.")
+    # Without chunked prefill a batch must have room for the longest prompt.
+    return engine | {"max_model_len": length, "max_num_batched_tokens": length} | dict(served.engine)
 
 
-def shipped_config(name: str) -> dict[str, Any]:
+def _shipped_config(name: str) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load((BUNDLED / name).read_text())
     return config
-
-
-def context_length(given: str | None) -> int | Literal["auto"] | None:
-    """Raises `ServiceNotStarted` unless it is `auto` or a number above 0."""
-    if given is None:
-        return None
-    if given == "auto":
-        return "auto"
-    if not given.isdecimal() or int(given) < 1:
-        raise ServiceNotStarted(f"--max-model-len: {given!r} is neither auto nor a number above 0.")
-    return int(given)
 
 
 def engine_fields(given: Sequence[str]) -> dict[str, Any]:
@@ -190,7 +187,7 @@ def environments_of(tasks: Sequence[str]) -> dict[str, Mapping[str, str]]:
 def _named_import_path(task: str) -> tuple[str, str]:
     name, _, import_path = task.rpartition("=")
     if ":" in import_path:
-        return name or task_name_of(import_path.rpartition(":")[2]), import_path
+        return name or _task_name_of(import_path.rpartition(":")[2]), import_path
     if not name and task in BUILT_IN:
         return task, BUILT_IN[task]
     raise ServiceNotStarted(
@@ -198,7 +195,7 @@ def _named_import_path(task: str) -> tuple[str, str]:
     )
 
 
-def task_name_of(class_name: str) -> str:
+def _task_name_of(class_name: str) -> str:
     """`GuessTheNumberEnvironment`, or `GuessTheNumberEnv`, is the task `guess_the_number`."""
     without_ending = re.sub("(?<=.)Env(ironment)?$", "", class_name)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", without_ending).lower()

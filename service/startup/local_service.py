@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,6 @@ LONGEST_ANSWER_S = 5.0
 REPLICAS_KNOWN_WITHIN_S = 10.0
 REPLICAS_KNOWN_POLL_S = 0.05
 _AUTH_MODE = "RAY_AUTH_MODE"
-_TOKEN = "RAY_AUTH_TOKEN"
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 _TOKEN_BYTES = 32
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -139,7 +138,7 @@ def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: f
     adopt_orphans()
     started_at = time.monotonic()
     with ExitStack() as to_undo:
-        to_undo.callback(stop, console)
+        to_undo.callback(_stop, console)
         with stages_shown(console) as show:
             show("Starting Ray")
             start_ray(port)
@@ -219,13 +218,15 @@ def require_cluster_token() -> None:
     if mode.lower() != "token":
         logger.warning("%s is %s: whoever reaches a port of Ray can run code here. Unset it.", _AUTH_MODE, mode)
         return
-    if os.environ.get(_TOKEN):
+    if os.environ.get("RAY_AUTH_TOKEN"):
         return
-    path = token_path()
+    path = Path(os.environ.get(_TOKEN_PATH) or "~/.ray/auth_token").expanduser()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_token(path)
-        _close_to_others(path)
+        if path.stat().st_mode & _OTHERS:
+            path.chmod(0o600)
+            logger.warning("%s was open to other users, and is no longer.", path)
     except OSError as error:
         raise ServiceNotStarted(
             f"The token of the Ray cluster cannot be kept in {path}: {error.strerror}. "
@@ -233,56 +234,31 @@ def require_cluster_token() -> None:
         ) from error
 
 
-def token_path() -> Path:
-    """The file from which Ray reads the token."""
-    given = os.environ.get(_TOKEN_PATH)
-    return Path(given).expanduser() if given else Path.home() / ".ray" / "auth_token"
-
-
 def make_token(path: Path) -> None:
     """Writes a new token, unless the file is there. Nobody reads a part of it, also while two services start."""
     if path.exists():
         return
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".token-") as new:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".token-") as new, suppress(FileExistsError):
         new.write(secrets.token_hex(_TOKEN_BYTES))
         new.flush()
-        os.fsync(new.fileno())
-        try:
-            os.link(new.name, path)
-        except FileExistsError:
-            return
+        os.link(new.name, path)
 
 
-def _close_to_others(path: Path) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & _OTHERS:
-        path.chmod(mode & ~_OTHERS)
-        logger.warning("%s was open to other users, and is no longer.", path)
-
-
-def stop(console: Console) -> None:
-    with stages_shown(console) as show:
-        show("Stopping the service")
-        _stop_ray()
-    console.print("The service has stopped.")
-
-
-def _stop_ray() -> None:
+def _stop(console: Console) -> None:
     """Ends the applications, then Ray, then the processes that did not end by themselves; removes their weights, jobs,
     sessions, sockets and shared memory. Their logs stay."""
-    folders: list[Path] = []
-    if ray.is_initialized():
-        folders = [
-            cluster_weights_folder(),
-            cluster_folder("job"),
-            cluster_folder("session"),
-            session_folder() / "sockets",
-        ]
-        for name in serve.status().applications:
-            serve.delete(name)
-        ray.shutdown()
-    end_descendants()
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-    remove_left_over()
-    free_left_over()
+    with stages_shown(console) as show:
+        show("Stopping the service")
+        folders: list[Path] = []
+        if ray.is_initialized():
+            sockets = session_folder() / "sockets"
+            folders = [cluster_weights_folder(), cluster_folder("job"), cluster_folder("session"), sockets]
+            for name in serve.status().applications:
+                serve.delete(name)
+            ray.shutdown()
+        end_descendants()
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        remove_left_over()
+        free_left_over()
+    console.print("The service has stopped.")

@@ -3,14 +3,14 @@
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from deployments.agents.game_program import load_game
 from deployments.agents.programs import AgentNotLoadable, load_agent
@@ -33,7 +33,6 @@ from service.settings import ServiceSettings
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
 
-NO_OPTIONS: Mapping[str, float] = {}
 _TOLERANCE = 1e-6
 """Amounts are sums of fractions of a core."""
 _HINT = (
@@ -58,7 +57,10 @@ def check_config(config: ServeDeploySchema) -> None:
             try:
                 settings = ServiceSettings.model_validate(application.args)
             except ValidationError as error:
-                problems += [f"The settings of {application.name} are wrong:", *_settings_problems(error)]
+                problems += [
+                    f"The settings of {application.name} are wrong:",
+                    *(problem_line(each, "args") for each in error.errors()),
+                ]
                 continue
             problems += _problems_of(application, settings)
             problems += _access_problems(settings, config.http_options.host)
@@ -70,17 +72,12 @@ def check_config(config: ServeDeploySchema) -> None:
         raise ServiceNotStarted("\n".join(problems))
 
 
-def _settings_problems(error: ValidationError) -> Iterator[str]:
-    for problem in error.errors():
-        yield problem_line(".".join(map(str, ["args", *problem["loc"]])), problem)
-
-
 def _problems_of(application: ServeApplicationSchema, settings: ServiceSettings) -> Iterator[str]:
     """One text for each thing that would not start."""
     known = [*settings.ray_actor_options()]
     for name in (entry.name for entry in application.deployments if entry.name not in known):
         yield f"deployments: {name} is not a deployment of {application.name}; there are {', '.join(known)}."
-    yield from engine_problems(settings.engine)
+    yield from _engine_problems(settings.engine)
     yield from filter(None, [_shared_card_problem(application, settings.engine)])
     yield from _parser_problems(settings.responses)
     if settings.sessions is not None:
@@ -141,7 +138,7 @@ def _agent_problem(agent: AgentSettings) -> str | None:
     return None
 
 
-def engine_problems(engine: EngineSettings) -> Iterator[str]:
+def _engine_problems(engine: EngineSettings) -> Iterator[str]:
     for field, name in {"model": engine.model, "tokenizer": engine.tokenizer}.items():
         if name is not None and (problem := folder_problem(name)):
             yield f"args.engine.{field}: {problem}"
@@ -247,18 +244,16 @@ class _Demand:
     """Amounts for one replica, by Ray's names: CPU, GPU, memory in bytes, ..."""
 
 
-def _demand_of(name: str, entry: DeploymentSchema | None, default_options: Mapping[str, float]) -> _Demand:
-    """Demand of a deployment with this `entry` in the config, or with `default_options` where that does not say."""
-    given = {} if entry is None else entry.model_dump(exclude_unset=True)
-    options: Mapping[str, Any] = given.get("ray_actor_options") or default_options
-    if bundles := given.get("placement_group_bundles"):
-        return _Demand(name, _replicas_at_start(given), _sum_of(bundles))
-    # A whole core is Serve's own default.
-    resources = {"CPU": options.get("num_cpus", 1.0), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
-    resources |= options.get("resources") or {}
-    return _Demand(
-        name, _replicas_at_start(given), {resource: amount for resource, amount in resources.items() if amount}
-    )
+def _demands_of(application: ServeApplicationSchema, settings: ServiceSettings | None) -> Iterator[_Demand]:
+    entries = {entry.name: entry.model_dump(exclude_unset=True) for entry in application.deployments}
+    defaults = {} if settings is None else settings.ray_actor_options()
+    for name in {**defaults, **entries}:
+        given = entries.get(name, {})
+        options: Mapping[str, Any] = given.get("ray_actor_options") or defaults.get(name, {})
+        # A whole core is Serve's own default.
+        amounts = {"CPU": options.get("num_cpus", 1.0), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
+        asked = given.get("placement_group_bundles") or [amounts | (options.get("resources") or {})]
+        yield _Demand(name, _replicas_at_start(given), _sum_of(asked))
 
 
 def _replicas_at_start(entry: Mapping[str, Any]) -> int:
@@ -271,9 +266,8 @@ def _replicas_at_start(entry: Mapping[str, Any]) -> int:
     return replicas if isinstance(replicas, int) else 1
 
 
-def _missing_resources(demands: Iterable[_Demand], machine: Mapping[str, float]) -> str | None:
+def _missing_resources(demands: Sequence[_Demand], machine: Mapping[str, float]) -> str | None:
     """A text that says what is asked for in vain, by which deployments, and what to change; None if all of it fits."""
-    demands = list(demands)
     asked = _sum_of({name: amount * demand.replicas for name, amount in demand.resources.items()} for demand in demands)
     missing = [name for name, amount in asked.items() if amount > machine.get(name, 0) + _TOLERANCE]
     if not missing:
@@ -288,16 +282,9 @@ def _missing_resources(demands: Iterable[_Demand], machine: Mapping[str, float])
     return "\n".join([*lines, _HINT])
 
 
-def _sum_of(amounts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _sum_of(amounts: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
     total: defaultdict[str, float] = defaultdict(float)
     for some in amounts:
         for name, amount in some.items():
-            total[name] += amount
-    return dict(total)
-
-
-def _demands_of(application: ServeApplicationSchema, settings: ServiceSettings | None) -> list[_Demand]:
-    entries = {entry.name: entry for entry in application.deployments}
-    defaults = {} if settings is None else settings.ray_actor_options()
-    names = dict.fromkeys([*defaults, *entries])
-    return [_demand_of(name, entries.get(name), defaults.get(name, NO_OPTIONS)) for name in names]
+            total[name] += amount or 0
+    return total

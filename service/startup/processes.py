@@ -3,24 +3,25 @@
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import psutil
 
-PR_SET_CHILD_SUBREAPER = 36
-EXIT_TIMEOUT_S = 5.0
-STOP_ROUNDS = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_EXIT_TIMEOUT_S = 5.0
+_STOP_ROUNDS = 4
 """A process that was being started while its parent ended shows up in the next round."""
-REAP_EVERY_S = 5.0
-REAPED_AFTER_S = 0.01
+_REAP_EVERY_S = 5.0
+_REAPED_AFTER_S = 0.01
 
 
 def adopt_orphans() -> None:
     """Makes this process the parent of every descendant whose own parent dies, so that it can end all of them."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
@@ -45,21 +46,26 @@ class OrphanReaper:
 
 
 @contextmanager
-def orphans_reaped() -> Iterator[None]:
-    """Reaps adopted processes for the length of the block."""
-    reaper, left = OrphanReaper(), threading.Event()
+def repeated(work: Callable[[], None], every_s: float, name: str) -> Iterator[None]:
+    """Does the work again and again in a thread of this name, for the length of the block."""
+    left = threading.Event()
 
-    def reap_repeatedly() -> None:
-        while not left.wait(REAP_EVERY_S):
-            reaper.reap()
+    def repeat() -> None:
+        while not left.wait(every_s):
+            work()
 
-    thread = threading.Thread(target=reap_repeatedly, name="orphans", daemon=True)
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
     thread.start()
     try:
         yield
     finally:
         left.set()
         thread.join()
+
+
+def orphans_reaped() -> AbstractContextManager[None]:
+    """Reaps adopted processes for the length of the block."""
+    return repeated(OrphanReaper().reap, _REAP_EVERY_S, "orphans")
 
 
 def wait_for_ends(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
@@ -71,13 +77,13 @@ def wait_for_ends(processes: Iterable[psutil.Process], timeout_s: float) -> list
             return alive
         except (FileNotFoundError, psutil.NoSuchProcess):
             # Linux 6.15 and later has an answer that psutil does not expect for a process that is being reaped.
-            time.sleep(REAPED_AFTER_S)
+            time.sleep(_REAPED_AFTER_S)
 
 
 def end_descendants() -> None:
-    """Waits for all descendants to exit; kills those that have not after `EXIT_TIMEOUT_S`."""
-    for _ in range(STOP_ROUNDS):
-        alive = wait_for_ends(psutil.Process().children(recursive=True), EXIT_TIMEOUT_S)
+    """Waits for all descendants to exit; kills those that have not after `_EXIT_TIMEOUT_S`."""
+    for _ in range(_STOP_ROUNDS):
+        alive = wait_for_ends(psutil.Process().children(recursive=True), _EXIT_TIMEOUT_S)
         for process in alive:
             process.kill()
         if not alive:
@@ -90,14 +96,10 @@ def interruptible() -> Iterator[None]:
 
     Ray, or a parent process, may have installed other handlers; they are back when the block is left.
     """
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _exit_on_signal}
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: lambda *_: sys.exit(0)}
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _exit_on_signal(_number: int, _frame: object) -> None:
-    raise SystemExit(0)

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import ray
 import typer
@@ -29,17 +29,7 @@ STARTED_WITHIN_S = 120.0
 NO_SERVICE = "No service runs here: start one with `make serve`."
 
 
-class ReloadableCluster(Protocol):
-    """The part of Serve that a reload needs."""
-
-    def applications(self) -> Mapping[str, Any]:
-        """Serve's details of each application, by name."""
-        ...
-
-    def kill(self, actor_name: str) -> None: ...
-
-
-class ServeCluster(ReloadableCluster):
+class ServeCluster:
     """The Serve of the Ray cluster that this process is connected to."""
 
     def __init__(self) -> None:
@@ -50,6 +40,7 @@ class ServeCluster(ReloadableCluster):
             raise ServiceNotStarted(NO_SERVICE) from error
 
     def applications(self) -> Mapping[str, Any]:
+        """Serve's details of each application, by name."""
         applications: Mapping[str, Any] = self._client.get_serve_details()["applications"]
         return applications
 
@@ -71,95 +62,62 @@ def connected(address: str) -> Iterator[ServeCluster]:
         ray.shutdown()
 
 
-def cluster_of(task_name: str) -> str:
-    """The Ray cluster that `RAY_ADDRESS` names, or the one of this machine whose service plays the task.
+def cluster_here() -> str:
+    """The Ray cluster that `RAY_ADDRESS` names, or the one that runs on this machine.
 
     Raises:
         ServiceNotStarted: there is none, or several are.
     """
     named = os.environ.get("RAY_ADDRESS")
     addresses = [named] if named else clusters_of_this_machine()
-    playing = addresses if len(addresses) == 1 else [each for each in addresses if _plays(each, task_name)]
     if not addresses:
         raise ServiceNotStarted(NO_SERVICE)
-    if len(playing) != 1:
-        found = f"{len(playing)} services here play" if playing else "No service here plays"
-        raise ServiceNotStarted(
-            f"{found} {task_name!r}: name the Ray cluster of one in RAY_ADDRESS, of {', '.join(addresses)}."
-        )
-    return playing[0]
+    if len(addresses) > 1:
+        raise ServiceNotStarted(f"Several Ray clusters run here: name one in RAY_ADDRESS, of {', '.join(addresses)}.")
+    return addresses[0]
 
 
-def _plays(address: str, task_name: str) -> bool:
-    try:
-        with connected(address) as cluster:
-            return any(task_name in _environments_of(each) for each in cluster.applications().values())
-    except (ServiceNotStarted, RuntimeError) as error:
-        # Ray raises a RuntimeError for a cluster of another version of Ray or Python, which is another program's.
-        logging.getLogger("rollout_service.startup").warning("A Ray cluster is left out (%s): %s", address, error)
-        return False
-
-
-def _environments_of(application: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of the environments of one application, by task."""
-    return ((application.get("deployed_app_config") or {}).get("args") or {}).get("environments") or {}
-
-
-def reload_environment(task_name: str, cluster: ReloadableCluster) -> int:
+def reload_environment(task_name: str, cluster: ServeCluster) -> int:
     """Replaces the replicas of the environment, one after the other, and returns how many.
 
     Raises:
         ServiceNotStarted: no running service has the task, the environment cannot be loaded, or a new replica does not
             start.
     """
-    reloading = _Reloading(cluster, _application_of(task_name, cluster.applications()), task_name)
-    old = reloading.running()
-    for actor_name in old:
-        cluster.kill(actor_name)
-        reloading.wait_for(len(old), actor_name)
-    if old or not reloading.deployment()["target_num_replicas"]:
-        return len(old)
-    # Those with the code before this one have not started: Serve tries again by itself, with the code as it is now.
-    reloading.wait_for(1)
-    return 1
+    application_name = _application_of(task_name, cluster.applications())
 
+    def deployment() -> Mapping[str, Any]:
+        return cluster.applications()[application_name]["deployments"][task_name]  # type: ignore[no-any-return]
 
-class _Reloading:
-    """The deployment of an environment while its replicas are replaced."""
+    def running() -> list[str]:
+        return [each["actor_name"] for each in deployment()["replicas"] if each["state"] == "RUNNING"]
 
-    def __init__(self, cluster: ReloadableCluster, application_name: str, task_name: str) -> None:
-        self._cluster, self._application_name, self._task_name = cluster, application_name, task_name
-        self._said_before: str = self.deployment()["message"]
-
-    def deployment(self) -> Mapping[str, Any]:
-        """Serve's details of it."""
-        details: Mapping[str, Any] = self._cluster.applications()[self._application_name]["deployments"]
-        return details[self._task_name]  # type: ignore[no-any-return]
-
-    def running(self) -> list[str]:
-        """The names of the actors of its replicas that run."""
-        return [each["actor_name"] for each in self.deployment()["replicas"] if each["state"] == "RUNNING"]
-
-    def wait_for(self, replicas: int, replaced: str | None = None) -> None:
-        """Waits until as many replicas run, without the one that is replaced.
-
-        Raises:
-            ServiceNotStarted: the constructor of the new one raised, or it takes longer than `STARTED_WITHIN_S`.
-        """
+    def wait_for(replicas: int, replaced: str | None = None) -> None:
+        """Waits until as many replicas run, without the one that is replaced."""
         give_up_at = time.monotonic() + STARTED_WITHIN_S
-        while replaced in (running := self.running()) or len(running) < replicas:
-            said = self.deployment()["message"]
-            if said != self._said_before and said.startswith(REPLICA_FAILED):
+        while replaced in (names := running()) or len(names) < replicas:
+            said = deployment()["message"]
+            if said != said_before and said.startswith(REPLICA_FAILED):
                 raise ServiceNotStarted(
-                    f"The new replica of {self._task_name!r} failed to start. Serve tries again: correct the code.\n"
+                    f"The new replica of {task_name!r} failed to start. Serve tries again: correct the code.\n"
                     f"{reason_in(said)}"
                 )
             if time.monotonic() > give_up_at:
                 raise ServiceNotStarted(
-                    f"No new replica of {self._task_name!r} has started after {STARTED_WITHIN_S:g} s. "
+                    f"No new replica of {task_name!r} has started after {STARTED_WITHIN_S:g} s. "
                     f"Serve says: {said or 'nothing'}"
                 )
             time.sleep(POLL_S)
+
+    said_before, old = deployment()["message"], running()
+    for actor_name in old:
+        cluster.kill(actor_name)
+        wait_for(len(old), actor_name)
+    if old or not deployment()["target_num_replicas"]:
+        return len(old)
+    # Those with the code before this one have not started: Serve tries again by itself, with the code as it is now.
+    wait_for(1)
+    return 1
 
 
 def _application_of(task_name: str, applications: Mapping[str, Any]) -> str:
@@ -179,13 +137,18 @@ def _application_of(task_name: str, applications: Mapping[str, Any]) -> str:
     raise ServiceNotStarted(f"No running service plays {task_name!r}; there is {', '.join(tasks) or 'no task'}.")
 
 
+def _environments_of(application: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the environments of one application, by task."""
+    return ((application.get("deployed_app_config") or {}).get("args") or {}).get("environments") or {}
+
+
 def main(task: Annotated[str, typer.Argument(help="A name under `environments` of the service's config.")]) -> None:
     """Start an environment of the running service anew, with its code as it is now."""
     console = Console(stderr=True)
     with sentences_for_the_user(console), console.status(f"Reloading {task}"):
         started_at = time.monotonic()
         require_cluster_token()
-        with connected(cluster_of(task)) as cluster:
+        with connected(cluster_here()) as cluster:
             count = reload_environment(task, cluster)
         took_s = time.monotonic() - started_at
     console.print(f"{task}: {count} {'replica' if count == 1 else 'replicas'} anew after {took_s:.0f} s.")

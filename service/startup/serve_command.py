@@ -5,27 +5,29 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from service.startup.commands import MODEL_HELP, ROOM_TIMEOUT_S, GuardedBy, Host, KeysFile, Port, RoomTimeout
-
-if TYPE_CHECKING:
-    from service.startup.generated_config import ServedModel
+from service.startup.commands import (
+    ROOM_TIMEOUT_S,
+    Gpus,
+    GuardedBy,
+    Host,
+    KeysFile,
+    ModelToServe,
+    Port,
+    RoomTimeout,
+    Tasks,
+)
 
 
 def serve(
-    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(help="A task: NAME of a built-in one, MODULE:CLASS, or NAME=MODULE:CLASS. Can be repeated."),
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs that the engines use; by default all of this machine.")
-    ] = None,
+    model: ModelToServe = None,
+    env: Tasks = None,
+    gpus: Gpus = None,
     tensor_parallel_size: Annotated[
         int, typer.Option("--tensor-parallel-size", "--tensor-parallel", min=1, help="GPUs of one replica.")
     ] = 1,
@@ -56,71 +58,31 @@ def serve(
 ) -> None:
     """Run a service on this machine until Ctrl-C."""
     import yaml
-    from rich.console import Console
 
-    from service.startup.config import BUNDLED, config_of
-    from service.startup.generated_config import engine_fields, generated_config
+    from service.startup.config import BUNDLED, config_of, given_access
+    from service.startup.generated_config import (
+        ServedModel,
+        engine_fields,
+        generated_config,
+        gpus_or_all,
+        model_and_tasks,
+    )
     from service.startup.local_service import sentences_for_the_user, serve_until_stopped
 
     console = Console(stderr=True)
     http_options = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    keys = None if keys_file is None else str(keys_file.expanduser().absolute())
-    access = {name: value for name, value in (("keys_file", keys), ("guarded_by", guarded_by)) if value is not None}
+    lengths = (("max_model_len", max_model_len), ("max_num_seqs", max_num_seqs))
     with sentences_for_the_user(console):
-        tasks = env or tasks_for(model)
-        given = {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
-        fields = given | engine_fields(engine or ())
-        served = served_model(model or embedded_model(tasks), gpus, tensor_parallel_size, max_model_len, fields, images)
-        config = generated_config(served, tasks, http_options, access)
+        name, tasks = model_and_tasks(model, env)
+        fields = engine_fields([f"{name}={value}" for name, value in lengths if value is not None])
+        fields |= engine_fields(engine or ())
+        served = ServedModel(name, gpus_or_all(gpus), tensor_parallel_size, fields, images)
+        config = generated_config(served, tasks, http_options, given_access(keys_file, guarded_by))
         if print_config:
             typer.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
             return
         make_importable(Path.cwd())
         serve_until_stopped(config_of(config, BUNDLED / "serve_config.yaml"), console, room_timeout_s)
-
-
-def served_model(
-    model: str,
-    gpus: int | None,
-    tensor_parallel_size: int = 1,
-    max_model_len: str | None = None,
-    engine: Mapping[str, Any] | None = None,
-    images: bool | None = None,
-) -> "ServedModel":
-    """The model that is asked for, by default on all GPUs of this machine.
-
-    Raises:
-        ServiceNotStarted: `max_model_len` is neither `auto` nor a number.
-    """
-    from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
-    from service.startup.generated_config import ServedModel, context_length
-
-    if gpus is None:
-        gpus = int(resources_of_this_machine().get("GPU", 0))
-    return ServedModel(
-        model_named(model), gpus, tensor_parallel_size, context_length(max_model_len), engine or {}, images
-    )
-
-
-def model_named(model: str) -> str:
-    """A folder's absolute path, since replicas run elsewhere; any other name as it is."""
-    return str(Path(model).absolute()) if Path(model).is_dir() else model
-
-
-def embedded_model(tasks: Sequence[str]) -> str:
-    """The model of a service that is asked for none: the one that plays these tasks."""
-    from service.startup.generated_config import EMBEDDED_MODEL, EMBEDDED_MODEL_THAT_SEES, needs_images
-
-    return str(EMBEDDED_MODEL_THAT_SEES if needs_images(tasks) else EMBEDDED_MODEL)
-
-
-def tasks_for(model: str | None) -> Sequence[str]:
-    """The tasks of a service that is asked for none: those that the model can play."""
-    from service.startup.generated_config import DEFAULT_TASKS, TASKS_WITH_IMAGES, sees
-
-    if model is None:
-        return DEFAULT_TASKS
-    return TASKS_WITH_IMAGES if sees(model_named(model)) else DEFAULT_TASKS
 
 
 def make_importable(folder: Path) -> None:

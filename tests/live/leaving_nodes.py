@@ -24,12 +24,10 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.schema import ServeDeploySchema
-from rich.console import Console
 
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleInput, SampleResult, Sampling
 from service.startup.config import free_port
-from service.startup.leave import leave
 from service.startup.local_service import require_cluster_token
 from service.startup.processes import wait_for_ends
 from service.startup.readiness import deploy, deployments_not_ready
@@ -77,11 +75,6 @@ class Findings:
     """Of those that did not, and were played when others moved: on machines that are busy with the same."""
     gone_after_s: list[float] = field(default_factory=list)
     """Until the replicas of a node that was given notice had ended."""
-
-    def note_end(self, leaving: "asyncio.Task[None]") -> None:
-        """Notes what the command says if replicas are left."""
-        if error := leaving.exception():
-            self.late.append(str(error))
 
     def medians(self) -> dict[str, float]:
         return {
@@ -258,13 +251,13 @@ async def rounds(findings: Findings, number_of_rounds: int, address: str, nodes:
         load.seconds = findings.quiet_s
         await asyncio.sleep(QUIET_S)
         load.seconds = findings.noticed_s
-        for number in range(number_of_rounds):
+        for _ in range(number_of_rounds):
             assert not playing.done(), playing.exception()
             leaving = nodes.pop(0)
             # The machine that takes its place is ordered when the notice comes.
             nodes.append(LeavingNode(address, next(numbers)))
             load.hand_overs.append(monotonic() + WITHIN_S / 2)
-            await give_notice_to(leaving, by_signal=number % 2 == 0, findings=findings)
+            await give_notice_to(leaving, findings)
             await until(lambda: is_whole(nodes))
             await asyncio.sleep(BETWEEN_S)
             findings.rounds += 1
@@ -277,17 +270,13 @@ async def rounds(findings: Findings, number_of_rounds: int, address: str, nodes:
         await playing
 
 
-async def give_notice_to(node: LeavingNode, by_signal: bool, findings: Findings) -> None:
+async def give_notice_to(node: LeavingNode, findings: Findings) -> None:
     """Returns when the machine is gone, as long after the notice as it said."""
     node_id = node.node_id()
     assert node_id is not None
     replicas = await asyncio.to_thread(replicas_on, node_id)
     began = monotonic()
-    if by_signal:
-        node.terminate()
-    else:
-        leaving = asyncio.to_thread(leave, node_id, WITHIN_S, ServeCluster(), Console(quiet=True))
-        asyncio.create_task(leaving).add_done_callback(findings.note_end)
+    node.terminate()
     _, alive = await asyncio.to_thread(psutil.wait_procs, replicas, timeout=WITHIN_S)
     findings.gone_after_s.append(monotonic() - began)
     if alive:

@@ -128,23 +128,21 @@ def test_a_route_and_its_alias_answer_alike() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_json_body_has_an_example_that_fits_its_schema(name: str) -> None:
+def test_every_json_body_has_a_type_and_the_examples_fit_theirs(name: str) -> None:
     operation = OPERATIONS[name]
-    bodies = [operation["requestBody"]] if "requestBody" in operation else []
-    contents = [body["content"] for body in [*bodies, *operation["responses"].values()] if "content" in body]
-    described = [content[kind] for content in contents for kind in (JSON, PROBLEM_JSON) if kind in content]
+    requests = [operation["requestBody"]["content"]] if "requestBody" in operation else []
+    responses = [response["content"] for response in operation["responses"].values() if "content" in response]
+    described = [
+        content[kind] for content in [*requests, *responses] for kind in (JSON, PROBLEM_JSON) if kind in content
+    ]
     assert described
     for body in described:
-        schema = {**body["schema"], "components": DOCUMENT["components"]}
-        OAS31Validator(schema).validate(example_of(body))
-
-
-def example_of(body: Json) -> Any:
-    """The example of a body, or of its type where that has a single value."""
-    if "example" in body:
-        return body["example"]
-    properties = resolved(body["schema"]["$ref"])["properties"]
-    return {name: schema["const"] for name, schema in properties.items()}
+        assert body["schema"]
+        if "example" in body:
+            schema = {**body["schema"], "components": DOCUMENT["components"]}
+            OAS31Validator(schema).validate(body["example"])
+    for content in requests:
+        assert JSON not in content or "example" in content[JSON]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -202,7 +200,6 @@ def test_a_push_of_weights_is_documented_with_its_media_types_headers_and_status
     assert operation["responses"]["202"]["content"][JSON]["schema"] == {"$ref": "#/components/schemas/UploadState"}
     assert header_parameters(operation) == {
         "Content-Range",
-        "Content-Digest",
         "Weights-Digest",
         "Content-Encoding",
         "X-Request-ID",

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from deployments.failures import EnvironmentLost, GenerationRejected
-from service.http.middlewares import RequestIdMiddleware
+from service.http.middlewares import RequestMiddleware
+from service.routes.http_app import build_http_app
 from tests.service.scripted_http import ScriptedHttp
 
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
@@ -183,21 +184,18 @@ def test_what_is_not_http_passes_without_an_id() -> None:
 
     scope: dict[str, Any] = {"type": "lifespan"}
     arguments: Any = (scope, object(), object())
-    asyncio.run(RequestIdMiddleware(app, sets_header=True)(*arguments))
+    asyncio.run(RequestMiddleware(app, sets_id_header=True)(*arguments))
     assert passed == [arguments]
     assert scope == {"type": "lifespan"}
 
 
 def test_behind_a_server_that_sets_the_header_the_application_does_not() -> None:
-    async def app(_scope: Any, _receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
     def header(sets_header: bool) -> str | None:
+        app = build_http_app(ScriptedHttp().app.state.services, sets_header)
+
         async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(RequestIdMiddleware(app, sets_header))
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-                return await http.get("/", headers={"x-request-id": MINE})
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as http:
+                return await http.get("/healthz", headers={"x-request-id": MINE})
 
         value: str | None = asyncio.run(send()).headers.get("x-request-id")
         return value

@@ -12,7 +12,7 @@ from deployments.protocols.images import name_of_image
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from service.images.request_images import MODEL_TAKES_NONE, NOT_TAKEN, RequestImages
-from service.model_server.call_images import NO_SOURCE, NOT_SHOWN, images_of, may_show_images
+from service.model_server.call_images import NO_SOURCE, NOT_SHOWN, images_of
 from service.settings import RequestLimits
 from tests.deployments.images.pictures import ImagesInProcess, picture
 from tests.deployments.storage.scripted_storage import ScriptedStorage
@@ -215,9 +215,7 @@ def test_a_call_of_more_images_than_a_sample_may_show_is_refused() -> None:
 
 def test_arguments_of_calls_are_no_images() -> None:
     arguments = {"type": "tool_use", "input": {"type": "image", "source": {"type": "url", "url": "x"}}}
-    body = json.dumps({"messages": [{"role": "assistant", "content": [arguments]}]}).encode()
-    assert may_show_images(body)
-    assert images_of("messages", body) is None
+    assert images_of("messages", {"messages": [{"role": "assistant", "content": [arguments]}]}) == []
 
 
 def test_the_sample_of_a_session_is_stored_with_names() -> None:

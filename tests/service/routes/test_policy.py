@@ -1,6 +1,5 @@
 """The routes of `/policy` over a scripted store: what headers, queries and bodies say, and each refusal's document."""
 
-import base64
 import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -54,10 +53,6 @@ NEW_UPLOAD = {
     "expires_at": None,
 }
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
-
-
-def digest_field(content: bytes) -> str:
-    return f"sha-256=:{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
 
 
 def sha256(content: bytes) -> str:
@@ -160,16 +155,6 @@ JSON_BODY = {"content_type": "application/json"}
             }.items()
             for given in forms
         ),
-        *(
-            ({"content_digest": given}, UNREADABLE, ("body", f"the sha-256 in content-digest {says}", None))
-            for given, says in (
-                (f"sha-256={sha256(b'weights')}", "does not stand between colons"),
-                ("sha-256", "does not stand between colons"),
-                ("sha-256=::extra", "does not stand between colons"),
-                ("sha-256=:abc:", "is not base64: Incorrect padding"),
-                ("sha-512=:AAAA:, sha-256=:a_-b:", "is not base64: Only base64 data is allowed"),
-            )
-        ),
         (
             {"content_length": str(2**28 + 1)},
             (413, "body-too-large"),
@@ -263,39 +248,12 @@ def test_a_chunk_begins_where_the_last_one_ended_with_a_checked_digest_and_that_
     answer = service.put_version(
         b"hts",
         content_range="bytes 4-6/7",
-        content_digest=digest_field(b"hts"),
         weights_digest=sha256(b"weights"),
     )
     assert answer.status_code == 200
     assert (service.store.named("begin_chunk"), bytes(service.store.arrived)) == ([(7, 4)], b"weights")
     assert service.store.named("repeated_update") == [(7, sha256(b"weights"))]
     assert service.store.named("complete_upload") == [(7, PushOptions(), False, sha256(b"weights"))]
-
-
-def test_a_body_with_another_digest_is_refused() -> None:
-    service = ScriptedHttp()
-    answer = service.put_version(b"weights", content_digest=digest_field(b"others"))
-    message = f"the body's sha-256 is {sha256(b'weights')}; send it again"
-    assert_problem(answer, 400, "chunk-damaged", [("content-digest", message, sha256(b"others"))])
-    assert service.store.named("end_chunk") == []
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        "{good}",
-        "sha-512=:AAAA:, {good}",
-        "{good},sha-512=:AAAA:",
-        "sha-512=:AAAA:",
-        "x-sha-256=:AAAA:",
-        "unixsum=1",
-    ],
-)
-def test_digests_of_other_algorithms_are_ignored(form: str) -> None:
-    service = ScriptedHttp()
-    good = digest_field(b"weights")
-    assert service.put_version(b"weights", content_digest=form.format(good=good)).status_code == 200
-    assert [arguments[3] for arguments in service.store.named("complete_upload")] == [None]
 
 
 @pytest.mark.parametrize(("encoding", "is_zstd"), [("zstd", True), ("identity", False)])

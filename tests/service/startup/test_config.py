@@ -8,16 +8,7 @@ import pytest
 
 from service.startup import config
 from service.startup.commands import ServiceNotStarted
-from service.startup.config import (
-    _AFTER_RAYS_WORKERS,
-    _FIRST_GIVEN_BY_DEFAULT,
-    _first_given_port,
-    config_of,
-    free_port,
-    read_config,
-    set_access,
-    set_environment,
-)
+from service.startup.config import config_of, free_port, given_access, read_config, set_access
 from tests.paths import REPOSITORY
 
 
@@ -72,11 +63,12 @@ def test_a_key_that_serve_would_ignore_is_refused_with_the_permitted_ones(tmp_pa
         "  - {name: math, ray_actor_options: {num_cpu: 1}}\nhttp_options: {prot: 80}\n"
     )
     assert refusal(path).splitlines() == [
-        f"{path} has keys that Ray Serve does not know:",
-        "  http_options.prot (permitted: host, keep_alive_timeout_s, port, request_timeout_s, root_path, ssl_ca_certs, "
-        "ssl_certfile, ssl_keyfile, ssl_keyfile_password)",
-        "  applications.0.deployments.math.ray_actor_options.num_cpu (permitted: accelerator_type, fallback_strategy, "
-        "label_selector, memory, num_cpus, num_gpus, resources, runtime_env)",
+        f"{path} is not a Serve config:",
+        "  http_options.prot: unknown to Ray Serve; permitted are host, keep_alive_timeout_s, port, request_timeout_s, "
+        "root_path, ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_keyfile_password (given: 80)",
+        "  applications.0.deployments.0.ray_actor_options.num_cpu: unknown to Ray Serve; permitted are "
+        "accelerator_type, fallback_strategy, label_selector, memory, num_cpus, num_gpus, resources, runtime_env "
+        "(given: 1)",
     ]
 
 
@@ -84,7 +76,7 @@ def test_the_environment_file_beside_the_config_is_read(tmp_path: Path, monkeypa
     monkeypatch.setenv("TEST_ALREADY_SET", "before")
     monkeypatch.delenv("TEST_NOT_SET", raising=False)
     (tmp_path / "serve.env").write_text("TEST_ALREADY_SET=file\nTEST_NOT_SET=file\n")
-    set_environment(tmp_path / "config.yaml")
+    config_of({"applications": []}, tmp_path / "config.yaml")
     assert os.environ["TEST_ALREADY_SET"] == "before"
     assert os.environ.pop("TEST_NOT_SET") == "file"
 
@@ -93,7 +85,7 @@ def test_a_config_elsewhere_gets_the_environment_file_that_the_package_brings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_SERVE_THROUGHPUT_OPTIMIZED", raising=False)
-    set_environment(tmp_path / "config.yaml")
+    config_of({"applications": []}, tmp_path / "config.yaml")
     assert os.environ["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
 
 
@@ -139,9 +131,9 @@ def test_a_keys_file_is_relative_to_the_config_and_the_command_line_replaces_it(
     config = read_config(path)
     [application] = config.applications
     assert application.args["access"] == {"keys_file": str(tmp_path / "k.yaml")}
-    set_access(config, None, "a gateway")
+    set_access(config, given_access(None, "a gateway"))
     assert application.args["access"] == {"keys_file": str(tmp_path / "k.yaml"), "guarded_by": "a gateway"}
-    set_access(config, tmp_path / "other.yaml", None)
+    set_access(config, given_access(tmp_path / "other.yaml", None))
     assert application.args["access"]["keys_file"] == str(tmp_path / "other.yaml")
 
 
@@ -158,27 +150,14 @@ def test_tasks_of_harbor_and_checkouts_are_relative_to_the_config(tmp_path: Path
 
 def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
     for _ in range(50):
-        assert _AFTER_RAYS_WORKERS <= free_port() < _first_given_port()
-
-
-@pytest.mark.parametrize(
-    ("said", "first"),
-    [("32768\t60999\n", 32768), ("49152 65535", 49152), ("1024 65535", _FIRST_GIVEN_BY_DEFAULT)],
-)
-def test_the_first_port_that_the_system_gives_is_what_it_says_unless_it_gives_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, first: int
-) -> None:
-    monkeypatch.setattr(config, "_GIVEN_PORTS", tmp_path / "range")
-    assert _first_given_port() == _FIRST_GIVEN_BY_DEFAULT
-    (tmp_path / "range").write_text(said)
-    assert _first_given_port() == first
+        assert 20_000 <= free_port() < 32_768
 
 
 def test_where_all_ports_are_taken_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        monkeypatch.setattr(config, "_AFTER_RAYS_WORKERS", port)
-        monkeypatch.setattr(config, "_first_given_port", lambda: port + 1)
-        with pytest.raises(ServiceNotStarted, match=f"No port of loopback from {port} to {port} is free"):
+        monkeypatch.setattr(config, "_PORTS", range(port, port + 1))
+        monkeypatch.setattr(config, "_TRIES", 1)
+        with pytest.raises(ServiceNotStarted, match=f"None of 1 ports of loopback from {port} to {port} is free"):
             free_port()

@@ -227,7 +227,7 @@ def test_more_than_the_machine_has_is_refused_with_what_each_deployment_asks_for
     ]
     engine = {"device": "gpu", "model": "models/tiny", "tensor_parallel_size": 2, "num_cpus": 1}
     assert refusal(config(deployments, engine=engine)) == [
-        "The deployments ask for more than this machine has: 3.5 CPU of 2 and 1 rack of 0 and 2 GPU of 0.",
+        "The deployments ask for more than this machine has: 3.5 CPU of 2 and 2 GPU of 0 and 1 rack of 0.",
         "  Ingress: 1 replica with 1 CPU and 1 rack each",
         "  Generator: 1 replica with 1 CPU and 2 GPU each",
         "  Policy: 1 replica with 0.1 CPU each",
@@ -391,7 +391,7 @@ def test_each_config_of_the_repository_starts_on_a_machine_of_its_size(
     name: str, content: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "resources_of_this_machine", lambda: {"CPU": 256.0, "GPU": 16.0, "memory": 2e12})
-    monkeypatch.setattr(preflight, "engine_problems", lambda _engine: ())
+    monkeypatch.setattr(preflight, "_engine_problems", lambda _engine: ())
     config = config_of(content, REPOSITORY / name)
     [application] = config.applications
     if "keys_file" in application.args.get("access", {}):

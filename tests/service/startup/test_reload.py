@@ -1,20 +1,17 @@
 """Reloading an environment: its replicas are replaced one after the other, unless its code cannot be loaded."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from service.startup import reload
 from service.startup.commands import ServiceNotStarted
-from service.startup.reload import cluster_of, reload_environment
+from service.startup.reload import ServeCluster, cluster_here, reload_environment
 
 LOADABLE = "tests.clients.rollout_env.faulty_environments:Loadable"
 
 
-class ScriptedCluster:
+class ScriptedCluster(ServeCluster):
     """Replaces each killed replica after it was asked twice, or never."""
 
     def __init__(self, replicas: int = 1, replaces: bool = True, raises: str = "", **environment: Any) -> None:
@@ -109,42 +106,34 @@ def test_an_environment_whose_replicas_have_not_started_is_waited_for() -> None:
     assert cluster.killed == []
 
 
-SERVICES = {"10.0.0.1:6379": ["game", "math"], "10.0.0.1:6380": ["game"], "10.0.0.1:6381": []}
+CLUSTERS = ["10.0.0.1:6379", "10.0.0.1:6380"]
 
 
-@contextmanager
-def scripted_connection(address: str) -> Iterator[Any]:
-    tasks = SERVICES[address]
-    if not tasks:
-        raise ServiceNotStarted(reload.NO_SERVICE)
-    applications = {"rollout": {"deployed_app_config": {"args": {"environments": dict.fromkeys(tasks)}}}}
-    yield SimpleNamespace(applications=lambda: applications)
-
-
-@pytest.fixture
-def several_services(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("named", "here", "found"), [(None, CLUSTERS[:1], CLUSTERS[0]), ("10.0.0.2:6379", CLUSTERS, "10.0.0.2:6379")]
+)
+def test_the_cluster_is_the_named_one_or_the_only_one_here(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, here: list[str], found: str
+) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(reload, "clusters_of_this_machine", lambda: [*SERVICES])
-    monkeypatch.setattr(reload, "connected", scripted_connection)
+    if named is not None:
+        monkeypatch.setenv("RAY_ADDRESS", named)
+    monkeypatch.setattr(reload, "clusters_of_this_machine", lambda: here)
+    assert cluster_here() == found
 
 
-@pytest.mark.usefixtures("several_services")
-def test_of_several_services_the_one_is_meant_that_plays_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cluster_of("math") == "10.0.0.1:6379"
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
-    assert cluster_of("game") == "10.0.0.2:6379"
-
-
-@pytest.mark.usefixtures("several_services")
-@pytest.mark.parametrize(("task", "says"), [("game", "2 services here play 'game'"), ("chess", "No service")])
-def test_several_services_that_play_the_task_or_none_are_refused_with_the_addresses(task: str, says: str) -> None:
-    with pytest.raises(ServiceNotStarted, match=says) as refusal:
-        cluster_of(task)
-    assert str(refusal.value).endswith(f"name the Ray cluster of one in RAY_ADDRESS, of {', '.join(SERVICES)}.")
-
-
-def test_where_no_cluster_runs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("here", "says"),
+    [
+        ([], "No service runs here: start one with `make serve`."),
+        (CLUSTERS, "Several Ray clusters run here: name one in RAY_ADDRESS, of 10.0.0.1:6379, 10.0.0.1:6380."),
+    ],
+)
+def test_where_no_cluster_or_several_run_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, here: list[str], says: str
+) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(reload, "clusters_of_this_machine", list)
-    with pytest.raises(ServiceNotStarted, match=r"^No service runs here: start one with `make serve`\.$"):
-        cluster_of("game")
+    monkeypatch.setattr(reload, "clusters_of_this_machine", lambda: here)
+    with pytest.raises(ServiceNotStarted) as refusal:
+        cluster_here()
+    assert str(refusal.value) == says
