@@ -22,7 +22,6 @@ from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
 from service.jobs.codec import JournalProgress, outline_entry, start_entries, turn_entry
 from service.jobs.cursor import RANGES, ledger_entry, ranges_entry, selection_entry
-from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeState
 from service.rollouts.pacing import PacedWork
@@ -148,13 +147,6 @@ class JobJournal(ProgressLog):
     async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
         entries = await asyncio.to_thread(list, start_entries(samples))
         await self._writer.write(self._write({self._next_entry(): entry for entry in entries}))
-
-    @property
-    def fetched(self) -> Mapping[str, str]:
-        return self._progress.fetched
-
-    async def note_fetched(self, names: Mapping[str, str]) -> None:
-        await self._writer.write(self._write({self._next_entry(): json_of({"fetched": dict(names)})}))
 
     @property
     def begun_groups(self) -> int:

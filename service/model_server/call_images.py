@@ -21,9 +21,9 @@ from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
 
 ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 """A name of a field may be written in escapes."""
-SOURCE = re.compile(r"sha256:[0-9a-f]{64}\Z|data:|https?://")
+SOURCE = re.compile(r"sha256:[0-9a-f]{64}\Z|data:")
 NO_SOURCE = (
-    "it is not an image as this API has it: send a data URL, an address, or the name of an image that was uploaded, "
+    "it is not an image that the service takes here: send a data URL, or the name of an image that was uploaded, "
     "sha256: and its hash"
 )
 NOT_SHOWN = "a message of this role shows no images; show it in a message of role 'user'"
