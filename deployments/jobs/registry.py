@@ -45,10 +45,8 @@ from deployments.storage.storage import EntryName, StoredRecord
 BODY = EntryName("body", 0)
 ONLY_FOR_THE_RUN: tuple[EntryKind, ...] = ("body", "journal", "outline")
 """Entries that are removed at the end."""
-MOST_OFFERED = 64
-"""Waiting jobs that one ingress replica is told of at once."""
-PLAYED_WITHIN_S = 5.0
-"""After this time an ingress replica names a job that it was given among those that it plays."""
+MOST_OFFERED = 8
+"""Waiting jobs that one ingress replica is told of at once: it claims them before its next poll."""
 REFUSED_KEPT_S = 60.0
 """Retention of a refused job: those who wait for it ask for its events within seconds."""
 
@@ -59,8 +57,8 @@ class _KeptJob:
 
     record: JobRecord
     sizes: dict[EntryName, int] = field(default_factory=dict)
-    given_at: float = 0.0
-    """When it was last given to its owner, or the store began."""
+    heard_at: float = 0.0
+    """When its owner was given it or last said that it plays it, or the store began."""
     size_bytes: int = 0
 
     def change(self, change: Change) -> None:
@@ -94,14 +92,10 @@ class JobRegistry:
         self._by_key: dict[tuple[str, str], _KeptJob] = {}
         self.total = _Amount()
         self._of_caller: defaultdict[str, _Amount] = defaultdict(_Amount)
-        self._heard_at: dict[str, float] = {}
-        """When each owner was last heard of."""
         loaded = ((decode_record(each.record), each.sizes) for each in stored)
         for record, sizes in sorted(loaded, key=lambda pair: pair[0].ended_at or 0.0):
+            # The absence of the store counts against no owner: each lease begins now.
             self._add(_KeptJob(record, dict(sizes), now, sum(sizes.values())))
-            if record.owner:
-                # The absence of the store counts against nobody.
-                self._heard_at[record.owner] = now
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -157,9 +151,7 @@ class JobRegistry:
         # The last event may be a summary or a problem.
         return [name for name in names if name in job.sizes]
 
-    def open(
-        self, request: JobRequest, owner: str, body: bytes, now: float, time_s: float
-    ) -> tuple[OpenedJob, list[Change]]:
+    def open(self, request: JobRequest, owner: str, body: bytes, time_s: float) -> tuple[OpenedJob, list[Change]]:
         """The job of this key, or a new one.
 
         Args:
@@ -169,12 +161,11 @@ class JobRegistry:
             KeyReused: the key was sent with another request.
             JobsFull: there is no room for a new job.
         """
-        self._heard_at[owner] = now
         known = None if request.key is None else self._by_key.get((request.namespace, request.key))
         if known is not None:
             return OpenedJob(_same_request(known.record, request), None), []
         self._refuse_if_full(request.namespace, len(body))
-        record = JobRecord(**asdict(request), job_id=uuid4().hex, created_at=time_s, owner=owner, played_until=time_s)
+        record = JobRecord(**asdict(request), job_id=uuid4().hex, created_at=time_s, owner=owner)
         return OpenedJob(record, Claim(record, (BODY,))), [Change(record.job_id, record, {BODY: body})]
 
     def acknowledge(self, job_id: str, namespace: str, last: int) -> list[Change]:
@@ -202,27 +193,22 @@ class JobRegistry:
     # Calls of an ingress replica.
 
     def poll(self, owner: str, playing: Collection[str], now: float) -> JobCommands:
-        """Renews the lease of the replica: each one that lives polls continually."""
-        self._heard_at[owner] = now
-        lost = [job_id for job_id in playing if self._owned(owner, job_id) is None]
+        """Renews the leases of the jobs that the replica plays: each replica that lives polls continually."""
+        lost = []
+        for job_id in playing:
+            if (job := self._owned(owner, job_id)) is None:
+                lost.append(job_id)
+            else:
+                job.heard_at = now
         waiting = (job_id for job_id, job in self._unfinished.items() if job.record.state == "waiting")
         return JobCommands(lost, list(islice(waiting, MOST_OFFERED)))
 
-    def unplayed(self, owner: str, playing: Collection[str], now: float) -> list[str]:
-        """Jobs that the replica owns and does not play: the answer that gave them to it was lost, or they broke off."""
-        return [
-            job_id
-            for job_id, job in self._unfinished.items()
-            if job.record.owner == owner and job_id not in playing and now - job.given_at > PLAYED_WITHIN_S
-        ]
-
-    def claim(self, job_id: str, owner: str, now: float, time_s: float) -> tuple[Claim | None, list[Change]]:
+    def claim(self, job_id: str, owner: str) -> tuple[Claim | None, list[Change]]:
         """`None` if the job does not wait any longer: another replica was first."""
         job = self._jobs.get(job_id)
         if job is None or job.record.state != "waiting":
             return None, []
-        self._heard_at[owner] = now
-        record = job.record.given_to(owner, time_s)
+        record = job.record.given_to(owner)
         return Claim(record, tuple(job.sizes)), [Change(job_id, record)]
 
     def write(self, owner: str, write: JobWrite, time_s: float) -> Change | None:
@@ -240,7 +226,7 @@ class JobRegistry:
         events = sorted(name.number for name in added if name.kind == "event")
         if events != list(range(record.last_event + 1, record.last_event + 1 + len(events))):
             return None
-        record = replace(record.played(time_s), last_event=record.last_event + len(events))
+        record = replace(record, last_event=record.last_event + len(events))
         removed = [name for name in write.removed if name in job.sizes]
         if write.ended:
             record = replace(
@@ -255,30 +241,25 @@ class JobRegistry:
             added = {name: data for name, data in added.items() if name.kind not in ONLY_FOR_THE_RUN}
         return Change(write.job_id, record, added, removed)
 
-    def release(self, owner: str, job_ids: Collection[str], were_played: bool, time_s: float) -> list[Change]:
-        """Returns jobs of a replica that shuts down, or that has not played them and has no room for them."""
+    def release(self, owner: str, job_ids: Collection[str]) -> list[Change]:
+        """Gives up jobs of a replica that shuts down or has no room for them."""
         mine = [job.record for job_id in job_ids if (job := self._owned(owner, job_id)) is not None]
-        return [Change(each.job_id, (each.played(time_s) if were_played else each).waiting()) for each in mine]
+        return [Change(record.job_id, record.waiting()) for record in mine]
 
     # Passing time, and what was stored.
 
     def time_passed(self, now: float, time_s: float) -> list[Change]:
-        """Changes that follow from the time alone: lost owners and expired jobs."""
-        lost = {owner for owner, heard_at in self._heard_at.items() if now - heard_at > self._settings.lease_s}
-        # Not before the end of their leases is stored.
-        for owner in lost - {job.record.owner for job in self._unfinished.values()}:
-            del self._heard_at[owner]
-        expired = [Change(job_id, None) for job_id in self._expired(time_s)]
-        unfinished = self._unfinished.values()
-        return [*expired, *(self._without_owner(job, now, time_s) for job in unfinished if job.record.owner in lost)]
+        """Changes that follow from the time alone: jobs that expire, and those whose lease has run out.
 
-    def _without_owner(self, job: _KeptJob, now: float, time_s: float) -> Change:
-        record = job.record
-        heard_at = self._heard_at[record.owner]
-        # A store that began after its owner had died has never heard of it, and knows when it wrote last.
-        if heard_at > job.given_at:
-            record = record.played(time_s - (now - heard_at))
-        return Change(record.job_id, record.waiting())
+        The owner of the latter was lost, or does not play the job: the answer that gave it was lost, or the run broke.
+        """
+        lost = [
+            job.record
+            for job in self._unfinished.values()
+            if job.record.owner and now - job.heard_at > self._settings.lease_s
+        ]
+        expired = [Change(job_id, None) for job_id in self._expired(time_s)]
+        return [*expired, *(Change(record.job_id, record.waiting()) for record in lost)]
 
     def commit(self, changes: Iterable[Change], now: float) -> None:
         """Makes changes that were stored."""
@@ -290,9 +271,9 @@ class JobRegistry:
                 self._jobs.pop(change.job_id, None)
                 continue
             if job is None:
-                job = _KeptJob(change.record, given_at=now)
+                job = _KeptJob(change.record, heard_at=now)
             if job.record.epoch != change.record.epoch:
-                job.given_at = now
+                job.heard_at = now
             job.record = change.record
             job.change(change)
             self._add(job)

@@ -16,7 +16,7 @@ from tenacity import RetryCallState, retry, retry_if_exception_type, wait_fixed
 
 from deployments.failures import StoreLost
 from deployments.jobs.records import Claim, Ended, JobWrite
-from deployments.storage.group_commit import GroupCommit
+from deployments.rpc.batching import CallBatcher, group_commit
 from deployments.storage.storage import EntryName
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
@@ -54,11 +54,11 @@ class JobWriter:
         self._store = store
         self._owner = owner
         self._on_lost = on_lost
-        self._writes = GroupCommit(self._write, _size_of)
+        self._writes: CallBatcher[JobWrite, bool] = group_commit(self._write, _size_of)
 
     def put(self, write: JobWrite) -> "asyncio.Future[bool]":
         """The result says whether the write was made; nobody need wait for it."""
-        return self._writes.put(write)
+        return self._writes.add(write)
 
     async def write(self, write: JobWrite) -> None:
         await self.until_made(self.put(write))

@@ -11,7 +11,6 @@ import zstandard
 
 from deployments.jobs.records import Claim, EntryKind
 from deployments.storage.storage import EntryName
-from rollout_client.contract.rollouts import RolloutRequest
 from rollout_client.contract.sample_ranges import SampleRange
 from service.access.access_control import AccessControl
 from service.access.keys import Caller, Scope
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 BODY = EntryName("body", 0)
 READ_AT_ONCE = 256
 """Entries of a journal that are read in one call."""
-LEAST_DEADLINE_S = 0.001
 SCOPE: Scope = "rollout"
 """The scope that the key of a job must have when the job begins, and when it is resumed."""
 logger = logging.getLogger("rollout_service.jobs")
@@ -95,8 +93,6 @@ class JobPlayer:
         size = await rollouts.take_samples(request, admitted.hold_body, caller, len(body), self._journal)
         if request.samples_from:
             await self._begin_ledger(ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from)
-        if record.epoch > 1:
-            request.deadline_s = _left_of(request, record.played_s)
         echoed_bytes = size // len(request.samples)
         running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
         return EncodedRollouts(running, echoed_bytes)
@@ -171,11 +167,6 @@ class JobPlayer:
 
     def _log_fields(self) -> dict[str, str]:
         return {"request_id": self.claim.record.request_id, "job_id": self.claim.record.job_id}
-
-
-def _left_of(request: RolloutRequest, played_s: float) -> float | None:
-    """The rest of the request's `deadline_s`, which counts the time in which the job is played."""
-    return None if request.deadline_s is None else max(request.deadline_s - played_s, LEAST_DEADLINE_S)
 
 
 def compressed_body(body: bytes | bytearray) -> bytes:

@@ -20,7 +20,7 @@ from ray.serve import metrics
 from deployments.failures import StoreLost
 from deployments.rollout_records.book import KeptRecord, RecordNote
 from deployments.rollout_records.failures import RolloutUnknown, rollout_unknown
-from deployments.storage.group_commit import GroupCommit
+from deployments.rpc.batching import CallBatcher, group_commit
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.rollout_records import RecordedFork, RecordedReplay, RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
@@ -65,7 +65,9 @@ class RolloutRecorder:
             "rollout_records_dropped",
             description="Records of rollouts that were dropped, because their store did not take them.",
         )
-        self._records = GroupCommit[tuple[KeptRecord, RecordNote | None], None](self._commit, lambda item: item[0].size)
+        self._records: CallBatcher[tuple[KeptRecord, RecordNote | None], None] = group_commit(
+            self._commit, lambda item: item[0].size
+        )
 
     def note(self, episode: Episode, result: SampleResult, ago_s: float = 0.0) -> None:
         """The rollout has ended with this result, so many seconds ago."""
@@ -113,7 +115,7 @@ class RolloutRecorder:
             self._drop()
             return
         self._held_bytes += record.size
-        kept = self._records.put((record, _note_for_parent(episode, owner)))
+        kept = self._records.add((record, _note_for_parent(episode, owner)))
         kept.add_done_callback(partial(self._let_go, record.size))
 
     def _drop(self) -> None:

@@ -19,6 +19,7 @@ from service.rollout_records.recorder import RolloutRecorder
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import PlayedStep
 from service.rollouts.retries import Retry
+from tests import virtual_time
 from tests.service.scripted import EpisodeRecipe, ids_of, outcome
 
 LOST = "The generator replica died during the call."
@@ -43,7 +44,7 @@ async def recorded(episode: Episode, *notes: RecordedFork) -> RolloutRecord:
     store: Any = RolloutRecordStore(RolloutRecordsSettings(), lambda: 90.0)
     recorder = RolloutRecorder(store, time_s=lambda: 90.0)
     recorder.note(episode, episode.result())
-    await asyncio.sleep(0)
+    await virtual_time.settled()
     for note in notes:
         await recorder.annotate("request-0-0", ANYBODY, note)
     return await recorder.record("request-0-0", ANYBODY)
