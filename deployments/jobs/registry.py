@@ -11,7 +11,7 @@ Each method that changes something only returns the changes. `commit` makes them
 reported to a caller before it is stored.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, takewhile
@@ -47,6 +47,8 @@ ONLY_FOR_THE_RUN: tuple[EntryKind, ...] = ("body", "journal", "outline")
 """Entries that are removed at the end."""
 MOST_OFFERED = 8
 """Waiting jobs that one ingress replica is told of at once: it claims them before its next poll."""
+BYTES_PER_JOB = 2**16
+"""Room that each job takes beside its entries: `max_bytes` bounds how many small jobs are kept."""
 REFUSED_KEPT_S = 60.0
 """Retention of a refused job: those who wait for it ask for its events within seconds."""
 
@@ -59,7 +61,8 @@ class _KeptJob:
     sizes: dict[EntryName, int] = field(default_factory=dict)
     heard_at: float = 0.0
     """When its owner was given it or last said that it plays it, or the store began."""
-    size_bytes: int = 0
+    size_bytes: int = BYTES_PER_JOB
+    """The room that it takes. Refused jobs take none."""
 
     def change(self, change: Change) -> None:
         for name in change.removed:
@@ -67,14 +70,6 @@ class _KeptJob:
         for name, data in change.added.items():
             self.size_bytes += len(data) - self.sizes.get(name, 0)
             self.sizes[name] = len(data)
-
-
-@dataclass(slots=True)
-class _Amount:
-    """The room that jobs take. Refused jobs take none."""
-
-    jobs: int = 0
-    size_bytes: int = 0
 
 
 class JobRegistry:
@@ -90,12 +85,13 @@ class JobRegistry:
         self._refused: dict[str, _KeptJob] = {}
         """Refused jobs, the first one to expire first."""
         self._by_key: dict[tuple[str, str], _KeptJob] = {}
-        self.total = _Amount()
-        self._of_caller: defaultdict[str, _Amount] = defaultdict(_Amount)
+        self.total_bytes = 0
+        self._bytes_of: Counter[str] = Counter()
+        """By namespace."""
         loaded = ((decode_record(each.record), each.sizes) for each in stored)
         for record, sizes in sorted(loaded, key=lambda pair: pair[0].ended_at or 0.0):
             # The absence of the store counts against no owner: each lease begins now.
-            self._add(_KeptJob(record, dict(sizes), now, sum(sizes.values())))
+            self._add(_KeptJob(record, dict(sizes), now, BYTES_PER_JOB + sum(sizes.values())))
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -300,13 +296,12 @@ class JobRegistry:
 
     def _refuse_if_full(self, namespace: str, body_bytes: int) -> None:
         """Raises `JobsFull` if there is no room for another job with this body."""
-        settings = self._settings
-        _refuse_beyond(self.total, body_bytes, settings.max_jobs, settings.max_bytes, "all callers", "")
+        most_bytes, share = self._settings.max_bytes, self._settings.max_share
+        added = BYTES_PER_JOB + body_bytes
+        _refuse_beyond(most_bytes, self.total_bytes, added, "all callers", "")
         if namespace:
-            share = settings.max_share
-            most_jobs, most_bytes = max(int(settings.max_jobs * share), 1), int(settings.max_bytes * share)
-            share_said = f" x jobs.max_share ({share:g})"
-            _refuse_beyond(self._of_caller[namespace], body_bytes, most_jobs, most_bytes, "this caller", share_said)
+            said = f" x jobs.max_share ({share:g})"
+            _refuse_beyond(int(most_bytes * share), self._bytes_of[namespace], added, "this caller", said)
 
     def _add(self, job: _KeptJob) -> None:
         record = job.record
@@ -330,11 +325,9 @@ class JobRegistry:
         return self._refused if record.was_refused else self._finished
 
     def _count(self, job: _KeptJob, sign: Literal[1, -1]) -> None:
-        if job.record.was_refused:
-            return
-        for amount in (self.total, self._of_caller[job.record.namespace]):
-            amount.jobs += sign
-            amount.size_bytes += sign * job.size_bytes
+        if not job.record.was_refused:
+            self.total_bytes += sign * job.size_bytes
+            self._bytes_of[job.record.namespace] += sign * job.size_bytes
 
 
 def _same_request(record: JobRecord, request: JobRequest) -> JobRecord:
@@ -349,15 +342,12 @@ def _event_unknown(record: JobRecord, after: int) -> JobFailure:
     return EventUnknown.of("after", f"the last event is {record.last_event}; name it or one before it", after)
 
 
-def _refuse_beyond(kept: _Amount, body_bytes: int, most_jobs: int, most_bytes: int, whose: str, share: str) -> None:
+def _refuse_beyond(most_bytes: int, kept_bytes: int, added_bytes: int, whose: str, share: str) -> None:
     """Raises `JobsFull`.
 
     Args:
-        share: the caller's share of the settings, in words.
+        share: the caller's share of the bound, in words.
     """
-    if kept.jobs >= most_jobs:
-        message = f"{kept.jobs} jobs of {whose} are kept and jobs.max_jobs{share} allows {most_jobs}"
-        raise JobsFull.of("", f"{message}; delete those that you do not need, or try again later")
-    if kept.size_bytes + body_bytes > most_bytes:
-        message = f"the kept jobs of {whose} have {kept.size_bytes} bytes and jobs.max_bytes{share} allows {most_bytes}"
+    if kept_bytes + added_bytes > most_bytes:
+        message = f"the kept jobs of {whose} take {kept_bytes} bytes and jobs.max_bytes{share} allows {most_bytes}"
         raise JobsFull.of("", f"{message}; acknowledge or delete what you do not need, or try again later")

@@ -102,10 +102,8 @@ def _event_line(number: int, event: bytes, is_end: bool) -> bytes:
     return b'{"event":%d,"samples":[' % number + b",".join(_lines_of(event)) + b"]}"
 
 
-async def job_event_lines(
-    first: EventsPage, pages: AsyncGenerator[EventsPage, None], accepts_sse: bool
-) -> AsyncGenerator[bytes, None]:
-    """A stream of job events: one JSON object a line, or server-sent events with their numbers as ids.
+async def job_event_lines(first: EventsPage, pages: AsyncGenerator[EventsPage, None]) -> AsyncGenerator[bytes, None]:
+    """A stream of job events, one JSON object a line.
 
     Args:
         first: the page before `pages`.
@@ -113,8 +111,7 @@ async def job_event_lines(
     page: EventsPage | None = first
     while page is not None:
         for number, event in page.events:
-            line = _event_line(number, event, _is_last(page, number))
-            yield b"id: %d\ndata: %s\n\n" % (number, line) if accepts_sse else line + EMPTY_LINE
+            yield _event_line(number, event, _is_last(page, number)) + EMPTY_LINE
         page = await anext(pages, None)
 
 

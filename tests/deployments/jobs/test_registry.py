@@ -15,11 +15,11 @@ from deployments.jobs.failures import (
     KeyReused,
 )
 from deployments.jobs.records import Claim, JobWrite, OpenedJob
-from deployments.jobs.registry import BODY, JobRegistry
+from deployments.jobs.registry import BODY, BYTES_PER_JOB, JobRegistry
 from deployments.jobs.settings import JobsSettings
 from tests.deployments.jobs.stored_jobs import Asked, StoredJobs, asked, event, journal
 
-SETTINGS = JobsSettings(lease_s=5, keep_s=100, max_jobs=3, max_bytes=100)
+SETTINGS = JobsSettings(lease_s=5, keep_s=100, max_bytes=3 * BYTES_PER_JOB)
 
 
 class TimedJobs:
@@ -169,7 +169,7 @@ def test_the_end_removes_what_only_the_run_needed() -> None:
     assert set(jobs.kept.entries[job_id]) == {BODY, journal(2), event(1)}
     jobs.write("a", JobWrite(job_id, 1, {event(2): b"summary"}, ended="completed"))
     assert set(jobs.kept.entries[job_id]) == {event(1), event(2)}
-    assert jobs.registry.total.size_bytes == len(b"group") + len(b"summary")
+    assert jobs.registry.total_bytes == BYTES_PER_JOB + len(b"group") + len(b"summary")
 
 
 def test_the_same_key_gets_the_answer_until_it_expires() -> None:
@@ -239,34 +239,37 @@ def test_a_deleted_job_is_lost_to_its_replica_and_its_key_is_free() -> None:
     jobs.delete(job_id)
     assert jobs.registry.poll("a", [job_id], jobs.now).lost == [job_id]
     assert not jobs.write("a", JobWrite(job_id, 1, {event(1): b"x"}))
-    assert (jobs.registry.total.size_bytes, len(jobs.registry)) == (0, 0)
+    assert (jobs.registry.total_bytes, len(jobs.registry)) == (0, 0)
     assert jobs.open(asked()).record.job_id != job_id
 
 
 def test_what_is_kept_is_bounded() -> None:
     jobs = TimedJobs()
-    jobs.open(asked(key="1"), b"x" * 90)
-    with pytest.raises(JobsFull, match=r"of all callers have 90 bytes and jobs\.max_bytes allows 100"):
-        jobs.open(asked(key="2"), b"x" * 20)
-    jobs.open(asked(key="2"), b"")
-    jobs.open(asked(key="3"), b"")
-    with pytest.raises(JobsFull, match=r"3 jobs of all callers are kept and jobs\.max_jobs allows 3"):
-        jobs.open(asked(key="4"), b"")
+    jobs.open(asked(key="1"), b"x" * (2 * BYTES_PER_JOB - 10))
+    with pytest.raises(
+        JobsFull, match=r"of all callers take 196598 bytes and jobs\.max_bytes allows 196608; acknowledge or delete"
+    ):
+        jobs.open(asked(key="2"), b"")
     assert jobs.open(asked(key="1"), b"").claim is None, "a known key needs no room"
 
 
+def test_jobs_without_content_take_room_too() -> None:
+    jobs = TimedJobs()
+    for key in "123":
+        jobs.open(asked(key=key), b"")
+    with pytest.raises(JobsFull):
+        jobs.open(asked(key="4"), b"")
+
+
 def test_one_caller_takes_at_most_its_share_of_what_is_kept() -> None:
-    jobs = TimedJobs(replace_settings(max_jobs=4, max_share=0.5))
+    jobs = TimedJobs(replace_settings(max_bytes=4 * BYTES_PER_JOB, max_share=0.5))
     jobs.open(asked(key="1", namespace="team"), b"x" * 40)
     with pytest.raises(
-        JobsFull, match=r"this caller have 40 bytes and jobs\.max_bytes x jobs\.max_share \(0\.5\) allows 50"
+        JobsFull, match=r"this caller take 65576 bytes and jobs\.max_bytes x jobs\.max_share \(0\.5\) allows 131072"
     ):
-        jobs.open(asked(key="2", namespace="team"), b"x" * 20)
-    jobs.open(asked(key="2", namespace="team"), b"")
-    with pytest.raises(JobsFull, match=r"2 jobs of this caller are kept .* allows 2; delete"):
-        jobs.open(asked(key="3", namespace="team"), b"")
-    for key in ("1", "2"):
-        jobs.open(asked(key=key, namespace="others"), b"x" * 20)
+        jobs.open(asked(key="2", namespace="team"), b"")
+    for key in "12":
+        jobs.open(asked(key=key, namespace="others"), b"")
 
 
 def test_what_was_refused_takes_no_room_and_goes_once_those_who_waited_were_told() -> None:
@@ -276,9 +279,9 @@ def test_what_was_refused_takes_no_room_and_goes_once_those_who_waited_were_told
         refusal = JobWrite(job_id, 1, {event(1): b"problem"}, ended="failed", forgets_key=True)
         assert jobs.write("a", refusal)
         assert jobs.write("a", refusal), number
-    assert (len(jobs.registry), jobs.registry.total.size_bytes) == (5, 0)
+    assert (len(jobs.registry), jobs.registry.total_bytes) == (5, 0)
     jobs.restart()
-    assert (len(jobs.registry), jobs.registry.total.size_bytes) == (5, 0)
+    assert (len(jobs.registry), jobs.registry.total_bytes) == (5, 0)
     jobs.wait(59)
     assert jobs.registry.events_after(job_id, "", 0, 100) == [event(1)]
     jobs.wait(2)
