@@ -12,9 +12,9 @@ reported to a caller before it is stored.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Literal
 from uuid import uuid4
 
@@ -159,7 +159,10 @@ class JobRegistry:
         """
         known = None if request.key is None else self._by_key.get((request.namespace, request.key))
         if known is not None:
-            return OpenedJob(_same_request(known.record, request), None), []
+            if known.record.fingerprint != request.fingerprint:
+                message = "it was sent with another request; send a new key with each new request"
+                raise KeyReused.of("header.Idempotency-Key", message, request.key)
+            return OpenedJob(known.record, None), []
         self._refuse_if_full(request.namespace, len(body))
         record = JobRecord(**asdict(request), job_id=uuid4().hex, created_at=time_s, owner=owner)
         return OpenedJob(record, Claim(record, (BODY,))), [Change(record.job_id, record, {BODY: body})]
@@ -285,14 +288,13 @@ class JobRegistry:
         job = self._jobs.get(job_id)
         return job if job is not None and job.record.owner == owner else None
 
-    def _expired(self, time_s: float) -> list[str]:
+    def _expired(self, time_s: float) -> Iterator[str]:
         """Ids of the jobs that have been kept long enough."""
-
-        def old(jobs: dict[str, _KeptJob], kept_s: float) -> list[str]:
-            ended = ((job_id, job.record.ended_at or 0.0) for job_id, job in jobs.items())
-            return [job_id for job_id, _ in takewhile(lambda pair: time_s - pair[1] >= kept_s, ended)]
-
-        return [*old(self._finished, self._settings.keep_s), *old(self._refused, REFUSED_KEPT_S)]
+        for jobs, kept_s in ((self._finished, self._settings.keep_s), (self._refused, REFUSED_KEPT_S)):
+            for job_id, job in jobs.items():
+                if time_s - (job.record.ended_at or 0.0) < kept_s:
+                    break
+                yield job_id
 
     def _refuse_if_full(self, namespace: str, body_bytes: int) -> None:
         """Raises `JobsFull` if there is no room for another job with this body."""
@@ -328,14 +330,6 @@ class JobRegistry:
         if not job.record.was_refused:
             self.total_bytes += sign * job.size_bytes
             self._bytes_of[job.record.namespace] += sign * job.size_bytes
-
-
-def _same_request(record: JobRecord, request: JobRequest) -> JobRecord:
-    """The record of the job that has the request's key. Raises `KeyReused` if it is of another request."""
-    if record.fingerprint != request.fingerprint:
-        message = "it was sent with another request; send a new key with each new request"
-        raise KeyReused.of("header.Idempotency-Key", message, request.key)
-    return record
 
 
 def _event_unknown(record: JobRecord, after: int) -> JobFailure:

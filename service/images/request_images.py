@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import TypeVar
 
 from deployments.images.checks import ImageChecks, format_of, refuse_bytes
@@ -161,12 +162,6 @@ def refuse_images_of_sample(sample: SampleInput) -> None:
         raise none_taken(sources)
 
 
-def _sources_in(request: RolloutRequest) -> Iterator[Source]:
-    """All images of the request, in order: of prompts as they were given, of message logs by their names."""
-    for position, sample in enumerate(request.samples):
-        yield from _sources_of(sample, ("samples", position))
-
-
 def _sources_of(sample: SampleInput, field: Location) -> Iterator[Source]:
     for number, message in enumerate(sample.messages or ()):
         if not isinstance(message.content, list):
@@ -185,10 +180,17 @@ async def bytes_of_files(request: RolloutRequest) -> int:
 
 
 async def _read_beside_others(request: RolloutRequest) -> list[Source]:
-    """`_sources_in`, of a large request in a thread."""
-    if len(request.samples) <= MOST_SAMPLES_READ_INLINE:
-        return list(_sources_in(request))
-    return await asyncio.to_thread(lambda: list(_sources_in(request)))
+    """All images of the request, in order: of prompts as they were given, of message logs by their names.
+
+    Those of a large request are read in a thread.
+    """
+
+    def sources() -> list[Source]:
+        found = (_sources_of(sample, ("samples", place)) for place, sample in enumerate(request.samples))
+        return [*chain.from_iterable(found)]
+
+    is_small = len(request.samples) <= MOST_SAMPLES_READ_INLINE
+    return sources() if is_small else await asyncio.to_thread(sources)
 
 
 def _refuse_too_many(sources: Sequence[Source], most: int) -> None:

@@ -11,7 +11,6 @@ import zstandard
 
 from deployments.jobs.records import Claim, EntryKind
 from deployments.storage.storage import EntryName
-from rollout_client.contract.sample_ranges import SampleRange
 from service.access.access_control import AccessControl
 from service.access.keys import Caller, Scope
 from service.admission.admission import AdmittedRequest
@@ -92,14 +91,12 @@ class JobPlayer:
             await self._load()
         size = await rollouts.take_samples(request, admitted.hold_body, caller, len(body), self._journal)
         if request.samples_from:
-            await self._begin_ledger(ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from)
+            # Raises if the data have changed since the ranges were made, or since the job began.
+            ranges = ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from
+            await self._journal.begin_ledger(await rollouts.task_sampler.with_revisions(ranges))
         echoed_bytes = size // len(request.samples)
         running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
         return EncodedRollouts(running, echoed_bytes)
-
-    async def _begin_ledger(self, ranges: Sequence[SampleRange]) -> None:
-        """Raises `RequestProblem` if the data have changed since the ranges were made, or since the job began."""
-        await self._journal.begin_ledger(await self._rollouts.task_sampler.with_revisions(ranges))
 
     async def _play(self, rollouts: EncodedRollouts) -> None:
         selected = None
@@ -109,7 +106,9 @@ class JobPlayer:
         except RequestProblem as problem:
             last_line, completed = self._problem(problem), False
         except Exception as error:
-            logger.exception("A job failed unexpectedly.", extra=self._log_fields())
+            record = self.claim.record
+            fields = {"request_id": record.request_id, "job_id": record.job_id}
+            logger.exception("A job failed unexpectedly.", extra=fields)
             last_line, completed = self._problem(internal_error(error)), False
         await self._journal.end(last_line, completed, selected=selected)
 
@@ -164,9 +163,6 @@ class JobPlayer:
             self.prepared.set_result(None)
         else:
             self.prepared.set_exception(problem)
-
-    def _log_fields(self) -> dict[str, str]:
-        return {"request_id": self.claim.record.request_id, "job_id": self.claim.record.job_id}
 
 
 def compressed_body(body: bytes | bytearray) -> bytes:

@@ -80,7 +80,6 @@ def heartbeat_s(headers: Headers) -> float | None:
     return None
 
 
-MOST_BYTES_INLINE = 2**16
 ADVICE = "name samples of a task with samples_from, or split the request: jobs.max_body_bytes bounds what is kept"
 
 
@@ -101,18 +100,11 @@ async def submitted(
     jobs, key = required(jobs), idempotency_key(request.headers)
     media_type = rollout_media_type(request.headers)
     body = await read_body(request, min(most_bytes, jobs.max_body_bytes), ADVICE, admitted.hold_body)
-    if len(body) <= MOST_BYTES_INLINE:
-        fingerprint, compressed = _fingerprint_of(body, media_type), compressed_body(body)
-    else:
-        fingerprint, compressed = await asyncio.to_thread(
-            lambda: (_fingerprint_of(body, media_type), compressed_body(body))
-        )
+    fingerprint, compressed = await asyncio.to_thread(
+        lambda: (_fingerprint_of(body, media_type), compressed_body(body))
+    )
     job_request = JobRequest(
-        namespace=caller.namespace,
-        media_type=media_type,
-        request_id=request_id,
-        key=key,
-        fingerprint=fingerprint,
+        namespace=caller.namespace, media_type=media_type, request_id=request_id, key=key, fingerprint=fingerprint
     )
     # The job holds its own: what this request held would count twice.
     admitted.free()
