@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.failures import EnvironmentLost, Overloaded
+from deployments.failures import EnvironmentLost
 from deployments.rpc.batching import CallBatcher, at_once, bytes_of_conversation
 from deployments.rpc.store_client import StoreClient
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable, RewardModel
@@ -31,7 +31,7 @@ class RemoteRewardModel(RewardModel):
     async def _scores(self, conversations: list[Sequence[ChatMessage]]) -> list[float | Exception]:
         try:
             results = await self._model.score([list(messages) for messages in conversations])
-        except (EnvironmentLost, Overloaded) as error:
+        except EnvironmentLost as error:
             return [ModelUnavailable(str(error)) for _ in conversations]
         except Exception as error:  # noqa: BLE001 - whatever breaks the call, its conversations have no score
             message = f"{self._who} failed: {type(error).__name__}: {error}"

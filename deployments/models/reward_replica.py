@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from deployments import logs
 from deployments.chat.text_encoder import TextEncoder
 from deployments.chat.tokenizer_loading import load_tokenizer
-from deployments.failures import Overloaded
 from deployments.models.settings import RewardModelSettings
 from deployments.rpc.batching import CallBatcher, group_commit, results_of
 from rollout_env import ChatMessage
@@ -147,25 +146,12 @@ class RewardModelReplica:
         """Loads the model of the settings, or takes `scorer` in its place, for tests."""
         if scorer is None:
             logs.configure()
-        self._max_waiting = settings.max_waiting
         self._scorer = ClassificationModel(settings) if scorer is None else scorer
-        self._waiting = 0
-        """Conversations that wait or are being scored."""
         self._batcher: CallBatcher[Conversation, float] = group_commit(self._scored, most_items=MOST_AT_ONCE)
 
     async def score(self, conversations: list[list[ChatMessage]]) -> list[Result]:
-        """The score of each conversation; in its place the exception of one that the model cannot score.
-
-        Raises:
-            Overloaded: too many wait.
-        """
-        if self._waiting + len(conversations) > self._max_waiting:
-            raise Overloaded(f"{self._waiting} conversations wait for the reward model.")
-        self._waiting += len(conversations)
-        try:
-            return await results_of([self._batcher.call(conversation) for conversation in conversations])
-        finally:
-            self._waiting -= len(conversations)
+        """The score of each conversation; in its place the exception of one that the model cannot score."""
+        return await results_of([self._batcher.call(conversation) for conversation in conversations])
 
     async def _scored(self, conversations: list[Conversation]) -> list[Result]:
         return await asyncio.to_thread(self._results, conversations)

@@ -13,11 +13,11 @@ from typing import Any
 
 from deployments import logs
 from deployments.protocols.generation import packed_logprobs
-from deployments.rollout_records.book import KeptRecord, RecordBook, RecordNote
+from deployments.rollout_records.book import KeptRecord, RecordBook
 from deployments.rollout_records.comparison import ComparedRollout, ReportRefused, TrainerReport, compared
 from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.findings import MismatchFinding
-from deployments.rollout_records.ledger import MismatchLedger, Noted, Suspicion
+from deployments.rollout_records.ledger import MismatchLedger, Suspicion
 from deployments.rollout_records.ratios import Sums, total, totals_by
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.trials import Vote
@@ -36,7 +36,7 @@ class ReportOutcome:
     refused: list[tuple[str, str]]
     """Rollouts that were not compared, each with a sentence."""
     new: list[MismatchFinding]
-    causes: list[Noted]
+    causes: list[MismatchFinding]
     """The causes that this report shows."""
     suspicion: Suspicion | None
 
@@ -68,11 +68,6 @@ class RolloutRecordStore:
         """Raises `RolloutUnknown`."""
         return self._book.record(rollout_id, owner)
 
-    async def annotate(self, notes: Sequence[RecordNote]) -> None:
-        """Adds notes to records. Those of rollouts that are not kept, or are another owner's, are dropped."""
-        for note in notes:
-            self._book.add_note(note)
-
     async def newest(self, owner: str, most: int) -> list[dict[str, Any]]:
         """At most `most` rollouts of the owner, the newest first: the fields of a `RecordedRollout`."""
         kept = list(islice(self._book.newest(owner), most))
@@ -101,7 +96,7 @@ class RolloutRecordStore:
             by_replica=totals_by(of_replicas),
             refused=refused,
             new=new,
-            causes=[noted for noted in self._ledger.findings(owner) if noted.last == now],
+            causes=[finding for finding in self._ledger.findings(owner) if finding.last == now],
             suspicion=self._ledger.suspicion(now),
         )
 
@@ -122,8 +117,8 @@ class RolloutRecordStore:
                 {"at": at, "replica": replica, "version": version, **_fields_of(sums)}
                 for (at, replica, version), sums in ledger.history.items()
             ],
-            "worst": [{"rollout_id": one.rollout_id, **_ratios_of(one.sums)} for one in ledger.worst(owner)],
-            "causes": [*map(_fields_of_cause, ledger.findings(owner))],
+            "worst": [{"rollout_id": name, **_ratios_of(sums)} for name, sums in ledger.worst(owner).items()],
+            "causes": [*map(asdict, ledger.findings(owner))],
         }
 
     async def answer(self) -> None:
@@ -173,7 +168,3 @@ def _fields_of(sums: Sums) -> dict[str, Any]:
 
 def _ratios_of(sums: Sums) -> dict[str, float]:
     return {name: getattr(sums, name) for name in ("mean_ratio", "share_beyond", "largest_ratio")}
-
-
-def _fields_of_cause(noted: Noted) -> dict[str, Any]:
-    return {**asdict(noted.finding), "since": noted.since, "last": noted.last}

@@ -57,14 +57,7 @@ JOB_STATUS = JobStatus(
 JOB_CURSOR = JobCursor(
     job_id=JOB_STATUS.job_id,
     event=2,
-    samples_from=[
-        SampleRange(
-            task_name="math",
-            start=512,
-            count=64,
-            without=[PlaceRange(start=512, count=1), PlaceRange(start=515, count=1)],
-        )
-    ],
+    samples_from=[SampleRange(task_name="math", start=512, count=64, without=[PlaceRange(start=515, count=1)])],
 )
 IDEMPOTENCY_KEY = header_parameter(
     "Idempotency-Key",

@@ -86,8 +86,8 @@ def test_what_a_replica_at_fault_has_made_is_looked_at_no_more_and_all_are_told(
     reason = convicted(ledger, "b")
     assert "of 4 rollouts that it and two others have scored again, 4 say so" in reason
     [noted] = ledger.findings("anna")
-    assert (noted.finding.kind, noted.finding.replica) == ("replica", "b")
-    assert noted.finding.message == f"{reason} It was taken out of service."
+    assert (noted.kind, noted.replica) == ("replica", "b")
+    assert noted.message == f"{reason} It was taken out of service."
     assert ledger.suspicion(5.0) is None
 
 
@@ -154,7 +154,7 @@ def test_what_one_key_reports_pushes_out_nothing_of_another_one(monkeypatch: pyt
     assert len(ledger.by["version"]) == MOST_VALUES
     assert len([key for key in ledger.history if key[1] == "a"]) == 100
     assert len(ledger.history) == 400
-    assert [one.rollout_id for one in ledger.worst("anna")] == [f"r{number}" for number in range(20)]
+    assert list(ledger.worst("anna")) == [f"r{number}" for number in range(20)]
     assert len(ledger._windows) == MOST_TRAINERS
     assert [ledger._windows.get("anna", f"p{number}") is not None for number in range(4)] == [True] * 4
 
@@ -177,7 +177,7 @@ def test_the_worst_rollouts_are_those_of_the_owner() -> None:
     for name, owner, trained in (("r0", "anna", -1.0), ("r1", "anna", -2.0), ("r2", "ben", -5.0)):
         record = record_of(name, chosen, [-1.0])
         ledger.add(reported(record, np.full((1, 2), trained), chosen), owner, 0.0)
-    assert [one.rollout_id for one in ledger.worst("anna")] == ["r1", "r0"]
+    assert list(ledger.worst("anna")) == ["r1", "r0"]
 
 
 def test_a_trainer_that_is_wrong_is_told_and_another_ones_trainer_is_not() -> None:
@@ -188,7 +188,7 @@ def test_a_trainer_that_is_wrong_is_told_and_another_ones_trainer_is_not() -> No
         trained = log_softmax(logits / 0.5 if owner == "anna" else logits)
         ledger.add(reported(record, trained, chosen), owner, 0.0)
     assert [finding.kind for finding in ledger.look(0.0)] == ["wrong_temperature"]
-    assert [noted.finding.kind for noted in ledger.findings("anna")] == ["wrong_temperature"]
+    assert [finding.kind for finding in ledger.findings("anna")] == ["wrong_temperature"]
     assert ledger.findings("ben") == []
 
 
