@@ -325,9 +325,6 @@ READERS = {
     "preference": Reader(
         header("prefer", submission.heartbeat_s), ["heartbeat=", ",", ";", "1", "=", '"'], (), "heartbeat="
     ),
-    "last event": Reader(
-        header("last-event-id", submission.last_event_id), ["1"], (f"{PREFERENCES}::last_event_id",), after="a"
-    ),
     "byte range": Reader(
         lambda text: refused(lambda: upload_chunk.byte_range(text)),
         ["1", "-", "/"],

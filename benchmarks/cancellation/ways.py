@@ -18,7 +18,6 @@ ROLLOUTS = 128
 DEADLINE_S = 15.0
 """By then all of them have begun, also on a busy machine."""
 NDJSON = {"Accept": "application/x-ndjson"}
-ASYNC = {"Prefer": "respond-async"}
 
 
 def bodies() -> list[dict[str, Any]]:
@@ -57,7 +56,7 @@ async def reach_deadline(client: httpx.AsyncClient) -> Abandon:
 
 async def delete(client: httpx.AsyncClient) -> Abandon:
     """The jobs are deleted."""
-    answers = [await client.post("/v1/rollout", json=body, headers=ASYNC) for body in bodies()]
+    answers = [await client.post("/v1/jobs", json=body) for body in bodies()]
     jobs = [answer.raise_for_status().headers["Location"] for answer in answers]
 
     async def abandon() -> float:

@@ -245,7 +245,7 @@ def with_text(message: Any) -> Any:
 
 
 def named(message: ChatMessage) -> ChatMessage:
-    """A copy with the images by their names, as the service gives it to environments; an address stays one."""
+    """A copy with the images by their names, as the service gives it to environments."""
     if not (images := message.get("images")):
         return message.copy()
     return {**message, "images": [*map(name_of, images)]}

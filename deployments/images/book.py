@@ -1,6 +1,7 @@
 """The images that are kept: whose they are, when they were last used, and the room that they take. No I/O, no clock.
 
-Times are seconds since 1970, which outlive the process.
+Times are seconds since 1970. Uses are not stored: a store that starts counts each image as used at that moment, in the
+order in which they were put.
 """
 
 from collections import defaultdict
@@ -16,8 +17,6 @@ from deployments.storage.storage import EntryName, StoredChange, StoredRecord
 from deployments.storage.stored_state import Planned
 
 CONTENT = EntryName("content", 0)
-USES_STORED_PER_KEEP = 24
-"""How many times within `keep_s` the last use of an image is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +26,6 @@ class _KeptImage:
     size_bytes: int
     owners: frozenset[str]
     used_at: float
-    stored_at: float
-    """The last use that the database has."""
 
     def record(self) -> bytes:
         return orjson.dumps({"owners": sorted(self.owners), "used_at": self.used_at})
@@ -43,16 +40,14 @@ class ImageBook:
 
     def __init__(self, settings: ImagesSettings, kept: Sequence[StoredRecord], time_s: float) -> None:
         self._settings = settings
-        self._stored_every_s = settings.keep_s / USES_STORED_PER_KEEP
-        found = ((stored.record_id, self._loaded(stored, time_s)) for stored in kept)
-        self._images = dict(sorted(found, key=lambda pair: pair[1].used_at))
+        self._images: dict[str, _KeptImage] = {}
         self.total_bytes = 0
         self._bytes_of: defaultdict[str, int] = defaultdict(int)
         """By owner. An image of several owners counts for each."""
-        self._used: set[str] = set()
-        """Names of images whose last use should be stored."""
-        for image in self._images.values():
-            self._count(image, 1)
+        found = ((stored, orjson.loads(stored.record)) for stored in kept)
+        for stored, fields in sorted(found, key=lambda pair: pair[1]["used_at"]):
+            image = _KeptImage(sum(stored.sizes.values()), frozenset(fields["owners"]), time_s)
+            self._apply({stored.record_id: image})
 
     def __len__(self) -> int:
         return len(self._images)
@@ -72,8 +67,6 @@ class ImageBook:
         for name in names:
             if (image := self._images.pop(name, None)) is not None:
                 self._images[name] = replace(image, used_at=time_s)
-                if time_s - image.stored_at >= self._stored_every_s:
-                    self._used.add(name)
 
     def put(self, images: Mapping[str, bytes], owner: str, time_s: float) -> Planned[list[str]]:
         """Keeps images, by their names, for an owner too. Returns the names of those that made room.
@@ -86,10 +79,10 @@ class ImageBook:
         changes = [StoredChange(name, None if image is None else image.record()) for name, image in changed.items()]
         for name, content in images.items():
             if (known := self._images.get(name)) is None:
-                image = _KeptImage(len(content), frozenset([owner]), time_s, time_s)
+                image = _KeptImage(len(content), frozenset([owner]), time_s)
                 changes.append(StoredChange(name, image.record(), {CONTENT: content}))
             else:
-                image = replace(known, owners=known.owners | {owner}, used_at=time_s, stored_at=time_s)
+                image = replace(known, owners=known.owners | {owner}, used_at=time_s)
                 changes.append(StoredChange(name, image.record()))
             changed[name] = image
 
@@ -100,22 +93,16 @@ class ImageBook:
         return changes, commit
 
     def time_passed(self, time_s: float) -> Planned[list[str]]:
-        """Forgets images that nobody has used for long enough, and stores uses. Returns the names of the former."""
+        """Forgets images that nobody has used for `keep_s`. Returns their names."""
         images = self._images.items()
         old = takewhile(lambda pair: time_s - pair[1].used_at >= self._settings.keep_s, images)
         expired = [name for name, _ in old]
-        used = {name: self._images[name] for name in self._used.difference(expired)}
-        changes = [StoredChange(name, None) for name in expired]
-        changes += [StoredChange(name, image.record()) for name, image in used.items()]
 
         def commit() -> list[str]:
             self._apply(dict.fromkeys(expired))
-            for name, image in used.items():
-                self._images[name] = replace(self._images[name], stored_at=image.used_at)
-                self._used.discard(name)
             return expired
 
-        return changes, commit
+        return [StoredChange(name, None) for name in expired], commit
 
     def _room_for(self, images: Mapping[str, bytes], owner: str, used_before: float) -> dict[str, _KeptImage | None]:
         """The images that make room for others: with fewer owners, or `None` for those that go. Raises `ImagesFull`."""
@@ -152,13 +139,6 @@ class ImageBook:
         )
         return ImagesFull.of("", message)
 
-    def _loaded(self, stored: StoredRecord, time_s: float) -> _KeptImage:
-        fields = orjson.loads(stored.record)
-        stored_at = fields["used_at"]
-        # It may have been used so much later: it must not go too early for a restart.
-        used_at = min(stored_at + self._stored_every_s, max(stored_at, time_s))
-        return _KeptImage(sum(stored.sizes.values()), frozenset(fields["owners"]), used_at, stored_at)
-
     def _is_of(self, name: str, owner: str) -> bool:
         image = self._images.get(name)
         return image is not None and owner in image.owners
@@ -170,7 +150,6 @@ class ImageBook:
                 if image is None or image.used_at > before.used_at:
                     # One that was used is the last in the order.
                     del self._images[name]
-                    self._used.discard(name)
             if image is not None:
                 self._images[name] = image
                 self._count(image, 1)

@@ -3,11 +3,11 @@
 from deployments.failures import StoreFailure
 
 
-class ImageFailure(StoreFailure):
+class _ImageFailure(StoreFailure):
     """A call of the image store was not carried out."""
 
 
-class ImageUnknown(ImageFailure):
+class ImageUnknown(_ImageFailure):
     """The image never was, is another key's, or has expired."""
 
     status = 404
@@ -15,7 +15,7 @@ class ImageUnknown(ImageFailure):
     title = "The image is not known"
 
 
-class ImagesFull(ImageFailure):
+class ImagesFull(_ImageFailure):
     """The images that are kept leave no room for another one."""
 
     status = 429
@@ -25,7 +25,7 @@ class ImagesFull(ImageFailure):
     retry_after_s = 30
 
 
-class ImagesNotConfigured(ImageFailure):
+class ImagesNotConfigured(_ImageFailure):
     """The config has no `images`."""
 
     status = 501

@@ -26,9 +26,3 @@ class ImagesSettings(StorageSettings):
     """An image with more pixels (width times height) is refused, by its header, before anything of it is decoded."""
     max_images: int = Field(default=64, ge=1)
     """Images that one sample of a request may show, those of its message log included; and one observation."""
-    allowed_hosts: list[str] = Field(default_factory=list)
-    """Hosts from which the service fetches images that a request names by their `http` or `https` address, such as
-    `images.example.org`, or `images.example.org:8443` where the port is not the scheme's own. By default none. A host
-    whose name leads to a private address is refused unless that address itself is listed."""
-    fetch_timeout_s: float = Field(default=10, gt=0)
-    """Longest time that one such image may take."""

@@ -50,28 +50,17 @@ class JobRecord(JobRequest):
     ended_at: float | None = None
     was_refused: bool = False
     """Whether it failed before anything was played: only those who wait for it now ask for it."""
-    played_s: float = 0.0
-    """Seconds for which all its owners have played it: its `deadline_s` counts them."""
-    played_until: float | None = None
-    """The end of the time in `played_s`; `None` while nobody plays it."""
 
     @property
     def has_ended(self) -> bool:
         return self.state in ENDED
 
-    def played(self, until: float) -> "JobRecord":
-        """The record with its time counted up to `until`, if somebody plays it."""
-        if self.played_until is None:
-            return self
-        until = max(until, self.played_until)
-        return replace(self, played_s=self.played_s + until - self.played_until, played_until=until)
-
-    def given_to(self, owner: str, time_s: float) -> "JobRecord":
+    def given_to(self, owner: str) -> "JobRecord":
         """The record of a job that the replica plays from now on."""
-        return replace(self, state="running", owner=owner, epoch=self.epoch + 1, played_until=time_s)
+        return replace(self, state="running", owner=owner, epoch=self.epoch + 1)
 
     def waiting(self) -> "JobRecord":
-        return replace(self, state="waiting", owner="", played_until=None)
+        return replace(self, state="waiting", owner="")
 
 
 @dataclass(frozen=True, slots=True)

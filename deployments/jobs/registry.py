@@ -11,10 +11,10 @@ Each method that changes something only returns the changes. `commit` makes them
 reported to a caller before it is stored.
 """
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Literal
 from uuid import uuid4
 
@@ -45,10 +45,10 @@ from deployments.storage.storage import EntryName, StoredRecord
 BODY = EntryName("body", 0)
 ONLY_FOR_THE_RUN: tuple[EntryKind, ...] = ("body", "journal", "outline")
 """Entries that are removed at the end."""
-MOST_OFFERED = 64
-"""Waiting jobs that one ingress replica is told of at once."""
-PLAYED_WITHIN_S = 5.0
-"""After this time an ingress replica names a job that it was given among those that it plays."""
+MOST_OFFERED = 8
+"""Waiting jobs that one ingress replica is told of at once: it claims them before its next poll."""
+BYTES_PER_JOB = 2**16
+"""Room that each job takes beside its entries: `max_bytes` bounds how many small jobs are kept."""
 REFUSED_KEPT_S = 60.0
 """Retention of a refused job: those who wait for it ask for its events within seconds."""
 
@@ -59,9 +59,10 @@ class _KeptJob:
 
     record: JobRecord
     sizes: dict[EntryName, int] = field(default_factory=dict)
-    given_at: float = 0.0
-    """When it was last given to its owner, or the store began."""
-    size_bytes: int = 0
+    heard_at: float = 0.0
+    """When its owner was given it or last said that it plays it, or the store began."""
+    size_bytes: int = BYTES_PER_JOB
+    """The room that it takes. Refused jobs take none."""
 
     def change(self, change: Change) -> None:
         for name in change.removed:
@@ -69,14 +70,6 @@ class _KeptJob:
         for name, data in change.added.items():
             self.size_bytes += len(data) - self.sizes.get(name, 0)
             self.sizes[name] = len(data)
-
-
-@dataclass(slots=True)
-class _Amount:
-    """The room that jobs take. Refused jobs take none."""
-
-    jobs: int = 0
-    size_bytes: int = 0
 
 
 class JobRegistry:
@@ -92,16 +85,13 @@ class JobRegistry:
         self._refused: dict[str, _KeptJob] = {}
         """Refused jobs, the first one to expire first."""
         self._by_key: dict[tuple[str, str], _KeptJob] = {}
-        self.total = _Amount()
-        self._of_caller: defaultdict[str, _Amount] = defaultdict(_Amount)
-        self._heard_at: dict[str, float] = {}
-        """When each owner was last heard of."""
+        self.total_bytes = 0
+        self._bytes_of: Counter[str] = Counter()
+        """By namespace."""
         loaded = ((decode_record(each.record), each.sizes) for each in stored)
         for record, sizes in sorted(loaded, key=lambda pair: pair[0].ended_at or 0.0):
-            self._add(_KeptJob(record, dict(sizes), now, sum(sizes.values())))
-            if record.owner:
-                # The absence of the store counts against nobody.
-                self._heard_at[record.owner] = now
+            # The absence of the store counts against no owner: each lease begins now.
+            self._add(_KeptJob(record, dict(sizes), now, BYTES_PER_JOB + sum(sizes.values())))
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -157,9 +147,7 @@ class JobRegistry:
         # The last event may be a summary or a problem.
         return [name for name in names if name in job.sizes]
 
-    def open(
-        self, request: JobRequest, owner: str, body: bytes, now: float, time_s: float
-    ) -> tuple[OpenedJob, list[Change]]:
+    def open(self, request: JobRequest, owner: str, body: bytes, time_s: float) -> tuple[OpenedJob, list[Change]]:
         """The job of this key, or a new one.
 
         Args:
@@ -169,12 +157,14 @@ class JobRegistry:
             KeyReused: the key was sent with another request.
             JobsFull: there is no room for a new job.
         """
-        self._heard_at[owner] = now
         known = None if request.key is None else self._by_key.get((request.namespace, request.key))
         if known is not None:
-            return OpenedJob(_same_request(known.record, request), None), []
+            if known.record.fingerprint != request.fingerprint:
+                message = "it was sent with another request; send a new key with each new request"
+                raise KeyReused.of("header.Idempotency-Key", message, request.key)
+            return OpenedJob(known.record, None), []
         self._refuse_if_full(request.namespace, len(body))
-        record = JobRecord(**asdict(request), job_id=uuid4().hex, created_at=time_s, owner=owner, played_until=time_s)
+        record = JobRecord(**asdict(request), job_id=uuid4().hex, created_at=time_s, owner=owner)
         return OpenedJob(record, Claim(record, (BODY,))), [Change(record.job_id, record, {BODY: body})]
 
     def acknowledge(self, job_id: str, namespace: str, last: int) -> list[Change]:
@@ -202,27 +192,22 @@ class JobRegistry:
     # Calls of an ingress replica.
 
     def poll(self, owner: str, playing: Collection[str], now: float) -> JobCommands:
-        """Renews the lease of the replica: each one that lives polls continually."""
-        self._heard_at[owner] = now
-        lost = [job_id for job_id in playing if self._owned(owner, job_id) is None]
+        """Renews the leases of the jobs that the replica plays: each replica that lives polls continually."""
+        lost = []
+        for job_id in playing:
+            if (job := self._owned(owner, job_id)) is None:
+                lost.append(job_id)
+            else:
+                job.heard_at = now
         waiting = (job_id for job_id, job in self._unfinished.items() if job.record.state == "waiting")
         return JobCommands(lost, list(islice(waiting, MOST_OFFERED)))
 
-    def unplayed(self, owner: str, playing: Collection[str], now: float) -> list[str]:
-        """Jobs that the replica owns and does not play: the answer that gave them to it was lost, or they broke off."""
-        return [
-            job_id
-            for job_id, job in self._unfinished.items()
-            if job.record.owner == owner and job_id not in playing and now - job.given_at > PLAYED_WITHIN_S
-        ]
-
-    def claim(self, job_id: str, owner: str, now: float, time_s: float) -> tuple[Claim | None, list[Change]]:
+    def claim(self, job_id: str, owner: str) -> tuple[Claim | None, list[Change]]:
         """`None` if the job does not wait any longer: another replica was first."""
         job = self._jobs.get(job_id)
         if job is None or job.record.state != "waiting":
             return None, []
-        self._heard_at[owner] = now
-        record = job.record.given_to(owner, time_s)
+        record = job.record.given_to(owner)
         return Claim(record, tuple(job.sizes)), [Change(job_id, record)]
 
     def write(self, owner: str, write: JobWrite, time_s: float) -> Change | None:
@@ -240,7 +225,7 @@ class JobRegistry:
         events = sorted(name.number for name in added if name.kind == "event")
         if events != list(range(record.last_event + 1, record.last_event + 1 + len(events))):
             return None
-        record = replace(record.played(time_s), last_event=record.last_event + len(events))
+        record = replace(record, last_event=record.last_event + len(events))
         removed = [name for name in write.removed if name in job.sizes]
         if write.ended:
             record = replace(
@@ -255,30 +240,25 @@ class JobRegistry:
             added = {name: data for name, data in added.items() if name.kind not in ONLY_FOR_THE_RUN}
         return Change(write.job_id, record, added, removed)
 
-    def release(self, owner: str, job_ids: Collection[str], were_played: bool, time_s: float) -> list[Change]:
-        """Returns jobs of a replica that shuts down, or that has not played them and has no room for them."""
+    def release(self, owner: str, job_ids: Collection[str]) -> list[Change]:
+        """Gives up jobs of a replica that shuts down or has no room for them."""
         mine = [job.record for job_id in job_ids if (job := self._owned(owner, job_id)) is not None]
-        return [Change(each.job_id, (each.played(time_s) if were_played else each).waiting()) for each in mine]
+        return [Change(record.job_id, record.waiting()) for record in mine]
 
     # Passing time, and what was stored.
 
     def time_passed(self, now: float, time_s: float) -> list[Change]:
-        """Changes that follow from the time alone: lost owners and expired jobs."""
-        lost = {owner for owner, heard_at in self._heard_at.items() if now - heard_at > self._settings.lease_s}
-        # Not before the end of their leases is stored.
-        for owner in lost - {job.record.owner for job in self._unfinished.values()}:
-            del self._heard_at[owner]
-        expired = [Change(job_id, None) for job_id in self._expired(time_s)]
-        unfinished = self._unfinished.values()
-        return [*expired, *(self._without_owner(job, now, time_s) for job in unfinished if job.record.owner in lost)]
+        """Changes that follow from the time alone: jobs that expire, and those whose lease has run out.
 
-    def _without_owner(self, job: _KeptJob, now: float, time_s: float) -> Change:
-        record = job.record
-        heard_at = self._heard_at[record.owner]
-        # A store that began after its owner had died has never heard of it, and knows when it wrote last.
-        if heard_at > job.given_at:
-            record = record.played(time_s - (now - heard_at))
-        return Change(record.job_id, record.waiting())
+        The owner of the latter was lost, or does not play the job: the answer that gave it was lost, or the run broke.
+        """
+        lost = [
+            job.record
+            for job in self._unfinished.values()
+            if job.record.owner and now - job.heard_at > self._settings.lease_s
+        ]
+        expired = [Change(job_id, None) for job_id in self._expired(time_s)]
+        return [*expired, *(Change(record.job_id, record.waiting()) for record in lost)]
 
     def commit(self, changes: Iterable[Change], now: float) -> None:
         """Makes changes that were stored."""
@@ -290,9 +270,9 @@ class JobRegistry:
                 self._jobs.pop(change.job_id, None)
                 continue
             if job is None:
-                job = _KeptJob(change.record, given_at=now)
+                job = _KeptJob(change.record, heard_at=now)
             if job.record.epoch != change.record.epoch:
-                job.given_at = now
+                job.heard_at = now
             job.record = change.record
             job.change(change)
             self._add(job)
@@ -308,24 +288,22 @@ class JobRegistry:
         job = self._jobs.get(job_id)
         return job if job is not None and job.record.owner == owner else None
 
-    def _expired(self, time_s: float) -> list[str]:
+    def _expired(self, time_s: float) -> Iterator[str]:
         """Ids of the jobs that have been kept long enough."""
-
-        def old(jobs: dict[str, _KeptJob], kept_s: float) -> list[str]:
-            ended = ((job_id, job.record.ended_at or 0.0) for job_id, job in jobs.items())
-            return [job_id for job_id, _ in takewhile(lambda pair: time_s - pair[1] >= kept_s, ended)]
-
-        return [*old(self._finished, self._settings.keep_s), *old(self._refused, REFUSED_KEPT_S)]
+        for jobs, kept_s in ((self._finished, self._settings.keep_s), (self._refused, REFUSED_KEPT_S)):
+            for job_id, job in jobs.items():
+                if time_s - (job.record.ended_at or 0.0) < kept_s:
+                    break
+                yield job_id
 
     def _refuse_if_full(self, namespace: str, body_bytes: int) -> None:
         """Raises `JobsFull` if there is no room for another job with this body."""
-        settings = self._settings
-        _refuse_beyond(self.total, body_bytes, settings.max_jobs, settings.max_bytes, "all callers", "")
+        most_bytes, share = self._settings.max_bytes, self._settings.max_share
+        added = BYTES_PER_JOB + body_bytes
+        _refuse_beyond(most_bytes, self.total_bytes, added, "all callers", "")
         if namespace:
-            share = settings.max_share
-            most_jobs, most_bytes = max(int(settings.max_jobs * share), 1), int(settings.max_bytes * share)
-            share_said = f" x jobs.max_share ({share:g})"
-            _refuse_beyond(self._of_caller[namespace], body_bytes, most_jobs, most_bytes, "this caller", share_said)
+            said = f" x jobs.max_share ({share:g})"
+            _refuse_beyond(int(most_bytes * share), self._bytes_of[namespace], added, "this caller", said)
 
     def _add(self, job: _KeptJob) -> None:
         record = job.record
@@ -349,34 +327,21 @@ class JobRegistry:
         return self._refused if record.was_refused else self._finished
 
     def _count(self, job: _KeptJob, sign: Literal[1, -1]) -> None:
-        if job.record.was_refused:
-            return
-        for amount in (self.total, self._of_caller[job.record.namespace]):
-            amount.jobs += sign
-            amount.size_bytes += sign * job.size_bytes
-
-
-def _same_request(record: JobRecord, request: JobRequest) -> JobRecord:
-    """The record of the job that has the request's key. Raises `KeyReused` if it is of another request."""
-    if record.fingerprint != request.fingerprint:
-        message = "it was sent with another request; send a new key with each new request"
-        raise KeyReused.of("header.Idempotency-Key", message, request.key)
-    return record
+        if not job.record.was_refused:
+            self.total_bytes += sign * job.size_bytes
+            self._bytes_of[job.record.namespace] += sign * job.size_bytes
 
 
 def _event_unknown(record: JobRecord, after: int) -> JobFailure:
     return EventUnknown.of("after", f"the last event is {record.last_event}; name it or one before it", after)
 
 
-def _refuse_beyond(kept: _Amount, body_bytes: int, most_jobs: int, most_bytes: int, whose: str, share: str) -> None:
+def _refuse_beyond(most_bytes: int, kept_bytes: int, added_bytes: int, whose: str, share: str) -> None:
     """Raises `JobsFull`.
 
     Args:
-        share: the caller's share of the settings, in words.
+        share: the caller's share of the bound, in words.
     """
-    if kept.jobs >= most_jobs:
-        message = f"{kept.jobs} jobs of {whose} are kept and jobs.max_jobs{share} allows {most_jobs}"
-        raise JobsFull.of("", f"{message}; delete those that you do not need, or try again later")
-    if kept.size_bytes + body_bytes > most_bytes:
-        message = f"the kept jobs of {whose} have {kept.size_bytes} bytes and jobs.max_bytes{share} allows {most_bytes}"
+    if kept_bytes + added_bytes > most_bytes:
+        message = f"the kept jobs of {whose} take {kept_bytes} bytes and jobs.max_bytes{share} allows {most_bytes}"
         raise JobsFull.of("", f"{message}; acknowledge or delete what you do not need, or try again later")

@@ -49,7 +49,7 @@ class JobStore(StoreReplica[JobRegistry]):
     # Called by the ingress for a caller of the service; documented in `JobRegistry`.
 
     async def open(self, request: JobRequest, owner: str, body: bytes) -> OpenedJob:
-        return await self._change(lambda registry: registry.open(request, owner, body, _now(), self._time_s()))
+        return await self._change(lambda registry: registry.open(request, owner, body, self._time_s()))
 
     async def record(self, job_id: str, namespace: str) -> JobRecord:
         return (await self._state.started()).record(job_id, namespace)
@@ -93,9 +93,6 @@ class JobStore(StoreReplica[JobRegistry]):
     async def poll(self, owner: str, playing: Collection[str]) -> JobCommands:
         """Waits at most `POLL_S` seconds for some."""
         registry = await self._state.started()
-        if unplayed := registry.unplayed(owner, set(playing), _now()):
-            self._logger.warning("%s jobs are not played by their owner %s.", len(unplayed), owner)
-            await self.release(owner, unplayed, were_played=False)
         commanded = self._commanded
         commands = registry.poll(owner, playing, _now())
         if commands.lost or commands.waiting:
@@ -104,7 +101,7 @@ class JobStore(StoreReplica[JobRegistry]):
         return registry.poll(owner, playing, _now())
 
     async def claim(self, job_id: str, owner: str) -> Claim | None:
-        return await self._change(lambda registry: registry.claim(job_id, owner, _now(), self._time_s()))
+        return await self._change(lambda registry: registry.claim(job_id, owner))
 
     async def read(self, job_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         return await self._state.read(job_id, names)
@@ -118,8 +115,8 @@ class JobStore(StoreReplica[JobRegistry]):
 
         return await self._change(plan)
 
-    async def release(self, owner: str, job_ids: Collection[str], were_played: bool) -> None:
-        await self._change(lambda registry: (None, registry.release(owner, job_ids, were_played, self._time_s())))
+    async def release(self, owner: str, job_ids: Collection[str]) -> None:
+        await self._change(lambda registry: (None, registry.release(owner, job_ids)))
 
     async def pass_time(self) -> None:
         await self._change(lambda registry: (None, registry.time_passed(_now(), self._time_s())))

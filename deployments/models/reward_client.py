@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.failures import EnvironmentLost, Overloaded
+from deployments.failures import EnvironmentLost
 from deployments.rpc.batching import CallBatcher, at_once, bytes_of_conversation
-from deployments.rpc.handle_calls import call_result
+from deployments.rpc.store_client import StoreClient
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable, RewardModel
 
 MOST_PER_CALL = 256
@@ -19,8 +19,8 @@ class RemoteRewardModel(RewardModel):
 
     def __init__(self, name: str, handle: Any) -> None:
         """Takes the deployment's handle."""
-        self._handle = handle
         self._who = f"The reward model {name}"
+        self._model = StoreClient(handle, EnvironmentLost, self._who)
         self._batcher: CallBatcher[Sequence[ChatMessage], float] = CallBatcher(
             at_once(self._scores), bytes_of_conversation, MOST_PER_CALL
         )
@@ -30,9 +30,8 @@ class RemoteRewardModel(RewardModel):
 
     async def _scores(self, conversations: list[Sequence[ChatMessage]]) -> list[float | Exception]:
         try:
-            call = self._handle.score.remote([list(messages) for messages in conversations])
-            results = await call_result(call, call, EnvironmentLost, self._who)
-        except (EnvironmentLost, Overloaded) as error:
+            results = await self._model.score([list(messages) for messages in conversations])
+        except EnvironmentLost as error:
             return [ModelUnavailable(str(error)) for _ in conversations]
         except Exception as error:  # noqa: BLE001 - whatever breaks the call, its conversations have no score
             message = f"{self._who} failed: {type(error).__name__}: {error}"

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from deployments import logs
 from deployments.chat.text_encoder import TextEncoder
 from deployments.chat.tokenizer_loading import load_tokenizer
-from deployments.failures import Overloaded
 from deployments.models.settings import RewardModelSettings
+from deployments.rpc.batching import CallBatcher, group_commit, results_of
 from rollout_env import ChatMessage
 
 
@@ -146,38 +146,15 @@ class RewardModelReplica:
         """Loads the model of the settings, or takes `scorer` in its place, for tests."""
         if scorer is None:
             logs.configure()
-        self._max_waiting = settings.max_waiting
         self._scorer = ClassificationModel(settings) if scorer is None else scorer
-        self._waiting: list[tuple[Conversation, asyncio.Future[Result]]] = []
-        self._scoring: asyncio.Task[None] | None = None
+        self._batcher: CallBatcher[Conversation, float] = group_commit(self._scored, most_items=MOST_AT_ONCE)
 
     async def score(self, conversations: list[list[ChatMessage]]) -> list[Result]:
-        """The score of each conversation; in its place the exception of one that the model cannot score.
+        """The score of each conversation; in its place the exception of one that the model cannot score."""
+        return await results_of([self._batcher.call(conversation) for conversation in conversations])
 
-        Raises:
-            Overloaded: too many wait.
-        """
-        if len(self._waiting) + len(conversations) > self._max_waiting:
-            raise Overloaded(f"{len(self._waiting)} conversations wait for the reward model.")
-        loop = asyncio.get_running_loop()
-        added = [(conversation, loop.create_future()) for conversation in conversations]
-        self._waiting += added
-        if self._scoring is None:
-            self._scoring = loop.create_task(self._score_all())
-        return list(await asyncio.gather(*(result for _, result in added)))
-
-    async def _score_all(self) -> None:
-        """Scores what waits, in a thread, until nothing does. One call of the model is under way at a time."""
-        try:
-            while self._waiting:
-                batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
-                wanted = [(conversation, result) for conversation, result in batch if not result.done()]
-                results = await asyncio.to_thread(self._results, [conversation for conversation, _ in wanted])
-                for (_, result), score in zip(wanted, results, strict=True):
-                    if not result.done():
-                        result.set_result(score)
-        finally:
-            self._scoring = None
+    async def _scored(self, conversations: list[Conversation]) -> list[Result]:
+        return await asyncio.to_thread(self._results, conversations)
 
     def _results(self, conversations: Sequence[Conversation]) -> list[Result]:
         """Together; if that fails, one by one, so that only those fail that the model cannot score."""

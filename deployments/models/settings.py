@@ -100,8 +100,6 @@ class RewardModelSettings(StrictSettings):
     """Conversations of one forward pass."""
     max_batch_tokens: int = Field(default=16384, ge=1)
     """Tokens of one forward pass, padding included; a conversation that is longer goes alone."""
-    max_waiting: int = Field(default=65536, ge=1)
-    """Conversations that wait in one replica. Those beyond are refused, and their steps made again."""
     num_cpus: Annotated[float, Field(ge=0)] = 0.2
     """Cores that Ray reserves for one replica."""
 

@@ -16,20 +16,6 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 BYTES_PER_ENTRY = 512
 """Taken by the place of a record beside its bytes."""
-BYTES_PER_NOTE = 256
-MOST_NOTES = 256
-"""Notes of one name that a record keeps, the last ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordNote:
-    """Something about a rollout that has happened after its end."""
-
-    rollout_id: str
-    owner: str
-    name: str
-    """The field of the record that lists such notes."""
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +29,10 @@ class KeptRecord:
     """In seconds since 1970, by the clock of the ingress that played it."""
     kept_at: float = 0.0
     """When the store took it, by its own clock."""
-    notes: tuple[RecordNote, ...] = ()
-    """In the order in which they came."""
 
     @property
     def size(self) -> int:
-        return len(self.data) + BYTES_PER_ENTRY + sum(len(note.data) + BYTES_PER_NOTE for note in self.notes)
+        return len(self.data) + BYTES_PER_ENTRY
 
 
 class OwnedValues(Generic[Key, Value]):
@@ -141,16 +125,6 @@ class RecordBook(OwnedValues[str, KeptRecord]):
         kept = self.get(record.owner, record.rollout_id)
         if kept is not None and kept.data is record.data:
             self.replace(record.owner, record.rollout_id, replace(kept, data=data))
-
-    def add_note(self, note: RecordNote) -> None:
-        """Adds a note to its record. One that is not kept, or would be too large, is left."""
-        kept = self.get(note.owner, note.rollout_id)
-        if kept is None:
-            return
-        notes = [*kept.notes, note]
-        if sum(other.name == note.name for other in notes) > MOST_NOTES:
-            notes.remove(next(other for other in notes if other.name == note.name))
-        self.replace(note.owner, note.rollout_id, replace(kept, notes=tuple(notes)))
 
     def expire(self, now: float) -> None:
         """Forgets the records whose time is over."""

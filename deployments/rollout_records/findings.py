@@ -49,6 +49,10 @@ class MismatchFinding:
     message: str
     replica: str | None = None
     version: str | None = None
+    since: float = 0.0
+    """When it was found first, in the ledger's seconds."""
+    last: float = 0.0
+    """When it was found last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ trainer's, and told to that owner, but for replicas that are at fault.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 from deployments.rollout_records.book import OwnedValues
@@ -40,31 +40,12 @@ MOST_FINDINGS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class _WorstRollout:
-    """A rollout that parts from its trainer."""
-
-    rollout_id: str
-    sums: Sums
-
-
-@dataclass(frozen=True, slots=True)
 class Suspicion:
     """A replica whose rollouts part from the trainer more than those of its siblings."""
 
     replica: str
     rollouts: tuple[MadeRollout, ...]
     """Rollouts of its own to score again: on the replica, and on two others."""
-
-
-@dataclass(slots=True)
-class Noted:
-    """A finding and when it was made, first and last, in the ledger's seconds."""
-
-    finding: MismatchFinding
-    owner: str | None
-    """Whose trainer it is about; `None` if it is about a replica."""
-    since: float
-    last: float
 
 
 class MismatchLedger:
@@ -86,10 +67,10 @@ class MismatchLedger:
         """By owner and policy, the recent rollouts."""
         self._changed: dict[tuple[str, str], None] = {}
         """Those to which rollouts were added since the last look."""
-        self._worst: dict[str, list[_WorstRollout]] = {}
-        """By owner, the worst first."""
-        self._findings: dict[tuple[MismatchKind, str | None, str | None], Noted] = {}
-        """By kind, replica and owner."""
+        self._worst: dict[str, dict[str, Sums]] = {}
+        """By owner and rollout, the worst first."""
+        self._findings: dict[tuple[MismatchKind, str | None, str | None], MismatchFinding] = {}
+        """By kind, replica and owner, who is `None` if it is about a replica."""
         self._trials = ReplicaTrials()
 
     @property
@@ -126,9 +107,9 @@ class MismatchLedger:
         window.append(pattern_of(rollout, owner))
         self._windows.set(owner, policy, window)
         self._changed[owner, policy] = None
-        worst = [one for one in self._worst.get(owner, ()) if one.rollout_id != rollout.rollout_id]
-        worst.append(_WorstRollout(rollout.rollout_id, sums))
-        self._worst[owner] = sorted(worst, key=lambda one: one.sums.mean_ratio, reverse=True)[:MOST_WORST]
+        worst = self._worst.get(owner, {}) | {rollout.rollout_id: sums}
+        by_ratio = sorted(worst.items(), key=lambda one: one[1].mean_ratio, reverse=True)
+        self._worst[owner] = dict(by_ratio[:MOST_WORST])
 
     def look(self, now: float) -> list[MismatchFinding]:
         """Looks for patterns in the recent rollouts of those who have reported; returns the findings that are new."""
@@ -173,14 +154,14 @@ class MismatchLedger:
         self._note([finding], now, owner=None)
         return reason
 
-    def findings(self, owner: str) -> list[Noted]:
+    def findings(self, owner: str) -> list[MismatchFinding]:
         """Those about trainers of this owner, or replicas; the latest first."""
-        told = [noted for noted in self._findings.values() if noted.owner in (None, owner)]
-        return sorted(told, key=lambda noted: noted.last, reverse=True)
+        told = [finding for key, finding in self._findings.items() if key[2] in (None, owner)]
+        return sorted(told, key=lambda finding: finding.last, reverse=True)
 
-    def worst(self, owner: str) -> list[_WorstRollout]:
-        """Those of this owner, the worst first."""
-        return self._worst.get(owner, [])
+    def worst(self, owner: str) -> Mapping[str, Sums]:
+        """The rollouts of this owner that part the most from their trainer, by id, the worst first."""
+        return self._worst.get(owner, {})
 
     def _sound(self, window: Sequence[RolloutPattern]) -> list[RolloutPattern]:
         """The window without the rollouts of a replica that is suspected: they have a pattern of their own."""
@@ -194,7 +175,7 @@ class MismatchLedger:
             before = self._findings.get(key)
             if before is None or now - before.last > PERIOD_S * MOST_PERIODS:
                 new.append(finding)
-            self._findings[key] = Noted(finding, owner, now if before is None else before.since, now)
+            self._findings[key] = replace(finding, since=now if before is None else before.since, last=now)
         while len(self._findings) > MOST_FINDINGS:
             oldest = min(self._findings, key=lambda key: self._findings[key].last)
             del self._findings[oldest]

@@ -6,18 +6,18 @@ Records are in memory alone: they are for looking back, and no rollout depends o
 import asyncio
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
 from deployments import logs
 from deployments.protocols.generation import packed_logprobs
-from deployments.rollout_records.book import KeptRecord, RecordBook, RecordNote
+from deployments.rollout_records.book import KeptRecord, RecordBook
 from deployments.rollout_records.comparison import ComparedRollout, ReportRefused, TrainerReport, compared
 from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.findings import MismatchFinding
-from deployments.rollout_records.ledger import MismatchLedger, Noted, Suspicion
+from deployments.rollout_records.ledger import MismatchLedger, Suspicion
 from deployments.rollout_records.ratios import Sums, total, totals_by
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.trials import Vote
@@ -36,7 +36,7 @@ class ReportOutcome:
     refused: list[tuple[str, str]]
     """Rollouts that were not compared, each with a sentence."""
     new: list[MismatchFinding]
-    causes: list[Noted]
+    causes: list[MismatchFinding]
     """The causes that this report shows."""
     suspicion: Suspicion | None
 
@@ -68,29 +68,20 @@ class RolloutRecordStore:
         """Raises `RolloutUnknown`."""
         return self._book.record(rollout_id, owner)
 
-    async def annotate(self, notes: Sequence[RecordNote]) -> None:
-        """Adds notes to records. Those of rollouts that are not kept, or are another owner's, are dropped."""
-        for note in notes:
-            self._book.add_note(note)
-
     async def newest(self, owner: str, most: int) -> list[dict[str, Any]]:
         """At most `most` rollouts of the owner, the newest first: the fields of a `RecordedRollout`."""
         kept = list(islice(self._book.newest(owner), most))
         return await asyncio.to_thread(lambda: [*map(_line_of, kept)])
 
-    async def report(self, reports: Sequence[TrainerReport], owner: str, latest: Mapping[str, int]) -> ReportOutcome:
-        """Compares what a trainer has computed, and keeps it in the records.
-
-        Args:
-            latest: the latest version of each served policy, by name; that of the policy without one is under ''.
-        """
+    async def report(self, reports: Sequence[TrainerReport], owner: str) -> ReportOutcome:
+        """Compares what a trainer has computed, and keeps it in the records."""
         now, refused, sums = self._time_s(), list[tuple[str, str]](), list[Sums]()
         of_replicas: list[tuple[str, Sums]] = []
         for report in reports:
             try:
                 kept = self._book.record(report.rollout_id, owner)
                 # In a thread: thousands of tokens each.
-                rollout, data = await asyncio.to_thread(_with_report, kept, report, latest, now)
+                rollout, data = await asyncio.to_thread(_with_report, kept, report, now)
             except (ReportRefused, RolloutUnknown) as error:
                 refused.append((report.rollout_id, str(error)))
                 continue
@@ -105,7 +96,7 @@ class RolloutRecordStore:
             by_replica=totals_by(of_replicas),
             refused=refused,
             new=new,
-            causes=[noted for noted in self._ledger.findings(owner) if noted.last == now],
+            causes=[finding for finding in self._ledger.findings(owner) if finding.last == now],
             suspicion=self._ledger.suspicion(now),
         )
 
@@ -126,8 +117,8 @@ class RolloutRecordStore:
                 {"at": at, "replica": replica, "version": version, **_fields_of(sums)}
                 for (at, replica, version), sums in ledger.history.items()
             ],
-            "worst": [{"rollout_id": one.rollout_id, **_ratios_of(one.sums)} for one in ledger.worst(owner)],
-            "causes": [*map(_fields_of_cause, ledger.findings(owner))],
+            "worst": [{"rollout_id": name, **_ratios_of(sums)} for name, sums in ledger.worst(owner).items()],
+            "causes": [*map(asdict, ledger.findings(owner))],
         }
 
     async def answer(self) -> None:
@@ -140,16 +131,14 @@ class RolloutRecordStore:
         self._expiring = None
 
 
-def _with_report(
-    kept: KeptRecord, report: TrainerReport, latest: Mapping[str, int], now: float
-) -> tuple[ComparedRollout, bytes]:
+def _with_report(kept: KeptRecord, report: TrainerReport, now: float) -> tuple[ComparedRollout, bytes]:
     """The comparison, and the record with what was reported.
 
     Raises:
         ReportRefused: the report does not fit the rollout.
     """
     fields = pickle.loads(kept.data)
-    rollout = compared(fields, report, latest)
+    rollout = compared(fields, report)
     fields["mismatch"] = {
         **_fields_of(rollout.sums),
         "logprobs": packed_logprobs((rollout.sampled + rollout.difference).tolist()),
@@ -179,7 +168,3 @@ def _fields_of(sums: Sums) -> dict[str, Any]:
 
 def _ratios_of(sums: Sums) -> dict[str, float]:
     return {name: getattr(sums, name) for name in ("mean_ratio", "share_beyond", "largest_ratio")}
-
-
-def _fields_of_cause(noted: Noted) -> dict[str, Any]:
-    return {**asdict(noted.finding), "since": noted.since, "last": noted.last}

@@ -264,6 +264,18 @@ def at_once(call: Callable[[list[Request]], Awaitable[Results[Result]]]) -> Send
     return send
 
 
+def group_commit(
+    commit: Callable[[list[Request]], Awaitable[Results[Result]]],
+    bytes_of: Callable[[Request], int] = lambda _: 0,
+    most_items: int | None = None,
+) -> CallBatcher[Request, Result]:
+    """A batcher that makes one call at a time: requests that arrive during a call go together in the next one.
+
+    Guarantee: requests are committed in the order in which they came.
+    """
+    return CallBatcher(at_once(commit), bytes_of, most_items, most_calls=1)
+
+
 async def results_of(calls: Sequence[Awaitable[Result]]) -> list[Result | Exception]:
     """Runs the calls concurrently, at the server. A cancellation, or another `BaseException`, ends them all."""
     results = list[Result | Exception]()

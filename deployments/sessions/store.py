@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from deployments.rpc.batching import results_of
+from deployments.rpc.batching import CallBatcher, group_commit, results_of
 from deployments.sessions.codec import (
     OPENED,
     ReadSession,
@@ -34,7 +34,6 @@ from deployments.sessions.samples import policy_versions, samples_of
 from deployments.sessions.session_record import SessionRecord
 from deployments.sessions.session_table import KeptSession, Now, SessionTable
 from deployments.sessions.settings import SessionsSettings
-from deployments.storage.group_commit import GroupCommit
 from deployments.storage.storage import EntryName, Storage, StoredChange, StoredRecord
 from deployments.storage.stored_state import Planned, StoreReplica
 from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSamples
@@ -70,7 +69,7 @@ class SessionStore(StoreReplica[SessionTable]):
         self._settings = settings
         self._now_s = now_s
         self._time_s = time_s
-        self._calls = GroupCommit(self._record)
+        self._calls: CallBatcher[_CallToRecord, None] = group_commit(self._record)
         self._reading: dict[str, asyncio.Task[None]] = {}
         """By the session that is being read."""
 
@@ -178,7 +177,7 @@ class SessionStore(StoreReplica[SessionTable]):
             table.end_call(call.id, self._now())
             raise session_unknown(session_id)
         read = await self._read(table, kept)
-        await asyncio.shield(self._calls.put(_CallToRecord(kept, read.record, call, call_entry(call))))
+        await asyncio.shield(self._calls.add(_CallToRecord(kept, read.record, call, call_entry(call))))
 
     async def _record(self, calls: Sequence["_CallToRecord"]) -> list[Exception | None]:
         return await self._state.change(partial(self._planned_calls, calls))

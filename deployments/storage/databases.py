@@ -42,14 +42,14 @@ class RedisStorage(Storage):
         self._epoch = 0
 
     async def take_over(self) -> list[StoredRecord]:
-        with storage_failures(self._kind):
+        with _storage_failures(self._kind):
             self._epoch = int(await self._redis.incr(self._epoch_key))
             records = await self._redis.hgetall(self._records_key)
             names = ((name.decode(), record) for name, record in records.items())
             return [StoredRecord(name, record, await self._sizes(name)) for name, record in names]
 
     async def apply(self, changes: Sequence[StoredChange]) -> None:
-        with storage_failures(self._kind):
+        with _storage_failures(self._kind):
             await self._apply(changes)
 
     async def _apply(self, changes: Sequence[StoredChange]) -> None:
@@ -69,8 +69,8 @@ class RedisStorage(Storage):
     async def read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         if not names:
             return {}
-        with storage_failures(self._kind):
-            found = await self._redis.hmget(self._prefix + record_id, [encode_name(name) for name in names])
+        with _storage_failures(self._kind):
+            found = await self._redis.hmget(self._prefix + record_id, [_encode_name(name) for name in names])
         return {name: data for name, data in zip(names, found, strict=True) if data is not None}
 
     async def close(self) -> None:
@@ -82,7 +82,7 @@ class RedisStorage(Storage):
             for field in fields:
                 pipeline.hstrlen(self._prefix + record_id, field)
             sizes = await pipeline.execute()
-        return {decode_name(field): size for field, size in zip(fields, sizes, strict=True)}
+        return {_decode_name(field): size for field, size in zip(fields, sizes, strict=True)}
 
     def _add(self, pipeline: Any, change: StoredChange) -> None:
         entries = self._prefix + change.record_id
@@ -92,13 +92,13 @@ class RedisStorage(Storage):
             return
         pipeline.hset(self._records_key, change.record_id, change.record)
         if change.removed:
-            pipeline.hdel(entries, *map(encode_name, change.removed))
+            pipeline.hdel(entries, *map(_encode_name, change.removed))
         if change.added:
-            pipeline.hset(entries, mapping={encode_name(name): data for name, data in change.added.items()})
+            pipeline.hset(entries, mapping={_encode_name(name): data for name, data in change.added.items()})
 
 
 @contextmanager
-def storage_failures(kind: StoreKind) -> Iterator[None]:
+def _storage_failures(kind: StoreKind) -> Iterator[None]:
     """Raises `StorageFailed` for what Redis and the connection to it raise."""
     try:
         yield
@@ -106,11 +106,11 @@ def storage_failures(kind: StoreKind) -> Iterator[None]:
         raise storage_failed(kind, error) from error
 
 
-def encode_name(name: EntryName) -> str:
+def _encode_name(name: EntryName) -> str:
     return f"{name.kind}/{name.number}"
 
 
-def decode_name(field: bytes) -> EntryName:
+def _decode_name(field: bytes) -> EntryName:
     kind, _, number = field.decode().partition("/")
     return EntryName(kind, int(number))
 
@@ -188,7 +188,7 @@ class SqliteStorage(Storage):
 
     def _take_over(self) -> list[StoredRecord]:
         database = self._connection
-        with transaction(database):
+        with _transaction(database):
             [epoch] = database.execute("select coalesce(max(epoch), 0) + 1 from stores").fetchone()
             database.execute("delete from stores")
             database.execute("insert into stores values (?)", (epoch,))
@@ -203,12 +203,12 @@ class SqliteStorage(Storage):
 
     def _apply(self, changes: Sequence[StoredChange]) -> None:
         database = self._connection
-        with transaction(database):
+        with _transaction(database):
             [epoch] = database.execute("select max(epoch) from stores").fetchone()
             if epoch != self._epoch:
                 raise store_replaced(self._kind, self._epoch)
             for change in changes:
-                apply_change(database, change)
+                _apply_change(database, change)
 
     def _read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         query = "select data from entries where record_id = ? and kind = ? and number = ?"
@@ -216,7 +216,7 @@ class SqliteStorage(Storage):
         return {name: row[0] for name, row in found if row is not None}
 
 
-def apply_change(database: sqlite3.Connection, change: StoredChange) -> None:
+def _apply_change(database: sqlite3.Connection, change: StoredChange) -> None:
     if change.record is None:
         database.execute("delete from records where record_id = ?", (change.record_id,))
         database.execute("delete from entries where record_id = ?", (change.record_id,))
@@ -229,7 +229,7 @@ def apply_change(database: sqlite3.Connection, change: StoredChange) -> None:
 
 
 @contextmanager
-def transaction(database: sqlite3.Connection) -> Iterator[None]:
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
     """Takes the database for writing at once: a transaction that begins to write later can fail there."""
     database.execute("begin immediate")
     try:
@@ -269,7 +269,7 @@ def storage_of(settings: StorageSettings, kind: StoreKind) -> Storage:
         PasswordUnreadable: the password of the Redis cannot be read.
     """
     if settings.redis_url is not None:
-        bound_s, password = REDIS_ANSWERS_WITHIN_S, password_of(settings, kind)
+        bound_s, password = REDIS_ANSWERS_WITHIN_S, _password_of(settings, kind)
         redis = Redis.from_url(
             settings.redis_url, password=password, socket_timeout=bound_s, socket_connect_timeout=bound_s
         )
@@ -287,7 +287,7 @@ def storage_of(settings: StorageSettings, kind: StoreKind) -> Storage:
     return SqliteStorage(folder, kind)
 
 
-def password_of(settings: StorageSettings, kind: StoreKind) -> str | None:
+def _password_of(settings: StorageSettings, kind: StoreKind) -> str | None:
     """The content of the file without the end of its line. Raises `PasswordUnreadable`."""
     if settings.redis_password_file is None:
         return None

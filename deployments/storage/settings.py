@@ -26,12 +26,12 @@ class StorageSettings(StrictSettings):
     def _password_has_a_redis(self) -> Self:
         if self.redis_password_file is not None and self.redis_url is None:
             raise ValueError("redis_password_file has no meaning without redis_url: give both or neither")
-        if self.redis_password_file is not None and has_password(self.redis_url):
+        if self.redis_password_file is not None and _has_password(self.redis_url):
             raise ValueError(
                 "redis_url has a password, and redis_password_file names another one: remove one of the two"
             )
         return self
 
 
-def has_password(redis_url: str | None) -> bool:
+def _has_password(redis_url: str | None) -> bool:
     return redis_url is not None and urlsplit(redis_url).password is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
@@ -37,6 +38,9 @@ from service.settings import AdmissionBounds, AdmissionSettings
 
 SHUT_DOWN = "the service is being shut down; try again where, or when, it runs again"
 SHUT_DOWN_RETRY_AFTER_S = 5
+RETRY_AFTER_S = (4, 8)
+"""Range of the wait that a refused caller is told. It is drawn, so that those who were refused together come back at
+different times."""
 DRAINED_POLL_S = 0.1
 LEAST_WANTED = Amounts(rollouts=1, tokens=1)
 """The least that a request needs, as far as is known before its body is read."""
@@ -81,9 +85,7 @@ class Admission:
             now_s: the clock.
         """
         self.settings = settings
-        self._capacity = Capacity(
-            _bounds_of(settings.replica, "admission.replica"), _bounds_of(settings.service, "admission.service")
-        )
+        self._capacity = Capacity()
         self.max_model_len = max_model_len
         self._ingress_replicas = ingress_replicas
         self._lock = Lock()
@@ -115,6 +117,7 @@ class Admission:
         """
         if self._refuses_new and not is_of_rollout:
             raise refused_for_now(NOT_READY, SHUT_DOWN, SHUT_DOWN_RETRY_AFTER_S)
+        self._capacity.bounds = _bounds_of(self.settings, self._ingress_replicas())
         holds = [_Hold(self._capacity, OVERLOADED)]
         with self._lock:
             usage = self._usage_by(caller)
@@ -125,7 +128,7 @@ class Admission:
             holds.insert(0, _Hold(usage.capacity, QUOTA_EXCEEDED))
         for hold in holds:
             with _refusals(hold, FIELDS), self._lock:
-                hold.capacity.check(Amounts(body_bytes=stated_bytes), self._ingress_replicas(), self._now_s())
+                hold.capacity.check(Amounts(body_bytes=stated_bytes))
         try:
             least = Amounts() if is_of_rollout else LEAST_WANTED
             self.grow(holds, replace(least, body_bytes=body_bytes))
@@ -149,7 +152,7 @@ class Admission:
         """Releases the reservations; idempotent."""
         with self._lock:
             for hold in holds:
-                hold.capacity.close(hold.reservation, self._now_s())
+                hold.capacity.close(hold.reservation)
 
     def usage_of(self, caller: Caller) -> KeyUsage | None:
         """Usage of the token quota of the caller's key; `None` if it has no such quota."""
@@ -192,7 +195,7 @@ class Admission:
         """Raises `RequestProblem`: 429 for later, 413 or 422 for never; `fields` are those that ask for too much."""
         for hold in holds:
             with _refusals(hold, fields), self._lock:
-                hold.capacity.grow(hold.reservation, wanted, self._ingress_replicas(), self._now_s())
+                hold.capacity.grow(hold.reservation, wanted)
 
 
 class AdmittedRequest:
@@ -233,17 +236,24 @@ class AdmittedRequest:
         self._admission.grow(self._holds, Amounts(sequences, tokens), SCORE_FIELDS)
 
 
-def _bounds_of(settings: AdmissionBounds, name: str) -> dict[Resource, Bound]:
-    given = {resource: getattr(settings, f"max_{resource}") for resource in RESOURCES}
-    return {resource: Bound(most, f"{name}.max_{resource}") for resource, most in given.items() if most is not None}
+def _bounds_of(settings: AdmissionSettings, ingress_replicas: int) -> list[Bound]:
+    """The bounds of a replica, and its equal share of those of the service, which a single request may exceed."""
+    bounds: list[Bound] = []
+    for resource in RESOURCES:
+        if (most := getattr(settings.replica, f"max_{resource}")) is not None:
+            bounds.append(Bound(resource, most, f"admission.replica.max_{resource}"))
+        if (most := getattr(settings.service, f"max_{resource}")) is not None:
+            share = math.ceil(most / ingress_replicas)
+            bounds.append(Bound(resource, share, f"admission.service.max_{resource}", most))
+    return bounds
 
 
-def _bounds_of_key(settings: AdmissionBounds) -> dict[Resource, Bound]:
+def _bounds_of_key(settings: AdmissionBounds) -> list[Bound]:
     """Half of the room for bodies: no key keeps all others out. A single body may be larger."""
     most = settings.max_body_bytes
     if most is None:
-        return {}
-    return {"body_bytes": Bound(most // KEYS_BESIDE, "half of admission.replica.max_body_bytes for one key", most)}
+        return []
+    return [Bound("body_bytes", most // KEYS_BESIDE, "admission.replica.max_body_bytes (half for one key)", most)]
 
 
 @contextmanager
@@ -258,13 +268,14 @@ def _refusals(hold: _Hold, fields: Mapping[Resource, str]) -> Iterator[None]:
 
 
 def _never_admitted(error: BoundExceeded, fields: Mapping[Resource, str]) -> RequestProblem:
+    resource = error.bound.resource
     message = (
-        f"{error.wanted} {NOUNS[error.resource]} are more than {error.bound.setting} allows, which is "
-        f"{error.bound.most}; {ADVICE[error.resource]}"
+        f"{error.wanted} {NOUNS[resource]} are more than {error.bound.setting} allows, which is "
+        f"{max(error.bound.most, error.bound.most_of_one)}; {ADVICE[resource]}"
     )
-    if error.resource == "body_bytes":
+    if resource == "body_bytes":
         return body_too_large(message)
-    return invalid_request(FieldProblem(field=fields[error.resource], message=message))
+    return invalid_request(FieldProblem(field=fields[resource], message=message))
 
 
 def _refuse_without_tokens(usage: KeyUsage) -> None:
@@ -276,10 +287,10 @@ def _refuse_without_tokens(usage: KeyUsage) -> None:
 
 
 def _not_admitted_now(error: CapacityExhausted, used_up: ProblemType) -> RequestProblem:
-    retry_after_s = math.ceil(error.retry_after_s)
+    retry_after_s = random.randint(*RETRY_AFTER_S)
     return refused_for_now(
         used_up,
-        f"{error.in_flight} {NOUNS[error.resource]} are in flight here and {error.bound.setting} allows "
+        f"{error.in_flight} {NOUNS[error.bound.resource]} are in flight here and {error.bound.setting} allows "
         f"{error.bound.most}; try again in {retry_after_s} s",
         retry_after_s,
     )

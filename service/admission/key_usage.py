@@ -9,14 +9,14 @@ exceed `per_minute * (1 + t / 60 s)` by no more than the last charge: it is neve
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 from anyio import CapacityLimiter
 
 from deployments.protocols.generation import Generation, GenerationRequest, Generator, ScoringRequest
 from deployments.protocols.replicas import GeneratorDescription
 from service.access.keys import KeyQuotas
-from service.admission.capacity import Bound, Capacity, Resource
+from service.admission.capacity import Bound, Capacity
 
 SECONDS_PER_MINUTE = 60.0
 
@@ -70,9 +70,9 @@ class KeyUsage:
         name: str,
         ingress_replicas: Callable[[], int],
         now_s: Callable[[], float],
-        bounds: Mapping[Resource, Bound],
+        bounds: Sequence[Bound],
     ) -> None:
-        self.capacity = Capacity({}, {})
+        self.capacity = Capacity()
         self.sandboxes = CapacityLimiter(math.inf)
         """To be held by a task while it has a sandbox, also without a quota: one may be set meanwhile."""
         self._bounds = bounds
@@ -86,10 +86,10 @@ class KeyUsage:
     def set_quotas(self, quotas: KeyQuotas) -> None:
         """Applies the quotas that the keys file has now."""
         replicas = self._ingress_replicas()
-        bounds = dict(self._bounds)
+        bounds = [*self._bounds]
         if quotas.max_rollouts is not None:
-            bounds["rollouts"] = _rollouts_bound(self._name, quotas.max_rollouts, replicas)
-        self.capacity.set_bounds_of_replica(bounds)
+            bounds.append(_rollouts_bound(self._name, quotas.max_rollouts, replicas))
+        self.capacity.bounds = bounds
         most = quotas.max_sandboxes
         self.sandboxes.total_tokens = math.inf if most is None else _share_of_quota(most, replicas)
         if quotas.tokens_per_minute is None:
@@ -136,7 +136,7 @@ def _rollouts_bound(name: str, quota: int, ingress_replicas: int) -> Bound:
     setting = f"max_rollouts of the key {name}"
     if ingress_replicas > 1:
         setting += f" ({quota}, shared by {ingress_replicas} ingress replicas)"
-    return Bound(_share_of_quota(quota, ingress_replicas), setting)
+    return Bound("rollouts", _share_of_quota(quota, ingress_replicas), setting)
 
 
 class MeteredGenerator(Generator):

@@ -1,4 +1,4 @@
-"""The images of a request: each data URL and address becomes the name of an image that the store keeps.
+"""The images of a request: each data URL becomes the name of an image that the store keeps.
 
 Guarantee: all images of a request are checked before the first of them is kept; one that is refused keeps none.
 """
@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
+from itertools import chain
 from typing import TypeVar
 
 from deployments.images.checks import ImageChecks, format_of, refuse_bytes
@@ -21,14 +21,11 @@ from rollout_client.contract.messages import ContentPart, ImagePart
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.access.keys import ANYBODY, Caller
-from service.images.fetching import FetchRoom, ImageFetcher
 from service.problems import MOST_PROBLEMS, RequestProblem, dotted, invalid_request, shown
-from service.rollouts.progress import ProgressLog
 
 DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp);base64,")
 LONGEST_DATA_URL_HEAD = 40
 NAME_PREFIX = "sha256:"
-NOT_FETCHED: Mapping[str, str] = MappingProxyType({})
 MOST_SAMPLES_READ_INLINE = 64
 Value = TypeVar("Value")
 Location = tuple[str | int, ...]
@@ -45,22 +42,14 @@ class RequestImages:
     """Images that come into one ingress replica, in requests or by themselves.
 
     Args:
-        fetcher: of images that are named by their address; by default one over the network.
         takes_images: whether the model does; requests may show none to another one.
     """
 
-    def __init__(
-        self,
-        store: ImageStore,
-        settings: ImagesSettings,
-        fetcher: ImageFetcher | None = None,
-        takes_images: bool = True,
-    ) -> None:
+    def __init__(self, store: ImageStore, settings: ImagesSettings, takes_images: bool = True) -> None:
         self.store = store
         self.settings = settings
         self._takes_images = takes_images
         self._checks = ImageChecks(settings)
-        self._fetcher = fetcher or ImageFetcher(settings)
         # Decoding base64 holds the interpreter's lock for milliseconds: the event loop waits for one thread, not all.
         self._decoding = asyncio.Lock()
 
@@ -94,14 +83,8 @@ class RequestImages:
         assert found is not None
         return data, found.media_type
 
-    async def named(
-        self, request: RolloutRequest, caller: Caller = ANYBODY, progress: ProgressLog | None = None
-    ) -> RolloutRequest:
+    async def named(self, request: RolloutRequest, caller: Caller = ANYBODY) -> RolloutRequest:
         """The request with each image by its name: the very request if it shows none, else a copy.
-
-        Args:
-            progress: the log of a request that another process may continue; no address in it is fetched again, which
-                may lead to another image by now.
 
         Raises:
             RequestProblem: 422 with the first `MOST_PROBLEMS` images that cannot be taken. Nothing was kept.
@@ -109,11 +92,7 @@ class RequestImages:
         """
         sources = await _read_beside_others(request)
         _refuse_too_many(sources, self.settings.max_images)
-        fetched = {} if progress is None else progress.fetched
-        names = await self.names_of(sources, caller, fetched)
-        now_fetched = {source: name for source, name in names.items() if _is_address(source) and source not in fetched}
-        if progress is not None and now_fetched:
-            await progress.note_fetched(now_fetched)
+        names = await self.names_of(sources, caller)
         return _with_names(request, sources, names) if names else request
 
     async def named_sample(self, sample: SampleInput, caller: Caller = ANYBODY) -> SampleInput:
@@ -123,16 +102,11 @@ class RequestImages:
         names = await self.names_of(sources, caller)
         return _sample_with_names(sample, names) if names else sample
 
-    async def names_of(
-        self, sources: Sequence[Source], caller: Caller = ANYBODY, fetched: Mapping[str, str] = NOT_FETCHED
-    ) -> dict[str, str]:
-        """Keeps what is not named yet, and returns the names of that, by data URL or address; raises as `named`.
+    async def names_of(self, sources: Sequence[Source], caller: Caller = ANYBODY) -> dict[str, str]:
+        """Keeps what is not named yet, and returns the names of that, by data URL; raises as `named`.
 
         What the caller has here already, as an agent that sends its conversation again with each call, is neither
         checked nor sent to the store once more.
-
-        Args:
-            fetched: names of images that were fetched before, by address.
         """
         if not sources:
             return {}
@@ -140,15 +114,10 @@ class RequestImages:
             raise none_taken(sources, MODEL_TAKES_NONE)
         # Hashing takes a millisecond for a megabyte, once for each text.
         each = await asyncio.to_thread(lambda: dict.fromkeys(source for source, _ in sources))
-        known = {source: fetched.get(source, source) for source in each if source in fetched or _is_name(source)}
-        given = [source for source in each if source not in known]
-        room = FetchRoom()
-        contents = dict(
-            zip(given, await asyncio.gather(*(_or_refusal(self._content(each, room)) for each in given)), strict=True)
-        )
-        read = {source: content for source, content in contents.items() if isinstance(content, bytes)}
-        names = await asyncio.to_thread(lambda: {source: name_of_image(data) for source, data in read.items()})
-        asked = list(dict.fromkeys([*known.values(), *names.values()]))
+        contents = {url: await _or_refusal(self._decode(url)) for url in each if not _is_name(url)}
+        read = {url: content for url, content in contents.items() if isinstance(content, bytes)}
+        names = await asyncio.to_thread(lambda: {url: name_of_image(data) for url, data in read.items()})
+        asked = list(dict.fromkeys([*filter(_is_name, each), *names.values()]))
         unknown = set(await self.store.refused(asked, caller.name) if asked else ())
         new = {source: data for source, data in read.items() if names[source] in unknown}
         checked = zip(
@@ -156,19 +125,17 @@ class RequestImages:
         )
         refusals = {source: str(content) for source, content in contents.items() if isinstance(content, ImageRefused)}
         refusals |= {source: str(refusal) for source, refusal in checked if isinstance(refusal, ImageRefused)}
-        refusals |= {source: NOT_KEPT for source, name in known.items() if name in unknown}
+        refusals |= {name: NOT_KEPT for name in each if name in unknown}
         if refusals:
             raise _refused([(source, place) for source, place in sources if source in refusals], refusals)
         if new:
             await self.store.put([*new.values()], caller.name)
-        return names | {source: name for source, name in known.items() if source != name}
+        return names
 
-    async def _content(self, source: str, room: FetchRoom) -> bytes:
+    async def _decode(self, url: str) -> bytes:
         """Raises `ImageRefused`."""
-        if _is_address(source):
-            return await self._fetcher.fetch(source, room)
         async with self._decoding:
-            return await asyncio.to_thread(_decoded, source, self.settings)
+            return await asyncio.to_thread(_decoded, url, self.settings)
 
 
 async def _or_refusal(value: Awaitable[Value]) -> Value | ImageRefused:
@@ -183,10 +150,6 @@ def _is_name(source: str) -> bool:
     return source.startswith(NAME_PREFIX)
 
 
-def _is_address(source: str) -> bool:
-    return not _is_name(source) and not source.startswith("data:")
-
-
 async def refuse_images(request: RolloutRequest) -> None:
     """For a service without images. Raises `RequestProblem` (422) with the first `MOST_PROBLEMS` images."""
     if sources := await _read_beside_others(request):
@@ -197,12 +160,6 @@ def refuse_images_of_sample(sample: SampleInput) -> None:
     """As `refuse_images`, for the sample of a session."""
     if sources := list(_sources_of(sample, ("sample",))):
         raise none_taken(sources)
-
-
-def _sources_in(request: RolloutRequest) -> Iterator[Source]:
-    """All images of the request, in order: of prompts as they were given, of message logs by their names."""
-    for position, sample in enumerate(request.samples):
-        yield from _sources_of(sample, ("samples", position))
 
 
 def _sources_of(sample: SampleInput, field: Location) -> Iterator[Source]:
@@ -223,10 +180,17 @@ async def bytes_of_files(request: RolloutRequest) -> int:
 
 
 async def _read_beside_others(request: RolloutRequest) -> list[Source]:
-    """`_sources_in`, of a large request in a thread."""
-    if len(request.samples) <= MOST_SAMPLES_READ_INLINE:
-        return list(_sources_in(request))
-    return await asyncio.to_thread(lambda: list(_sources_in(request)))
+    """All images of the request, in order: of prompts as they were given, of message logs by their names.
+
+    Those of a large request are read in a thread.
+    """
+
+    def sources() -> list[Source]:
+        found = (_sources_of(sample, ("samples", place)) for place, sample in enumerate(request.samples))
+        return [*chain.from_iterable(found)]
+
+    is_small = len(request.samples) <= MOST_SAMPLES_READ_INLINE
+    return sources() if is_small else await asyncio.to_thread(sources)
 
 
 def _refuse_too_many(sources: Sequence[Source], most: int) -> None:

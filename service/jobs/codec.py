@@ -1,8 +1,7 @@
 """The codec of a job's entries: what is kept of its turns, starts and ended rollouts. No I/O.
 
 A journal entry is one JSON object: a turn (`position`, `first_message`, `state`), samples that were started
-(`started`), or names of images by address (`fetched`). An outline is an array of turns whose messages have versions
-alone.
+(`started`). An outline is an array of turns whose messages have versions alone.
 """
 
 from array import array
@@ -31,8 +30,6 @@ class JournalProgress:
     """By position in the response."""
     started: dict[int, SampleInput] = field(default_factory=dict)
     """By position in the request."""
-    fetched: dict[str, str] = field(default_factory=dict)
-    """The names of images, by address."""
 
     def add(self, entry: bytes) -> list[int]:
         """Adds a journal entry, in the order in which they were written. Returns the position of its rollout, if
@@ -40,9 +37,6 @@ class JournalProgress:
         fields = from_json(entry)
         if "started" in fields:
             self.started |= {position: SampleInput.model_validate(sample) for position, sample in fields["started"]}
-            return []
-        if "fetched" in fields:
-            self.fetched |= fields["fetched"]
             return []
         position, first, state = fields["position"], fields["first_message"], state_of(fields["state"])
         if first:

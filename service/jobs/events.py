@@ -79,9 +79,20 @@ async def _page_of(store: "JobStore", job_id: str, namespace: str, after: int, w
             await asyncio.sleep(RETRY_S)
 
 
-def _is_last(page: EventsPage, number: int) -> bool:
-    """Whether the event is the summary or the problem."""
-    return page.record.has_ended and number == page.record.last_event
+Pages = AsyncGenerator[EventsPage, None]
+
+
+async def _events_in(pages: Pages, first: EventsPage | None = None) -> AsyncGenerator[tuple[int, bytes, bool], None]:
+    """The number of each event, its bytes, and whether it is the last one: the summary or the problem.
+
+    Args:
+        first: the page before `pages`, if it was read already.
+    """
+    page = first or await anext(pages, None)
+    while page is not None:
+        for number, event in page.events:
+            yield number, event, page.record.has_ended and number == page.record.last_event
+        page = await anext(pages, None)
 
 
 def _lines_of(event: bytes) -> Iterator[bytes]:
@@ -102,23 +113,14 @@ def _event_line(number: int, event: bytes, is_end: bool) -> bytes:
     return b'{"event":%d,"samples":[' % number + b",".join(_lines_of(event)) + b"]}"
 
 
-async def job_event_lines(
-    first: EventsPage, pages: AsyncGenerator[EventsPage, None], accepts_sse: bool
-) -> AsyncGenerator[bytes, None]:
-    """A stream of job events: one JSON object a line, or server-sent events with their numbers as ids.
+async def job_event_lines(first: EventsPage, pages: Pages) -> AsyncGenerator[bytes, None]:
+    """A stream of job events, one JSON object a line.
 
     Args:
         first: the page before `pages`.
     """
-    page: EventsPage | None = first
-    while page is not None:
-        for number, event in page.events:
-            line = _event_line(number, event, _is_last(page, number))
-            yield b"id: %d\ndata: %s\n\n" % (number, line) if accepts_sse else line + EMPTY_LINE
-        page = await anext(pages, None)
-
-
-Pages = AsyncGenerator[EventsPage, None]
+    async for number, event, is_last in _events_in(pages, first):
+        yield _event_line(number, event, is_last) + EMPTY_LINE
 
 
 async def answer_of(
@@ -133,35 +135,16 @@ async def answer_of(
     """
     if NDJSON in accepted:
         # Before the status is sent: a job that is not known is a problem document.
-        first = await anext(pages)
-        return StreamingResponse(with_heartbeats(_event_bytes(first, pages), heartbeat_s), media_type=NDJSON)
+        events_bytes = (event async for _, event, _ in _events_in(pages, await anext(pages)))
+        return StreamingResponse(with_heartbeats(events_bytes, heartbeat_s), media_type=NDJSON)
     with gathering:
-        events, last = await _all_events(pages)
+        *events, last = [event async for _, event, _ in _events_in(pages)]
     end = StreamLine.model_validate_json(last)
     if end.problem is not None:
         raise _stored_problem(end.problem)
     if ARROW in accepted and end.summary is not None:
         return await _arrow_answer(events, end.summary)
     return await _json_answer(events, last)
-
-
-async def _event_bytes(first: EventsPage, pages: Pages) -> AsyncGenerator[bytes, None]:
-    for _, event in first.events:
-        yield event
-    async for page in pages:
-        for _, event in page.events:
-            yield event
-
-
-async def _all_events(pages: Pages) -> tuple[list[bytes], bytes]:
-    """The groups, and the last event."""
-    events: list[bytes] = []
-    async for page in pages:
-        for number, event in page.events:
-            if _is_last(page, number):
-                return events, event
-            events.append(event)
-    raise AssertionError("A job's pages end with its last event.")
 
 
 async def _json_answer(events: list[bytes], last: bytes) -> Response:

@@ -16,13 +16,12 @@ from tenacity import RetryCallState, retry, retry_if_exception_type, wait_fixed
 
 from deployments.failures import StoreLost
 from deployments.jobs.records import Claim, Ended, JobWrite
-from deployments.storage.group_commit import GroupCommit
+from deployments.rpc.batching import CallBatcher, group_commit
 from deployments.storage.storage import EntryName
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
 from service.jobs.codec import JournalProgress, outline_entry, start_entries, turn_entry
 from service.jobs.cursor import RANGES, ledger_entry, ranges_entry, selection_entry
-from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeState
 from service.rollouts.pacing import PacedWork
@@ -55,11 +54,11 @@ class JobWriter:
         self._store = store
         self._owner = owner
         self._on_lost = on_lost
-        self._writes = GroupCommit(self._write, _size_of)
+        self._writes: CallBatcher[JobWrite, bool] = group_commit(self._write, _size_of)
 
     def put(self, write: JobWrite) -> "asyncio.Future[bool]":
         """The result says whether the write was made; nobody need wait for it."""
-        return self._writes.put(write)
+        return self._writes.add(write)
 
     async def write(self, write: JobWrite) -> None:
         await self.until_made(self.put(write))
@@ -148,13 +147,6 @@ class JobJournal(ProgressLog):
     async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
         entries = await asyncio.to_thread(list, start_entries(samples))
         await self._writer.write(self._write({self._next_entry(): entry for entry in entries}))
-
-    @property
-    def fetched(self) -> Mapping[str, str]:
-        return self._progress.fetched
-
-    async def note_fetched(self, names: Mapping[str, str]) -> None:
-        await self._writer.write(self._write({self._next_entry(): json_of({"fetched": dict(names)})}))
 
     @property
     def begun_groups(self) -> int:

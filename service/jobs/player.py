@@ -11,8 +11,6 @@ import zstandard
 
 from deployments.jobs.records import Claim, EntryKind
 from deployments.storage.storage import EntryName
-from rollout_client.contract.rollouts import RolloutRequest
-from rollout_client.contract.sample_ranges import SampleRange
 from service.access.access_control import AccessControl
 from service.access.keys import Caller, Scope
 from service.admission.admission import AdmittedRequest
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 BODY = EntryName("body", 0)
 READ_AT_ONCE = 256
 """Entries of a journal that are read in one call."""
-LEAST_DEADLINE_S = 0.001
 SCOPE: Scope = "rollout"
 """The scope that the key of a job must have when the job begins, and when it is resumed."""
 logger = logging.getLogger("rollout_service.jobs")
@@ -94,16 +91,12 @@ class JobPlayer:
             await self._load()
         size = await rollouts.take_samples(request, admitted.hold_body, caller, len(body), self._journal)
         if request.samples_from:
-            await self._begin_ledger(ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from)
-        if record.epoch > 1:
-            request.deadline_s = _left_of(request, record.played_s)
+            # Raises if the data have changed since the ranges were made, or since the job began.
+            ranges = ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from
+            await self._journal.begin_ledger(await rollouts.task_sampler.with_revisions(ranges))
         echoed_bytes = size // len(request.samples)
         running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
         return EncodedRollouts(running, echoed_bytes)
-
-    async def _begin_ledger(self, ranges: Sequence[SampleRange]) -> None:
-        """Raises `RequestProblem` if the data have changed since the ranges were made, or since the job began."""
-        await self._journal.begin_ledger(await self._rollouts.task_sampler.with_revisions(ranges))
 
     async def _play(self, rollouts: EncodedRollouts) -> None:
         selected = None
@@ -113,7 +106,9 @@ class JobPlayer:
         except RequestProblem as problem:
             last_line, completed = self._problem(problem), False
         except Exception as error:
-            logger.exception("A job failed unexpectedly.", extra=self._log_fields())
+            record = self.claim.record
+            fields = {"request_id": record.request_id, "job_id": record.job_id}
+            logger.exception("A job failed unexpectedly.", extra=fields)
             last_line, completed = self._problem(internal_error(error)), False
         await self._journal.end(last_line, completed, selected=selected)
 
@@ -168,14 +163,6 @@ class JobPlayer:
             self.prepared.set_result(None)
         else:
             self.prepared.set_exception(problem)
-
-    def _log_fields(self) -> dict[str, str]:
-        return {"request_id": self.claim.record.request_id, "job_id": self.claim.record.job_id}
-
-
-def _left_of(request: RolloutRequest, played_s: float) -> float | None:
-    """The rest of the request's `deadline_s`, which counts the time in which the job is played."""
-    return None if request.deadline_s is None else max(request.deadline_s - played_s, LEAST_DEADLINE_S)
 
 
 def compressed_body(body: bytes | bytearray) -> bytes:

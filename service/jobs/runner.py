@@ -11,8 +11,6 @@ from contextvars import Context
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
-from tenacity import retry, retry_if_exception_type, wait_fixed
-
 from deployments.failures import RolloutFailure, StoreLost
 from deployments.jobs.records import Claim, JobRequest, OpenedJob
 from deployments.policy.failures import PolicyFailure
@@ -104,8 +102,11 @@ class JobRunner:
         job_ids = list(self._players)
         for player in self._players.values():
             player.task.cancel()
+        await self._release(job_ids)
+
+    async def _release(self, job_ids: list[str]) -> None:
         try:
-            await self.store.release(self.owner, job_ids, True)
+            await self.store.release(self.owner, job_ids)
         except StoreLost as lost:
             logger.warning("Jobs cannot be handed over; others take them when the lease has run out: %s", lost)
 
@@ -132,7 +133,7 @@ class JobRunner:
             if record.epoch > 1 and may_pass:
                 logger.info("A job cannot go on here now: %s", problem, extra={"job_id": record.job_id})
                 await asyncio.sleep(TRY_AGAIN_S)
-                await self._release_unplayed(record.job_id)
+                await self._release([record.job_id])
             else:
                 await player.refuse(problem)
         except Exception as error:
@@ -140,10 +141,6 @@ class JobRunner:
             await player.refuse(internal_error(error))
         finally:
             player.give_up()
-
-    @retry(retry=retry_if_exception_type(StoreLost), wait=wait_fixed(TRY_AGAIN_S))
-    async def _release_unplayed(self, job_id: str) -> None:
-        await self.store.release(self.owner, [job_id], False)
 
     def _forget(self, job_id: str, task: "asyncio.Task[None]") -> None:
         if (player := self._players.get(job_id)) is not None and player.task is task:

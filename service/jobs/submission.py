@@ -1,12 +1,10 @@
 """From the headers and the bytes of a `POST /rollout` or `/jobs` to its job.
 
-The headers `Idempotency-Key`, `Prefer` and `Last-Event-ID` say how it is played and answered; reading them does no
-I/O.
+The headers `Idempotency-Key` and `Prefer` say how it is played and answered; reading them does no I/O.
 """
 
 import asyncio
 import re
-from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -16,7 +14,7 @@ from starlette.datastructures import Headers
 
 from deployments.jobs.failures import JobsNotConfigured
 from deployments.jobs.records import JobRequest, OpenedJob
-from rollout_client.contract.jobs import HEARTBEAT, IDEMPOTENCY_KEY, PREFER, RESPOND_ASYNC
+from rollout_client.contract.jobs import HEARTBEAT, IDEMPOTENCY_KEY, PREFER
 from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
@@ -69,34 +67,19 @@ def _bad_key(message: str, value: str | None) -> RequestProblem:
     return invalid_request(FieldProblem(field=KEY_FIELD, message=message, value=shown(value)))
 
 
-def _preferences(headers: Headers) -> dict[str, str]:
-    """The preferences of RFC 7240 by name, in lower case; the first of equal names counts."""
-    found: dict[str, str] = {}
+def heartbeat_s(headers: Headers) -> float | None:
+    """The silence in seconds after which a stream sends an empty line; `None` if the caller does not ask for it.
+
+    A preference of RFC 7240, the first of its name: `Prefer: heartbeat=15`.
+    """
     for preference in ",".join(headers.getlist(PREFER)).split(","):
         name, _, value = preference.partition(";")[0].partition("=")
-        found.setdefault(name.strip().lower(), value.strip().strip('"'))
-    return found
+        if name.strip().lower() == HEARTBEAT:
+            asked = value.strip().strip('"')
+            return min(max(float(asked), SHORTEST_HEARTBEAT_S), PERIOD_S) if asked.isdecimal() else None
+    return None
 
 
-def responds_async(headers: Headers) -> bool:
-    return RESPOND_ASYNC in _preferences(headers)
-
-
-def heartbeat_s(headers: Headers) -> float | None:
-    """After how many seconds of silence a stream sends an empty line; `None` if the caller does not ask for it."""
-    asked = _preferences(headers).get(HEARTBEAT)
-    if asked is None or not asked.isdecimal():
-        return None
-    return min(max(float(asked), SHORTEST_HEARTBEAT_S), PERIOD_S)
-
-
-def last_event_id(headers: Headers) -> int | None:
-    """The event after which a stream of server-sent events goes on, as browsers and clients of them say it."""
-    given: Sequence[str] = headers.getlist("last-event-id")
-    return int(given[0]) if len(given) == 1 and re.fullmatch(r"\d{1,15}", given[0]) else None
-
-
-MOST_BYTES_INLINE = 2**16
 ADVICE = "name samples of a task with samples_from, or split the request: jobs.max_body_bytes bounds what is kept"
 
 
@@ -117,18 +100,11 @@ async def submitted(
     jobs, key = required(jobs), idempotency_key(request.headers)
     media_type = rollout_media_type(request.headers)
     body = await read_body(request, min(most_bytes, jobs.max_body_bytes), ADVICE, admitted.hold_body)
-    if len(body) <= MOST_BYTES_INLINE:
-        fingerprint, compressed = _fingerprint_of(body, media_type), compressed_body(body)
-    else:
-        fingerprint, compressed = await asyncio.to_thread(
-            lambda: (_fingerprint_of(body, media_type), compressed_body(body))
-        )
+    fingerprint, compressed = await asyncio.to_thread(
+        lambda: (_fingerprint_of(body, media_type), compressed_body(body))
+    )
     job_request = JobRequest(
-        namespace=caller.namespace,
-        media_type=media_type,
-        request_id=request_id,
-        key=key,
-        fingerprint=fingerprint,
+        namespace=caller.namespace, media_type=media_type, request_id=request_id, key=key, fingerprint=fingerprint
     )
     # The job holds its own: what this request held would count twice.
     admitted.free()
@@ -138,7 +114,7 @@ async def submitted(
 def required(jobs: JobRunner | None) -> JobRunner:
     """Raises `JobsNotConfigured`."""
     if jobs is None:
-        message = "the service's config has no jobs; post to /rollout, without Idempotency-Key and respond-async"
+        message = "the service's config has no jobs; post to /rollout, without Idempotency-Key"
         raise JobsNotConfigured.of("", message)
     return jobs
 

@@ -17,9 +17,9 @@ from service.access.keys import Caller
 from service.images.request_images import Location, RequestImages, none_taken
 from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
 
-SOURCE = re.compile(r"sha256:[0-9a-f]{64}\Z|data:|https?://")
+SOURCE = re.compile(r"sha256:[0-9a-f]{64}\Z|data:")
 NO_SOURCE = (
-    "it is not an image as this API has it: send a data URL, an address, or the name of an image that was uploaded, "
+    "it is not an image that the service takes here: send a data URL, or the name of an image that was uploaded, "
     "sha256: and its hash"
 )
 NOT_SHOWN = "a message of this role shows no images; show it in a message of role 'user'"

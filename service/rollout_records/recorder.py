@@ -3,7 +3,6 @@ alone: no rollout waits for them, and those that wait for the store take bounded
 """
 
 import asyncio
-import json
 import logging
 import pickle
 import time
@@ -18,11 +17,11 @@ from pydantic import BaseModel
 from ray.serve import metrics
 
 from deployments.failures import StoreLost
-from deployments.rollout_records.book import KeptRecord, RecordNote
+from deployments.rollout_records.book import KeptRecord
 from deployments.rollout_records.failures import RolloutUnknown, rollout_unknown
-from deployments.storage.group_commit import GroupCommit
+from deployments.rpc.batching import CallBatcher, group_commit
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.rollout_records import RecordedFork, RecordedReplay, RolloutRecord
+from rollout_client.contract.rollout_records import RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.rollouts.episode import Episode
@@ -65,7 +64,7 @@ class RolloutRecorder:
             "rollout_records_dropped",
             description="Records of rollouts that were dropped, because their store did not take them.",
         )
-        self._records = GroupCommit[tuple[KeptRecord, RecordNote | None], None](self._commit, lambda item: item[0].size)
+        self._records: CallBatcher[KeptRecord, None] = group_commit(self._commit, lambda record: record.size)
 
     def note(self, episode: Episode, result: SampleResult, ago_s: float = 0.0) -> None:
         """The rollout has ended with this result, so many seconds ago."""
@@ -113,7 +112,7 @@ class RolloutRecorder:
             self._drop()
             return
         self._held_bytes += record.size
-        kept = self._records.put((record, _note_for_parent(episode, owner)))
+        kept = self._records.add(record)
         kept.add_done_callback(partial(self._let_go, record.size))
 
     def _drop(self) -> None:
@@ -138,13 +137,6 @@ class RolloutRecorder:
             raise rollout_unknown(rollout_id)
         return kept[0]
 
-    async def annotate(self, rollout_id: str, caller: Caller, note: RecordedFork | RecordedReplay) -> None:
-        """Adds something that happened after its end to the record, if that is kept. The note can be lost."""
-        try:
-            await self.store.annotate([_record_note(rollout_id, caller.namespace, note)])
-        except StoreLost as lost:
-            logger.warning("A note on a rollout is lost: %s", lost, extra={"rollout_id": rollout_id})
-
     async def kept(self, rollout_id: str, caller: Caller) -> tuple[RolloutRecord, int] | None:
         """The record and its size in bytes; `None` if the caller has no rollout of this name. Raises `StoreLost`.
 
@@ -160,33 +152,15 @@ class RolloutRecorder:
                 return await asyncio.to_thread(_record_of, kept), kept.size
         return None
 
-    async def _commit(self, ended: list[tuple[KeptRecord, RecordNote | None]]) -> list[None]:
-        notes = [note for _, note in ended if note is not None]
+    async def _commit(self, ended: list[KeptRecord]) -> list[None]:
         try:
-            await self.store.keep([record for record, _ in ended])
-            if notes:
-                await self.store.annotate(notes)
+            await self.store.keep(ended)
         except StoreLost as lost:
             logger.warning("The records of %s rollouts are lost: %s", len(ended), lost)
             self._dropped.inc(len(ended))
         else:
             self._is_dropping = False
         return [None] * len(ended)
-
-
-def _record_note(rollout_id: str, owner: str, note: RecordedFork | RecordedReplay) -> RecordNote:
-    name = "forks" if isinstance(note, RecordedFork) else "replays"
-    return RecordNote(rollout_id, owner, name, note.model_dump_json(exclude_none=True).encode())
-
-
-def _note_for_parent(episode: Episode, owner: str) -> RecordNote | None:
-    """The fork in the record of the rollout that it was forked from; `None` for one that is not a fork."""
-    parent = episode.identity.parent
-    if parent is None:
-        return None
-    point = episode.start.prompt.end
-    fork = RecordedFork(rollout_id=episode.identity.rollout_id, turn=point["turn"], token=point["token"])
-    return _record_note(parent, owner, fork)
 
 
 def _record_of(kept: KeptRecord) -> RolloutRecord:
@@ -196,8 +170,6 @@ def _record_of(kept: KeptRecord) -> RolloutRecord:
 def fields_of_record(kept: KeptRecord) -> dict[str, Any]:
     """The fields of a `RolloutRecord`, its numbers in arrays."""
     fields: dict[str, Any] = pickle.loads(kept.data)
-    for note in kept.notes:
-        fields.setdefault(note.name, []).append(json.loads(note.data))
     return fields
 
 

@@ -145,7 +145,7 @@ class RolloutService:
         is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
         await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
         await refuse_bad_extra_env_info(request, request_id, self.environments)
-        request = await self._with_named_images(request, caller, progress)
+        request = await self._with_named_images(request, caller)
         maker = EpisodeMaker(
             request.model_copy(),
             request_context(request, request_id, caller),
@@ -175,14 +175,12 @@ class RolloutService:
         if self._records is not None:
             self._records.note(episode, result, ago_s)
 
-    async def _with_named_images(
-        self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None
-    ) -> RolloutRequest:
+    async def _with_named_images(self, request: RolloutRequest, caller: Caller) -> RolloutRequest:
         """Raises what `RequestImages.named` raises. Of a request that had others, the samples move to the copy."""
         if self._request_images is None:
             await refuse_images(request)
             return request
-        named = await self._request_images.named(request, caller, progress)
+        named = await self._request_images.named(request, caller)
         if named is not request:
             # Its sender may hold it until the answer is whole, and with it megabytes of each image.
             samples, request.samples = request.samples, []

@@ -49,7 +49,7 @@ UNOBSERVED = RolloutObserver()
 class ProgressLog(Protocol):
     """Keeps the progress of one request.
 
-    Guarantee: what `turn_ended`, `note_started` and `note_fetched` return for outlives this process.
+    Guarantee: what `turn_ended` and `note_started` return for outlives this process.
     """
 
     @property
@@ -59,15 +59,6 @@ class ProgressLog(Protocol):
 
     async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
         """Records the samples with the additions of their environments' starts."""
-        ...
-
-    @property
-    def fetched(self) -> Mapping[str, str]:
-        """The names of the images that were fetched before this process, by their addresses."""
-        ...
-
-    async def note_fetched(self, names: Mapping[str, str]) -> None:
-        """Records the names of images by their addresses, which may lead to others later."""
         ...
 
     @property

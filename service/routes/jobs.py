@@ -36,15 +36,10 @@ from service.http.openapi import (
     schema_of,
 )
 from service.http.request_body import read_json_body
-from service.http.streaming import EMPTY_LINE, PERIOD_S, SSE, SSE_HEARTBEAT, with_heartbeats
+from service.http.streaming import PERIOD_S, with_heartbeats
 from service.jobs.cursor import cursor_of
 from service.jobs.events import job_event_lines, pages_of
-from service.jobs.submission import (
-    heartbeat_s,
-    last_event_id,
-    required_key,
-    submitted,
-)
+from service.jobs.submission import heartbeat_s, required_key, submitted
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of
 from service.routes.dependencies import Admitted, Jobs, OptionalJobs, RequestId, Rollouts
 
@@ -62,14 +57,7 @@ JOB_STATUS = JobStatus(
 JOB_CURSOR = JobCursor(
     job_id=JOB_STATUS.job_id,
     event=2,
-    samples_from=[
-        SampleRange(
-            task_name="math",
-            start=512,
-            count=64,
-            without=[PlaceRange(start=512, count=1), PlaceRange(start=515, count=1)],
-        )
-    ],
+    samples_from=[SampleRange(task_name="math", start=512, count=64, without=[PlaceRange(start=515, count=1)])],
 )
 IDEMPOTENCY_KEY = header_parameter(
     "Idempotency-Key",
@@ -78,8 +66,7 @@ IDEMPOTENCY_KEY = header_parameter(
 )
 PREFER = header_parameter(
     "Prefer",
-    "`respond-async`: answer 202 and go on as a job; `heartbeat=15`: a stream that is silent for so many seconds sends "
-    "an empty line.",
+    "`heartbeat=15`: a stream that is silent for so many seconds sends an empty line.",
     "heartbeat=15",
 )
 CONTENT_ENCODING = header_parameter("Content-Encoding", "How the body is compressed: `gzip` or `zstd`.", "zstd")
@@ -123,7 +110,8 @@ async def submit_job(
 ) -> Response:
     """Takes the body of `POST /rollout`, and answers once the job has begun. It needs no listener to be played."""
     opened = await submitted(request, request_id, caller, rollouts.limits.max_body_bytes, admitted, jobs)
-    return accepted(opened.record)
+    headers = {"Location": f"/v1/jobs/{opened.record.job_id}"}
+    return Response(json_of(_status_of(opened.record)), 202, headers, media_type=JSON)
 
 
 @router.get(
@@ -134,7 +122,7 @@ async def submit_job(
 )
 async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     """The jobs of the caller's key, newest first."""
-    return JobList(jobs=[status_of(record) for record in await jobs.store.records(caller.namespace)])
+    return JobList(jobs=[_status_of(record) for record in await jobs.store.records(caller.namespace)])
 
 
 @router.get(
@@ -145,7 +133,7 @@ async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
 )
 async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """State and progress of the job."""
-    return status_of(await jobs.store.record(job_id, caller.namespace))
+    return _status_of(await jobs.store.record(job_id, caller.namespace))
 
 
 @router.get(
@@ -155,39 +143,29 @@ async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     summary="Get the events of a job",
     responses={
         200: {
-            "description": "One event a line, or server-sent events",
-            "content": {NDJSON: content(schema_of(JobEvent)), "text/event-stream": content({"type": "string"})},
+            "description": "One event a line",
+            "content": {NDJSON: content(schema_of(JobEvent))},
         },
         **refusals(JobUnknown, EventsAcknowledged, EventUnknown, JobsNotConfigured),
     },
-    openapi_extra={
-        "parameters": [
-            header_parameter("Last-Event-ID", "In place of `after`, as clients of server-sent events send it.", "7"),
-            PREFER,
-        ],
-    },
+    openapi_extra={"parameters": [PREFER]},
 )
 async def job_events(
     request: Request,
     job_id: JobId,
     jobs: Jobs,
     caller: AuthorizedCaller,
-    after: Annotated[int | None, Query(ge=0, lt=2**53, description="Goes on after the event of this number.")] = None,
+    after: Annotated[int, Query(ge=0, lt=2**53, description="Goes on after the event of this number.")] = 0,
     follow: Annotated[bool, Query(description="Whether to wait for events that are not there yet.")] = True,
 ) -> Response:
     """Streams each group when it has ended, then the summary or the problem. `after` continues a broken stream.
 
-    JSON lines, each a `JobEvent`; with `Accept: text/event-stream` server-sent events, which their clients continue
-    by `Last-Event-ID`. A stream that is silent for 15 s sends an empty line, or an empty comment.
+    JSON lines, each a `JobEvent`. A stream that is silent for 15 s sends an empty line.
     """
-    accepts_sse = SSE in request.headers.get("accept", "")
-    begin = after if after is not None else last_event_id(request.headers) or 0
-    pages = pages_of(jobs.store, job_id, caller.namespace, begin, follow)
-    first = await anext(pages)
-    lines = job_event_lines(first, pages, accepts_sse)
-    period_s = heartbeat_s(request.headers) or PERIOD_S
-    stream = with_heartbeats(lines, period_s, SSE_HEARTBEAT if accepts_sse else EMPTY_LINE)
-    return StreamingResponse(stream, media_type=SSE if accepts_sse else NDJSON)
+    pages = pages_of(jobs.store, job_id, caller.namespace, after, follow)
+    lines = job_event_lines(await anext(pages), pages)
+    stream = with_heartbeats(lines, heartbeat_s(request.headers) or PERIOD_S)
+    return StreamingResponse(stream, media_type=NDJSON)
 
 
 @router.get(
@@ -227,7 +205,7 @@ async def job_cursor(
 async def acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """Confirms the events up to `last`, which the service then need not keep."""
     acknowledged = await read_json_body(request, Acknowledgement, MOST_BYTES_OF_AN_ACKNOWLEDGEMENT, "send one number")
-    return status_of(await jobs.store.acknowledge(job_id, caller.namespace, acknowledged.last))
+    return _status_of(await jobs.store.acknowledge(job_id, caller.namespace, acknowledged.last))
 
 
 @router.delete(
@@ -257,15 +235,7 @@ async def delete_job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> Res
     return Response(status_code=204)
 
 
-def accepted(record: JobRecord, applied: str | None = None) -> Response:
-    """The 202 with the place of the job, and with the preference that was `applied`."""
-    headers = {"Location": f"/v1/jobs/{record.job_id}"}
-    if applied is not None:
-        headers["Preference-Applied"] = applied
-    return Response(json_of(status_of(record)), 202, headers, media_type=JSON)
-
-
-def status_of(record: JobRecord) -> JobStatus:
+def _status_of(record: JobRecord) -> JobStatus:
     return JobStatus(
         job_id=record.job_id,
         state=record.state,

@@ -1,7 +1,6 @@
 """`POST /replay`: the tokens of a rollout generated again, and whether they are equal."""
 
 import asyncio
-import time
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -11,7 +10,6 @@ from deployments.policy.failures import PolicyNotCurrent
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
 from rollout_client.contract.origins import GenerationOrigin, ReplayRecord
 from rollout_client.contract.replay import ReplayRequest, ReplayResponse
-from rollout_client.contract.rollout_records import RecordedReplay
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
@@ -66,19 +64,7 @@ async def replay(
     if (usage := services.rollouts.admission.usage_of(caller)) is not None:
         await usage.take(len(recorded.token_ids))
     answer = await services.replayer.replay(recorded, request_id, caller)
-    if asked.rollout is None:
-        await note_verdict(answer, services, caller)
     return Response(answer.model_dump_json(exclude_none=True), media_type=JSON)
-
-
-async def note_verdict(answer: ReplayResponse, services: AppServices, caller: Caller) -> None:
-    """Notes the verdict in the rollout's record, where it has one."""
-    if services.records is None or answer.rollout_id is None:
-        return
-    note = RecordedReplay(
-        at=time.time(), verdict=answer.verdict, tokens=answer.tokens, largest_difference=answer.largest_difference
-    )
-    await services.records.annotate(answer.rollout_id, caller, note)
 
 
 def parsed(body: bytearray) -> ReplayRequest:

@@ -11,7 +11,6 @@ from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
-from rollout_client.contract.jobs import RESPOND_ASYNC
 from rollout_client.contract.rollouts import PolicyVersions, RolloutResponse
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.examples import REQUEST_ID, RESULT
@@ -20,7 +19,6 @@ from service.http.openapi import (
     BINARY,
     content,
     json_content,
-    json_response,
     limited,
     refusal,
     refusals,
@@ -33,7 +31,6 @@ from service.jobs.submission import (
     heartbeat_s,
     idempotency_key,
     required,
-    responds_async,
     submitted,
 )
 from service.problems import RequestProblem, internal_error
@@ -50,7 +47,7 @@ from service.rollout_requests.result_encoding import (
     summary_line,
 )
 from service.routes.dependencies import Admitted, OptionalJobs, RequestId, Rollouts
-from service.routes.jobs import CONTENT_ENCODING, IDEMPOTENCY_KEY, JOB_STATUS, PREFER, ROLLOUT_BODY, accepted
+from service.routes.jobs import CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER, ROLLOUT_BODY
 
 ROLLOUT_RESPONSE = RolloutResponse(
     request_id=REQUEST_ID,
@@ -75,7 +72,6 @@ router = APIRouter(tags=["rollouts"])
                 ARROW: content(BINARY),
             },
         },
-        202: {**json_response(JOB_STATUS), "description": "A job, as `Prefer: respond-async` asks"},
         429: limited(JobsFull),
         502: refusal(["A sample failed, and the request said on_error: fail"]),
         **refusals(
@@ -102,13 +98,10 @@ async def rollout(
 
     `Accept: application/x-ndjson` streams each rollout when it ends; `Accept: application/vnd.apache.arrow.stream`
     responds in Arrow. With an `Idempotency-Key` the request can be posted again: it attaches to the one that runs, or
-    gets its answer. With `Prefer: respond-async` it becomes a job (`/jobs`).
+    gets its answer.
     """
-    is_async = responds_async(request.headers)
-    if is_async or idempotency_key(request.headers) is not None:
+    if idempotency_key(request.headers) is not None:
         opened = await submitted(request, request_id, caller, rollouts.limits.max_body_bytes, admitted, jobs)
-        if is_async:
-            return accepted(opened.record, RESPOND_ASYNC)
         runner, job_id = required(jobs), opened.record.job_id
         pages = pages_of(runner.store, job_id, caller.namespace, after=0)
         accepted_types, gathering = request.headers.get("accept", ""), runner.gathering(job_id)

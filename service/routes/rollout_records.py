@@ -96,7 +96,7 @@ async def answer(reports: TrainerReports, given: Sequence[TrainerReport], caller
         share_beyond=outcome.all.share_beyond,
         largest_ratio=outcome.all.largest_ratio,
         refused=[RefusedReport(rollout_id=name, message=message) for name, message in outcome.refused],
-        causes=[MismatchCause(**asdict(one.finding), since=one.since, last=one.last) for one in outcome.causes],
+        causes=[MismatchCause(**asdict(finding)) for finding in outcome.causes],
     )
     return Response(json_of(said), media_type=JSON)
 

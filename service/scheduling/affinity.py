@@ -42,10 +42,6 @@ class ReplicaAffinity:
         self._group_sizes: Counter[str] = Counter()
         self._load: Counter[str] = Counter()
 
-    def load_of(self, replica: str) -> int:
-        """How many rollouts are assigned to the replica."""
-        return self._load[replica]
-
     def assignment_of(
         self,
         rollout_id: str,

@@ -32,8 +32,8 @@ class Flow(Generic[Item, Name]):
     weight: float
     virtual_time: float
     """The virtual time of its next item."""
-    waiting: "dict[Name, _ItemsInLane[Item] | _ItemsOfParts[Item, Name]]" = field(default_factory=dict)
-    """By lane; only lanes in which items of the flow wait."""
+    waiting: "dict[Name, _ItemsInLane[Item]]" = field(default_factory=dict)
+    """By lane; only lanes in which items of the flow wait. Those of a divided flow are in its parts."""
     parts: "FairQueue[Item, Name] | None" = None
     """Which of its parts is next, if it is divided. Its parts are the flows of that queue."""
 
@@ -43,10 +43,6 @@ class _ItemsInLane(Generic[Item]):
     """The items of one flow in one lane."""
 
     by_rank: dict[int, "OrderedDict[Item, None]"] = field(default_factory=dict)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.by_rank
 
     def add(self, item: Item, rank: int) -> None:
         if rank not in self.by_rank:
@@ -67,30 +63,6 @@ class _ItemsInLane(Generic[Item]):
 
 
 @dataclass(slots=True, eq=False)
-class _ItemsOfParts(Generic[Item, Name]):
-    """The items of one flow in one lane, where the flow is divided."""
-
-    parts: "FairQueue[Item, Name]"
-    lane: Name
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.parts.size_of(self.lane)
-
-    def add(self, item: Item, part: Flow[Item, Name], rank: int) -> None:
-        self.parts.add(item, self.lane, part, rank)
-
-    def remove(self, item: Item, _rank: int) -> None:
-        self.parts.remove(item)
-
-    def first(self) -> Item:
-        return self.parts.first_flow_of(self.lane).waiting[self.lane].first()
-
-    def last(self) -> Item:
-        return self.parts.first_flow_of(self.lane).waiting[self.lane].last()
-
-
-@dataclass(slots=True, eq=False)
 class _Place(Generic[Item, Name]):
     """The place where an item waits."""
 
@@ -104,20 +76,11 @@ class _Place(Generic[Item, Name]):
 class _Lane(Generic[Item, Name]):
     """The items that one server can start."""
 
-    flows: list[tuple[float, int, Flow[Item, Name], _ItemsInLane[Item] | _ItemsOfParts[Item, Name]]] = field(
-        default_factory=list
-    )
-    """A heap by virtual time. An entry that is out of date is mended when it reaches the top."""
+    flows: list[tuple[float, int, Flow[Item, Name], _ItemsInLane[Item]]] = field(default_factory=list)
+    """A heap by virtual time. An entry that is out of date, as of a flow that has left the lane, is mended or dropped
+    when it reaches the top."""
     size: int = 0
     """Items that wait."""
-    outdated: int = 0
-    """Entries of `flows` whose flow has left the lane."""
-
-    def drop_outdated(self, name: Name) -> None:
-        """Removes outdated entries; `name` is the lane's own."""
-        self.flows = [entry for entry in self.flows if entry[2].waiting.get(name) is entry[3]]
-        heapq.heapify(self.flows)
-        self.outdated = 0
 
 
 class FairQueue(Generic[Item, Name]):
@@ -187,13 +150,13 @@ class FairQueue(Generic[Item, Name]):
             in_lane = self._lanes[lane] = _Lane()
         items = flow.waiting.get(lane)
         if items is None:
-            items = flow.waiting[lane] = _ItemsInLane() if flow.parts is None else _ItemsOfParts(flow.parts, lane)
+            items = flow.waiting[lane] = _ItemsInLane()
             heapq.heappush(in_lane.flows, (flow.virtual_time, next(self._numbers), flow, items))
-        if isinstance(items, _ItemsOfParts):
-            assert part is not None
-            items.add(item, part, rank)
-        else:
+        if flow.parts is None:
             items.add(item, rank)
+        else:
+            assert part is not None
+            flow.parts.add(item, lane, part, rank)
         in_lane.size += 1
         self._places[item] = _Place(lane, flow, part, rank)
 
@@ -209,15 +172,15 @@ class FairQueue(Generic[Item, Name]):
         place = self._places.pop(item)
         name, flow = place.lane, place.flow
         items, lane = flow.waiting[name], self._lanes[name]
-        items.remove(item, place.rank)
+        if flow.parts is None:
+            items.remove(item, place.rank)
+        else:
+            flow.parts.remove(item)
         lane.size -= 1
-        if items.is_empty:
+        if not (items.by_rank if flow.parts is None else flow.parts.size_of(name)):
             del flow.waiting[name]
-            lane.outdated += 1
         if not lane.size:
             del self._lanes[name]
-        elif lane.outdated > len(lane.flows) // 2:
-            lane.drop_outdated(name)
 
     def size_of(self, lane: Name) -> int:
         """The number of items that wait in the lane."""
@@ -230,13 +193,17 @@ class FairQueue(Generic[Item, Name]):
 
     def first_of(self, lane: Name) -> Item | None:
         """The item that is next in the lane; `None` if none waits there."""
-        flow = self.first_flow(lane)
-        return None if flow is None else flow.waiting[lane].first()
+        flow = self._first_flow(lane)
+        if flow is None:
+            return None
+        return flow.waiting[lane].first() if flow.parts is None else flow.parts.first_of(lane)
 
     def last_of(self, lane: Name) -> Item | None:
         """The last item of the flow that is next in the lane: of the lowest rank the youngest."""
-        flow = self.first_flow(lane)
-        return None if flow is None else flow.waiting[lane].last()
+        flow = self._first_flow(lane)
+        if flow is None:
+            return None
+        return flow.waiting[lane].last() if flow.parts is None else flow.parts.last_of(lane)
 
     def items_of(self, lane: Name) -> list[Item]:
         """All items that wait in the lane, the oldest first."""
@@ -244,11 +211,11 @@ class FairQueue(Generic[Item, Name]):
 
     def first_flow_of(self, name: Name) -> Flow[Item, Name]:
         """The flow that is next in the lane, in which items wait."""
-        flow = self.first_flow(name)
+        flow = self._first_flow(name)
         assert flow is not None
         return flow
 
-    def first_flow(self, name: Name) -> Flow[Item, Name] | None:
+    def _first_flow(self, name: Name) -> Flow[Item, Name] | None:
         """The flow that is next in the lane; `None` if none waits there."""
         lane = self._lanes.get(name)
         if lane is None:
@@ -257,7 +224,6 @@ class FairQueue(Generic[Item, Name]):
             virtual_time, number, flow, items = lane.flows[0]
             if flow.waiting.get(name) is not items:
                 heapq.heappop(lane.flows)
-                lane.outdated -= 1
             elif virtual_time != flow.virtual_time:
                 heapq.heapreplace(lane.flows, (flow.virtual_time, number, flow, items))
             else:

@@ -253,7 +253,7 @@ class GenerationScheduler:
                 self._affinity.move(generation.request.rollout_id, other)
                 replica, window = other, self._replicas.windows[other]
         self._wait(generation, replica)
-        has_room = self._has_room(window, generation)
+        has_room = window.has_room(generation.kv_tokens, generation.sequences)
         if has_room and self._queue.next_at(replica, window.turns, self._turn) is generation:
             self._start(generation, window)
 
@@ -293,7 +293,7 @@ class GenerationScheduler:
                 self._queue.remove(generation)
                 self._affinity.move(generation.request.rollout_id, replica)
                 self._wait(generation, replica)
-            if generation is None or not self._has_room(window, generation):
+            if generation is None or not window.has_room(generation.kv_tokens, generation.sequences):
                 break
             self._start(generation, window)
             started.append(generation)
@@ -318,9 +318,6 @@ class GenerationScheduler:
         generation.replica = replica
         self._queue.wait(generation, replica, min(generation.request.turn, HIGHEST_RANK))
         self._free.pop(replica, None)
-
-    def _has_room(self, window: ReplicaWindow, generation: ScheduledGeneration) -> bool:
-        return window.has_room(generation.kv_tokens, generation.sequences)
 
     def _pays(self, generation: ScheduledGeneration, replica: str, other: str) -> bool:
         """Whether the wait that `other` saves is longer than computing there what `replica` has cached."""

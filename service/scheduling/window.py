@@ -20,22 +20,20 @@ from dataclasses import dataclass
 
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 
-UNNAMED = ""
-"""Stands for the policy without a name."""
-
 
 class AdapterTurns:
-    """The turns on one replica. Generations of the unnamed policy need no adapter, unless its weights are one."""
+    """The turns on one replica. Generations of the policy without a name, `None`, need no adapter, unless its weights
+    are one."""
 
     def __init__(self, most: float = math.inf) -> None:
         self.most = most
-        self._running: Counter[str] = Counter()
+        self._running: Counter[str | None] = Counter()
         """Generations by policy."""
-        self._ending: set[str] = set()
-        self._elsewhere: frozenset[str] = frozenset()
+        self._ending: set[str | None] = set()
+        self._elsewhere: frozenset[str | None] = frozenset()
         """Policies that have generations there from other ingress replicas only."""
         self._unnamed_has_adapter = False
-        self._served: Counter[str] = Counter()
+        self._served: Counter[str | None] = Counter()
         """Charges to the flows of each policy in this turn while others were there."""
 
     @property
@@ -46,7 +44,7 @@ class AdapterTurns:
     @property
     def _adapters(self) -> int:
         """The number of adapters that the generations of this ingress need."""
-        return len(self._running) - (UNNAMED in self._running and not self._unnamed_has_adapter)
+        return len(self._running) - (None in self._running and not self._unnamed_has_adapter)
 
     def needs_turn(self, policy: str | None) -> bool:
         """Whether its generations need an adapter."""
@@ -54,15 +52,14 @@ class AdapterTurns:
 
     def may_start_without_end_of(self, policy: str | None) -> bool:
         """Whether another policy could start although this one goes on."""
-        return (policy or UNNAMED) not in self._running or self._adapters < self.most
+        return policy not in self._running or self._adapters < self.most
 
     def may_start(self, policy: str | None) -> bool:
         """Whether a generation of this policy may start."""
-        name = policy or UNNAMED
         if not self.needs_turn(policy):
             return True
-        if name in self._running:
-            return name not in self._ending
+        if policy in self._running:
+            return policy not in self._ending
         return self._adapters < self.most
 
     def observe(self, policies: Collection[str], unnamed_has_adapter: bool) -> None:
@@ -73,7 +70,7 @@ class AdapterTurns:
         """
         self._unnamed_has_adapter = unnamed_has_adapter
         if not unnamed_has_adapter:
-            self._ending.discard(UNNAMED)
+            self._ending.discard(None)
         self._elsewhere = frozenset(policies) - self._running.keys()
         if not self._is_crowded:
             self._served.clear()
@@ -85,28 +82,25 @@ class AdapterTurns:
 
     def passes_over_others(self, policy: str | None, turn: float) -> bool:
         """Whether the policy has had more than a turn while the engine passes over those of other ingress replicas."""
-        return self._is_crowded and self._served[policy or UNNAMED] > turn
+        return self._is_crowded and self._served[policy] > turn
 
     def add(self, policy: str | None, cost: float = 0.0) -> None:
         """Counts a generation; `cost` is the charge to its flow, divided by the flow's weight."""
-        name = policy or UNNAMED
-        self._running[name] += 1
+        self._running[policy] += 1
         if self._elsewhere:
-            self._served[name] += int(cost)
+            self._served[policy] += int(cost)
 
     def remove(self, policy: str | None) -> None:
-        name = policy or UNNAMED
-        self._running[name] -= 1
-        if not self._running[name]:
-            del self._running[name]
-            del self._served[name]
-            self._ending.discard(name)
+        self._running[policy] -= 1
+        if not self._running[policy]:
+            del self._running[policy]
+            del self._served[policy]
+            self._ending.discard(policy)
 
     def end_turn(self, policy: str | None) -> None:
         """Lets no further generation of the policy start until those that run have ended."""
-        name = policy or UNNAMED
-        if self.needs_turn(policy) and name in self._running:
-            self._ending.add(name)
+        if self.needs_turn(policy) and policy in self._running:
+            self._ending.add(policy)
 
 
 LARGEST_PART = 1 / 2

@@ -169,8 +169,6 @@ def test_the_image_store_is_there_where_the_config_has_images() -> None:
         "max_image_bytes": 20 * 2**20,
         "max_pixels": 16_000_000,
         "max_images": 64,
-        "allowed_hosts": [],
-        "fetch_timeout_s": 10,
     }
     assert settings.ray_actor_options()["Images"] == {"num_cpus": 0.1}
 

@@ -16,7 +16,6 @@ JobState = Literal["waiting", "running", "completed", "failed"]
 IDEMPOTENCY_KEY = "idempotency-key"
 """The header that names a request: sent again with the same body it is the same run."""
 PREFER = "prefer"
-RESPOND_ASYNC = "respond-async"
 HEARTBEAT = "heartbeat"
 """A preference with a number of seconds: a stream that is silent for so long sends an empty line."""
 EventNumber = Annotated[int, Field(ge=0, lt=2**53)]

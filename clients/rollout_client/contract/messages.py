@@ -47,9 +47,9 @@ class ImagePart(Strict):
 
     type: Literal["image"]
     """Names the kind of part."""
-    image: str = Field(pattern=r"^(sha256:[0-9a-f]{64}$|data:image/|https?://)")
+    image: str = Field(pattern=r"^(sha256:[0-9a-f]{64}$|data:image/)")
     """The name of an image that was uploaded (`POST /v1/blobs`), as `sha256:` and its hash; or the image itself as a
-    data URL; or an address of one of the hosts that the service's config lists."""
+    data URL."""
 
 
 ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]

@@ -7,7 +7,6 @@ from pydantic import JsonValue
 
 from rollout_client.contract.base import Lenient
 from rollout_client.contract.mismatch import RolloutMismatch
-from rollout_client.contract.replay import ReplayVerdict
 from rollout_client.contract.rollouts import SampleResult, SampleStatus
 
 
@@ -63,30 +62,6 @@ class RecordedRetry(Lenient):
     """The failure, as a sentence."""
 
 
-class RecordedFork(Lenient):
-    """A rollout that was forked from this one and has ended."""
-
-    rollout_id: str
-    """The other rollout."""
-    turn: int | None = None
-    """The first turn of which it generated a token itself."""
-    token: int | None = None
-    """How many of its first tokens are those of this rollout."""
-
-
-class RecordedReplay(Lenient):
-    """A replay of this rollout."""
-
-    at: float
-    """When it ended."""
-    verdict: ReplayVerdict
-    """That of its answer."""
-    tokens: int | None = None
-    """Tokens of the log that were compared."""
-    largest_difference: float | None = None
-    """The largest difference of two log-probabilities of one token; null if none were compared."""
-
-
 class RecordedState(Lenient):
     """The environment's state of a rollout from one turn on, until that of a later turn."""
 
@@ -130,10 +105,6 @@ class RolloutRecord(Lenient):
     """How many of the request's `retries` it used."""
     mismatch: RolloutMismatch | None = None
     """The numbers that a trainer has reported last."""
-    forks: list[RecordedFork] = []  # noqa: RUF012 - pydantic copies it
-    """Rollouts that were forked from it, the last 256."""
-    replays: list[RecordedReplay] = []  # noqa: RUF012 - pydantic copies it
-    """Replays of the record by its id, the last 256."""
 
 
 class RecordedRollout(Lenient):

@@ -15,11 +15,11 @@ from deployments.jobs.failures import (
     KeyReused,
 )
 from deployments.jobs.records import Claim, JobWrite, OpenedJob
-from deployments.jobs.registry import BODY, JobRegistry
+from deployments.jobs.registry import BODY, BYTES_PER_JOB, JobRegistry
 from deployments.jobs.settings import JobsSettings
 from tests.deployments.jobs.stored_jobs import Asked, StoredJobs, asked, event, journal
 
-SETTINGS = JobsSettings(lease_s=5, keep_s=100, max_jobs=3, max_bytes=100)
+SETTINGS = JobsSettings(lease_s=5, keep_s=100, max_bytes=3 * BYTES_PER_JOB)
 
 
 class TimedJobs:
@@ -39,12 +39,12 @@ class TimedJobs:
         self.registry.commit(changes, self.now)
 
     def open(self, request: Asked, body: bytes = b"body") -> OpenedJob:
-        opened, changes = self.registry.open(*request, body, self.now, self.now)
+        opened, changes = self.registry.open(*request, body, self.now)
         self.commit(changes)
         return opened
 
     def claim(self, job_id: str, owner: str) -> Claim | None:
-        claim, changes = self.registry.claim(job_id, owner, self.now, self.now)
+        claim, changes = self.registry.claim(job_id, owner)
         self.commit(changes)
         return claim
 
@@ -109,76 +109,15 @@ def test_the_jobs_of_a_replica_that_is_silent_wait_for_another_one() -> None:
     assert (claim.record.owner, claim.record.epoch) == ("b", 2)
 
 
-def test_only_the_time_in_which_a_job_is_played_counts() -> None:
+def test_a_replica_that_asks_for_orders_keeps_the_jobs_that_it_says_it_plays() -> None:
     jobs = TimedJobs()
-
-    def heard(*owners: str, seconds: float) -> None:
-        """So much time passes, in which these are heard of every second."""
-        for _ in range(round(seconds)):
-            jobs.wait(1)
-            for owner in owners:
-                jobs.registry.poll(owner, (), jobs.now)
-
-    job_id = jobs.open(asked(owner="a")).record.job_id
-
-    def played_s() -> float:
-        return jobs.kept.records[job_id].played_s
-
-    heard("a", seconds=3)
-    jobs.write("a", JobWrite(job_id, 1, {journal(1): b"x"}))
-    assert played_s() == 3
-    heard("a", seconds=4)
-    jobs.wait(6)
-    assert (jobs.kept.records[job_id].state, played_s()) == ("waiting", 7)
-    jobs.wait(6)
-    jobs.claim(job_id, "b")
-    heard("b", seconds=2)
-    jobs.commit(jobs.registry.release("b", [job_id], False, jobs.now))
-    assert played_s() == 7, "it had no room for it"
-    heard("b", seconds=9)
-    jobs.claim(job_id, "b")
-    heard("b", seconds=10)
-    jobs.commit(jobs.registry.release("b", [job_id], True, jobs.now))
-    assert (jobs.kept.records[job_id].state, played_s()) == ("waiting", 7 + 10)
-
-
-def test_a_store_that_was_away_counts_what_was_written_before_and_what_it_hears_of_afterwards() -> None:
-    jobs = TimedJobs()
-    dead, alive = (jobs.open(asked(key=owner, owner=owner)).record.job_id for owner in "ab")
-    for owner, job_id in (("a", dead), ("b", alive)):
-        jobs.now = 4
-        jobs.write(owner, JobWrite(job_id, 1, {journal(1): b"x"}))
-    jobs.now = 1000
-    jobs.restart()
-    for _ in range(6):
-        jobs.wait(1)
-        jobs.registry.poll("b", (), jobs.now)
-    record = jobs.kept.records[dead]
-    assert (record.state, record.played_s) == ("waiting", 4)
-    jobs.wait(6)
-    record = jobs.kept.records[alive]
-    assert (record.state, record.played_s) == ("waiting", 1006)
-
-
-def test_a_job_of_a_store_that_did_not_count_yet_begins_with_nothing() -> None:
-    jobs = TimedJobs()
-    job_id = jobs.open(asked()).record.job_id
-    stored = jobs.kept.records[job_id]
-    jobs.kept.records[job_id] = replace(stored, played_until=None)
-    jobs.restart()
-    jobs.now = 500
-    jobs.write("a", JobWrite(job_id, 1, {journal(1): b"x"}))
-    assert jobs.kept.records[job_id].played_s == 0
-    assert jobs.claim(job_id, "c") is None, "another replica was first"
-
-
-def test_a_replica_that_asks_for_orders_keeps_its_jobs() -> None:
-    jobs = TimedJobs()
-    job_id = jobs.open(asked(owner="a")).record.job_id
+    played, broken_off = (jobs.open(asked(key=key, owner="a")).record.job_id for key in "12")
     for _ in range(10):
         jobs.wait(4)
-        assert jobs.registry.poll("a", [job_id], jobs.now).lost == []
-    assert jobs.kept.records[job_id].owner == "a"
+        assert jobs.registry.poll("a", [played], jobs.now).lost == []
+    assert [jobs.kept.records[job_id].owner for job_id in (played, broken_off)] == ["a", ""]
+    assert jobs.claim(broken_off, "b") is not None
+    assert jobs.claim(broken_off, "c") is None, "another replica was first"
 
 
 def test_a_store_that_was_away_counts_its_absence_against_nobody() -> None:
@@ -230,7 +169,7 @@ def test_the_end_removes_what_only_the_run_needed() -> None:
     assert set(jobs.kept.entries[job_id]) == {BODY, journal(2), event(1)}
     jobs.write("a", JobWrite(job_id, 1, {event(2): b"summary"}, ended="completed"))
     assert set(jobs.kept.entries[job_id]) == {event(1), event(2)}
-    assert jobs.registry.total.size_bytes == len(b"group") + len(b"summary")
+    assert jobs.registry.total_bytes == BYTES_PER_JOB + len(b"group") + len(b"summary")
 
 
 def test_the_same_key_gets_the_answer_until_it_expires() -> None:
@@ -288,9 +227,9 @@ def test_a_job_runs_without_listeners() -> None:
 def test_jobs_that_a_replica_gives_up_wait_for_another_one() -> None:
     jobs = TimedJobs()
     job_id = jobs.open(asked()).record.job_id
-    jobs.commit(jobs.registry.release("b", [job_id], True, jobs.now))
+    jobs.commit(jobs.registry.release("b", [job_id]))
     assert jobs.kept.records[job_id].state == "running", "it is not that replica's"
-    jobs.commit(jobs.registry.release("a", [job_id], True, jobs.now))
+    jobs.commit(jobs.registry.release("a", [job_id]))
     assert jobs.kept.records[job_id].state == "waiting"
 
 
@@ -300,34 +239,37 @@ def test_a_deleted_job_is_lost_to_its_replica_and_its_key_is_free() -> None:
     jobs.delete(job_id)
     assert jobs.registry.poll("a", [job_id], jobs.now).lost == [job_id]
     assert not jobs.write("a", JobWrite(job_id, 1, {event(1): b"x"}))
-    assert (jobs.registry.total.size_bytes, len(jobs.registry)) == (0, 0)
+    assert (jobs.registry.total_bytes, len(jobs.registry)) == (0, 0)
     assert jobs.open(asked()).record.job_id != job_id
 
 
 def test_what_is_kept_is_bounded() -> None:
     jobs = TimedJobs()
-    jobs.open(asked(key="1"), b"x" * 90)
-    with pytest.raises(JobsFull, match=r"of all callers have 90 bytes and jobs\.max_bytes allows 100"):
-        jobs.open(asked(key="2"), b"x" * 20)
-    jobs.open(asked(key="2"), b"")
-    jobs.open(asked(key="3"), b"")
-    with pytest.raises(JobsFull, match=r"3 jobs of all callers are kept and jobs\.max_jobs allows 3"):
-        jobs.open(asked(key="4"), b"")
+    jobs.open(asked(key="1"), b"x" * (2 * BYTES_PER_JOB - 10))
+    with pytest.raises(
+        JobsFull, match=r"of all callers take 196598 bytes and jobs\.max_bytes allows 196608; acknowledge or delete"
+    ):
+        jobs.open(asked(key="2"), b"")
     assert jobs.open(asked(key="1"), b"").claim is None, "a known key needs no room"
 
 
+def test_jobs_without_content_take_room_too() -> None:
+    jobs = TimedJobs()
+    for key in "123":
+        jobs.open(asked(key=key), b"")
+    with pytest.raises(JobsFull):
+        jobs.open(asked(key="4"), b"")
+
+
 def test_one_caller_takes_at_most_its_share_of_what_is_kept() -> None:
-    jobs = TimedJobs(replace_settings(max_jobs=4, max_share=0.5))
+    jobs = TimedJobs(replace_settings(max_bytes=4 * BYTES_PER_JOB, max_share=0.5))
     jobs.open(asked(key="1", namespace="team"), b"x" * 40)
     with pytest.raises(
-        JobsFull, match=r"this caller have 40 bytes and jobs\.max_bytes x jobs\.max_share \(0\.5\) allows 50"
+        JobsFull, match=r"this caller take 65576 bytes and jobs\.max_bytes x jobs\.max_share \(0\.5\) allows 131072"
     ):
-        jobs.open(asked(key="2", namespace="team"), b"x" * 20)
-    jobs.open(asked(key="2", namespace="team"), b"")
-    with pytest.raises(JobsFull, match=r"2 jobs of this caller are kept .* allows 2; delete"):
-        jobs.open(asked(key="3", namespace="team"), b"")
-    for key in ("1", "2"):
-        jobs.open(asked(key=key, namespace="others"), b"x" * 20)
+        jobs.open(asked(key="2", namespace="team"), b"")
+    for key in "12":
+        jobs.open(asked(key=key, namespace="others"), b"")
 
 
 def test_what_was_refused_takes_no_room_and_goes_once_those_who_waited_were_told() -> None:
@@ -337,9 +279,9 @@ def test_what_was_refused_takes_no_room_and_goes_once_those_who_waited_were_told
         refusal = JobWrite(job_id, 1, {event(1): b"problem"}, ended="failed", forgets_key=True)
         assert jobs.write("a", refusal)
         assert jobs.write("a", refusal), number
-    assert (len(jobs.registry), jobs.registry.total.size_bytes) == (5, 0)
+    assert (len(jobs.registry), jobs.registry.total_bytes) == (5, 0)
     jobs.restart()
-    assert (len(jobs.registry), jobs.registry.total.size_bytes) == (5, 0)
+    assert (len(jobs.registry), jobs.registry.total_bytes) == (5, 0)
     jobs.wait(59)
     assert jobs.registry.events_after(job_id, "", 0, 100) == [event(1)]
     jobs.wait(2)

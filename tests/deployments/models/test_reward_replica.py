@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.failures import EnvironmentLost, Overloaded
+from deployments.failures import EnvironmentLost
 from deployments.models import reward_client
 from deployments.models.reward_client import RemoteRewardModel
 from deployments.models.reward_replica import RewardModelReplica, batches
@@ -114,15 +114,6 @@ async def test_conversations_that_are_too_large_together_travel_in_several_calls
     # Each takes about 200 bytes and the JSON of its message.
     await asyncio.gather(*(model.score([*said("a"), *said("b" * 200)]) for _ in range(5)), return_exceptions=True)
     assert handle.calls == [2, 2, 1]
-
-
-@runs
-async def test_too_many_that_wait_are_refused_and_may_come_again() -> None:
-    full = replica(LengthScorer(), max_waiting=1)
-    with pytest.raises(Overloaded):
-        await full.score([said("a"), said("b")])
-    with pytest.raises(ModelUnavailable, match="0 conversations wait"):
-        await asyncio.gather(*map(RemoteRewardModel("helpful", Handle(full.score)).score, [said("a"), said("b")]))
 
 
 @pytest.mark.parametrize("error", [EnvironmentLost("The reward model died during the call."), RuntimeError("CUDA")])

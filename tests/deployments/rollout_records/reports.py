@@ -10,8 +10,6 @@ from deployments.rollout_records.comparison import ComparedRollout, TrainerRepor
 
 VOCABULARY = 40
 PROMPT = 3
-LATEST = {"": 99}
-"""Versions up to 99 were served."""
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -85,7 +83,7 @@ def reported(
 ) -> ComparedRollout:
     """The comparison with a trainer that has these log-probabilities at each place."""
     own = trained[np.arange(len(chosen)), chosen]
-    return compared(record, TrainerReport(record["rollout"]["rollout_id"], own, weight_version=version), LATEST)
+    return compared(record, TrainerReport(record["rollout"]["rollout_id"], own, weight_version=version))
 
 
 Trainer = Callable[[np.ndarray, int], np.ndarray]

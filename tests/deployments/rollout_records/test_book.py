@@ -8,11 +8,8 @@ from hypothesis import strategies as st
 
 from deployments.rollout_records.book import (
     BYTES_PER_ENTRY,
-    BYTES_PER_NOTE,
-    MOST_NOTES,
     KeptRecord,
     RecordBook,
-    RecordNote,
 )
 from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.settings import RolloutRecordsSettings
@@ -63,46 +60,14 @@ def test_records_expire_in_the_order_in_which_they_came_whatever_the_clocks_of_t
     assert (len(kept), kept.size) == (0, 0)
 
 
-def note(rollout_id: str, owner: str = "", name: str = "forks", data: bytes = b"") -> RecordNote:
-    return RecordNote(rollout_id, owner, name, data)
-
-
-def test_a_note_is_added_to_its_owners_record_alone_and_counts_as_bytes() -> None:
-    kept = book(4)
-    kept.put(record("a", "anna"))
-    kept.add_note(note("a", "ben"))
-    kept.add_note(note("unknown", "anna"))
-    kept.add_note(note("a", "anna", data=b"123"))
-    assert kept.record("a", "anna").notes == (note("a", "anna", data=b"123"),)
-    assert kept.size == BYTES_PER_ENTRY + BYTES_PER_NOTE + 3
-
-
-def test_notes_beyond_the_bound_take_the_place_of_the_oldest_of_their_name() -> None:
-    kept = book(1000)
-    kept.put(record("a"))
-    kept.add_note(note("a", name="replays"))
-    for number in range(MOST_NOTES + 2):
-        kept.add_note(note("a", data=str(number).encode()))
-    notes = kept.record("a", "").notes
-    assert [one.name for one in notes if one.name != "forks"] == ["replays"]
-    assert [int(one.data) for one in notes if one.name == "forks"] == list(range(2, MOST_NOTES + 2))
-
-
-def test_a_note_that_has_no_room_is_left_and_costs_no_record() -> None:
-    kept = book(2)
-    kept.put(record("a"))
-    kept.put(record("b"))
-    kept.add_note(note("a"))
-    assert (ids(kept), kept.record("a", "").notes) == (["b", "a"], ())
-
-
-def test_new_data_of_a_record_keeps_the_notes_that_came_meanwhile() -> None:
+def test_new_data_of_a_record_that_is_not_kept_any_more_is_left() -> None:
     kept = book(4)
     kept.put(record("a"))
     read = kept.record("a", "")
-    kept.add_note(note("a"))
     kept.replace_data(read, b"new")
-    assert (kept.record("a", "").data, kept.record("a", "").notes) == (b"new", (note("a"),))
+    assert kept.record("a", "").data == b"new"
+    kept.replace_data(read, b"late")
+    assert kept.record("a", "").data == b"new"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("xy"), st.integers(0, 900)), max_size=40))
@@ -110,7 +75,6 @@ def test_the_bound_of_bytes_always_holds_and_the_sizes_add_up(puts: list[tuple[s
     kept = book(4)
     for second, (rollout_id, owner, size) in enumerate(puts):
         kept.put(record(rollout_id, owner, size, float(second)))
-        kept.add_note(note(rollout_id, "x", data=bytes(size % 7)))
         of_owners = [one for name in "xy" for one in kept.newest(name)]
         assert kept.size == sum(one.size for one in of_owners) <= 4 * BYTES_PER_ENTRY
         assert len(kept) == len(of_owners)

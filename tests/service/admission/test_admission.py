@@ -289,7 +289,7 @@ def test_the_bodies_of_one_key_leave_room_for_those_of_others() -> None:
         status, _, message = refusal(raised.value)
         assert (status, raised.value.problem.type) == (429, "urn:rollout:problem:quota-exceeded")
         assert message.startswith(
-            "50 bytes of bodies are in flight here and half of admission.replica.max_body_bytes for one key allows 50;"
+            "50 bytes of bodies are in flight here and admission.replica.max_body_bytes (half for one key) allows 50;"
         )
         with admission_.admitted(0, with_quotas("other")) as other:
             other.hold_body(50)

@@ -1,47 +1,29 @@
-"""What may be in flight: no bound is exceeded, nothing stays reserved, and a refused request is told when to come."""
-
-import tracemalloc
+"""What may be in flight: no bound is exceeded, and nothing stays reserved."""
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from service.admission.capacity import (
-    LONGEST_WAIT_S,
-    RATE_WINDOW_S,
     RESOURCES,
-    SHORTEST_WAIT_S,
-    SPREAD,
-    UNKNOWN_WAIT_S,
     Amounts,
     Bound,
     BoundExceeded,
     Capacity,
     CapacityExhausted,
     Reservation,
-    Resource,
 )
 
 
-def bounds(**most: int) -> dict[Resource, Bound]:
-    return {resource: Bound(most[resource], f"most {resource}") for resource in RESOURCES if resource in most}
-
-
-def capacity_of(rollouts: int, of_service: int | None = None) -> Capacity:
-    service = {} if of_service is None else bounds(rollouts=of_service)
-    return Capacity(bounds(rollouts=rollouts), service, draw=lambda: 0.0)
-
-
-def admitted(capacity: Capacity, rollouts: int, now: float = 0.0, replicas: int = 1) -> Reservation:
+def admitted(capacity: Capacity, rollouts: int) -> Reservation:
     reservation = Reservation()
-    capacity.grow(reservation, Amounts(rollouts), replicas, now)
+    capacity.grow(reservation, Amounts(rollouts))
     return reservation
 
 
-def refused(capacity: Capacity, rollouts: int, now: float = 0.0, replicas: int = 1) -> CapacityExhausted:
+def refused(capacity: Capacity, rollouts: int) -> CapacityExhausted:
     with pytest.raises(CapacityExhausted) as raised:
-        admitted(capacity, rollouts, now, replicas)
+        admitted(capacity, rollouts)
     return raised.value
 
 
@@ -51,15 +33,12 @@ amounts = st.builds(Amounts, st.integers(0, 12), st.integers(0, 120), st.integer
 class Requests(RuleBasedStateMachine):
     """Requests that come, grow and end in any order."""
 
-    @initialize(most=amounts, replicas=st.integers(1, 4), service=st.integers(1, 20))
-    def set_up(self, most: Amounts, replicas: int, service: int) -> None:
+    @initialize(most=amounts, share=st.integers(1, 20), of_one=st.integers(0, 20))
+    def set_up(self, most: Amounts, share: int, of_one: int) -> None:
         self.most = Amounts(most.rollouts + 1, most.tokens + 1, most.body_bytes + 1)
-        of_replica = bounds(**{resource: self.most.of(resource) for resource in RESOURCES})
-        self.service = service
-        self.replicas = replicas
-        self.capacity = Capacity(of_replica, bounds(rollouts=service))
+        self.share = Bound("rollouts", share, "share", of_one)
+        self.capacity = Capacity([*(Bound(each, self.most.of(each), "most") for each in RESOURCES), self.share])
         self.reservations: list[Reservation] = []
-        self.now = 0.0
 
     @rule(wanted=amounts)
     def open(self, wanted: Amounts) -> None:
@@ -72,22 +51,19 @@ class Requests(RuleBasedStateMachine):
         if self.reservations:
             self._grow(self.reservations[which % len(self.reservations)], wanted)
 
-    @rule(which=st.integers(0), times=st.integers(1, 2), seconds=st.floats(0, 100))
-    def close(self, which: int, times: int, seconds: float) -> None:
-        self.now += seconds
+    @rule(which=st.integers(0), times=st.integers(1, 2))
+    def close(self, which: int, times: int) -> None:
         if self.reservations:
             reservation = self.reservations.pop(which % len(self.reservations))
             for _ in range(times):
-                self.capacity.close(reservation, self.now)
+                self.capacity.close(reservation)
 
     def _grow(self, reservation: Reservation, wanted: Amounts) -> None:
         before, total = reservation.held, self.capacity.in_flight
         try:
-            self.capacity.grow(reservation, wanted, self.replicas, self.now)
-        except (BoundExceeded, CapacityExhausted) as refusal:
+            self.capacity.grow(reservation, wanted)
+        except (BoundExceeded, CapacityExhausted):
             assert (reservation.held, self.capacity.in_flight) == (before, total)
-            wait_s = getattr(refusal, "retry_after_s", SHORTEST_WAIT_S)
-            assert SHORTEST_WAIT_S <= wait_s <= LONGEST_WAIT_S * (1 + SPREAD)
         else:
             assert all(reservation.held.of(each) >= wanted.of(each) for each in RESOURCES)
 
@@ -102,118 +78,55 @@ class Requests(RuleBasedStateMachine):
         for resource in RESOURCES:
             assert self.capacity.in_flight.of(resource) <= self.most.of(resource)
         rollouts = [reservation.held.rollouts for reservation in self.reservations if reservation.held.rollouts]
-        if len(rollouts) > 1:
-            assert sum(rollouts) <= max(-(-self.service // self.replicas), max(rollouts))
-        assert sum(rollouts) <= self.service or len(rollouts) == 0
+        alone = max(self.share.most, self.share.most_of_one)
+        assert sum(rollouts) <= (self.share.most if len(rollouts) > 1 else alone)
 
 
 TestRequests = Requests.TestCase
 
 
 def test_a_request_is_refused_while_others_hold_too_much_and_admitted_when_they_have_ended() -> None:
-    capacity = capacity_of(rollouts=10)
+    bound = Bound("rollouts", 10, "most rollouts")
+    capacity = Capacity([bound])
     first = admitted(capacity, 7)
     refusal = refused(capacity, 4)
-    assert (refusal.resource, refusal.in_flight, refusal.bound) == ("rollouts", 7, Bound(10, "most rollouts"))
+    assert (refusal.in_flight, refusal.bound) == (7, bound)
     admitted(capacity, 3)
-    capacity.close(first, 1.0)
+    capacity.close(first)
     admitted(capacity, 7)
     assert capacity.in_flight == Amounts(rollouts=10)
 
 
-def test_a_request_that_exceeds_a_bound_by_itself_is_refused_for_good() -> None:
-    for capacity, exceeded in (
-        (capacity_of(10), Bound(10, "most rollouts")),
-        (capacity_of(100, of_service=10), Bound(10, "most rollouts")),
-    ):
+def test_a_request_that_exceeds_a_bound_by_itself_is_refused_for_good_whatever_is_in_flight() -> None:
+    exceeded = Bound("rollouts", 4, "share", 10)
+    capacity = Capacity([Bound("rollouts", 100, "most"), exceeded])
+    for in_flight in (0, 4):
+        admitted(capacity, in_flight)
         with pytest.raises(BoundExceeded) as raised:
             admitted(capacity, 11)
-        assert (raised.value.resource, raised.value.wanted, raised.value.bound) == ("rollouts", 11, exceeded)
-
-
-def test_each_ingress_replica_has_its_share_of_the_services_bounds() -> None:
-    capacity = capacity_of(100, of_service=10)
-    admitted(capacity, 3, replicas=3)
-    assert refused(capacity, 2, replicas=3).bound.most == 4
-    admitted(capacity, 1, replicas=3)
-    assert refused(capacity, 1, replicas=3).bound.most == 4
-    # Now there are fewer replicas.
-    admitted(capacity, 1, replicas=2)
+        assert (raised.value.wanted, raised.value.bound) == (11, exceeded)
 
 
 def test_a_single_request_may_be_larger_than_the_share_and_then_no_other_one_is_admitted() -> None:
-    capacity = capacity_of(100, of_service=10)
-    large = admitted(capacity, 10, replicas=3)
-    refused(capacity, 1, replicas=3)
-    capacity.close(large, 0.0)
-    admitted(capacity, 1, replicas=3)
-    refused(capacity, 10, replicas=3)
+    capacity = Capacity([Bound("rollouts", 4, "share", 10)])
+    large = admitted(capacity, 10)
+    refused(capacity, 1)
+    capacity.close(large)
+    admitted(capacity, 1)
+    refused(capacity, 10)
+
+
+def test_new_bounds_hold_for_what_grows_from_then_on() -> None:
+    capacity = Capacity([Bound("rollouts", 4, "share")])
+    admitted(capacity, 4)
+    refused(capacity, 1)
+    capacity.bounds = [Bound("rollouts", 5, "share")]
+    admitted(capacity, 1)
 
 
 def test_a_reservation_does_not_shrink() -> None:
-    capacity = Capacity({}, {})
+    capacity = Capacity()
     reservation = Reservation()
-    capacity.grow(reservation, Amounts(rollouts=1, tokens=1, body_bytes=100), 1, 0.0)
-    capacity.grow(reservation, Amounts(rollouts=8, tokens=80), 1, 0.0)
+    capacity.grow(reservation, Amounts(rollouts=1, tokens=1, body_bytes=100))
+    capacity.grow(reservation, Amounts(rollouts=8, tokens=80))
     assert capacity.in_flight == reservation.held == Amounts(8, 80, 100)
-
-
-# How long a refused request waits
-
-
-def after_releases(rollouts: int, count: int, every_s: float) -> Capacity:
-    """Full with 100 rollouts, after `count` requests of `rollouts` rollouts have ended, one every `every_s`."""
-    capacity = capacity_of(rollouts=100)
-    for number in range(count):
-        capacity.close(admitted(capacity, rollouts), number * every_s)
-    admitted(capacity, 100)
-    return capacity
-
-
-def test_while_nothing_has_ended_a_fixed_time_is_waited() -> None:
-    capacity = capacity_of(1)
-    admitted(capacity, 1)
-    assert refused(capacity, 1).retry_after_s == UNKNOWN_WAIT_S
-
-
-def test_the_wait_is_the_shortage_divided_by_the_rate_at_which_rollouts_end() -> None:
-    # 50 rollouts in 10 s, and 20 are missing.
-    capacity = after_releases(5, count=10, every_s=1.0)
-    assert refused(capacity, 20, now=10.0).retry_after_s == pytest.approx(20 / 5)
-
-
-def test_those_that_wait_are_told_to_come_one_after_the_other() -> None:
-    capacity = after_releases(5, count=10, every_s=1.0)
-    waits = [refused(capacity, 20, now=10.0).retry_after_s for _ in range(9)]
-    assert waits == pytest.approx([4, 8, 12, 16, 20, 24, 28, LONGEST_WAIT_S, LONGEST_WAIT_S])
-
-
-def test_a_request_that_has_not_said_what_it_wants_counts_as_much_as_those_that_ended() -> None:
-    capacity = after_releases(10, count=10, every_s=1.0)
-    assert [refused(capacity, 1, now=10.0).retry_after_s for _ in range(3)] == pytest.approx([1, 2, 3])
-
-
-def test_what_ended_long_ago_says_nothing() -> None:
-    capacity = after_releases(5, count=10, every_s=1.0)
-    assert refused(capacity, 1, now=9.0 + RATE_WINDOW_S + 1).retry_after_s == UNKNOWN_WAIT_S
-
-
-def test_what_ended_long_ago_is_forgotten_although_nothing_is_refused() -> None:
-    capacity = capacity_of(rollouts=1)
-    tracemalloc.start()
-    try:
-        for number in range(20_000):
-            capacity.close(admitted(capacity, 1), float(number))
-            if number == 1000:
-                before, _ = tracemalloc.get_traced_memory()
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert after - before < 10_000
-
-
-@given(draw=st.floats(0, 1, exclude_max=True))
-def test_a_wait_is_spread_at_random(draw: float) -> None:
-    capacity = Capacity(bounds(rollouts=1), {}, draw=lambda: draw)
-    admitted(capacity, 1)
-    assert refused(capacity, 1).retry_after_s == pytest.approx(UNKNOWN_WAIT_S * (1 + SPREAD * draw))

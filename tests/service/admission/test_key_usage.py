@@ -28,7 +28,7 @@ def caller(tokens_per_minute: int | None = 600, name: str = "team") -> Caller:
 
 
 def usage_of(caller: Caller, ingress_replicas: int = 1) -> KeyUsage:
-    usage = KeyUsage(str(caller.name), lambda: ingress_replicas, now, {})
+    usage = KeyUsage(str(caller.name), lambda: ingress_replicas, now, [])
     usage.set_quotas(caller.quotas)
     return usage
 

@@ -178,7 +178,7 @@ def test_a_rollout_is_documented_with_its_media_types_headers_and_statuses() -> 
     assert body.keys() == {JSON, ARROW}
     assert body[JSON]["schema"] == {"$ref": "#/components/schemas/RolloutRequest"}
     assert operation["responses"].keys() == {
-        *("200", "202", "400", "401", "403", "404", "408", "409", "410", "413", "415", "422", "429"),
+        *("200", "400", "401", "403", "404", "408", "409", "410", "413", "415", "422", "429"),
         *("500", "501", "502", "503"),
     }
     content = operation["responses"]["200"]["content"]

@@ -3,10 +3,8 @@
 import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,21 +12,15 @@ from pydantic import ValidationError
 
 from deployments.images.failures import ImagesFull, ImageUnknown
 from deployments.images.settings import ImagesSettings
-from deployments.jobs.records import JobWrite
 from deployments.protocols.images import name_of_image
-from deployments.storage.storage import EntryName
 from rollout_client.contract.rollouts import RolloutRequest
 from service.access.keys import Caller
-from service.images import fetching
-from service.images.fetching import ImageFetcher
 from service.images.request_images import RequestImages, refuse_images
-from service.jobs.journal import JobJournal
 from service.problems import MOST_PROBLEMS, RequestProblem
 from tests.deployments.images.pictures import ImagesInProcess, animation, picture
 
 RED, BLUE, GREEN = picture("red"), picture("blue", "JPEG"), picture("green", "WEBP")
 ANN, BOB = Caller("ann", frozenset(["rollout"])), Caller("bob", frozenset(["rollout"]))
-HOST = "http://pictures.example.org"
 
 
 def data_url(data: bytes, kind: str = "png") -> str:
@@ -59,15 +51,12 @@ def images_of(request: RolloutRequest) -> list[list[str]]:
 
 
 class Images:
-    """Images of requests, over a store in this process and a host that serves what it has."""
+    """Images of requests, over a store in this process."""
 
-    def __init__(self, hosted: dict[str, bytes] | None = None, **settings: Any) -> None:
-        self.settings = ImagesSettings(**{"allowed_hosts": ["pictures.example.org"], **settings})
+    def __init__(self, **settings: Any) -> None:
+        self.settings = ImagesSettings(**settings)
         self.store = ImagesInProcess(self.settings)
-        self.hosted = hosted or {}
-        self.fetched: list[str] = []
-        fetcher = ImageFetcher(self.settings, self._resolve, httpx.MockTransport(self._answer))
-        self.images = RequestImages(self.store, self.settings, fetcher)
+        self.images = RequestImages(self.store, self.settings)
 
     def named(self, request: RolloutRequest, caller: Caller = ANN, before: Sequence[bytes] = ()) -> RolloutRequest:
         """The named request, where the caller has put images `before`."""
@@ -88,73 +77,18 @@ class Images:
         assert self.store.puts == []
         return [(error.field, error.message) for error in refused.value.problem.errors]
 
-    async def _resolve(self, host: str, port: int) -> list[str]:
-        return ["93.184.216.34"]
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
-        self.fetched.append(request.url.path)
-        found = self.hosted.get(request.url.path)
-        return httpx.Response(404) if found is None else httpx.Response(200, stream=httpx.ByteStream(found))
-
-
-def test_data_urls_addresses_and_names_become_names_in_their_places() -> None:
-    images = Images({"/blue.jpg": BLUE})
+def test_data_urls_and_names_become_names_in_their_places() -> None:
+    images = Images()
     red, blue, green = map(name_of_image, (RED, BLUE, GREEN))
-    request = request_of([data_url(RED), f"{HOST}/blue.jpg"], [green, data_url(RED)], [], shown=[green])
+    request = request_of([data_url(RED), data_url(BLUE, "jpeg")], [green, data_url(RED)], [], shown=[green])
     named = images.named(request, before=[GREEN])
     assert images_of(named) == [[red, blue], [green, red], [], []]
     assert images.store.puts == [[red, blue]]
-    assert images.fetched == ["/blue.jpg"]
     assert named.samples[2] is request.samples[2]
-    assert images_of(request)[0] == [data_url(RED), f"{HOST}/blue.jpg"], "the request itself stays as it is"
+    assert images_of(request)[0] == [data_url(RED), data_url(BLUE, "jpeg")], "the request itself stays as it is"
     log = named.samples[3].message_log
     assert log is not None and log[0].mm_ranges is not None and log[0].mm_ranges[0].media == green  # noqa: PT018
-
-
-def test_a_job_that_another_process_takes_up_shows_the_images_that_it_has_shown() -> None:
-    images = Images({"/a": RED, "/b": BLUE})
-    request = request_of([f"{HOST}/a", data_url(GREEN), f"{HOST}/b"], [f"{HOST}/a"])
-    written: dict[EntryName, bytes] = {}
-
-    class Writer:
-        async def write(self, write: JobWrite) -> None:
-            written.update(write.added)
-
-    def journal() -> JobJournal:
-        record: Any = SimpleNamespace(record=SimpleNamespace(job_id="job", epoch=1, last_event=0), entries=[])
-        writer: Any = Writer()
-        return JobJournal(record, writer)
-
-    red, green, blue = map(name_of_image, (RED, GREEN, BLUE))
-    names = [[red, green, blue], [red]]
-    assert images_of(asyncio.run(images.images.named(request, ANN, journal()))) == names
-    images.hosted.update({"/a": GREEN, "/b": RED})
-    taken_up = journal()
-    taken_up.load(written, [], group_size=1)
-    images.store.puts.clear()
-    assert images_of(asyncio.run(images.images.named(request, ANN, taken_up))) == names
-    assert (images.fetched, images.store.puts, len(written)) == (["/a", "/b"], [], 1)
-    with pytest.raises(RequestProblem) as refused:
-        asyncio.run(images.images.named(request, BOB, taken_up))
-    assert [error.field for error in refused.value.problem.errors] == [
-        "samples[0].messages[0].content[1].image",
-        "samples[0].messages[0].content[3].image",
-        "samples[1].messages[0].content[1].image",
-    ]
-
-
-def test_a_request_fetches_no_more_than_fits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "MOST_FETCHED_BYTES", len(RED))
-    images = Images({f"/{number}": RED for number in range(64)})
-    problems = images.problems(request_of([f"{HOST}/{number}" for number in range(64)]))
-    assert len(images.fetched) <= fetching.FETCHES_AT_ONCE
-    assert problems[-1] == (
-        "samples[0].messages[0].content[21].image",
-        f"the addresses before it lead to {len(RED) * len(images.fetched)} bytes, and those of a request may lead to "
-        f"{len(RED)}; split the request, or upload the images",
-    )
-    images.fetched.clear()
-    assert len(images_of(images.named(request_of([f"{HOST}/1"])))[0]) == 1, "another request has room of its own"
 
 
 def test_a_request_without_images_is_returned_itself() -> None:
@@ -182,11 +116,11 @@ def test_what_the_caller_has_here_is_not_put_again() -> None:
 
 
 def test_every_problem_is_named_by_its_field() -> None:
-    images = Images({"/gif": b"GIF89a", "/red": RED}, max_pixels=100)
+    images = Images(max_pixels=100)
     gone, large = name_of_image(b"gone"), picture(size=(20, 20))
     request = request_of(
         [data_url(RED), data_url(b"plain text")],
-        [data_url(large), f"{HOST}/gif", f"{HOST}/nowhere", "http://other.example.org/red"],
+        [data_url(large), data_url(b"GIF89a")],
         [gone, data_url(animation("WEBP"), "webp")],
         shown=[gone],
     )
@@ -201,10 +135,6 @@ def test_every_problem_is_named_by_its_field() -> None:
         ),
         "samples[1].messages[0].content[2].image": (
             "it is not PNG, JPEG or WebP, it begins with 47 49 46 38 39 61; convert it"
-        ),
-        "samples[1].messages[0].content[3].image": "its host answers 404; upload the image",
-        "samples[1].messages[0].content[4].image": (
-            "images.allowed_hosts of the service's config does not list other.example.org; upload the image"
         ),
         "samples[2].messages[0].content[1].image": (
             f"there is no such image: it has expired, or it is another key's; {advice}"
@@ -242,8 +172,6 @@ def test_an_image_of_another_key_is_refused() -> None:
         ("data:image/png;base64,AA\nAA", "is not base64 (Only base64 data is allowed)"),
         ("data:image/png;base64,ÄÄÄÄ", "its data URL is not base64 ('ascii' codec"),
         ("data:image/png;base64,", "it begins with nothing; convert it"),
-        ("http://", "it is not an http or https address"),
-        ("https://pictures.example.org:port/", "it cannot be fetched (InvalidURL)"),
     ],
 )
 def test_a_data_url_is_read_strictly(url: str, says: str) -> None:
@@ -330,12 +258,10 @@ def test_either_all_images_are_named_or_all_bad_ones_are_reported_and_none_is_ke
     shown: list[list[bytes]], data: st.DataObject
 ) -> None:
     by_name = {name for name in (RED, BLUE, GREEN) if data.draw(st.booleans())}
-    images = Images({"/": GREEN})
+    images = Images()
 
     def given_as(content: bytes) -> str:
-        if content in by_name:
-            return name_of_image(content)
-        return f"{HOST}/" if content is GREEN and data.draw(st.booleans()) else data_url(content)
+        return name_of_image(content) if content in by_name else data_url(content)
 
     request = request_of(*[[given_as(content) for content in contents] for contents in shown])
     bad = [

@@ -180,7 +180,7 @@ async def test_a_write_of_before_the_job_was_given_to_the_replica_anew_does_not_
     cluster.arrives_late = "write"
     await asyncio.sleep(1.5)
     [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
-    await cluster.store.release(cluster.replicas[0].jobs.owner, [job["job_id"]], True)
+    await cluster.store.release(cluster.replicas[0].jobs.owner, [job["job_id"]])
     assert (await posted).status_code == 200
     assert (len(generator.requests), generator.cancelled) == (2, 0), "none was cancelled"
 

@@ -186,6 +186,7 @@ def test_a_job_whose_deadline_passes_when_its_replica_is_lost_has_all_groups_of_
         await asyncio.sleep(began + takes_s + 0.2 - virtual_time.now())
         service.kill(0)
         service.kill(1)
+        service.generator.delay_s = 1000  # type: ignore[attr-defined]
         await service.ended(job_id)
         *groups, last = await service.events(job_id)
         return len(groups), last["summary"]["groups"]["kept"]

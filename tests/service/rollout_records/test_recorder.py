@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from deployments.failures import RolloutRecordsLost
 from deployments.protocols.generation import Generation
 from deployments.rollout_records.book import KeptRecord
 from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
-from rollout_client.contract.rollout_records import RecordedFork, RecordedReplay, RolloutRecord
+from rollout_client.contract.rollout_records import RolloutRecord
 from service.access.keys import ANYBODY
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import PlayedStep
 from service.rollouts.retries import Retry
+from tests import virtual_time
 from tests.service.scripted import EpisodeRecipe, ids_of, outcome
 
 LOST = "The generator replica died during the call."
@@ -38,14 +38,12 @@ def played(*parts: tuple[str, float], retries: Sequence[Retry] = (), steps: Sequ
     return episode
 
 
-async def recorded(episode: Episode, *notes: RecordedFork) -> RolloutRecord:
-    """The record that `RolloutRecorder` writes of the episode, with these forks."""
+async def recorded(episode: Episode) -> RolloutRecord:
+    """The record that `RolloutRecorder` writes of the episode."""
     store: Any = RolloutRecordStore(RolloutRecordsSettings(), lambda: 90.0)
     recorder = RolloutRecorder(store, time_s=lambda: 90.0)
     recorder.note(episode, episode.result())
-    await asyncio.sleep(0)
-    for note in notes:
-        await recorder.annotate("request-0-0", ANYBODY, note)
+    await virtual_time.settled()
     return await recorder.record("request-0-0", ANYBODY)
 
 
@@ -85,25 +83,6 @@ def test_a_rollout_that_another_process_has_begun_began_with_its_first_generatio
     unknown.began_at = 60.0
     record = asyncio.run(recorded(unknown))
     assert (record.began_at, record.generations[0].began_at) == (60.0, None)
-
-
-def test_what_happens_after_the_end_is_noted_in_the_record() -> None:
-    forks = [RecordedFork(rollout_id="b", turn=1), RecordedFork(rollout_id="c")]
-    assert asyncio.run(recorded(played(("a", 50.0)), *forks)).forks == forks
-
-
-def test_a_fork_is_noted_in_the_record_of_its_parent() -> None:
-    async def story() -> RolloutRecord:
-        store: Any = RolloutRecordStore(RolloutRecordsSettings(), lambda: 90.0)
-        recorder = RolloutRecorder(store, time_s=lambda: 90.0)
-        parent, fork = played(("a", 50.0)), played(("a", 60.0))
-        fork.identity = replace(fork.identity, position=1, parent="request-0-0")
-        for episode in (parent, fork):
-            recorder.note(episode, episode.result())
-        await asyncio.sleep(0)
-        return await recorder.record("request-0-0", ANYBODY)
-
-    assert asyncio.run(story()).forks == [RecordedFork(rollout_id="request-1-0", turn=0, token=1)]
 
 
 def test_the_priority_is_that_of_the_requests_share() -> None:
@@ -186,14 +165,3 @@ def test_a_record_larger_than_the_bound_waits_alone() -> None:
         return [record.rollout_id for record in store.taken]
 
     assert asyncio.run(story()) == ["request-0-0"]
-
-
-class LostStore:
-    async def annotate(self, notes: Any) -> None:
-        raise RolloutRecordsLost("The store is gone.")
-
-
-def test_a_note_that_is_lost_fails_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    store: Any = LostStore()
-    asyncio.run(RolloutRecorder(store).annotate("a", ANYBODY, RecordedReplay(at=1.0, verdict="equal")))
-    assert caplog.messages == ["A note on a rollout is lost: The store is gone."]

@@ -228,11 +228,7 @@ def test_only_samples_that_are_drawn_are_started() -> None:
 async def test_groups_that_another_process_has_begun_begin_at_once() -> None:
     class FiveBegun(ProgressLog):
         started, begun_groups = MappingProxyType[int, SampleInput]({}), 5
-        fetched = MappingProxyType[str, str]({})
         restored: list[int] = []  # noqa: RUF012 - one test
-
-        async def note_fetched(self, names: Mapping[str, str]) -> None:
-            raise AssertionError
 
         async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
             raise AssertionError

@@ -355,10 +355,6 @@ async def test_a_result_that_waits_for_its_turn_when_its_episode_is_cut_off_is_k
 async def test_an_episode_that_is_done_and_waits_for_a_lost_journal_does_not_keep_its_request_from_ending() -> None:
     class LostJournal(ProgressLog):
         started, begun_groups = MappingProxyType[int, SampleInput]({}), 0
-        fetched = MappingProxyType[str, str]({})
-
-        async def note_fetched(self, names: Mapping[str, str]) -> None:
-            raise AssertionError
 
         async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
             raise AssertionError

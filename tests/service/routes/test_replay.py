@@ -13,7 +13,6 @@ from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.replay import ReplayResponse
 from rollout_client.contract.rollouts import SampleResult
-from service.access.keys import ANYBODY
 from service.rollout_records.recorder import RolloutRecorder
 from tests.service.replay.seeded_engine import SeededGenerator
 from tests.service.scripted import outcome
@@ -47,11 +46,6 @@ def test_a_result_or_a_record_of_one_is_generated_again(by_id: bool) -> None:
     assert (again.verdict, again.rollout_id) == ("equal", result.rollout_id)
     assert [(each.message, each.weight_version) for each in again.generations] == [(1, "3"), (3, "3")]
     assert again.tokens == result.metrics.assistant_tokens
-    assert result.rollout_id is not None
-    noted = asyncio.run(RolloutRecorder(store).record(result.rollout_id, ANYBODY)).replays
-    figures = [(each.verdict, each.tokens, each.largest_difference) for each in noted]
-    # A result that a caller posts may have been changed: its verdict says nothing of the record.
-    assert figures == ([("equal", again.tokens, again.largest_difference)] if by_id else [])
 
 
 def cut_short(result: SampleResult) -> None:

@@ -13,10 +13,12 @@ from deployments.protocols.generation import GenerationRequest, RequestShare, Sa
 from deployments.protocols.replicas import ReplicaLoad
 from service.scheduling.replicas import ScheduledGeneration
 from service.scheduling.scheduler import GenerationScheduler
-from service.scheduling.window import UNNAMED, EngineCapacity
+from service.scheduling.window import EngineCapacity
 
 ROUND_TRIP_S = 0.005
 """Between the end of a generation and the next turn of its rollout."""
+UNNAMED = ""
+"""Stands for the policy without a name."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_the_load_of_a_replica_is_the_number_of_rollouts_assigned_to_it(
         else:
             affinity.release(name)
             assigned.pop(name, None)
-        assert {replica: affinity.load_of(replica) for replica in names} == {
+        assert {replica: affinity._load[replica] for replica in names} == {
             replica: list(assigned.values()).count(replica) for replica in names
         }
 
@@ -122,5 +122,5 @@ def test_without_groups_no_two_replicas_differ_by_more_than_one(rollouts: int, r
     affinity, names = new_affinity(), [f"{number}" for number in range(replicas)]
     for number in range(rollouts):
         replica_of(affinity, f"{number}", f"{number}", names)
-    loads = [affinity.load_of(name) for name in names]
+    loads = [affinity._load[name] for name in names]
     assert max(loads) - min(loads) <= 1

@@ -51,8 +51,6 @@ def story_facts(record: RolloutRecord) -> Table:
         ratios = f"mean ratio {mismatch.mean_ratio:.3f}, {mismatch.share_beyond:.1%} beyond 10"
         largest = f"largest {mismatch.largest_ratio:.3f}"
         facts.append(("trainer", f"{ratios}, {largest}, of {number(mismatch.tokens)} tokens"))
-    facts += [("replayed", f"{replay.verdict}, {moment(replay.at)}") for replay in record.replays]
-    facts += [("fork", fork.rollout_id) for fork in record.forks]
     return fact_table([(name, plain(fact)) for name, fact in facts])
 
 

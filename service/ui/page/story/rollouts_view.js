@@ -17,7 +17,6 @@ import { explained, timesOf } from "./record.js";
 import { timeline, timelineLegend } from "./timeline.js";
 
 const LISTED = 50;
-const VERDICT_CLASSES = { equal: "good", equal_ids: "good", parts: "bad" };
 
 export class RolloutsView {
   #shown = null;
@@ -82,7 +81,7 @@ export class RolloutsView {
     return [
       h("section", { class: "panel", "aria-label": "Rollout" }, headOf(record), factsOf(record)),
       panel("Timeline", timelineLegend(), timeline(record)),
-      h("div", { class: "pair" }, panel("Trainer", mismatchOf(record)), panel("Forks and replays", lineageOf(record), forksOf(record), replaysOf(record))),
+      h("div", { class: "pair" }, panel("Trainer", mismatchOf(record)), panel("Fork", lineageOf(record))),
       panel("Transcript", h("div", { class: "row" }, field("Colour by", this.colour), read, this.legend), this.transcript, this.cursor.element),
     ];
   }
@@ -177,23 +176,7 @@ function mismatchOf({ mismatch }) {
 }
 
 function lineageOf({ rollout }) {
-  if (typeof rollout.parent !== "string") return null;
+  if (typeof rollout.parent !== "string") return h("p", { class: "small quiet" }, "It began with its prompt.");
   const at = rollout.forked_at ? ` at turn ${rollout.forked_at.turn + 1}, after ${plural(rollout.forked_at.token, "token")}` : "";
   return h("p", {}, h("span", {}, "Forked from"), " ", storyLink(rollout.parent), at);
-}
-
-function forksOf({ forks = [] }) {
-  const orDash = (value) => (value === null || value === undefined ? "–" : count(value));
-  const rows = forks.map((fork) => [storyLink(fork.rollout_id), orDash(fork.turn === null || fork.turn === undefined ? null : fork.turn + 1), orDash(fork.token)]);
-  return table("Forks", [["fork"], ["from turn", true], ["shared tokens", true]], rows, "No rollout was forked from it.", { scrolls: true });
-}
-
-function replaysOf({ replays = [] }) {
-  const rows = replays.map((replay) => [
-    h("span", { class: VERDICT_CLASSES[replay.verdict] ?? "warn" }, replay.verdict.replaceAll("_", " ")),
-    new Date(replay.at * 1000).toISOString(),
-    replay.tokens === null || replay.tokens === undefined ? "–" : count(replay.tokens),
-    replay.largest_difference === null || replay.largest_difference === undefined ? "–" : replay.largest_difference.toPrecision(2),
-  ]);
-  return table("Replays", [["verdict"], ["when"], ["equal tokens", true], ["largest difference", true]], rows, "It was not replayed.", { scrolls: true });
 }

@@ -92,21 +92,17 @@ test("a story without a report is coloured by log-probability, and says how to r
   assert.ok(!(await page.locator("#rollouts select option").allTextContents()).includes("trainer's ratio"));
 });
 
-test("forks, replays, moves with a cause and retries are shown where a record has them", async () => {
+test("where a fork began, moves with a cause and retries are shown where a record has them", async () => {
   const page = await newPage(browser);
   await page.route("**/rollouts/*", async (route) => {
     const record = await (await route.fetch()).json();
     record.generations[1].moved_because = "The generator replica died.";
     record.retries = [{ at: record.steps[0].began_at, kind: "generation", message: "The generator replica died." }];
-    record.forks = [{ rollout_id: "child-1", turn: 1, token: 40 }];
-    record.replays = [{ at: 1764200000, verdict: "equal_ids", tokens: 80, largest_difference: 0.00012 }];
     Object.assign(record.rollout, { parent: "parent-1", forked_at: { turn: 0, token: 12 } });
     await route.fulfill({ json: record });
   });
   await page.goto(`${service.url}/ui/#rollouts?rollout=${encodeURIComponent(rollouts[0].rollout_id)}`);
   await page.getByText("Forked from").waitFor();
-  assert.deepEqual(await rows(page, "Forks"), [["child-1", "2", "40"]]);
-  assert.deepEqual(await rows(page, "Replays"), [["equal ids", "2025-11-26T23:33:20.000Z", "80", "0.00012"]]);
   const told = await rows(page, "Timeline");
   assert.deepEqual(told.slice(1, 4).map((row) => [row[1], row[10]]), [
     ["step", ""],
