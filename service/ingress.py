@@ -168,7 +168,7 @@ class Ingress:
         if records is not None:
             record_store = rollout_record_store_client(records)
             recorder = RolloutRecorder(record_store, remote.node_of)
-            reports = TrainerReports(record_store, remote)
+            reports = TrainerReports(record_store, remote, lambda: policy.served_versions)
         rollouts = RolloutService(
             remote,
             tasks,

@@ -18,8 +18,9 @@ HEAD_TOKENS = 4
 """So many tokens at the beginning of a message are counted apart: another prompt changes them the most."""
 BATCH_BOUNDS = (1, 8, 32, 128)
 UNKNOWN = "unknown"
-MOST_LABELS = 32
-"""Values of one attribute that are told apart in one rollout: a posted log has as many versions as its caller likes."""
+MOST_VERSIONS = 32
+"""Versions of one rollout that are told apart."""
+MOST_DIGITS = 18
 
 
 class ReportRefused(Exception):
@@ -75,11 +76,12 @@ class ComparedRollout:
         return sums_by(self.labels[attribute], self.difference)
 
 
-def compared(record: Mapping[str, Any], report: TrainerReport) -> ComparedRollout:
+def compared(record: Mapping[str, Any], report: TrainerReport, latest: Mapping[str, int]) -> ComparedRollout:
     """Compares a report with the record of its rollout.
 
     Args:
         record: the fields of a `RolloutRecord`.
+        latest: the latest version of each policy that is served, by name; that of the policy without one is under ''.
 
     Raises:
         ReportRefused: it has another number of tokens than the rollout, or a number that is not finite.
@@ -105,6 +107,7 @@ def compared(record: Mapping[str, Any], report: TrainerReport) -> ComparedRollou
         raise ReportRefused("a log-probability of a trained token is not a finite number: send what was computed")
     replay = rollout.get("replay") or {}
     labels = _labels_of(record, messages, looked_at, replay.get("engine", ""))
+    labels["version"] = _served_alone(labels["version"], latest)
     return ComparedRollout(
         rollout_id=report.rollout_id,
         group=record["group_id"],
@@ -188,19 +191,33 @@ def _labels_of(
 
 
 def _labelled(count: int, spans: Sequence[tuple[int, int, str]]) -> TokenLabels[str]:
-    """The labels of `count` tokens by spans, the first of which counts.
-
-    Tokens in none of them, and those of further names than `MOST_LABELS`, are unknown.
-    """
+    """The labels of `count` tokens by spans, the first of which counts; tokens in none of them are unknown."""
     codes: dict[str, int] = {}
-    told = {*[*dict.fromkeys(name for *_, name in spans)][:MOST_LABELS]}
-    of_span = [codes.setdefault(name if name in told and name else UNKNOWN, len(codes)) for *_, name in spans]
+    of_span = [codes.setdefault(name or UNKNOWN, len(codes)) for *_, name in spans]
     of_token = np.full(count, -1, np.intp)
     for (start, end, _), code in zip(reversed(spans), reversed(of_span), strict=True):
         of_token[start:end] = code
     if (in_none := of_token < 0).any():
         of_token[in_none] = codes.setdefault(UNKNOWN, len(codes))
     return TokenLabels([*codes], of_token)
+
+
+def _served_alone(versions: TokenLabels[str], latest: Mapping[str, int]) -> TokenLabels[str]:
+    """The versions of tokens, of which those that never were served are unknown: a caller may have posted the log.
+
+    Args:
+        latest: the latest version of each policy that is served, by name; that of the policy without one is under ''.
+    """
+    told = set([version for version in versions.names if _is_served(version, latest)][:MOST_VERSIONS])
+    codes: dict[str, int] = {}
+    known = [codes.setdefault(name if name in told else UNKNOWN, len(codes)) for name in versions.names]
+    return TokenLabels([*codes], np.array(known, np.intp)[versions.codes])
+
+
+def _is_served(label: str, latest: Mapping[str, int]) -> bool:
+    name, _, number = label.rpartition("/")
+    # Versions of a policy only increase. Without a leading zero, a version has one label.
+    return number.isdecimal() and number == str(int(number[:MOST_DIGITS])) and int(number) <= latest.get(name, -1)
 
 
 def _batch_label(made: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ Records are in memory alone: they are for looking back, and no rollout depends o
 import asyncio
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
@@ -73,15 +73,19 @@ class RolloutRecordStore:
         kept = list(islice(self._book.newest(owner), most))
         return await asyncio.to_thread(lambda: [*map(_line_of, kept)])
 
-    async def report(self, reports: Sequence[TrainerReport], owner: str) -> ReportOutcome:
-        """Compares what a trainer has computed, and keeps it in the records."""
+    async def report(self, reports: Sequence[TrainerReport], owner: str, latest: Mapping[str, int]) -> ReportOutcome:
+        """Compares what a trainer has computed, and keeps it in the records.
+
+        Args:
+            latest: the latest version of each served policy, by name; that of the policy without one is under ''.
+        """
         now, refused, sums = self._time_s(), list[tuple[str, str]](), list[Sums]()
         of_replicas: list[tuple[str, Sums]] = []
         for report in reports:
             try:
                 kept = self._book.record(report.rollout_id, owner)
                 # In a thread: thousands of tokens each.
-                rollout, data = await asyncio.to_thread(_with_report, kept, report, now)
+                rollout, data = await asyncio.to_thread(_with_report, kept, report, latest, now)
             except (ReportRefused, RolloutUnknown) as error:
                 refused.append((report.rollout_id, str(error)))
                 continue
@@ -131,14 +135,16 @@ class RolloutRecordStore:
         self._expiring = None
 
 
-def _with_report(kept: KeptRecord, report: TrainerReport, now: float) -> tuple[ComparedRollout, bytes]:
+def _with_report(
+    kept: KeptRecord, report: TrainerReport, latest: Mapping[str, int], now: float
+) -> tuple[ComparedRollout, bytes]:
     """The comparison, and the record with what was reported.
 
     Raises:
         ReportRefused: the report does not fit the rollout.
     """
     fields = pickle.loads(kept.data)
-    rollout = compared(fields, report)
+    rollout = compared(fields, report, latest)
     fields["mismatch"] = {
         **_fields_of(rollout.sums),
         "logprobs": packed_logprobs((rollout.sampled + rollout.difference).tolist()),

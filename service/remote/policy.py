@@ -65,6 +65,11 @@ class RemotePolicy(VersionFeed):
         unnamed = {} if self._version is None else {"": self._version}
         return unnamed | ({} if self._named is None else dict(self._named.versions))
 
+    @property
+    def served_versions(self) -> dict[str, int]:
+        """As `known_versions`, with that which some replica has already in a rolling activation."""
+        return self.known_versions if not self._offered else self.known_versions | {"": self._offered}
+
     def note_named(self, named: NamedVersions) -> None:
         """Records the current version of each named policy, as the store has told."""
         before = self._named

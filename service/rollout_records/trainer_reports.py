@@ -9,7 +9,7 @@ Guarantee: a replica is taken out of service only by scores of its tokens on two
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context
 from itertools import accumulate, count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -65,11 +65,18 @@ class _ComparedReplicas(Protocol):
 
 
 class TrainerReports:
-    """The reports that come to one ingress replica."""
+    """The reports that come to one ingress replica.
 
-    def __init__(self, store: "RolloutRecordStore", replicas: _ComparedReplicas) -> None:
+    Args:
+        latest_versions: the latest version of each policy, by name; that of the policy without one is under ''.
+    """
+
+    def __init__(
+        self, store: "RolloutRecordStore", replicas: _ComparedReplicas, latest_versions: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._store = store
         self._replicas = replicas
+        self._latest_versions = latest_versions
         self._checks = BackgroundTasks()
         self._turns = count()
         """Places of judges: a rollout has other ones than the one before, where there are enough."""
@@ -93,7 +100,7 @@ class TrainerReports:
                 refused.append((report.rollout_id, NO_NUMBERS))
             elif first.setdefault(report.rollout_id, report) is not report:
                 refused.append((report.rollout_id, REPORTED_TWICE))
-        outcome = await self._store.report([*first.values()], caller.namespace)
+        outcome = await self._store.report([*first.values()], caller.namespace, self._latest_versions())
         outcome.refused.extend(refused)
         for replica, sums in outcome.by_replica.items():
             tags = {"generator": replica}

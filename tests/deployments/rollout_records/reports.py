@@ -10,6 +10,8 @@ from deployments.rollout_records.comparison import ComparedRollout, TrainerRepor
 
 VOCABULARY = 40
 PROMPT = 3
+LATEST = {"": 99}
+"""Versions up to 99 were served."""
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -83,7 +85,7 @@ def reported(
 ) -> ComparedRollout:
     """The comparison with a trainer that has these log-probabilities at each place."""
     own = trained[np.arange(len(chosen)), chosen]
-    return compared(record, TrainerReport(record["rollout"]["rollout_id"], own, weight_version=version))
+    return compared(record, TrainerReport(record["rollout"]["rollout_id"], own, weight_version=version), LATEST)
 
 
 Trainer = Callable[[np.ndarray, int], np.ndarray]

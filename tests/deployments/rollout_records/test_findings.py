@@ -8,7 +8,7 @@ import pytest
 from deployments.rollout_records.comparison import ReportRefused, TrainerReport, compared
 from deployments.rollout_records.findings import MismatchFinding
 from deployments.rollout_records.ledger import MismatchLedger
-from tests.deployments.rollout_records.reports import PROMPT, Sampler, Trainer, log_softmax, record_of, reported
+from tests.deployments.rollout_records.reports import LATEST, PROMPT, Sampler, Trainer, log_softmax, record_of, reported
 
 ROLLOUTS = 40
 
@@ -41,7 +41,7 @@ def test_one_token_of_many_that_parts_is_no_finding(parts_by: float) -> None:
         trained = sampled + random.normal(0, 0.004, tokens)
         trained[37] -= parts_by * (number == 5)
         record = record_of(f"r{number}", np.zeros(tokens, int), sampled)
-        ledger.add(compared(record, TrainerReport(f"r{number}", trained)), "", 0.0)
+        ledger.add(compared(record, TrainerReport(f"r{number}", trained), LATEST), "", 0.0)
     assert ledger.look(0.0) == []
     assert ledger.all.mean_ratio == pytest.approx(1.003, abs=0.001)
     assert ledger.all.share_beyond == 1 / (256 * tokens)
@@ -124,7 +124,7 @@ def test_numbers_of_other_tokens_are_told_to_be_misaligned() -> None:
     for number in range(ROLLOUTS):
         record, logits, chosen = sampler.rollout(f"r{number}")
         shifted = np.roll(log_softmax(logits)[np.arange(len(chosen)), chosen], 1)
-        ledger.add(compared(record, TrainerReport(f"r{number}", shifted)), "", 0.0)
+        ledger.add(compared(record, TrainerReport(f"r{number}", shifted), LATEST), "", 0.0)
     [found] = ledger.look(0.0)
     assert found.kind == "misaligned"
 
@@ -135,7 +135,7 @@ def test_a_mask_with_tokens_of_the_environment_is_told_with_the_rollout() -> Non
     whole = np.concatenate([np.full(PROMPT, np.nan), sampled, [-1.0, -1.0]])
     mask = np.concatenate([np.zeros(PROMPT, bool), np.ones(len(chosen) + 2, bool)])
     ledger = MismatchLedger(1.1)
-    ledger.add(compared(record, TrainerReport("r0", whole, mask=mask)), "", 0.0)
+    ledger.add(compared(record, TrainerReport("r0", whole, mask=mask), LATEST), "", 0.0)
     [found] = ledger.look(0.0)
     assert found.kind == "missing_mask"
     assert "2 in r0" in found.message
@@ -159,7 +159,7 @@ def test_only_what_the_policy_sampled_as_the_request_says_is_compared(count: int
     numbers = [-7.0, -7.0, -1.5, -2.5, -9.0, -9.0]
     whole = np.array([np.nan] * PROMPT + numbers + [np.nan] * 2)
     given = {4: whole[5:9], 6: whole[3:9], 8: whole[3:], 10: whole[1:], 11: whole}[count]
-    rollout = compared(record_of_three(), TrainerReport("r0", given))
+    rollout = compared(record_of_three(), TrainerReport("r0", given), LATEST)
     assert (rollout.sampled.tolist(), rollout.difference.tolist()) == ([-1, -2], [-0.5, -0.5])
     replicas = rollout.labels["replica"]
     assert [replicas.names[code] for code in replicas.codes] == ["a", "a"]
@@ -167,7 +167,7 @@ def test_only_what_the_policy_sampled_as_the_request_says_is_compared(count: int
 
 def test_a_mask_with_tokens_that_may_not_be_trained_is_told() -> None:
     mask = np.array([False] * PROMPT + [True] * 6 + [False] * 2)
-    rollout = compared(record_of_three(), TrainerReport("r0", np.zeros(len(mask)), mask=mask))
+    rollout = compared(record_of_three(), TrainerReport("r0", np.zeros(len(mask)), mask=mask), LATEST)
     assert rollout.unmasked == 2
 
 
@@ -182,7 +182,7 @@ def test_a_mask_with_tokens_that_may_not_be_trained_is_told() -> None:
 def test_other_token_ids_are_told_with_the_first_that_differs(theirs: list[int], place: str) -> None:
     record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
     ledger = MismatchLedger(1.1)
-    ledger.add(compared(record, TrainerReport("r0", np.full(3, -1.0), token_ids=np.array(theirs))), "", 0.0)
+    ledger.add(compared(record, TrainerReport("r0", np.full(3, -1.0), token_ids=np.array(theirs)), LATEST), "", 0.0)
     [found] = ledger.look(0.0)
     assert found.kind == "other_tokens"
     assert place in found.message
@@ -193,7 +193,7 @@ def test_a_report_is_of_the_generated_tokens_of_the_response_or_of_the_whole_log
     record = record_of("r0", np.array([5, 6, 7]), [-1.0, -2.0, -3.0])
     log = np.array([np.nan] * PROMPT + [-1.5, -2.5, -3.5] + [np.nan] * 2)
     given = {3: log[3:6], 5: log[3:], 7: log[1:], 8: log}[count]
-    assert compared(record, TrainerReport("r0", given)).difference.tolist() == [-0.5] * 3
+    assert compared(record, TrainerReport("r0", given), LATEST).difference.tolist() == [-0.5] * 3
 
 
 @pytest.mark.parametrize(("start", "given", "compared_tokens"), [(3, 2, [0, 1]), (1, 4, [0, 1]), (4, 4, [1, 2])])
@@ -204,7 +204,7 @@ def test_a_report_that_says_where_it_starts_may_leave_out_the_rest(
     log = np.array([np.nan] * PROMPT + [-1.5, -2.25, -3.125] + [np.nan] * 2)
     own_ids = np.array([1, 1, 1, 5, 6, 7, 2, 2])[: start + given]
     report = TrainerReport("r0", log[start : start + given], token_ids=own_ids, start=start)
-    rollout = compared(record, report)
+    rollout = compared(record, report, LATEST)
     assert rollout.difference.tolist() == [[-0.5, -0.25, -0.125][token] for token in compared_tokens]
     assert (rollout.start, rollout.other_token) == (compared_tokens[0], None)
     replicas = rollout.labels["replica"]
@@ -214,14 +214,14 @@ def test_a_report_that_says_where_it_starts_may_leave_out_the_rest(
 def test_tokens_that_are_missing_before_the_end_of_a_report_are_other_tokens() -> None:
     record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
     report = TrainerReport("r0", np.full(3, -1.0), token_ids=np.array([1, 1, 5, 6, 7]), start=3)
-    assert compared(record, report).other_token == (0, 2)
+    assert compared(record, report, LATEST).other_token == (0, 2)
 
 
 @pytest.mark.parametrize("start", [-1, 6])
 def test_a_report_that_starts_outside_of_the_log_is_refused(start: int) -> None:
     record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
     with pytest.raises(ReportRefused, match=f"3 logprobs from token {start} on for a rollout of 8 tokens"):
-        compared(record, TrainerReport("r0", np.full(3, -1.0), start=start))
+        compared(record, TrainerReport("r0", np.full(3, -1.0), start=start), LATEST)
 
 
 @pytest.mark.parametrize(
@@ -235,4 +235,4 @@ def test_a_report_that_starts_outside_of_the_log_is_refused(start: int) -> None:
 def test_a_report_that_does_not_fit_is_refused_with_the_counts(given: list[float], message: str) -> None:
     record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
     with pytest.raises(ReportRefused, match=message):
-        compared(record, TrainerReport("r0", np.array(given)))
+        compared(record, TrainerReport("r0", np.array(given)), LATEST)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.rollout_records.comparison import MOST_LABELS, UNKNOWN, TrainerReport, compared
+from deployments.rollout_records.comparison import MOST_VERSIONS, UNKNOWN, TrainerReport, compared
 from deployments.rollout_records.ledger import (
     MOST_PERIODS,
     MOST_TRAINERS,
@@ -132,7 +132,7 @@ def test_memory_is_bounded_whatever_is_reported() -> None:
     for number in range(600):
         record = record_of(f"r{number}", chosen, [-1.0], replica=f"a{number}", version=str(number))
         report = TrainerReport(f"r{number}", np.array([-1.0]))
-        ledger.add(compared(record, report), "", number * PERIOD_S)
+        ledger.add(compared(record, report, {"": 600}), "", number * PERIOD_S)
     assert {len(values) for name, values in ledger.by.items() if name in ("replica", "version")} == {MOST_VALUES}
     assert len(ledger.history) == MOST_PERIODS
     assert len(ledger.worst("")) == MOST_WORST
@@ -144,7 +144,7 @@ def test_what_one_key_reports_pushes_out_nothing_of_another_one(monkeypatch: pyt
 
     def report(name: str, owner: str, at: float, replica: str, version: str, trained: float, **options: str) -> None:
         record = {**record_of(name, chosen, [-1.0], replica, version), **options}
-        ledger.add(compared(record, TrainerReport(name, np.array([trained]))), owner, at)
+        ledger.add(compared(record, TrainerReport(name, np.array([trained])), {"": 99_999}), owner, at)
 
     for number in range(100):
         report(f"r{number}", "anna", number * PERIOD_S, "a", str(number), -1.5, policy=f"p{number % 4}")
@@ -159,17 +159,36 @@ def test_what_one_key_reports_pushes_out_nothing_of_another_one(monkeypatch: pyt
     assert [ledger._windows.get("anna", f"p{number}") is not None for number in range(4)] == [True] * 4
 
 
-def test_a_posted_log_of_31_000_versions_has_few_that_are_told_apart() -> None:
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        ("7", "7"),
+        ("8", "unknown"),
+        ("07", "unknown"),
+        ("1" * 40, "unknown"),
+        ("tutor/3", "tutor/3"),
+        ("tutor/4", "unknown"),
+        ("nobody/1", "unknown"),
+    ],
+)
+def test_tokens_of_a_version_that_was_never_served_are_unknown(given: str, known: str) -> None:
+    record = record_of("r0", np.array([5, 6]), [-1.0, -1.0], version=given)
+    rollout = compared(record, TrainerReport("r0", np.array([-1.0, -1.0])), {"": 7, "tutor": 3})
+    versions = rollout.labels["version"]
+    assert [versions.names[code] for code in versions.codes] == [known] * 2
+
+
+def test_a_posted_log_of_31_000_versions_is_of_one_unknown_and_few_that_were_served() -> None:
     count = 31_000
     record = record_of("r0", np.zeros(count, int), [-1.0] * count)
-    spans = [{"version": str(at), "start": at, "end": at + 1} for at in range(count)]
+    spans = [{"version": str(10**6 + at if at % 2 else at), "start": at, "end": at + 1} for at in range(count)]
     record["rollout"]["message_log"][1]["weight_versions"] = spans
     ledger = MismatchLedger(1.1)
-    ledger.add(compared(record, TrainerReport("r0", np.full(count, -1.0))), "", 0.0)
+    ledger.add(compared(record, TrainerReport("r0", np.full(count, -1.0)), {"": 10**5}), "", 0.0)
     told = ledger.by["version"]
-    assert len(told) == MOST_LABELS + 1
-    assert told[UNKNOWN].tokens == count - MOST_LABELS
-    assert len(ledger.history) == MOST_LABELS + 1
+    assert len(told) == MOST_VERSIONS + 1
+    assert told[UNKNOWN].tokens == count - MOST_VERSIONS
+    assert len(ledger.history) == MOST_VERSIONS + 1
 
 
 def test_the_worst_rollouts_are_those_of_the_owner() -> None:

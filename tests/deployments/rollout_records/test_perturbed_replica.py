@@ -10,7 +10,7 @@ from benchmarks.reference_model import State
 from deployments.rollout_records.comparison import TrainerReport, compared
 from deployments.rollout_records.ledger import MismatchLedger
 from deployments.rollout_records.trials import Vote, votes
-from tests.deployments.rollout_records.reports import PROMPT, record_of
+from tests.deployments.rollout_records.reports import LATEST, PROMPT, record_of
 from tests.live.forward_pass import model_of, tiny_state
 
 ROLLOUTS, TOKENS = 64, 40
@@ -57,7 +57,7 @@ def convicted(ids: torch.Tensor, trained: np.ndarray, by_replica: dict[str, np.n
         replica = "abcd"[number % 4]
         record = record_of(f"r{number}", ids[number, PROMPT:].numpy(), by_replica[replica][number], replica)
         report = TrainerReport(f"r{number}", trained[number].astype(float))
-        ledger.add(compared(record, report), "", 0.0)
+        ledger.add(compared(record, report, LATEST), "", 0.0)
         if (suspicion := ledger.suspicion(0.0)) is None:
             continue
         suspect = suspicion.replica

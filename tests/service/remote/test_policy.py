@@ -222,12 +222,12 @@ def rolling(revision: int, version: int | None) -> NamedVersions:
     return NamedVersions("store", revision, {}, under_way)
 
 
-def test_known_are_the_current_versions_of_all_policies() -> None:
+def test_served_is_also_the_version_that_one_replica_has_already() -> None:
     policy = policy_over(ScriptedStore(), 7)
     policy.note_named(NamedVersions("store", 1, {"tutor": 3}))
-    assert policy.known_versions == {"": 7, "tutor": 3}
+    assert policy.served_versions == {"": 7, "tutor": 3}
     policy.note_named(rolling(2, 8))
-    assert policy.known_versions == {"": 7}
+    assert (policy.served_versions, policy.known_versions) == ({"": 8}, {"": 7})
 
 
 class NeverCurrent(ScriptedStore):

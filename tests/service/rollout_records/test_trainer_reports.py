@@ -57,7 +57,7 @@ class ScriptedReplicas:
 
 def reporting_http(limits: RequestLimits = LIMITS) -> ScriptedHttp:
     store: Any = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
-    reports = TrainerReports(store, ScriptedReplicas())
+    reports = TrainerReports(store, ScriptedReplicas(), lambda: {"": 99})
     return ScriptedHttp(
         limits or RequestLimits(), generator=ScriptedGenerator(["AB"]), recorder=RolloutRecorder(store), reports=reports
     )
@@ -164,7 +164,7 @@ def record_by(replica: str, name: str, temperature: float = 1.0) -> dict[str, An
 async def after_reports(replicas: ScriptedReplicas, temperature: float = 1.0) -> tuple[RolloutRecordStore, list[str]]:
     """Reports 64 rollouts on four replicas, of which `c` has sampled with other log-probabilities than the trainer."""
     store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
-    reports = TrainerReports(store, replicas)
+    reports = TrainerReports(store, replicas, lambda: {"": 3})
     random = np.random.default_rng(3)
     for number in range(64):
         name = f"r{number}"
@@ -215,7 +215,7 @@ async def lied_to(replicas: ScriptedReplicas) -> None:
     """A trainer says of the rollouts of one replica, which are sound, what it likes."""
     store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
     in_process: Any = store
-    reports = TrainerReports(in_process, replicas)
+    reports = TrainerReports(in_process, replicas, lambda: {"": 3})
     for number in range(240):
         fields, name = record_by("abd"[number % 3], f"r{number}"), f"r{number}"
         await store.keep([KeptRecord(name, "", pickle.dumps(fields), 60.0)])
@@ -245,7 +245,7 @@ def test_a_report_without_numbers_or_a_second_one_of_a_rollout_is_refused_and_co
                 return super().record(rollout_id, owner)
 
         store._book.__class__ = CountingBook
-        reports = TrainerReports(in_process, ScriptedReplicas())
+        reports = TrainerReports(in_process, ScriptedReplicas(), lambda: {"": 3})
         given = [np.zeros(0), np.full(8, -1.0), np.full(8, -9.0), np.zeros(0)]
         return await reports.report([TrainerReport("r", numbers) for numbers in given], ANYBODY), read
 
@@ -275,6 +275,20 @@ def test_a_report_larger_than_the_bound_of_bodies_is_refused(path: str) -> None:
     http = reporting_http(RequestLimits(max_body_bytes=100))
     response = http.request("POST", path, content='{"logprobs": [' + "-1," * 100 + "-1]}")
     assert (response.status_code, response.json()["errors"][0]["field"]) == (413, "body")
+
+
+def test_a_label_of_a_version_that_was_never_served_is_unknown_in_the_ledger() -> None:
+    async def scenario() -> Any:
+        store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
+        in_process: Any = store
+        reports = TrainerReports(in_process, ScriptedReplicas(), lambda: {"": 2})
+        await store.keep([KeptRecord("r", "", pickle.dumps(record_by("a", "r")), 60.0)])
+        await reports.report([TrainerReport("r", np.full(8, -1.0))], ANYBODY)
+        return await store.mismatch("")
+
+    told = asyncio.run(scenario())
+    assert list(told["by"]["version"]) == ["unknown"]
+    assert [one["version"] for one in told["history"]] == ["unknown"]
 
 
 @pytest.mark.parametrize("case", ["scores fail", "another temperature"])

@@ -67,7 +67,7 @@ def scripted_app(access: AccessControl) -> FastAPI:
     recorder = RolloutRecorder(in_process, lambda _replica: "n1")
     # Of two replicas none is ever compared with the others.
     not_compared: Any = None
-    reports = TrainerReports(in_process, not_compared)
+    reports = TrainerReports(in_process, not_compared, lambda: {"": 7})
     rollouts = RolloutService(generator, environments, policy, factory, limits, admission, sampler, records=recorder)
     return app_of(rollouts, access, sets_request_id_header=True, recorder=recorder, reports=reports)
 
