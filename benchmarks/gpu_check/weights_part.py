@@ -25,23 +25,19 @@ NEW_TOKENS = 96
 LONG = 1500
 
 
-def check(machine: Machine, findings: Findings, patches: bool = False) -> None:
-    """With `patches`, deltas are applied to the weights in the card's memory."""
+def check(machine: Machine, findings: Findings) -> None:
     folder = machine.folder / "model"
     state = write_model(folder, SHAPE if machine.device == "gpu" else SMALL_SHAPE)
-    options: dict[str, Any] = {"max_model_len": 2048}
-    options |= {"patch_deltas": True} if patches else {"enable_lora": True, "max_lora_rank": RANK}
+    options: dict[str, Any] = {"max_model_len": 2048, "enable_lora": True, "max_lora_rank": RANK}
     served = machine.served(machine.engine(folder, **options), policy={"checkpoint_roots": [str(machine.folder)]})
     began = time.monotonic()
     with service_process(served, REPOSITORY) as (url, _), RolloutClient(url, timeout_s=300) as client:
         findings.add("the service starts", True, seconds=round(time.monotonic() - began, 1))
-        if not patches:
-            check_logprobs(machine, client, findings, folder, state)
+        check_logprobs(machine, client, findings, folder, state)
         check_deltas(client, findings, state)
-        if not patches:
-            check_pauses(client, findings, state)
-            with findings.attempt("an adapter"):
-                check_adapter(machine, client, findings, folder, state)
+        check_pauses(client, findings, state)
+        with findings.attempt("an adapter"):
+            check_adapter(machine, client, findings, folder, state)
 
 
 def play(client: RolloutClient, count: int = SAMPLES, new_tokens: int = NEW_TOKENS) -> list[SampleResult]:

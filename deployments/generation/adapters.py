@@ -7,8 +7,8 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -122,15 +122,6 @@ class Adapters:
         request = LoRARequest(f"{label}#{number}", number, str(folder))
         await self._llm.add_lora(request)
         return LoadedAdapter(label, version, request, changes_head(folder / "adapter_config.json"), checksum)
-
-    @asynccontextmanager
-    async def borrowed(self, label: str, folder: Path) -> AsyncIterator[LoadedAdapter]:
-        """Loads an adapter for the length of the block; raises as `load` does."""
-        adapter = await self.load(label, 0, folder)
-        try:
-            yield adapter
-        finally:
-            await self._llm.remove_lora(adapter.request.lora_int_id)
 
     async def _refuse_unplaced(self, folder: Path) -> None:
         header = await asyncio.to_thread(read_header, folder / ADAPTER_FILE)

@@ -87,13 +87,13 @@ class ServedAdapters:
         """Carries out the command.
 
         Returns:
-            How many bytes were fetched from other nodes, and whether one of the adapters that were tried for it is so
-            small that it changes no log-probability.
+            How many bytes were fetched from other nodes, and whether one of the adapters that were tried for it changes
+            no log-probability.
 
         Raises:
             BaseReplaced: an adapter is for other full weights.
             WeightsNotFetched, OSError: its file cannot be had.
-            AdapterDoesNotFit, AdapterHasNoEffect: it is not for the model in the engine.
+            AdapterDoesNotFit: it is not for the model in the engine.
             GenerationNotFinite, GenerationLost: the engine cannot generate with it.
             Exception: what vLLM raises for an adapter that it cannot use.
         """
@@ -302,9 +302,7 @@ class CommandRunner:
             own = await asyncio.to_thread(adapter_folder, folder, payload, file.path, needed)
             await self._weights.stage_adapter(payload.version, own)
         else:
-            held = self._weights.loaded.full
-            delta = await self._node_weights.delta_of(payload, held) if self._weights.patches_deltas else None
-            await self._weights.stage(payload.version, file.path, delta)
+            await self._weights.stage(payload.version, file.path)
         return file
 
     def _break(self, why: str, failure: Exception) -> None:

@@ -62,14 +62,12 @@ WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtensi
 class VLLMEngine(Engine):
     """Generates on one `AsyncLLM`; `weights` changes what it generates with."""
 
-    def __init__(
-        self, llm: AsyncLLM, steps: StepCounter, patches_deltas: bool = False, hang_timeout_s: float | None = None
-    ) -> None:
-        """`steps` is among the stat loggers of `llm`; `patches_deltas` and `hang_timeout_s` as in `start`."""
+    def __init__(self, llm: AsyncLLM, steps: StepCounter, hang_timeout_s: float | None = None) -> None:
+        """`steps` is among the stat loggers of `llm`; `hang_timeout_s` as in `start`."""
         self._llm = llm
         self._progress = EngineProgress(llm)
         self.adapters = Adapters(llm)
-        self.weights = WeightUpdater(llm, self.adapters, patches_deltas, lambda: self._progress.load().kv_tokens)
+        self.weights = WeightUpdater(llm, self.adapters, lambda: self._progress.load().kv_tokens)
         self.canary = WeightsCanary(
             self.adapters, self._generate_canary, lambda: self.weights.swaps, self._canary_prompts
         )
@@ -90,7 +88,6 @@ class VLLMEngine(Engine):
     async def start(
         cls,
         engine_args: dict[str, Any],
-        patches_deltas: bool = False,
         hang_timeout_s: float | None = None,
         stat_loggers: Sequence[StatLoggerFactory] = (),
         images: ImageStore | None = None,
@@ -99,7 +96,6 @@ class VLLMEngine(Engine):
 
         Args:
             engine_args: fields of vLLM's `AsyncEngineArgs`.
-            patches_deltas: apply deltas to the weights in the engine, in place of loading what they make.
             hang_timeout_s: as in `EngineSettings`.
             stat_loggers: vLLM's, beside its own and ours.
             images: has the images that prompts show; for a model that sees.
@@ -107,13 +103,10 @@ class VLLMEngine(Engine):
         Raises:
             ImagesUnsupported: `images` is given, and the model sees none, or writes them in another way than our logs.
             Exception: what vLLM raises for arguments that it refuses.
-            ValueError: vLLM has no weight transfer backend of the given name, `patches_deltas` goes with experts, or
-                tokens would be drafted.
+            ValueError: vLLM has no weight transfer backend of the given name, or tokens would be drafted.
         """
         args = AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
         reject_unknown_backend(args)
-        if patches_deltas:
-            refuse_experts(args)
         steps = StepCounter()
         config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
         refuse_drafts(config)
@@ -126,7 +119,7 @@ class VLLMEngine(Engine):
         )
         install_token_texts(llm)
         enable_envs_cache()
-        engine = cls(llm, steps, patches_deltas, hang_timeout_s)
+        engine = cls(llm, steps, hang_timeout_s)
         if images is not None:
             engine.images = await asyncio.to_thread(EngineImages, llm, images)
         await engine.weights.label_initial_weights()
@@ -328,16 +321,6 @@ class VLLMEngine(Engine):
         if self.images is not None:
             self.images.close()
         self._llm.shutdown()
-
-
-def refuse_experts(args: AsyncEngineArgs) -> None:
-    """Raises `ValueError` for a mixture of experts, whose kernels may keep the weights in an order of their own."""
-    experts = args.create_model_config().get_num_experts()
-    if experts:
-        raise ValueError(
-            f"patch_deltas: {args.model} has {experts} experts, whose weights lie as their kernel wants them, so that "
-            "patches would change wrong places. Leave patch_deltas out: an engine then loads what a delta makes."
-        )
 
 
 def refuse_drafts(config: VllmConfig) -> None:

@@ -84,9 +84,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         engine_args = settings.engine_args() | {"seed": seed, "reasoning_parser": reasoning_parser}
         exporters = (EngineMetrics,) if has_metrics else ()
         image_store = None if images is None else RemoteImages(images)
-        super().__init__(
-            await VLLMEngine.start(engine_args, settings.patch_deltas, settings.hang_timeout_s, exporters, image_store)
-        )
+        super().__init__(await VLLMEngine.start(engine_args, settings.hang_timeout_s, exporters, image_store))
         if sessions is not None:
             refuse_unrecordable(self._engine.llm.model_config.hf_config.model_type)
         if has_metrics:

@@ -69,7 +69,6 @@ NOT_FOR_VLLM = {
     "device",
     "split_special_tokens",
     "num_cpus",
-    "patch_deltas",
     "hang_timeout_s",
     "grammar_time_limit_s",
     "environment_variables",
@@ -136,9 +135,6 @@ class EngineSettings(BaseModel):
     """The highest rank of an adapter. Each adapter in a batch takes the memory of one with this rank."""
     num_cpus: float = Field(default=1, ge=0)
     """CPU cores that Ray reserves for one replica."""
-    patch_deltas: bool = False
-    """Apply deltas to the weights in the GPU's memory (vLLM's checkpoint patches), in place of loading the weights that
-    they make. For models that are not quantized."""
     hang_timeout_s: float | None = Field(default=30, gt=0)
     """Seconds without a step of the engine after which an engine that has work is taken for hung: its processes are
     killed, its generations are made again at other replicas, and the replica is replaced. Pauses for new weights do not
@@ -165,12 +161,6 @@ class EngineSettings(BaseModel):
                 raise ValueError(f"{name} cannot be set: {INEXACT_ENGINE_ARGS[name]}. Leave it out")
         if given.get("load_format") == DUMMY_WEIGHTS:
             raise ValueError("load_format: dummy makes random weights, which would be recorded as those of the model")
-        return self
-
-    @model_validator(mode="after")
-    def refuse_patches_of_packed_weights(self) -> Self:
-        if self.patch_deltas and self.device == "cpu":
-            raise ValueError("patch_deltas needs device: gpu, because vLLM's build for processors packs its weights")
         return self
 
     @model_validator(mode="after")

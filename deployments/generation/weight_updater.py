@@ -60,7 +60,6 @@ class WeightUpdater:
         self,
         llm: "AsyncLLM",
         adapters: Adapters,
-        patches_deltas: bool = False,
         ongoing_tokens: Callable[[], int] = lambda: 0,
     ) -> None:
         """`ongoing_tokens` counts the tokens of the generations under way, prompts included."""
@@ -73,8 +72,6 @@ class WeightUpdater:
         self._paused_at = 0.0
         self._in_transfer = False
         """Whether the weights may be of two versions: full ones have to be swapped in, or the transfer finished."""
-        self.patches_deltas = patches_deltas
-        """Whether `stage` takes deltas."""
         self.is_paused = False
         """Whether the engine generates nothing until an update has ended."""
         self.loaded = LoadedWeights(INITIAL_VERSION)
@@ -101,17 +98,13 @@ class WeightUpdater:
         """Makes the engine name the weights that it started with in its outputs."""
         await self._llm.update_weight_version(str(INITIAL_VERSION))
 
-    async def stage(self, version: int, path: Path, delta: Path | None = None) -> None:
+    async def stage(self, version: int, path: Path) -> None:
         """Reads the safetensors file at `path` into the workers' memory; generations go on.
-
-        Args:
-            delta: the changes from the weights that are loaded to those of `path`; the workers read them in its place.
 
         Raises:
             WeightsNotLoaded: the file cannot be read.
         """
-        changes = None if delta is None else str(delta)
-        await self._llm.collective_rpc("begin_staging", args=(str(path), changes))
+        await self._llm.collective_rpc("begin_staging", args=(str(path),))
         while not all(_results_of_workers(await self._llm.collective_rpc("staged"))):
             await asyncio.sleep(STAGING_POLL_S)
         self._staged = _StagedWeights(version)

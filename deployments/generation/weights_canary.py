@@ -1,28 +1,24 @@
 """The canary: fixed prompts that an engine plays with new weights before anybody else does, within a time limit.
 
-Guarantees: weights with which the engine fails, or gives a log-probability that is not finite, are found out; so is an
-adapter that is not zero and that the engine generates without. Weights that change no log-probability of the prompts
-may be too small a change: the caller is told, and nothing fails. An engine that takes images is shown one, so that all
-of this holds for its vision tower.
+Guarantees: weights with which the engine fails, or gives a log-probability that is not finite, are found out. Weights
+that change no log-probability of the prompts may be too small a change: the caller is told, and nothing fails. An
+engine that takes images is shown one, so that all of this holds for its vision tower.
 """
 
 import asyncio
 import logging
-import shutil
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeAlias, TypeVar
 from uuid import uuid4
 
-from safetensors.torch import load_file, save_file
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.failures import GenerationLost, RolloutFailure
-from deployments.generation.adapters import ADAPTER_FILE, Adapters, LoadedAdapter
+from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.engine_requests import generation_of
 from deployments.generation.output_health import refuse_not_finite
 from deployments.protocols.generation import GenerationRequest, SamplingOptions, packed_ids, packed_logprobs
@@ -47,7 +43,6 @@ Logprobs: TypeAlias = "list[array[float]]"
 """Log-probabilities of the tokens of each prompt."""
 REMEMBER_WITHIN_S = 3.0
 """An engine whose batch is full for longer goes on without the comparison: a push must not wait for its generations."""
-AMPLIFIED = "amplified"
 CANARY_IMAGE = "canary"
 """The name of the image that the engine's prompt shows."""
 CANARY_PROMPTS = 4
@@ -56,10 +51,6 @@ CANARY_TOKENS = 4
 """Generated for each prompt."""
 STEP = 7919
 """A prime: the ids of the prompts are spread over any vocabulary."""
-
-
-class AdapterHasNoEffect(Exception):
-    """The engine generates without the adapter, although it has loaded it."""
 
 
 class WeightsCanary:
@@ -106,7 +97,6 @@ class WeightsCanary:
         Raises:
             GenerationNotFinite: a log-probability is NaN or infinite.
             GenerationLost: the engine broke.
-            AdapterHasNoEffect: as `try_adapter` does.
         """
         if self._adapters.current is not None:
             return await self.try_adapter(self._adapters.current)
@@ -119,28 +109,10 @@ class WeightsCanary:
         """Plays with an adapter and, in the same steps of the engine, without it; raises as `try_current` does.
 
         Returns:
-            Whether it is so small that it changes no log-probability, but is not zero.
-
-        Raises:
-            AdapterHasNoEffect: it changes none either with matrices that are as large as those of a trained one.
+            Whether it changes no log-probability.
         """
         outputs, without = await asyncio.gather(self._outputs(adapter), self._play(None))
-        if logprobs_of(outputs) != without:
-            return False
-        folder = Path(adapter.request.lora_path)
-        larger = folder.with_name(f"{folder.name}@{AMPLIFIED}")
-        try:
-            if not await asyncio.to_thread(_write_amplified, folder, larger):
-                return False
-            async with self._adapters.borrowed(f"{adapter.label}@{AMPLIFIED}", larger) as amplified:
-                played, without = await asyncio.gather(self._play(amplified), self._play(None))
-        finally:
-            await asyncio.to_thread(shutil.rmtree, larger, ignore_errors=True)
-        if played == without:
-            raise AdapterHasNoEffect(
-                "The adapter is not zero, and the engine's log-probabilities are those of the weights without it."
-            )
-        return True
+        return logprobs_of(outputs) == without
 
     async def _play(self, adapter: LoadedAdapter | None) -> Logprobs:
         """As the engine says them, finite or not."""
@@ -156,25 +128,6 @@ class WeightsCanary:
         # No rollout may find in the prefix cache what a version has computed that is refused afterwards.
         salt = uuid4().hex
         return await asyncio.gather(*(self._generate(prompt, adapter, salt) for prompt in self._prompts()))
-
-
-def _write_amplified(folder: Path, larger: Path) -> bool:
-    """Writes the adapter of `folder` with every matrix scaled to a largest value of 1.
-
-    Returns:
-        Whether it changes anything: if of each pair of matrices one is zero, nothing is written.
-    """
-    tensors = load_file(folder / ADAPTER_FILE)
-    peaks = {name: float(tensor.abs().max()) if tensor.numel() else 0.0 for name, tensor in tensors.items()}
-    ups = [name for name in tensors if "lora_B" in name or "lora_embedding_B" in name]
-    downs = {name: name.replace("lora_B", "lora_A").replace("lora_embedding_B", "lora_embedding_A") for name in ups}
-    if not any(peaks[up] and peaks.get(down, 0.0) for up, down in downs.items()):
-        return False
-    larger.mkdir(exist_ok=True)
-    scaled = {name: (tensor.float() / (peaks[name] or 1.0)).contiguous() for name, tensor in tensors.items()}
-    save_file(scaled, larger / ADAPTER_FILE)
-    shutil.copyfile(folder / "adapter_config.json", larger / "adapter_config.json")
-    return True
 
 
 def canary_prompts(vocab_size: int, max_model_len: int, image: ImageTokens | None = None) -> list[GenerationRequest]:

@@ -8,25 +8,24 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import torch
 from safetensors import safe_open
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
 
 from deployments.generation.trainer_transfer import Layout, TrainerRendezvous, TrainerWatch, TransferFile, Written
-from deployments.generation.weight_deltas import apply_patches, read_patches
 from deployments.upstream.vllm.cpu_build import pack_shared_weights_again, packed_weight_slices
 from deployments.upstream.vllm.weight_transfer import end_broken_reload, forget_weight_update, unplaced_matrices
 
 NO_ADAPTERS = "the engine takes no adapters: set enable_lora: true under engine in the service's config"
 Tensors = dict[str, torch.Tensor]
-Patches = list[CheckpointWeightPatch]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 READ_BYTES = 16 * 2**20
 PAGE_BYTES = 4096
 CHECKSUM_SLICE_BYTES = 2**20
@@ -34,11 +33,28 @@ CHECKSUM_SLICE_BYTES = 2**20
 NO_BACKEND = "the engine has no weight transfer backend: set engine.weight_transfer_config in the service's config"
 
 
-class WeightsWorkerExtension:
-    """The methods that `collective_rpc` can call besides vLLM's own.
+def _with_error(
+    method: Callable[Concatenate["WeightsWorkerExtension", Arguments], Result],
+) -> Callable[Concatenate["WeightsWorkerExtension", Arguments], tuple[Result | None, str | None]]:
+    """Lets the method return its result and no error, or no result and its error as a sentence.
 
-    Errors are returned, not raised: when a worker raises, vLLM drops the results of the others.
+    When a worker raises, vLLM drops the results of the others.
     """
+
+    @wraps(method)
+    def returning_errors(
+        self: "WeightsWorkerExtension", *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> tuple[Result | None, str | None]:
+        try:
+            return method(self, *arguments, **named), None
+        except Exception as failure:  # noqa: BLE001 - returned to the engine
+            return None, _describe_error(failure)
+
+    return returning_errors
+
+
+class WeightsWorkerExtension:
+    """The methods that `collective_rpc` can call besides vLLM's own."""
 
     model_runner: Any
     reload_weights: Any
@@ -49,62 +65,51 @@ class WeightsWorkerExtension:
     shutdown_weight_transfer_engine: Any
     update_weights: Any
     rank: int
-    _staging: "_Staging | None" = None
+    _staging: "Future[Tensors] | None" = None
     _checksum: "_EngineChecksum | None" = None
     _rendezvous: TrainerRendezvous | None = None
     _arriving: TransferFile | None = None
 
-    def begin_staging(self, path: str, delta: str | None = None) -> None:
-        """Starts to read the safetensors file at `path`; what was staged before is dropped.
+    def begin_staging(self, path: str) -> None:
+        """Starts to read the safetensors file at `path`; what was staged before is dropped."""
+        thread = ThreadPoolExecutor(1)
+        self._staging = thread.submit(_map_file, path)
+        thread.shutdown(wait=False)
 
-        Args:
-            delta: path of a delta of the weights that are loaded. It is read in place of the file, and patches them.
-        """
-        self._staging = (
-            _Staging(partial(_map_file, path)) if delta is None else _Staging(partial(read_patches, delta, path))
-        )
+    @_with_error
+    def staged(self) -> bool:
+        """Whether the file has been read. Raises what its thread raises."""
+        if self._staging is None:
+            raise RuntimeError("nothing is staged")
+        return self._staging.done() and self._staging.result() is not None
 
-    def staged(self) -> tuple[bool, str | None]:
-        """Whether the file has been read, and the error, if any."""
-        return (False, "nothing is staged") if self._staging is None else self._staging.state()
-
-    def swap_staged(self) -> tuple[float, str | None]:
-        """Replaces the model's weights by the staged ones; returns the seconds that this took, and the error, if any.
+    @_with_error
+    def swap_staged(self) -> float:
+        """Replaces the model's weights by the staged ones; returns the seconds that this took.
 
         After an error the engine fails at its next step: its weights are a mixture of two versions.
         """
         began = time.perf_counter()
         try:
-            self._swap()
-        except Exception as failure:  # noqa: BLE001 - returned to the engine
-            error = _describe_error(failure)
+            if self._staging is None:
+                raise RuntimeError("no weights are staged")
+            self.reload_weights(weights_iterator=iter(self._staging.result(timeout=0).items()))
+            pack_shared_weights_again(self.model_runner.get_model())
+        except Exception as failure:
             for generates in (self, self.model_runner):
-                generates.execute_model = partial(_fail_instead_of_generating, error)
-            return 0.0, error
-        return time.perf_counter() - began, None
-
-    def _swap(self) -> None:
-        if self._staging is None:
-            raise RuntimeError("no weights are staged")
-        staged = self._staging.result()
-        if isinstance(staged, dict):
-            self.reload_weights(weights_iterator=iter(staged.items()))
-        else:
-            apply_patches(self.model_runner.get_model(), staged)
-            for reset in ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache"):
-                getattr(self.model_runner, reset)()
-        pack_shared_weights_again(self.model_runner.get_model())
+                generates.execute_model = partial(_fail_instead_of_generating, _describe_error(failure))
+            raise
         self._staging = self._checksum = None
+        return time.perf_counter() - began
 
     def unplaced_matrices(self, names: list[str]) -> tuple[list[str], str | None]:
         """Those of an adapter's tensors that change no module of this worker's part of the model; the error, if any.
 
         vLLM reads such tensors, and generates as if they were not there.
         """
-        try:
-            return unplaced_matrices(names, self.model_runner.lora_manager), None
-        except AttributeError as failure:
-            return [], NO_ADAPTERS if not hasattr(self.model_runner, "lora_manager") else _describe_error(failure)
+        if not hasattr(self.model_runner, "lora_manager"):
+            return [], NO_ADAPTERS
+        return unplaced_matrices(names, self.model_runner.lora_manager), None
 
     def checksum_weights(self, budget_s: float) -> str | None:
         """Computes for `budget_s` seconds; returns the sha-256 of this worker's weights when it is complete."""
@@ -112,19 +117,13 @@ class WeightsWorkerExtension:
             self._checksum = _EngineChecksum(self.model_runner.get_model())
         return self._checksum.compute(budget_s)
 
-    def begin_rendezvous(self, init_info: dict[str, Any]) -> tuple[None, str | None]:
-        """Lets go of the trainer that is connected, and starts to connect to the one of `init_info`.
-
-        Returns the error, if any.
-        """
-        try:
-            engine = self._unconnected_engine()
-            typed_info = engine.parse_init_info(init_info)
-            self.shutdown_weight_transfer_engine()
-            self._rendezvous = TrainerRendezvous(engine, typed_info, self._rendezvous)
-        except Exception as failure:  # noqa: BLE001 - returned to the engine
-            return None, _describe_error(failure)
-        return None, None
+    @_with_error
+    def begin_rendezvous(self, init_info: dict[str, Any]) -> None:
+        """Lets go of the trainer that is connected, and starts to connect to the one of `init_info`."""
+        engine = self._unconnected_engine()
+        typed_info = engine.parse_init_info(init_info)
+        self.shutdown_weight_transfer_engine()
+        self._rendezvous = TrainerRendezvous(engine, typed_info, self._rendezvous)
 
     def rendezvous_state(self) -> tuple[bool, str | None]:
         """Whether the rendezvous has ended, and the error, if any."""
@@ -182,19 +181,16 @@ class WeightsWorkerExtension:
         if self._arriving is not None:
             self._arriving.add(*arrived)
 
-    def abandon_transfer(self) -> tuple[None, str | None]:
-        """Lets go of the trainer; returns the error, if any.
+    @_with_error
+    def abandon_transfer(self) -> None:
+        """Lets go of the trainer.
 
         The weights may be of two versions, and a part of them may be missing, until full weights were swapped in.
         """
-        try:
-            self._discard_arriving()
-            forget_weight_update(self)
-            self.shutdown_weight_transfer_engine()
-            end_broken_reload(self.model_runner.get_model())
-        except Exception as failure:  # noqa: BLE001 - returned to the engine
-            return None, _describe_error(failure)
-        return None, None
+        self._discard_arriving()
+        forget_weight_update(self)
+        self.shutdown_weight_transfer_engine()
+        end_broken_reload(self.model_runner.get_model())
 
     def _unconnected_engine(self) -> Any:
         """One of its own for each rendezvous: what is given up must not change the one that is used."""
@@ -221,26 +217,6 @@ def _fail_instead_of_generating(error: str, *_: object, **__: object) -> NoRetur
 
 def _describe_error(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"
-
-
-class _Staging:
-    """Weights or patches of a swap, read in a thread."""
-
-    def __init__(self, read: Callable[[], Tensors | Patches]) -> None:
-        thread = ThreadPoolExecutor(1)
-        self._reading = thread.submit(read)
-        thread.shutdown(wait=False)
-
-    def state(self) -> tuple[bool, str | None]:
-        """Whether the thread has ended, and its error, if any."""
-        if not self._reading.done():
-            return False, None
-        failure = self._reading.exception()
-        return (True, None) if failure is None else (False, _describe_error(failure))
-
-    def result(self) -> Tensors | Patches:
-        """Raises the thread's error, or `TimeoutError` if it has not ended."""
-        return self._reading.result(timeout=0)
 
 
 def _map_file(path: str) -> Tensors:

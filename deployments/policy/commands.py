@@ -265,7 +265,7 @@ class CommandReport:
     """By `SaveTransfer`."""
     changes_nothing: bool = False
     """By `Canary` and `SetAdapters`: the weights that were tried change no log-probability of the canary. Full weights
-    may be those from before; an adapter is not zero, and so small that the engine's precision does not show it."""
+    may be those from before; an adapter is zero, or so small that the engine's precision does not show it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,12 +214,6 @@ class NodeWeights:
         found = path.stat()
         return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns)
 
-    async def delta_of(self, payload: VersionPayload, held: int) -> Path | None:
-        """The file of the delta, if the version comes as a delta of version `held`; raises as `file_of` does."""
-        if payload.delta is None or payload.delta.base != held:
-            return None
-        return (await self._file_of(_as_payload(payload, payload.delta))).path
-
     @asynccontextmanager
     async def file_to_copy(self, payload: VersionPayload) -> AsyncIterator[NodeFile]:
         """A file for this replica alone, which makes a copy of it in the block; raises as `file_of` does.

@@ -201,8 +201,8 @@ def refuse_if_all_refused(staged: Sequence[CommandResult]) -> None:
 
 NO_EFFECT = "The weights change no log-probability of the canary"
 NO_EFFECT_OF_ADAPTER = (
-    "The adapter is not zero, but so small that it changes no log-probability of the canary in the engine's precision: "
-    "rollouts are as without it."
+    "The adapter changes no log-probability of the canary: it is zero, or too small for the engine's precision. "
+    "Rollouts are as without it."
 )
 EFFECT_SHARE = 0.001
 """Share of the values that every text is computed with. Where more have changed, some log-probability changes even if

@@ -36,7 +36,7 @@ OPENED = EntryName("opened", 0)
 _NO_IDS = packed_ids(())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SessionHead:
     """The part of a session that a store needs at its start, before anybody asks for it. Times count from 1970."""
 
@@ -45,9 +45,9 @@ class SessionHead:
     opened_at: float
     used_at: float
     deadline_at: float | None
-    is_ended: bool
-    calls: int
-    """Those that have begun, without those that were in flight."""
+    is_ended: bool = False
+    calls: int = 0
+    """Those that have begun; stored without those that were in flight."""
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of
 from deployments.sessions.session_record import SessionRecord
-from deployments.sessions.session_table import KeptSession, Now, SessionTable
+from deployments.sessions.session_table import KeptSession, SessionTable
 from deployments.sessions.settings import SessionsSettings
 from deployments.storage.storage import EntryName, Storage, StoredChange, StoredRecord
 from deployments.storage.stored_state import Planned, StoreReplica
@@ -54,7 +54,6 @@ class SessionStore(StoreReplica[SessionTable]):
     `namespace`, and `StorageFailed` if it must be read or stored and the database fails.
 
     Args:
-        now_s: seconds of a monotonic clock.
         time_s: seconds since 1970.
     """
 
@@ -62,13 +61,11 @@ class SessionStore(StoreReplica[SessionTable]):
         self,
         settings: SessionsSettings,
         storage: Storage | None = None,
-        now_s: Callable[[], float] = time.monotonic,
         time_s: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(settings, storage, "session")
         self._settings = settings
-        self._now_s = now_s
-        self._time_s = time_s
+        self._now = time_s
         self._calls: CallBatcher[_CallToRecord, None] = group_commit(self._record)
         self._reading: dict[str, asyncio.Task[None]] = {}
         """By the session that is being read."""
@@ -91,7 +88,7 @@ class SessionStore(StoreReplica[SessionTable]):
             if (kept := table.sessions.get(opened.id)) is not None:
                 return [], lambda: self._info(kept)
             new = table.open(opened, len(entry), self._now())
-            return [table.change(new, self._now(), {OPENED: entry})], lambda: self._info(table.still_kept(new))
+            return [table.change(new, {OPENED: entry})], lambda: self._info(table.still_kept(new))
 
         return await self._state.change(plan)
 
@@ -116,7 +113,7 @@ class SessionStore(StoreReplica[SessionTable]):
         samples = samples_of(session_id, read.record, request.sample, request.generation_index)
         return SessionSamples(
             session_id=session_id,
-            status=kept.status(self._now_s()),
+            status=kept.status(self._now()),
             samples=samples,
             policy=policy_versions(read.record),
         )
@@ -173,9 +170,7 @@ class SessionStore(StoreReplica[SessionTable]):
     async def add(self, session_id: str, call: EngineCall) -> None:
         """Records a call, and ends it. Doing it again changes nothing."""
         table = await self._state.started()
-        if (kept := table.sessions.get(session_id)) is None:
-            table.end_call(call.id, self._now())
-            raise session_unknown(session_id)
+        kept = table.get(session_id)
         read = await self._read(table, kept)
         await asyncio.shield(self._calls.add(_CallToRecord(kept, read.record, call, call_entry(call))))
 
@@ -191,11 +186,11 @@ class SessionStore(StoreReplica[SessionTable]):
         for each in new:
             place = each.record.call_count + added[each.kept]
             added[each.kept] += 1
-            changes.append(table.change(each.kept, self._now(), {call_name(place): each.entry}, added[each.kept]))
+            changes.append(table.change(each.kept, {call_name(place): each.entry}, added[each.kept]))
 
         def commit() -> list[Exception | None]:
             for each in calls:
-                table.end_call(each.call.id, self._now())
+                table.end_call(each.kept.id, each.call.id, self._now())
             for each in new:
                 each.record.add(each.call)
             for kept in added:
@@ -211,15 +206,15 @@ class SessionStore(StoreReplica[SessionTable]):
         """The results of concurrent calls of a method, in their order; an exception in the place of its result."""
         return await results_of([getattr(self, method)(*call) for call in calls])
 
-    async def end_call(self, call_id: str) -> None:
+    async def end_call(self, session_id: str, call_id: str) -> None:
         """Ends a call that generated nothing. Unknown ids are ignored."""
-        (await self._state.started()).end_call(call_id, self._now())
+        (await self._state.started()).end_call(session_id, call_id, self._now())
 
     async def heard(self, calls: Mapping[str, str]) -> list[str]:
         """A replica makes these calls, each of a session. Returns those that it must abort."""
         table = await self._state.started()
-        for session_id in {session_id for call_id, session_id in calls.items() if call_id not in table.calls}:
-            if (kept := table.sessions.get(session_id)) is not None:
+        for call_id, session_id in calls.items():
+            if (kept := table.sessions.get(session_id)) is not None and call_id not in kept.in_flight:
                 # Its record says whether the call has ended.
                 await self._read(table, kept)
         return table.heard(calls, self._now())
@@ -232,7 +227,7 @@ class SessionStore(StoreReplica[SessionTable]):
         return SessionTable(self._settings, kept, self._now())
 
     def _unstored(self, table: SessionTable) -> Planned[None]:
-        return table.unstored(self._now()), lambda: None
+        return table.unstored(), lambda: None
 
     async def _read(self, table: SessionTable, kept: KeptSession) -> ReadSession:
         """The contents of the session, read at the first call that needs them after a start."""
@@ -256,7 +251,7 @@ class SessionStore(StoreReplica[SessionTable]):
         """Stores the session with further entries, then commits. Raises `SessionUnknown` if it was dropped."""
 
         def plan(table: SessionTable) -> Planned[Result]:
-            changes = [table.change(table.still_kept(kept), self._now(), added)]
+            changes = [table.change(table.still_kept(kept), added)]
 
             def commit_if_kept() -> Result:
                 if table.has(kept):
@@ -272,25 +267,21 @@ class SessionStore(StoreReplica[SessionTable]):
         """The session, which something is asked of now."""
         table = await self._state.started()
         kept = table.get(session_id, namespace)
-        kept.used_at = self._now_s()
+        kept.head.used_at = self._now()
         return table, kept, await self._read(table, kept)
 
-    def _now(self) -> Now:
-        return Now(self._now_s(), self._time_s())
-
     def _info(self, kept: KeptSession) -> SessionInfo:
-        now, read = self._now(), kept.read
+        read = kept.read
         assert read is not None
-        left_s = None if kept.expires_at is None else kept.expires_at - now.monotonic
         return SessionInfo(
             id=kept.id,
             base_url=read.opened.base_url,
-            status=kept.status(now.monotonic),
-            calls=kept.calls,
-            calls_in_flight=kept.in_flight,
+            status=kept.status(self._now()),
+            calls=kept.head.calls,
+            calls_in_flight=len(kept.in_flight),
             branches=len(read.record.branches()),
             generated_tokens=read.record.generated_tokens,
             total_tokens=read.record.total_tokens,
             record_bytes=kept.size_bytes,
-            expires_at=None if left_s is None else datetime.fromtimestamp(now.time_s + left_s, UTC),
+            expires_at=None if kept.expires_at is None else datetime.fromtimestamp(kept.expires_at, UTC),
         )

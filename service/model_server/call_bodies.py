@@ -100,8 +100,7 @@ def choices_of(endpoint: Endpoint, fields: Mapping[str, Any], most: int) -> int:
         return 1
     asked: Any = fields
     if endpoint in TOKEN_ENDPOINTS:
-        sampling = fields.get("sampling_params")
-        asked = sampling[0] if isinstance(sampling, list) and sampling else sampling
+        asked = fields.get("sampling_params")
     try:
         given = asked.get(CHOICES_FIELD) if isinstance(asked, Mapping) else None
         choices = _choices_as_vllm_reads_them.validate_python(given)

@@ -51,12 +51,11 @@ class MappedWeights:
         self.loaded = LoadedWeights()
         self.needed_adapters: set[int] = set()
         self.is_on_trial = False
-        self.patches_deltas = False
         self.sha256 = ""
         self.inode = 0
         self._staged: tuple[int, mmap.mmap] | None = None
 
-    async def stage(self, version: int, path: Path, delta: Path | None = None) -> None:
+    async def stage(self, version: int, path: Path) -> None:
         with path.open("rb") as file:
             self._staged = version, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             self.inode = os.fstat(file.fileno()).st_ino

@@ -258,13 +258,6 @@ def test_kernels_that_are_compiled_at_first_use_are_off_unless_they_are_turned_o
     }
 
 
-def test_deltas_are_applied_in_the_engine_only_where_its_weights_are_not_packed() -> None:
-    settings = EngineSettings(model="m", patch_deltas=True)
-    assert (settings.patch_deltas, "patch_deltas" in settings.engine_args()) == (True, False)
-    with pytest.raises(ValidationError, match="patch_deltas needs device: gpu"):
-        EngineSettings(model="m", device="cpu", patch_deltas=True)
-
-
 def test_the_scheduling_policy_of_the_engine_can_be_chosen() -> None:
     settings = EngineSettings(model="m", scheduling_policy="fcfs")  # type: ignore[call-arg]
     assert settings.engine_args()["scheduling_policy"] == "fcfs"

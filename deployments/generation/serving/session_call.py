@@ -2,7 +2,7 @@
 
 `ShownChoices` joins what the caller has seen of a streamed answer to the message that it will send back. The store
 hears twice a second which calls are in flight, and says which to abort; a store that starts again learns of them in
-this way (its half: `deployments/sessions/calls_in_flight.py`).
+this way (its half: `deployments/sessions/session_table.py`).
 """
 
 import asyncio
@@ -179,10 +179,10 @@ class SessionCallsInFlight:
         finally:
             self._in_flight.pop(call.id, None)
 
-    async def end(self, call_id: str) -> None:
+    async def end(self, session_id: str, call_id: str) -> None:
         """Ends a call that generated nothing."""
         self._in_flight.pop(call_id, None)
-        await self._store.end_call(call_id)
+        await self._store.end_call(session_id, call_id)
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Records a call, which nobody need wait for. A failure of it is logged."""
@@ -307,7 +307,7 @@ class SessionCall:
     async def _record_rest(self) -> None:
         call = self._call
         if call.engine_ended is None:
-            await self._calls.end(call.request.generation_id)
+            await self._calls.end(self._session_id, call.request.generation_id)
             return
         await self._calls.interrupt([call.request.generation_id])
         await call.engine_ended.wait()

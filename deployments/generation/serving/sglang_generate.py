@@ -23,13 +23,7 @@ from deployments.generation.serving.call_aborts import AbortableCall, CallAborts
 from deployments.generation.serving.refusals import answered_failures
 from deployments.generation.serving.served_call import CURRENT_CALL, GeneratedChoice, ServedCall
 from deployments.generation.serving.session_call import DATA, DONE
-from deployments.generation.serving.sglang_requests import (
-    NO_INPUT_LOGPROBS,
-    AskedPrompt,
-    SGLangRequest,
-    asked_prompts,
-    params_of,
-)
+from deployments.generation.serving.sglang_requests import NO_INPUT_LOGPROBS, SGLangRequest, params_of
 
 EVENT_EVERY_S = 0.05
 NUMBERS_OF_EVENT = 2000
@@ -46,7 +40,8 @@ _TokenLogprob = tuple[float | None, int, str | None]
 class PromptAnswer:
     """The answer to one prompt, as far as the engine's outputs have come."""
 
-    asked: AskedPrompt
+    request: SGLangRequest
+    rid: str
     prompt_token_ids: Sequence[int]
     call: ServedCall
     first: int
@@ -69,7 +64,7 @@ class PromptAnswer:
     _prompt_fields: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        count = self.asked.sampling.n
+        count = self.request.sampling_params.n
         self.texts, self.top_logprobs = [[] for _ in range(count)], [[] for _ in range(count)]
         self.lengths, self.have_ended, self.stop_reasons = [0] * count, [False] * count, [None] * count
 
@@ -84,22 +79,22 @@ class PromptAnswer:
             self.lengths[place] += len(completion.token_ids)
             if completion.finished():
                 self.have_ended[place], self.stop_reasons[place] = True, completion.stop_reason
-            if self.asked.top_logprobs and completion.logprobs is not None:
+            if self.request.top_logprobs_num and completion.logprobs is not None:
                 self.top_logprobs[place] += [self._likeliest(one) for one in _shown_positions(completion)]
         return [completion.index for completion in output.outputs]
 
     def numbers(self, place: int) -> int:
         """How many numbers of tokens an event of the choice has now."""
-        return self.lengths[place] * (1 + self.asked.top_logprobs)
+        return self.lengths[place] * (1 + self.request.top_logprobs_num)
 
     def choice(self, place: int) -> dict[str, Any]:
         """One choice as SGLang's server answers it. Until it has ended it is without what its prompt has in numbers."""
-        several = self.asked.sampling.n > 1
-        choice, generates = self._choice(place), self.asked.generates
+        several = self.request.sampling_params.n > 1
+        choice, generates = self._choice(place), self.request.generates
         token_ids = list(choice.token_ids[: self.lengths[place]]) if generates else []
         spans = _cut_versions(versions_of(self.call, self.first + place), len(token_ids)) if generates else []
         meta: dict[str, Any] = {
-            "id": f"{self.asked.rid}_{place}" if several else self.asked.rid,
+            "id": f"{self.rid}_{place}" if several else self.rid,
             "finish_reason": self._finish_reason(place),
             "prompt_tokens": len(self.prompt_token_ids),
             "weight_version": spans[-1]["version"] if spans else self.version,
@@ -110,13 +105,13 @@ class PromptAnswer:
         if self.call.session is not None:
             name = self.call.session.answer_id
             meta["generation_id"] = f"{name}-{place}" if several else name
-        if self.asked.shows_logprobs:
+        if self.request.return_logprob:
             shown = zip(choice.logprobs[: len(token_ids)], token_ids, strict=True)
             meta["output_token_logprobs"] = [self._entry(logprob, token_id) for logprob, token_id in shown]
             meta["output_token_logprobs_length"] = len(token_ids)
             if self.have_ended[place]:
                 meta |= self._of_prompt()
-            if self.asked.top_logprobs:
+            if self.request.top_logprobs_num:
                 meta["output_top_logprobs"] = self.top_logprobs[place] if generates else []
         return {"text": "".join(self.texts[place]) if generates else "", "output_ids": token_ids, "meta_info": meta}
 
@@ -130,7 +125,7 @@ class PromptAnswer:
                 return None
             case "abort":
                 return _aborted()
-            case _ if not self.asked.generates:
+            case _ if not self.request.generates:
                 return {"type": "length", "length": 0}
             case "stop":
                 return {"type": "stop", "matched": choice.token_ids[-1] if stop_reason is None else stop_reason}
@@ -145,7 +140,7 @@ class PromptAnswer:
         return self._prompt_fields
 
     def _prompt_numbers(self) -> dict[str, Any]:
-        start = self.asked.logprobs_from
+        start = self.request.logprob_start_len
         if start == NO_INPUT_LOGPROBS:
             return {"input_token_logprobs": []}
         ids, positions = self.prompt_token_ids[start:], self.prompt_logprobs[start + 1 :]
@@ -153,13 +148,13 @@ class PromptAnswer:
         scored = [self._entry(position[token_id].logprob, token_id) for position, token_id in following]
         first = [self._entry(None, token_id) for token_id in ids[:1]]
         shown: dict[str, Any] = {"input_token_logprobs": [*first, *scored]}
-        if self.asked.top_logprobs:
+        if self.request.top_logprobs_num:
             shown["input_top_logprobs"] = [*[None for _ in first], *map(self._likeliest, positions)]
         return shown
 
     def _likeliest(self, position: Any) -> list[_TokenLogprob]:
         ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
-        return [self._entry(one.logprob, token_id) for token_id, one in ranked[: self.asked.top_logprobs]]
+        return [self._entry(one.logprob, token_id) for token_id, one in ranked[: self.request.top_logprobs_num]]
 
     def _entry(self, logprob: float | None, token_id: int) -> _TokenLogprob:
         return None if logprob is None else max(logprob, _LEAST_LOGPROB), token_id, self.text_of(token_id)
@@ -207,15 +202,15 @@ class AnsweredGenerate(GenerateBaseServing):
         """Returns an answer in JSON, or the events of a stream. Raises what becomes an answer of vLLM's servers."""
         call = CURRENT_CALL.get()
         self._preflight()
-        prompts, asked = request.prompts, asked_prompts(request, call.request.generation_id)
+        prompts = request.prompts
         if request.text is None and any(min(ids) < 0 for ids in prompts):
             raise VLLMValidationError("A token id is negative.", parameter="input_ids")
         inputs = await self._renderer.preprocess_completion(
             request, prompt_input=prompts, prompt_embeds=None, skip_mm_cache=True
         )
         if call.session is not None:
-            await _prepare_session(call, asked, [one["prompt_token_ids"] for one in inputs])
-        answers, outputs = self._start(request, asked, inputs, call)
+            await _prepare_session(call, request, [one["prompt_token_ids"] for one in inputs])
+        answers, outputs = self._start(request, inputs, call)
         if request.stream:
             return self._events(request, answers, outputs, call)
         async with aclosing(outputs):
@@ -224,12 +219,12 @@ class AnsweredGenerate(GenerateBaseServing):
                 answers[place].add(output)
         if call.session is not None:
             await record(call.session, {})
-        choices = [answer.choice(place) for answer in answers for place in range(answer.asked.sampling.n)]
+        choices = [answer.choice(place) for answer in answers for place in range(request.sampling_params.n)]
         is_single = request.is_single and len(choices) == 1
         return orjson.dumps(choices[0] if is_single else choices)
 
     def _start(
-        self, request: SGLangRequest, asked: Sequence[AskedPrompt], inputs: Sequence[Any], call: ServedCall
+        self, request: SGLangRequest, inputs: Sequence[Any], call: ServedCall
     ) -> tuple[list[PromptAnswer], AsyncGenerator[tuple[int, RequestOutput], None]]:
         """The answers, without anything yet, and the outputs that make them, each with the place of its prompt."""
         answers: list[PromptAnswer] = []
@@ -237,14 +232,18 @@ class AnsweredGenerate(GenerateBaseServing):
         # The same tokens are named again and again.
         text_of = cache(self._decoded) if request.return_text_in_logprobs else _no_text
         version = self._current_version(call.request.policy)
-        for one, engine_input in zip(asked, inputs, strict=True):
+        rid = request.rid or call.request.generation_id
+        for number, engine_input in enumerate(inputs):
             ids = engine_input["prompt_token_ids"]
-            params = params_of(one, ids, call, self.model_config.max_model_len, request.stream)
+            params = params_of(request, ids, call, self.model_config.max_model_len)
             if call.session is not None:
                 refuse_without_columns(params, call, self.model_config.max_logprobs)
-            first = len(answers) * params.n
-            abortable = AbortableCall(call.request, one.rid, call.generation_id(first))
-            answers.append(PromptAnswer(one, ids, call, first, text_of, version))
+            first = number * params.n
+            answer = PromptAnswer(
+                request, rid if request.is_single else f"{rid}_{number}", ids, call, first, text_of, version
+            )
+            answers.append(answer)
+            abortable = AbortableCall(call.request, answer.rid, call.generation_id(first))
             if self._aborts.is_aborted(abortable):
                 call.begin_prompt(params.n)
                 running.append(_aborted_at_once(call, first, params.n))
@@ -262,7 +261,7 @@ class AnsweredGenerate(GenerateBaseServing):
     ) -> AsyncGenerator[str, None]:
         """The events of a stream. In a session those that end a choice wait until the call is recorded."""
         held: list[str] = []
-        is_single = request.is_single and len(answers) == 1 and answers[0].asked.sampling.n == 1
+        is_single = request.is_single and request.sampling_params.n == 1
         try:
             async with aclosing(outputs):
                 async for number, output in outputs:
@@ -303,12 +302,12 @@ def _no_text(_token_id: int) -> None:
     """No text is shown."""
 
 
-async def _prepare_session(call: ServedCall, asked: Sequence[AskedPrompt], prompts: Sequence[Sequence[int]]) -> None:
+async def _prepare_session(call: ServedCall, request: SGLangRequest, prompts: Sequence[Sequence[int]]) -> None:
     """Begins a call of a session. Raises `VLLMValidationError`, or what `SessionCall.prepare_tokens` does, answered."""
     assert call.session is not None
     if len(prompts) > 1:
         raise VLLMValidationError("A session records one prompt a call: send them one by one.", parameter="input_ids")
-    if not asked[0].generates:
+    if not request.generates:
         message = "A session records what is generated: send a `max_new_tokens` of at least 1."
         raise VLLMValidationError(message, parameter="max_new_tokens")
     with answered_failures():

@@ -5,8 +5,7 @@ and empty values ask for nothing, which is how trainers send the switches of all
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from vllm.exceptions import VLLMValidationError
@@ -31,7 +30,6 @@ _ADVICE: Mapping[str, str] = {
 """Ways to the same, where there is one."""
 _READ_BY_INGRESS = frozenset({"lora_path", "weight_version"})
 _VLLM_NAMES: Mapping[str, str] = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
-Given = TypeVar("Given")
 
 
 def _only_served(fields: Any, served: type[BaseModel], within: str = "") -> Any:
@@ -96,17 +94,18 @@ class _SGLangSampling(BaseModel):
 
 
 class SGLangRequest(BaseModel):
-    """A body of `/generate`: one prompt, or several in a list."""
+    """A body of `/generate`: one prompt, or several in a list, of all of which the same is asked."""
 
     model_config = ConfigDict(extra="forbid")
 
-    rid: str | list[str] | None = None
+    rid: str | None = None
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
-    sampling_params: _SGLangSampling | list[_SGLangSampling] = _SGLangSampling()
-    return_logprob: bool | list[bool] = False
-    logprob_start_len: int | list[int] = NO_INPUT_LOGPROBS
-    top_logprobs_num: int | list[int] = 0
+    sampling_params: _SGLangSampling = _SGLangSampling()
+    return_logprob: bool = False
+    logprob_start_len: int = NO_INPUT_LOGPROBS
+    """The first token of the prompt whose log-probability is shown; `NO_INPUT_LOGPROBS` for none."""
+    top_logprobs_num: int = 0
     return_text_in_logprobs: bool = False
     return_prompt_token_ids: bool = False
     stream: bool = False
@@ -124,6 +123,8 @@ class SGLangRequest(BaseModel):
     def has_one_kind_of_prompt(self) -> Self:
         if (self.text is None) == (self.input_ids is None):
             raise VLLMValidationError("Send either `text` or `input_ids`.", parameter="input_ids")
+        if not self.return_logprob:
+            self.logprob_start_len, self.top_logprobs_num = NO_INPUT_LOGPROBS, 0
         return self
 
     @property
@@ -142,73 +143,25 @@ class SGLangRequest(BaseModel):
             raise VLLMValidationError("A prompt is empty: send at least one token.", parameter=parameter)
         return prompts
 
+    @property
+    def generates(self) -> bool:
+        """Whether anything of what the engine generates is shown: it generates at least one token."""
+        return self.sampling_params.max_new_tokens != 0
+
     def build_tok_params(self, _model_config: object) -> TokenizeParams:
         """For vLLM's renderer, which tokenizes texts."""
         return TokenizeParams(max_total_tokens=None, max_output_tokens=0)
 
 
-@dataclass(frozen=True, slots=True)
-class AskedPrompt:
-    """One prompt of a call, and what is asked of it."""
-
-    rid: str
-    sampling: _SGLangSampling
-    shows_logprobs: bool
-    logprobs_from: int
-    """The first token of the prompt whose log-probability is shown; `NO_INPUT_LOGPROBS` for none."""
-    top_logprobs: int
-
-    @property
-    def generates(self) -> bool:
-        """Whether anything of what the engine generates is shown: it generates at least one token."""
-        return self.sampling.max_new_tokens != 0
-
-
-def asked_prompts(request: SGLangRequest, call_id: str) -> list[AskedPrompt]:
-    """Raises `VLLMValidationError`: a list does not have a value for each prompt, or two request ids are equal."""
-    count = len(request.prompts)
-    rids = request.rid or call_id
-    if isinstance(rids, str):
-        rids = [rids] if request.is_single else [f"{rids}_{place}" for place in range(count)]
-    if len(set(rids)) < len(rids):
-        raise VLLMValidationError("Two request ids are equal.", parameter="rid")
-    samplings = _for_each("sampling_params", request.sampling_params, count)
-    if len({sampling.n for sampling in samplings}) > 1:
-        raise VLLMValidationError("`n` must be the same for all prompts of a call.", parameter="n")
-    return [
-        AskedPrompt(rid, sampling, shown, start if shown else NO_INPUT_LOGPROBS, top if shown else 0)
-        for rid, sampling, shown, start, top in zip(
-            _exactly("rid", rids, count),
-            samplings,
-            _for_each("return_logprob", request.return_logprob, count),
-            _for_each("logprob_start_len", request.logprob_start_len, count),
-            _for_each("top_logprobs_num", request.top_logprobs_num, count),
-            strict=True,
-        )
-    ]
-
-
-def _for_each(name: str, given: Given | list[Given], count: int) -> list[Given]:
-    """A value for each prompt of a call. Raises `VLLMValidationError` for a list of another length."""
-    return _exactly(name, given, count) if isinstance(given, list) else [given] * count
-
-
-def _exactly(name: str, given: list[Given], count: int) -> list[Given]:
-    if len(given) != count:
-        message = f"`{name}` has {len(given)} values for {count} prompts: send one for each prompt, or one for all."
-        raise VLLMValidationError(message, parameter=name)
-    return given
-
-
 def params_of(
-    asked: AskedPrompt, prompt_token_ids: Sequence[int], call: ServedCall, max_model_len: int, is_streamed: bool
+    request: SGLangRequest, prompt_token_ids: Sequence[int], call: ServedCall, max_model_len: int
 ) -> SamplingParams:
     """The parameters of vLLM for one prompt.
 
     Raises:
         VLLMValidationError: a value is out of range, or there is no room for so many tokens.
     """
-    sampling = asked.sampling
+    sampling = request.sampling_params
     fields: dict[str, Any] = {
         "max_tokens": sampling.max_new_tokens,
         "min_tokens": sampling.min_new_tokens,
@@ -236,7 +189,7 @@ def params_of(
         )
         raise VLLMValidationError(message, parameter="max_new_tokens")
     fields["max_tokens"] = room if fields["max_tokens"] is None else max(fields["max_tokens"], 1)
-    scores_prompt = NO_INPUT_LOGPROBS < asked.logprobs_from < len(prompt_token_ids)
+    scores_prompt = NO_INPUT_LOGPROBS < request.logprob_start_len < len(prompt_token_ids)
     params = SamplingParams(
         **fields,
         # vLLM refuses several greedy choices. They are equal, and the recording client makes one of them.
@@ -245,11 +198,11 @@ def params_of(
         spaces_between_special_tokens=sampling.spaces_between_special_tokens,
         include_stop_str_in_output=sampling.no_stop_trim,
         stream_interval=sampling.stream_interval,
-        logprobs=asked.top_logprobs if asked.shows_logprobs else None,
-        prompt_logprobs=asked.top_logprobs if scores_prompt else None,
+        logprobs=request.top_logprobs_num if request.return_logprob else None,
+        prompt_logprobs=request.top_logprobs_num if scores_prompt else None,
         # Flat ones cost the engine less, and cannot be those of prompts.
         flat_logprobs=not scores_prompt,
-        output_kind=RequestOutputKind.DELTA if is_streamed else RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )
     params.n = sampling.n
     skip_logprob_texts(params)

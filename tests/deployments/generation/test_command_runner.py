@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from deployments.policy.commands import (
     CommandReport,
     CommandSource,
     ComputeChecksum,
-    DeltaPayload,
     FinishTransfer,
     InitTransfer,
     LoadedWeights,
@@ -62,7 +61,6 @@ class ScriptedWeights:
     """The message of that error."""
     engine_is_alive: bool = True
     needed_adapters: set[str] = field(default_factory=set)
-    patches_deltas: bool = False
     loaded: LoadedWeights = field(default_factory=LoadedWeights)
     is_on_trial: bool = False
     canary_s: float = 0.0
@@ -78,9 +76,9 @@ class ScriptedWeights:
         if name == self.fails:
             raise OSError(f"{name} failed" if self.says is None else self.says)
 
-    async def stage(self, version: int, path: Path, delta: Path | None = None) -> None:
+    async def stage(self, version: int, path: Path) -> None:
         self.staged = files_in(path.parent)
-        self.call("stage", version if delta is None else f"{version} as {delta.name}")
+        self.call("stage", version)
 
     async def stage_adapter(self, version: int, folder: Path) -> None:
         self.staged = files_in(folder)
@@ -252,26 +250,6 @@ def test_full_weights_are_staged_from_the_file_of_the_node_without_a_copy(tmp_pa
     [report] = store.reports
     assert (report.costs.fetched_bytes, report.costs.read_bytes) == (0, 7)
     assert not [path for path in (tmp_path / "node").rglob("*") if path.is_file() and path.suffix != ".lock"]
-
-
-def with_delta(folder: Path, command: Stage, base: int) -> Stage:
-    """The same, with a delta on the replica's own node."""
-    delta = folder / "policy" / "delta.safetensors"
-    delta.write_bytes(b"delta")
-    file = StoredFile(str(delta), "node", inode=2, modified_ns=2)
-    return Stage(replace(command.payload, delta=DeltaPayload(base, "of the base", file, file, 5, "of the delta")))
-
-
-@pytest.mark.parametrize(
-    ("patches_deltas", "base", "call"),
-    [(False, 0, "stage 5"), (True, 0, "stage 5 as delta.safetensors"), (True, 4, "stage 5")],
-)
-def test_an_engine_that_patches_its_weights_gets_the_delta_of_what_it_has(
-    tmp_path: Path, patches_deltas: bool, base: int, call: str
-) -> None:
-    weights = ScriptedWeights(patches_deltas=patches_deltas)
-    played(weights, ScriptedStore(with_delta(tmp_path, stage(tmp_path, 5), base)), tmp_path / "node")
-    assert weights.calls == [call]
 
 
 def test_an_adapter_is_staged_with_its_config(tmp_path: Path) -> None:

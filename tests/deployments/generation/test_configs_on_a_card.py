@@ -42,7 +42,7 @@ def on_a_card(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, A
         "kubernetes": engine_of(served_on_kubernetes()),
         "rollout serve": engine_of(generated),
         "adapters and transfers": engine_of(generated)
-        | {"enable_lora": True, "weight_transfer_config": {"backend": "nccl"}, "patch_deltas": True},
+        | {"enable_lora": True, "weight_transfer_config": {"backend": "nccl"}},
     }
     given = json.dumps([engine | {"model": str(model)} for engine in engines.values()])
     program = [sys.executable, "-m", "tests.deployments.generation.faked_card"]

@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,16 +23,9 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.images import ImageSpan
 from deployments.upstream.vllm.engine_progress import StepCounter
-from tests.model_families import random_model, save_with_tokenizer
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
-
-
-def test_patches_of_experts_are_refused_before_an_engine_starts(tmp_path: Path) -> None:
-    folder = save_with_tokenizer(random_model("qwen3-moe", 0), tmp_path)
-    with pytest.raises(ValueError, match=r"^patch_deltas: .* has 4 experts, .* Leave patch_deltas out"):
-        asyncio.run(VLLMEngine.start({"model": str(folder), "dtype": "float32"}, patches_deltas=True))
 
 
 def completion(*logprobs: float, tokens: int | None = None) -> CompletionOutput:

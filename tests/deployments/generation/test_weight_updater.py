@@ -75,7 +75,7 @@ def test_one_worker_that_cannot_connect_makes_all_give_up(step: str) -> None:
 def test_staging_returns_when_every_worker_has_read_the_file() -> None:
     llm = ScriptedLLM(begin_staging=[[None, None]], staged=[[(False, None), (True, None)], STAGED])
     run(updater_of(llm).stage(1, WEIGHTS))
-    assert llm.calls == ["begin_staging /folder/model.safetensors None", "staged", "staged"]
+    assert llm.calls == ["begin_staging /folder/model.safetensors", "staged", "staged"]
 
 
 def test_a_file_that_a_worker_cannot_read_is_not_staged() -> None:

@@ -340,11 +340,3 @@ def test_a_delta_that_does_not_fit_is_no_version(tmp_path: Path, stored: Path) -
     save_file({"other.gaps": torch.zeros(1, dtype=torch.int32), "other.values": torch.ones(1)}, change.delta)
     with pytest.raises(WeightsNotFetched, match="The delta cannot be applied: other: the base has no such tensor"):
         asyncio.run(node(tmp_path, node_id="store's").file_of(change.payload))
-
-
-def test_an_engine_that_takes_changes_gets_their_file_if_it_holds_their_base(tmp_path: Path, stored: Path) -> None:
-    change = Change(stored)
-    weights = node(tmp_path, node_id="store's")
-    assert asyncio.run(weights.delta_of(change.payload, held=7)) == change.delta
-    assert asyncio.run(weights.delta_of(change.payload, held=6)) is None
-    assert asyncio.run(weights.delta_of(change.base, held=7)) is None

@@ -28,7 +28,7 @@ PLAIN = ChatContext()
 
 
 class Clock:
-    """Of the monotonic clock and of the seconds since 1970."""
+    """Of the seconds since 1970."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -49,7 +49,7 @@ class Kept:
     def start(self) -> None:
         """A store dies with all that it has in memory, and another one starts."""
         self.storage = ScriptedStorage(self.storage.kept)
-        self.store = SessionStore(self.settings, self.storage, self.clock, self.clock)
+        self.store = SessionStore(self.settings, self.storage, self.clock)
 
     async def open(self, name: str = "s", **request: Any) -> "Kept":
         await self.store.open(opening(name, **request))

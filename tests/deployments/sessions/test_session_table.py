@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from deployments.sessions.failures import SessionLimitReached, SessionUnknown
 from deployments.sessions.records import OpenSession
-from deployments.sessions.session_table import KeptSession, Now, SessionTable
+from deployments.sessions.session_table import KeptSession, SessionTable
 from deployments.sessions.settings import SessionsSettings
 from rollout_client.contract.sessions import SessionLimits, SessionRequest
 
@@ -20,7 +20,7 @@ class Sessions:
     def __init__(self, *names: str) -> None:
         """With sessions that were opened one second after the other, from second 0 on, and expire after 10 seconds."""
         settings = SessionsSettings(max_sessions=MOST_SESSIONS, max_bytes=MOST_BYTES, lease_s=1e9)
-        self.table = SessionTable(settings, (), at(0))
+        self.table = SessionTable(settings, (), 0)
         for second, name in enumerate(names):
             assert self.open(name, second) == set()
 
@@ -36,7 +36,7 @@ class Sessions:
         given = SessionLimits.model_validate({"idle_s": 10} | (limits or {}))
         opened = OpenSession(name, namespace, "", "http://service", SessionRequest(limits=given))
         before = set(self.table.sessions)
-        self.table.open(opened, size_bytes, at(now))
+        self.table.open(opened, size_bytes, now)
         return before - set(self.table.sessions)
 
     def __getitem__(self, name: str) -> KeptSession:
@@ -44,12 +44,12 @@ class Sessions:
 
     def begin_call(self, name: str, now: float) -> None:
         kept = self[name]
-        self.table.begin_call(kept, f"{name}-{kept.calls}", at(now))
+        self.table.begin_call(kept, f"{name}-{kept.head.calls}", now)
 
     def end_call(self, name: str, now: float, tokens: int, size_bytes: int) -> set[str]:
         """Ends the call that began first."""
         kept = self[name]
-        self.table.end_call(f"{name}-{kept.calls - kept.in_flight}", at(now))
+        self.table.end_call(name, next(iter(kept.in_flight)), now)
         return self.grow(kept, tokens, size_bytes)
 
     def grow(self, kept: KeptSession, tokens: int, size_bytes: int) -> set[str]:
@@ -62,12 +62,8 @@ class Sessions:
 
     def pass_time(self, now: float) -> set[str]:
         before = set(self.table.sessions)
-        self.table.pass_time(at(now))
+        self.table.pass_time(now)
         return before - set(self.table.sessions)
-
-
-def at(second: float) -> Now:
-    return Now(second, second)
 
 
 def test_room_is_made_by_the_namespace_that_keeps_the_most() -> None:
@@ -99,7 +95,7 @@ def test_records_that_are_too_large_together_cost_the_longest_idle_ones() -> Non
     assert sessions.grow(b, 1, 1000) == set()
     assert (sessions.table.size_bytes, list(sessions.table.sessions)) == (80, ["a", "c"])
     with pytest.raises(SessionUnknown):
-        sessions.table.begin_call(b, "b-9", at(7))
+        sessions.table.begin_call(b, "b-9", 7)
 
 
 @pytest.mark.parametrize("limits", [{"max_calls": 1}, {"max_tokens": 5}, {"max_calls_in_flight": 1}])
@@ -112,7 +108,7 @@ def test_a_call_beyond_a_limit_is_refused(limits: dict[str, float]) -> None:
         sessions.end_call("a", 0, 5, 1)
     with pytest.raises(SessionLimitReached, match=rf"^limits\.{reason}: .* reached limits\.{reason}: [15] of [15]"):
         sessions.begin_call("a", 1)
-    assert sessions["a"].calls == 1
+    assert sessions["a"].head.calls == 1
 
 
 class AnySessions(RuleBasedStateMachine):

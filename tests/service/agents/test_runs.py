@@ -279,7 +279,7 @@ async def test_calls_of_a_deleted_session_are_aborted() -> None:
     async def leaves_a_call(program: CallingProgram, session_id: str) -> None:
         await program.ask(session_id, QUESTION)
         await program.store.plan(session_id, "open", [QUESTION], ChatContext())
-        asyncio.get_running_loop().call_later(0.01, asyncio.ensure_future, program.store.end_call("open"))
+        asyncio.get_running_loop().call_later(0.01, asyncio.ensure_future, program.store.end_call(session_id, "open"))
 
     service.program.agent = leaves_a_call
     assert len((await service.run()).branches) == 1

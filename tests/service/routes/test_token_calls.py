@@ -79,7 +79,7 @@ def test_weights_that_cannot_be_demanded_are_refused_by_their_field(
         ("generate", {"input_ids": [5, 6]}, 1),
         ("generate", {"input_ids": [[5], [6], [7]]}, 3),
         ("generate", {"text": ["a", "b"], "sampling_params": {"n": 3}}, 6),
-        ("generate", {"input_ids": [[5], [6]], "sampling_params": [{"n": 2}, {"n": 2}]}, 4),
+        ("generate", {"input_ids": [[5], [6]], "sampling_params": {"n": 2}}, 4),
         ("generate", {"input_ids": [5], "sampling_params": {"n": "many"}}, 1),
         ("inference/v1/generate", {"token_ids": [5], "sampling_params": {"n": 4}}, 4),
     ],

@@ -92,7 +92,7 @@ def test_an_engine_field_that_vllm_does_not_know_is_refused_with_the_nearest_tha
     assert refusal(config(engine={"device": "cpu", "model": "models/tiny", "max_num_seq": 4})) == [
         "args.engine.max_num_seq: unknown; permitted are replica, device, model, tokenizer, revision, "
         "tokenizer_revision, trust_remote_code, split_special_tokens, tensor_parallel_size, pipeline_parallel_size, "
-        "max_model_len, seed, enable_lora, max_lora_rank, num_cpus, patch_deltas, hang_timeout_s, "
+        "max_model_len, seed, enable_lora, max_lora_rank, num_cpus, hang_timeout_s, "
         "grammar_time_limit_s, environment_variables and the fields of vLLM's AsyncEngineArgs, such as max_num_seqs."
     ]
 

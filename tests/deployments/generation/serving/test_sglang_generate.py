@@ -92,12 +92,8 @@ async def test_a_field_that_is_not_served_is_refused_by_its_name(field: str, bod
         ({"input_ids": []}, "input_ids"),
         ({"input_ids": [FIRST, []]}, "input_ids"),
         ({"input_ids": [-1]}, "input_ids"),
-        ({"input_ids": [FIRST, SECOND], "rid": ["a"]}, "rid"),
-        ({"input_ids": [FIRST, SECOND], "rid": ["a", "a"]}, "rid"),
-        ({"input_ids": [FIRST, SECOND], "return_logprob": [True]}, "return_logprob"),
         ({"input_ids": FIRST, "sampling_params": {"max_new_tokens": 510}}, "max_new_tokens"),
         ({"input_ids": FIRST, "sampling_params": {"top_p": 0}}, "top_p"),
-        ({"input_ids": [FIRST, SECOND], "sampling_params": [{"n": 2}, {}]}, "n"),
     ],
 )
 @runs
