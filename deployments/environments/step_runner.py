@@ -4,9 +4,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from opentelemetry.context import attach
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.environments.sessions import Sessions
 from deployments.environments.step_queue import FairSlots, StepBatches
@@ -20,7 +24,6 @@ from deployments.failures import (
 )
 from deployments.images.observations import NOT_TAKEN, ObservedImages, shows_images
 from deployments.protocols.environments import StepRequest
-from deployments.traces import context_below
 from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.environment import has_sessions, steps_in_batches
 from rollout_env.steps import is_plain, validated_start, validated_step
@@ -92,7 +95,7 @@ class StepRunner:
         step = _Step(request, logged_failures, loop.create_future())
         self._steps[request.step_id] = step
         self.in_progress += 1
-        task = loop.create_task(self._run(step), context=context_below(request.traceparent))
+        task = loop.create_task(self._run(step), context=_context_below(request.traceparent))
         step.result.add_done_callback(partial(self._end, step, task))
         if self._hands_off:
             self.fail([request.step_id], self._shutting_down)
@@ -203,6 +206,15 @@ class StepRunner:
         }
         logger.warning("A step of task %s failed: %s", self._task_name, failure, exc_info=traceback_of, extra=context)
         return failure
+
+
+def _context_below(traceparent: str) -> Context | None:
+    """A context for a task whose spans belong below the span of this header; `None` without one."""
+    if not traceparent:
+        return None
+    context = copy_context()
+    context.run(attach, TraceContextTextMapPropagator().extract({"traceparent": traceparent}))
+    return context
 
 
 def _of_request(step: Callable[[list[ChatMessage], dict[str, Any]], Awaitable[StepOutcome]]) -> StepFunction:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.tasks.replies import last_box, last_tagged, text_outcome
-from deployments.tasks.retrieval_corpus import Corpus, Document, Stopwords, invented_corpus, read_corpus
+from deployments.tasks.retrieval_corpus import Corpus, Document, Stopwords, invented_corpus
+from deployments.tasks.support import read_records
 from deployments.tasks.tool_set import Tool, ToolSet, cut_result, tool_message
 from rollout_env import (
     AnyCall,
@@ -85,13 +86,13 @@ class RetrievalEnvironment(TaskEnvironment):
             stopwords: `en` leaves out English words that say nothing.
 
         Raises:
-            CorpusInvalid: the file cannot be read, or has no documents.
+            ValueError: the file cannot be read, or has no documents.
         """
         self._samples: list[dict[str, Any]] | None = None
         if corpus is None:
             documents, self._samples = invented_corpus()
         else:
-            documents = read_corpus(REPOSITORY / corpus)
+            documents = read_records(REPOSITORY / corpus, Document)
         self.corpus = Corpus(documents, stopwords)
         self.results, self.longest_document, self.most_searches = results, longest_document, most_searches
         self.tools: list[JsonObject] = [SEARCH]

@@ -1,4 +1,4 @@
-"""The documents of the task `retrieval`, read from a file or invented, and their index: BM25 by bm25s.
+"""The documents of the task `retrieval`, invented ones among them, and their index: BM25 by bm25s.
 
 The invented corpus is about people and towns that do not exist, with questions: what a model knows of the world does
 not help.
@@ -6,19 +6,11 @@ not help.
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-import orjson
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
-
-from deployments.tasks.support import numbered_lines
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 Stopwords = Literal["en", "none"]
-
-
-class CorpusInvalid(ValueError):
-    """The corpus cannot be read. The message names file and line."""
 
 
 class Document(BaseModel):
@@ -36,30 +28,6 @@ class Document(BaseModel):
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
-def read_corpus(path: Path) -> list[Document]:
-    """The documents of a file with one JSON object a line.
-
-    Raises:
-        CorpusInvalid: there is no such file, or a line of it is not a document.
-    """
-    documents: list[Document] = []
-    try:
-        documents += [_document_of(line, f"{path}, line {number}") for number, line in numbered_lines(path)]
-    except OSError as error:
-        raise CorpusInvalid(f"{path} cannot be read: {error.strerror}") from error
-    return documents
-
-
-def _document_of(line: bytes, place: str) -> Document:
-    try:
-        return Document.model_validate(orjson.loads(line))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        raise CorpusInvalid(f"{place}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
-    except orjson.JSONDecodeError as error:
-        raise CorpusInvalid(f"{place} is not JSON: {error}") from error
-
-
 class Corpus:
     """An index in memory. Threads may share it."""
 
@@ -67,18 +35,18 @@ class Corpus:
         """Takes about a second for 10,000 documents of 100 words.
 
         Raises:
-            CorpusInvalid: there is no document, or two have one id.
+            ValueError: there is no document, or two have one id.
         """
         import bm25s
 
         if not documents:
-            raise CorpusInvalid("a corpus needs at least one document")
+            raise ValueError("a corpus needs at least one document")
         self.documents = [
             document if document.id else document.model_copy(update={"id": str(place)})
             for place, document in enumerate(documents)
         ]
         if len({document.id for document in self.documents}) < len(documents):
-            raise CorpusInvalid("two documents have the same id")
+            raise ValueError("two documents have the same id")
         self._stopwords = stopwords if stopwords == "en" else []
         self._index = bm25s.BM25()
         tokens = bm25s.tokenize(

@@ -4,15 +4,16 @@ import importlib
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollout_env import ChatMessage, SampleRejected, Session, StepOutcome, TaskEnvironment, reply_text
 from rollout_env.worker_pool import WorkerPool
 
+Record = TypeVar("Record", bound=BaseModel)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CLOSE = 1e-9
 """Difference of floats that count as equal, relative to their size where that is above 1."""
@@ -105,19 +106,29 @@ def assigned_cores() -> int:
     return max(1, math.ceil(resources.get("CPU", 0.0)))
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not empty, with their numbers from 1 on, without a byte-order mark.
+def read_records(path: Path, model: type[Record]) -> list[Record]:
+    """The records of a file with one JSON object a line. Empty lines and a byte-order mark are ignored.
 
     Lines end at \\n only: a text may contain U+0085 and U+2028, at which other readers split too.
 
     Raises:
-        OSError: the file cannot be read.
+        ValueError: the file cannot be read, or a line is no such record. The message names file and line.
     """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-            if content.strip():
-                yield number, content
+    records: list[Record] = []
+    number = 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+                if content.strip():
+                    records.append(model.model_validate_json(content))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        problem = error.errors()[0]
+        parts = [f"{path}, line {number}", ".".join(map(str, problem["loc"])), problem["msg"]]
+        raise ValueError(": ".join(filter(None, parts))) from error
+    return records
 
 
 class PackageMissing(Exception):

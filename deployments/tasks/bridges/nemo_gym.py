@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, HttpUrl, TypeAdapter, ValidationError
 
-from deployments.tasks.support import numbered_lines
+from deployments.tasks.support import read_records
 from deployments.tasks.tool_set import tool_message
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.loopback import is_loopback
@@ -79,7 +79,9 @@ class NeMoGymEnvironment(TaskEnvironment):
         self.max_sessions = max_sessions
         self.ssl = httpx.create_ssl_context()
         """Shared by all sessions, because making one blocks the event loop for tens of milliseconds."""
-        self._rows = _rows_of(Path(rows))
+        self._rows = [row.model_dump() for row in read_records(Path(rows), NeMoGymInfo)]
+        if not self._rows:
+            raise ValueError(f"{rows} has no rows")
         self.tools = [_chat_tool(tool) for tool in _tools_of(NeMoGymInfo.model_validate(self._rows[0]))]
 
     def start(self, message_log: list[ChatMessage], extra_env_info: NeMoGymInfo) -> StartOutcome:
@@ -204,19 +206,6 @@ class _NeMoGymSession(Session):
 
     async def close(self) -> None:
         await self._client.aclose()
-
-
-def _rows_of(file: Path) -> list[dict[str, Any]]:
-    """Raises `ValueError` if the file has none, or an invalid line."""
-    rows: list[dict[str, Any]] = []
-    for number, line in numbered_lines(file):
-        try:
-            rows.append(NeMoGymInfo.model_validate_json(line).model_dump())
-        except ValidationError as error:
-            raise ValueError(f"{file}, line {number}: {error}") from error
-    if not rows:
-        raise ValueError(f"{file} has no rows")
-    return rows
 
 
 def _tools_of(info: NeMoGymInfo) -> list[dict[str, Any]]:
