@@ -114,10 +114,10 @@ class MultiRewardEnvironment(WrappingEnvironment):
         for name, outcome in outcomes.items():
             part = self._parts[name]
             state[name] = state[name] if outcome.metadata is None else outcome.metadata
-            factor = 0.0 if is_cut and not part.judges_cut_replies else part.weight
-            named = outcome.reward if isinstance(outcome.reward, dict) else {"": outcome.reward}
-            weighted = rewards if part.in_reward else metrics
-            weighted |= {f"{name}/{reward}".rstrip("/"): factor * value for reward, value in named.items()}
+            is_skipped = is_cut and not part.judges_cut_replies
+            given_to = rewards if part.in_reward else metrics
+            for reward, value in (outcome.reward if isinstance(outcome.reward, dict) else {"": outcome.reward}).items():
+                given_to[f"{name}/{reward}".rstrip("/")] = 0.0 if is_skipped else part.weight * value
             metrics |= {f"{name}/{metric}": value for metric, value in (outcome.metrics or {}).items()}
         leading = outcomes[self._leader]
         ended += [name for name, outcome in outcomes.items() if outcome.terminated and name != self._leader]
