@@ -37,7 +37,7 @@ logger = logging.getLogger("rollout_service.environments")
 
 
 @dataclass(slots=True, eq=False)
-class _Step:
+class _RunningStep:
     """A step that runs or waits."""
 
     request: StepRequest
@@ -78,7 +78,7 @@ class StepRunner:
         self._task_name = task_name
         self._step_timeout_s = step_timeout_s
         self._slots = FairSlots(environment.max_concurrent_steps or _default_concurrency(environment))
-        self._steps: dict[str, _Step] = {}
+        self._steps: dict[str, _RunningStep] = {}
         """Steps that run or wait, by `step_id`."""
         self._hands_off = False
         self._shutting_down = EnvironmentShuttingDown(f"The replica of environment {task_name!r} is being shut down.")
@@ -92,7 +92,7 @@ class StepRunner:
             logged_failures: failures of the same call whose traceback is already in the log. The step adds its own.
         """
         loop = asyncio.get_running_loop()
-        step = _Step(request, logged_failures, loop.create_future())
+        step = _RunningStep(request, logged_failures, loop.create_future())
         self._steps[request.step_id] = step
         self.in_progress += 1
         task = loop.create_task(self._run(step), context=_context_below(request.traceparent))
@@ -136,7 +136,7 @@ class StepRunner:
         if self._sessions is not None:
             await self._sessions.close()
 
-    def _end(self, step: _Step, task: "asyncio.Task[None]", _result: "asyncio.Future[StepResult]") -> None:
+    def _end(self, step: _RunningStep, task: "asyncio.Task[None]", _result: "asyncio.Future[StepResult]") -> None:
         self.in_progress -= 1
         # A retry of the same step has the same id and may have replaced this one.
         if self._steps.get(step.request.step_id) is step:
@@ -148,7 +148,7 @@ class StepRunner:
             self._slots.release()
         task.cancel()
 
-    async def _run(self, step: _Step) -> None:
+    async def _run(self, step: _RunningStep) -> None:
         result: StepResult
         try:
             # Not while it holds a slot: those that have a session need slots to come to its end.
@@ -167,7 +167,7 @@ class StepRunner:
         if not step.result.done():
             step.result.set_result(result)
 
-    async def _outcome(self, step: _Step) -> StepResult:
+    async def _outcome(self, step: _RunningStep) -> StepResult:
         await self._slots.acquire(step.request.request_id)
         step.has_slot = True
         if step.result.done():
@@ -187,13 +187,13 @@ class StepRunner:
             self.release([step.request.session_id])
             raise
 
-    def _expire(self, step: _Step) -> None:
+    def _expire(self, step: _RunningStep) -> None:
         """Ends a step that has reached its limit."""
         if not step.result.done():
             failure = TurnTimedOut(f"The environment's step took longer than {self._step_timeout_s:g} s.")
             step.result.set_result(self._logged(failure, None, step))
 
-    def _logged(self, failure: RolloutFailure, error: BaseException | None, step: _Step) -> RolloutFailure:
+    def _logged(self, failure: RolloutFailure, error: BaseException | None, step: _RunningStep) -> RolloutFailure:
         # An environment that rejects a sample answers: its code has no fault that a traceback would show.
         is_answer = isinstance(failure, EnvironmentRejected)
         traceback_of = None if is_answer or str(failure) in step.logged_failures else error

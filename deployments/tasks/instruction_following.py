@@ -141,7 +141,7 @@ def _prepare_worker() -> None:
     """Gives the library the sentence tokenizer of a package, where it would download it, and loads what it needs."""
     import langdetect  # type: ignore[import-untyped]
     import punkt
-    from if_verifiable.ifeval import instructions_util  # type: ignore[import-untyped]
+    from if_verifiable.ifeval import instructions_util
     from nltk.tokenize import NLTKWordTokenizer  # type: ignore[import-untyped]
 
     sentences = punkt.PunktSentenceTokenizer(punkt.load_model("english"))

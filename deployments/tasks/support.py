@@ -1,4 +1,4 @@
-"""What several tasks and bridges share."""
+"""Bases and helpers that several tasks and bridges share."""
 
 import importlib
 import math
