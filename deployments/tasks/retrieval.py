@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.tasks.replies import last_box, last_tagged, text_outcome
-from deployments.tasks.retrieval_corpus import Corpus, Document, Stopwords, invented_corpus
-from deployments.tasks.support import read_records
+from deployments.tasks.retrieval_corpus import Corpus, Document, Stopwords, invented_corpus, read_corpus
 from deployments.tasks.tool_set import Tool, ToolSet, cut_result, tool_message
 from rollout_env import (
     AnyCall,
@@ -92,7 +91,7 @@ class RetrievalEnvironment(TaskEnvironment):
         if corpus is None:
             documents, self._samples = invented_corpus()
         else:
-            documents = read_records(REPOSITORY / corpus, Document)
+            documents = read_corpus(REPOSITORY / corpus)
         self.corpus = Corpus(documents, stopwords)
         self.results, self.longest_document, self.most_searches = results, longest_document, most_searches
         self.tools: list[JsonObject] = [SEARCH]

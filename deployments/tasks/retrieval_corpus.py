@@ -1,4 +1,4 @@
-"""The documents of the task `retrieval`, invented ones among them, and their index: BM25 by bm25s.
+"""The documents of the task `retrieval`, read from a file or invented, and their index: BM25 by bm25s.
 
 The invented corpus is about people and towns that do not exist, with questions: what a model knows of the world does
 not help.
@@ -6,10 +6,12 @@ not help.
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Stopwords = Literal["en", "none"]
 
 
@@ -26,6 +28,31 @@ class Document(BaseModel):
     @property
     def whole(self) -> str:
         return f"{self.title}\n{self.text}" if self.title else self.text
+
+
+def read_corpus(path: Path) -> list[Document]:
+    """The documents of a file with one JSON object a line. Empty lines and a byte-order mark are ignored.
+
+    Lines end at \\n only: a text may contain U+0085 and U+2028, at which other readers split too.
+
+    Raises:
+        ValueError: the file cannot be read, or a line is not a document. The message names file and line.
+    """
+    documents: list[Document] = []
+    number = 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+                if content.strip():
+                    documents.append(Document.model_validate_json(content))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        problem = error.errors()[0]
+        parts = [f"{path}, line {number}", ".".join(map(str, problem["loc"])), problem["msg"]]
+        raise ValueError(": ".join(filter(None, parts))) from error
+    return documents
 
 
 class Corpus:

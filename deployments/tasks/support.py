@@ -5,16 +5,13 @@ import math
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from rollout_env import ChatMessage, SampleRejected, Session, StepOutcome, TaskEnvironment, reply_text
 from rollout_env.worker_pool import WorkerPool
 
-Record = TypeVar("Record", bound=BaseModel)
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CLOSE = 1e-9
 """Difference of floats that count as equal, relative to their size where that is above 1."""
 
@@ -104,31 +101,6 @@ def assigned_cores() -> int:
         return 1
     resources: dict[str, float] = context.get_assigned_resources()  # type: ignore[no-untyped-call]
     return max(1, math.ceil(resources.get("CPU", 0.0)))
-
-
-def read_records(path: Path, model: type[Record]) -> list[Record]:
-    """The records of a file with one JSON object a line. Empty lines and a byte-order mark are ignored.
-
-    Lines end at \\n only: a text may contain U+0085 and U+2028, at which other readers split too.
-
-    Raises:
-        ValueError: the file cannot be read, or a line is no such record. The message names file and line.
-    """
-    records: list[Record] = []
-    number = 0
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-                if content.strip():
-                    records.append(model.model_validate_json(content))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        problem = error.errors()[0]
-        parts = [f"{path}, line {number}", ".".join(map(str, problem["loc"])), problem["msg"]]
-        raise ValueError(": ".join(filter(None, parts))) from error
-    return records
 
 
 class PackageMissing(Exception):

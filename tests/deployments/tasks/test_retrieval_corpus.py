@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.tasks.retrieval_corpus import Corpus, Document
-from deployments.tasks.support import read_records
+from deployments.tasks.retrieval_corpus import Corpus, Document, read_corpus
 
 DOCUMENTS = [
     Document(id="a", text="Paris is the capital of France."),
@@ -52,7 +51,7 @@ def test_a_corpus_is_read_from_lines_under_the_usual_names(tmp_path: Path) -> No
     path = tmp_path / "corpus.jsonl"
     for encoding in ("utf-8", "utf-8-sig"):
         path.write_text("\n".join(lines), encoding=encoding)
-        documents = Corpus(read_records(path, Document)).documents
+        documents = Corpus(read_corpus(path)).documents
         assert [(each.id, each.whole) for each in documents] == [("7", "T\nx"), ("b", "y"), ("2", "z\u2028\x85")]
 
 
@@ -71,4 +70,4 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path, text: str | None, says: st
     if text is not None:
         path.write_text(text)
     with pytest.raises(ValueError, match=says):
-        Corpus(read_records(path, Document))
+        Corpus(read_corpus(path))
