@@ -6,7 +6,6 @@ The judge counts words, and the reward model has random weights: what they say m
 
 import json
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from service.startup.config import free_port
 
 STAND_IN = "stand-in"
 """The host of a judge or of a server, and the name of a reward model, in whose place a stand-in is served."""
-SERVERS = {"nemo_gym_server": Path(sys.executable), "openenv_server": python_of("openenv")}
+SERVERS = {"openenv_server": python_of("openenv")}
 """The interpreters of the servers in `examples/bridged`."""
 SERVER_START_S = 60.0
 WORDS_OF_FULL_SCORE = 20

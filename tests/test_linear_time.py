@@ -18,7 +18,7 @@ from deployments.generation.serving import image_prompts
 from deployments.policy import adapter_checks, trusted_trainers
 from deployments.sandbox.providers import leftover
 from deployments.tasks import math_latex, replies, retrieval
-from deployments.tasks.bridges import gymnasium, nemo_gym, reasoning_gym, textarena
+from deployments.tasks.bridges import gymnasium, reasoning_gym, textarena
 from deployments.tasks.replies import last_code_block
 from rollout_client.calls import options
 from rollout_client.cli.run import player
@@ -302,7 +302,6 @@ READERS = {
         ["a", "1", "1.", ".1", "a1", "(", "1a ", ". ", "x ", "1_", "((x"],
         (f"{BRIDGES}/reasoning_gym.py::EXPRESSION", f"{BRIDGES}/reasoning_gym.py::refuse_unknown_names"),
     ),
-    "nemo_gym's name": Reader(nemo_gym.NAME.fullmatch, ["a", "-", "!"], (f"{BRIDGES}/nemo_gym.py::NAME",)),
     "trusted trainer": Reader(
         lambda text: refused(lambda: trusted_trainers.TrustedTrainer.parse(text)),
         ["[", "a:", "1:1-", "a", "[a]:1", "]:", "1", "a.", "-"],

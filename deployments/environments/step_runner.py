@@ -4,9 +4,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from opentelemetry.context import attach
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.environments.sessions import Sessions
 from deployments.environments.step_queue import FairSlots, StepBatches
@@ -20,7 +24,6 @@ from deployments.failures import (
 )
 from deployments.images.observations import NOT_TAKEN, ObservedImages, shows_images
 from deployments.protocols.environments import StepRequest
-from deployments.traces import context_below
 from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.environment import has_sessions, steps_in_batches
 from rollout_env.steps import is_plain, validated_start, validated_step
@@ -34,7 +37,7 @@ logger = logging.getLogger("rollout_service.environments")
 
 
 @dataclass(slots=True, eq=False)
-class _Step:
+class _RunningStep:
     """A step that runs or waits."""
 
     request: StepRequest
@@ -75,7 +78,7 @@ class StepRunner:
         self._task_name = task_name
         self._step_timeout_s = step_timeout_s
         self._slots = FairSlots(environment.max_concurrent_steps or _default_concurrency(environment))
-        self._steps: dict[str, _Step] = {}
+        self._steps: dict[str, _RunningStep] = {}
         """Steps that run or wait, by `step_id`."""
         self._hands_off = False
         self._shutting_down = EnvironmentShuttingDown(f"The replica of environment {task_name!r} is being shut down.")
@@ -89,10 +92,10 @@ class StepRunner:
             logged_failures: failures of the same call whose traceback is already in the log. The step adds its own.
         """
         loop = asyncio.get_running_loop()
-        step = _Step(request, logged_failures, loop.create_future())
+        step = _RunningStep(request, logged_failures, loop.create_future())
         self._steps[request.step_id] = step
         self.in_progress += 1
-        task = loop.create_task(self._run(step), context=context_below(request.traceparent))
+        task = loop.create_task(self._run(step), context=_context_below(request.traceparent))
         step.result.add_done_callback(partial(self._end, step, task))
         if self._hands_off:
             self.fail([request.step_id], self._shutting_down)
@@ -133,7 +136,7 @@ class StepRunner:
         if self._sessions is not None:
             await self._sessions.close()
 
-    def _end(self, step: _Step, task: "asyncio.Task[None]", _result: "asyncio.Future[StepResult]") -> None:
+    def _end(self, step: _RunningStep, task: "asyncio.Task[None]", _result: "asyncio.Future[StepResult]") -> None:
         self.in_progress -= 1
         # A retry of the same step has the same id and may have replaced this one.
         if self._steps.get(step.request.step_id) is step:
@@ -145,7 +148,7 @@ class StepRunner:
             self._slots.release()
         task.cancel()
 
-    async def _run(self, step: _Step) -> None:
+    async def _run(self, step: _RunningStep) -> None:
         result: StepResult
         try:
             # Not while it holds a slot: those that have a session need slots to come to its end.
@@ -164,7 +167,7 @@ class StepRunner:
         if not step.result.done():
             step.result.set_result(result)
 
-    async def _outcome(self, step: _Step) -> StepResult:
+    async def _outcome(self, step: _RunningStep) -> StepResult:
         await self._slots.acquire(step.request.request_id)
         step.has_slot = True
         if step.result.done():
@@ -184,13 +187,13 @@ class StepRunner:
             self.release([step.request.session_id])
             raise
 
-    def _expire(self, step: _Step) -> None:
+    def _expire(self, step: _RunningStep) -> None:
         """Ends a step that has reached its limit."""
         if not step.result.done():
             failure = TurnTimedOut(f"The environment's step took longer than {self._step_timeout_s:g} s.")
             step.result.set_result(self._logged(failure, None, step))
 
-    def _logged(self, failure: RolloutFailure, error: BaseException | None, step: _Step) -> RolloutFailure:
+    def _logged(self, failure: RolloutFailure, error: BaseException | None, step: _RunningStep) -> RolloutFailure:
         # An environment that rejects a sample answers: its code has no fault that a traceback would show.
         is_answer = isinstance(failure, EnvironmentRejected)
         traceback_of = None if is_answer or str(failure) in step.logged_failures else error
@@ -203,6 +206,15 @@ class StepRunner:
         }
         logger.warning("A step of task %s failed: %s", self._task_name, failure, exc_info=traceback_of, extra=context)
         return failure
+
+
+def _context_below(traceparent: str) -> Context | None:
+    """A context for a task whose spans belong below the span of this header; `None` without one."""
+    if not traceparent:
+        return None
+    context = copy_context()
+    context.run(attach, TraceContextTextMapPropagator().extract({"traceparent": traceparent}))
+    return context
 
 
 def _of_request(step: Callable[[list[ChatMessage], dict[str, Any]], Awaitable[StepOutcome]]) -> StepFunction:

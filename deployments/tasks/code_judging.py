@@ -4,6 +4,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -107,22 +108,12 @@ async def judge(
     """
     program = f"{setup}\n{code}" if setup else code
     verdicts: list[ProgramVerdict] = []
-    place = 0
-    while place < len(tests):
-        test = tests[place]
-        if isinstance(test, InputOutputTest):
-            outcome = await sandbox.run(Program(program, stdin=test.stdin), {}, limits)
-            judged = [_verdict_of_output(outcome, test)]
-            place += 1
-        else:
-            inside: list[CallTest | CodeTest] = []
-            while place < len(tests) and not isinstance(test := tests[place], InputOutputTest):
-                inside.append(test)
-                place += 1
-            outcome, judged = await _judge_inside(sandbox, program, inside, limits)
-        verdicts += judged
-        if outcome.ended_by != "exit" or (all_or_nothing and not all(verdict.passed for verdict in judged)):
-            break
+    for reads_input, group in groupby(tests, key=lambda test: isinstance(test, InputOutputTest)):
+        for together in [[test] for test in group] if reads_input else [list(group)]:
+            outcome, judged = await _judge_together(sandbox, program, together, limits)
+            verdicts += judged
+            if outcome.ended_by != "exit" or (all_or_nothing and not all(verdict.passed for verdict in judged)):
+                return verdicts
     return verdicts
 
 
@@ -138,18 +129,23 @@ def _verdict_of_output(outcome: Outcome, test: InputOutputTest) -> ProgramVerdic
     return ProgramVerdict(True)
 
 
-async def _judge_inside(
-    sandbox: Sandbox, program: str, tests: Sequence[CallTest | CodeTest], limits: Limits
+async def _judge_together(
+    sandbox: Sandbox, program: str, tests: Sequence[Test], limits: Limits
 ) -> tuple[Outcome, list[ProgramVerdict]]:
-    """Runs all tests in one run. The verdicts end with the test that reached a limit."""
+    """Runs the program once: for one test with an input, or for any number without. The verdicts end with the test that
+    reached a limit."""
+    if isinstance(test := tests[0], InputOutputTest):
+        outcome = await sandbox.run(Program(program, stdin=test.stdin), {}, limits)
+        return outcome, [_verdict_of_output(outcome, test)]
+    inside = [test for test in tests if not isinstance(test, InputOutputTest)]
     token = secrets.token_hex(16)
     # What is expected stays here.
-    asked = [{"call": test.call} if isinstance(test, CallTest) else {"code": test.code} for test in tests]
+    asked = [{"call": test.call} if isinstance(test, CallTest) else {"code": test.code} for test in inside]
     spec = ascii({"code": program, "tests": asked}).encode()
     outcome = await sandbox.run(Program(RUN_TESTS, stdin=f"{token}\n"), {"tests.literal": spec}, limits)
     results = reported(outcome.stdout, token)
-    verdicts = [_verdict_of_result(results[number], test) for number, test in enumerate(tests) if number in results]
-    if len(verdicts) < len(tests):
+    verdicts = [_verdict_of_result(results[number], test) for number, test in enumerate(inside) if number in results]
+    if len(verdicts) < len(inside):
         what = ENDED_BY.get(outcome.ended_by, "ended the tests")
         verdicts.append(ProgramVerdict(False, f"The program {what}."))
     return outcome, verdicts

@@ -1,19 +1,15 @@
 """A conversation with a user, which another environment judges when the user has ended it."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from deployments.tasks.multi_reward import EnvironmentPart, field_of
+from deployments.tasks.multi_reward import EnvironmentPart, WrappingEnvironment, field_of
 from rollout_env import (
     ChatMessage,
-    ChatModel,
-    RewardModel,
     SimulatedUser,
     StepOutcome,
-    TaskEnvironment,
     UserScenario,
     UserTurn,
     tool_calls_of,
@@ -24,7 +20,7 @@ from rollout_env.steps import validated_step
 FollowUp = Annotated[str, Field(min_length=1)]
 
 
-class ConversationEnvironment(TaskEnvironment):
+class ConversationEnvironment(WrappingEnvironment):
     """The user answers each reply that makes no calls; when they have ended the conversation, the judge steps once.
 
     Calls are the judge's, where it has tools. `extra_env_info` has its fields under `judge`, and may say the user's
@@ -41,6 +37,7 @@ class ConversationEnvironment(TaskEnvironment):
             follow_ups: what a user without a model says, one message after each reply.
         """
         self._judge = load_environment(judge.import_path, judge.arguments)
+        self.wrapped = [self._judge]
         self._user: SimulatedUser | None = None
         self._follow_ups = follow_ups or []
         self.tools = self._judge.tools
@@ -54,11 +51,6 @@ class ConversationEnvironment(TaskEnvironment):
             turns=(int, Field(default=0, ge=0, description="Messages of the user so far; the service sets it.")),
             judge=(self._judge.ExtraEnvInfo, field_of(self._judge)),
         )
-
-    def use_models(self, chat_models: Mapping[str, ChatModel], reward_models: Mapping[str, RewardModel]) -> None:
-        """The judge may ask all of them."""
-        super().use_models(chat_models, reward_models)
-        self._judge.use_models(chat_models, reward_models)
 
     def use_user(self, user: SimulatedUser) -> None:
         """Lets this user talk, in place of the follow-ups."""
@@ -90,10 +82,6 @@ class ConversationEnvironment(TaskEnvironment):
             return await self._user.turn(message_log, UserScenario(info.goal, info.persona))
         follow_up = next(iter(self._follow_ups[info.turns :]), "")
         return UserTurn(follow_up, has_ended=not follow_up)
-
-    async def close(self) -> None:
-        if (closing := self._judge.close()) is not None:
-            await closing
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Those of the judge."""

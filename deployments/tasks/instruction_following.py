@@ -7,7 +7,7 @@ regular expression busy. What the library would download at first use comes from
 import logging
 import random
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
@@ -21,15 +21,6 @@ STEPS_PER_WORKER = 2
 TOPICS = ("a cat", "the sea", "a bicycle", "winter", "a bridge", "bread", "a lighthouse", "music", "the moon")
 WORDS = ("river", "quiet", "seven", "light", "stone", "morning", "paper", "green", "north", "glass")
 logger = logging.getLogger("rollout_service.environments")
-
-
-class _Followed(NamedTuple):
-    """Whether one instruction was followed."""
-
-    strict: bool
-    """By the reply as it is."""
-    loose: bool
-    """By the reply, or by it without its first line, its last line, or asterisks."""
 
 
 @cache
@@ -105,11 +96,12 @@ class InstructionFollowingEnvironment(PooledEnvironment):
         names = extra_env_info.instruction_id_list
         reply = message_log[-1]["content"]
         try:
-            judged = await self.pool.run(self._processor_time_limit_s, _judge, reply, names, extra_env_info.kwargs)
+            followed = await self.pool.run(
+                self._processor_time_limit_s, _followed, reply, names, extra_env_info.kwargs, self._strict
+            )
         except ProcessorTimeExceeded as error:
             logger.info("A reply was judged to follow no instruction because judging it took %s.", error)
-            judged = [_Followed(strict=False, loose=False)] * len(names)
-        followed = [one.strict if self._strict else one.loose for one in judged]
+            followed = [False] * len(names)
         broken = [name for name, is_followed in zip(names, followed, strict=True) if not is_followed]
         share = sum(followed) / len(followed)
         content = f"Not followed: {', '.join(broken)}." if broken else "All instructions were followed."
@@ -149,7 +141,7 @@ def _prepare_worker() -> None:
     """Gives the library the sentence tokenizer of a package, where it would download it, and loads what it needs."""
     import langdetect  # type: ignore[import-untyped]
     import punkt
-    from if_verifiable.ifeval import instructions_util  # type: ignore[import-untyped]
+    from if_verifiable.ifeval import instructions_util
     from nltk.tokenize import NLTKWordTokenizer  # type: ignore[import-untyped]
 
     sentences = punkt.PunktSentenceTokenizer(punkt.load_model("english"))
@@ -162,15 +154,13 @@ def _prepare_worker() -> None:
     instructions_util.nltk.word_tokenize = word_tokenize
     # It draws otherwise, and the same reply would be of another language the next time.
     langdetect.DetectorFactory.seed = 0
-    _judge("One sentence in English.", ["language:response_language"], [{"language": "en"}])
+    _followed("One sentence in English.", ["language:response_language"], [{"language": "en"}], strict=True)
 
 
-def _judge(reply: str, names: list[str], kwargs: list[dict[str, Any]]) -> list[_Followed]:
+def _followed(reply: str, names: list[str], kwargs: list[dict[str, Any]], strict: bool) -> list[bool]:
     """Whether each instruction was followed; an empty reply follows none."""
     from if_verifiable.common import evaluate_instructions  # type: ignore[import-untyped]
     from if_verifiable.ifeval import INSTRUCTION_DICT
 
     results, _ = evaluate_instructions(reply, names, kwargs, "", INSTRUCTION_DICT)
-    if not results:
-        return [_Followed(strict=False, loose=False)] * len(names)
-    return [_Followed(result.strict_pass, result.loose_pass) for result in results]
+    return [one.strict_pass if strict else one.loose_pass for one in results] or [False] * len(names)

@@ -1,7 +1,7 @@
 """Judges each reply by several environments, and weights what they give."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
@@ -57,7 +57,23 @@ def _refuse_name_of_a_field(parts: dict[str, PartSettings]) -> dict[str, PartSet
 Parts = Annotated[dict[str, PartSettings], Field(min_length=1), AfterValidator(_refuse_name_of_a_field)]
 
 
-class MultiRewardEnvironment(TaskEnvironment):
+class WrappingEnvironment(TaskEnvironment):
+    """An environment that steps others, which may ask all of its models and end with it."""
+
+    wrapped: Collection[TaskEnvironment]
+
+    def use_models(self, chat_models: Mapping[str, ChatModel], reward_models: Mapping[str, RewardModel]) -> None:
+        super().use_models(chat_models, reward_models)
+        for environment in self.wrapped:
+            environment.use_models(chat_models, reward_models)
+
+    async def close(self) -> None:
+        for environment in self.wrapped:
+            if (closing := environment.close()) is not None:
+                await closing
+
+
+class MultiRewardEnvironment(WrappingEnvironment):
     """The first part leads: its observation is the answer, and the rollout ends with it. The others only judge.
 
     `extra_env_info` has one object for each part, by its name; that of a part without required fields may be missing.
@@ -72,18 +88,13 @@ class MultiRewardEnvironment(TaskEnvironment):
         """Loads the environments of `parts`, by name; the first one leads."""
         self._parts = parts
         self._environments = {name: load_environment(part.import_path, part.arguments) for name, part in parts.items()}
+        self.wrapped = self._environments.values()
         self._leader = next(iter(parts))
         self.tools = self._environments[self._leader].tools
         limits = [part.max_concurrent_steps for part in self._environments.values() if part.max_concurrent_steps]
         self.max_concurrent_steps = min(limits, default=None)
         self.description = self._described()  # type: ignore[misc]
         self.ExtraEnvInfo = _fields_of(self._environments)  # type: ignore[misc]
-
-    def use_models(self, chat_models: Mapping[str, ChatModel], reward_models: Mapping[str, RewardModel]) -> None:
-        """Every part may ask all of them."""
-        super().use_models(chat_models, reward_models)
-        for environment in self._environments.values():
-            environment.use_models(chat_models, reward_models)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
         """Raises what a part raises; the steps of the others are cancelled then."""
@@ -103,10 +114,10 @@ class MultiRewardEnvironment(TaskEnvironment):
         for name, outcome in outcomes.items():
             part = self._parts[name]
             state[name] = state[name] if outcome.metadata is None else outcome.metadata
-            factor = 0.0 if is_cut and not part.judges_cut_replies else part.weight
-            named = outcome.reward if isinstance(outcome.reward, dict) else {"": outcome.reward}
-            weighted = rewards if part.in_reward else metrics
-            weighted |= {f"{name}/{reward}".rstrip("/"): factor * value for reward, value in named.items()}
+            is_skipped = is_cut and not part.judges_cut_replies
+            given_to = rewards if part.in_reward else metrics
+            for reward, value in (outcome.reward if isinstance(outcome.reward, dict) else {"": outcome.reward}).items():
+                given_to[f"{name}/{reward}".rstrip("/")] = 0.0 if is_skipped else part.weight * value
             metrics |= {f"{name}/{metric}": value for metric, value in (outcome.metrics or {}).items()}
         leading = outcomes[self._leader]
         ended += [name for name, outcome in outcomes.items() if outcome.terminated and name != self._leader]
@@ -119,12 +130,6 @@ class MultiRewardEnvironment(TaskEnvironment):
             answer=leading.answer,
             metrics=metrics,
         )
-
-    async def close(self) -> None:
-        for environment in self._environments.values():
-            closing = environment.close()
-            if closing is not None:
-                await closing
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """The prompts of the first part, with the `extra_env_info` of each part's own examples."""

@@ -85,7 +85,7 @@ class RetrievalEnvironment(TaskEnvironment):
             stopwords: `en` leaves out English words that say nothing.
 
         Raises:
-            CorpusInvalid: the file cannot be read, or has no documents.
+            ValueError: the file cannot be read, or has no documents.
         """
         self._samples: list[dict[str, Any]] | None = None
         if corpus is None:

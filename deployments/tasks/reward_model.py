@@ -54,11 +54,11 @@ class RewardModelEnvironment(TaskEnvironment):
     def use_models(self, chat_models: Mapping[str, ChatModel], reward_models: Mapping[str, RewardModel]) -> None:
         """Raises `ModelMissing` if the reward model is not among them, or not the only one and has no name."""
         super().use_models(chat_models, reward_models)
-        if self.model is None and len(reward_models) != 1:
-            raise ModelMissing("the entry of the environment in the config needs one name under reward_models")
-        self.model = self.model or next(iter(reward_models))
-        if self.model not in reward_models:
-            raise ModelMissing(f"the entry of the environment in the config needs {self.model!r} under reward_models")
+        if self.model is None and len(reward_models) == 1:
+            [self.model] = reward_models
+        if self.model is None or self.model not in reward_models:
+            named = "one name" if self.model is None else repr(self.model)
+            raise ModelMissing(f"the entry of the environment in the config needs {named} under reward_models")
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Open questions."""

@@ -1,11 +1,10 @@
-"""What several tasks and bridges share."""
+"""Bases and helpers that several tasks and bridges share."""
 
 import importlib
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from rollout_env import ChatMessage, SampleRejected, Session, StepOutcome, TaskEnvironment, reply_text
 from rollout_env.worker_pool import WorkerPool
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CLOSE = 1e-9
 """Difference of floats that count as equal, relative to their size where that is above 1."""
 
@@ -103,21 +101,6 @@ def assigned_cores() -> int:
         return 1
     resources: dict[str, float] = context.get_assigned_resources()  # type: ignore[no-untyped-call]
     return max(1, math.ceil(resources.get("CPU", 0.0)))
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not empty, with their numbers from 1 on, without a byte-order mark.
-
-    Lines end at \\n only: a text may contain U+0085 and U+2028, at which other readers split too.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-            if content.strip():
-                yield number, content
 
 
 class PackageMissing(Exception):

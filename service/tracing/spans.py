@@ -14,15 +14,16 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.traces import PROPAGATOR
 from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.episode import Episode
 from service.rollouts.progress import RolloutObserver, Stage, Work
 from service.settings import TracingSettings
 
+PROPAGATOR = TraceContextTextMapPropagator()
 SERVER_ERROR = 500
 SERVICE_NAME = "rollout"
 

@@ -1,6 +1,7 @@
-"""Stand-ins for judges, as a demo has them."""
+"""Stand-ins for judges and servers, as a demo has them."""
 
 import asyncio
+import sys
 from pathlib import Path
 
 import httpx
@@ -8,11 +9,10 @@ import pytest
 
 from deployments.models.chat_client import HttpChatModel
 from deployments.models.settings import ChatModelSettings
-from deployments.tasks.bridges.nemo_gym import NeMoGymEnvironment
 from deployments.tasks.llm_judge import LlmJudgeEnvironment
-from examples.stand_ins import stand_ins
+from examples.stand_ins import SERVERS, stand_in_server, stand_ins
 from examples.task_configs import config_for
-from rollout_env import aplay, play
+from rollout_env import aplay
 from tests.paths import REPOSITORY
 
 
@@ -31,11 +31,9 @@ def test_the_judge_of_a_demo_is_served_and_judges_by_words() -> None:
 
 
 @pytest.mark.slow
-def test_the_server_of_a_demo_runs_for_the_length_of_the_block() -> None:
-    config = config_for(REPOSITORY / "serve_config.cpu.yaml", Path("models/tiny"), ["nemo_gym"])
-    with stand_ins(config) as served:
-        arguments = served.applications[0].args["environments"]["nemo_gym"]["arguments"]
-        played = play(NeMoGymEnvironment(**arguments), ["None."], 0)
-        assert (played.total_reward, played.terminated) == (0.0, True)
+def test_a_server_of_a_demo_runs_for_the_length_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SERVERS, "mcp_server", Path(sys.executable))
+    with stand_in_server("mcp_server") as url:
+        httpx.get(url, trust_env=False)
     with pytest.raises(httpx.ConnectError):
-        httpx.get(arguments["url"], trust_env=False)
+        httpx.get(url, trust_env=False)

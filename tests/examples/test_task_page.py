@@ -76,11 +76,11 @@ def test_a_package_in_a_python_environment_of_its_own_is_not_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("examples.task_configs.ENVIRONMENTS", tmp_path)
-    assert missing_package("verifiers") == "verifiers"
-    python = tmp_path / "verifiers" / "bin" / "python"
+    assert missing_package("openenv") == "openenv"
+    python = tmp_path / "openenv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
-    assert missing_package("verifiers") is None
+    assert missing_package("openenv") is None
 
 
 def test_only_agents_who_take_their_turns_by_themselves_are_played_without_lockstep() -> None:

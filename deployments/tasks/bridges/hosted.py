@@ -128,11 +128,8 @@ class HostedEnvironment(TaskEnvironment):
             described = client.get("/description").raise_for_status().json()
         self.description = described["description"]  # type: ignore[misc]
         self.ExtraEnvInfo = _fields_model(described["fields"])  # type: ignore[misc]
-        self.tools = described["tools"]
-        self.lost_session = described["lost_session"]
-        self.max_sessions = described["max_sessions"]
-        self.session_idle_s = described["session_idle_s"]
-        self.max_concurrent_steps = described["max_concurrent_steps"]
+        for attribute in ("tools", "lost_session", "max_sessions", "session_idle_s", "max_concurrent_steps"):
+            setattr(self, attribute, described[attribute])
         if described.get("forks_sessions"):
             self.fork_session = partial(self.open_session, forks=True)  # type: ignore[method-assign]
         # Hosts of an earlier rollout-env do not say it.

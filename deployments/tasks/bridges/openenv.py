@@ -10,7 +10,6 @@ import json
 import logging
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl
@@ -172,10 +171,7 @@ class _OpenEnvEpisode(Session):
     @classmethod
     async def opened(cls, task: OpenEnvEnvironment, info: OpenEnvInfo) -> "_OpenEnvEpisode":
         """Raises `TemporaryFailure` if the server cannot be reached, or has no room."""
-        address = urlsplit(task.url)
-        url = urlunsplit(
-            address._replace(scheme="wss" if address.scheme == "https" else "ws", path=f"{address.path}/ws")
-        )
+        url = f"ws{task.url.removeprefix('http')}/ws"
         proxy: Literal[True] | None = None if is_loopback(task.url) else True
         try:
             socket = await connect(url, max_size=LARGEST_MESSAGE_BYTES, proxy=proxy)

@@ -1,4 +1,4 @@
-"""Games of TextArena: alone, against a scripted opponent, or with the policy as every player.
+"""Games of TextArena: alone, against a scripted opponent, or with a seat for each player.
 
 The games draw from Python's global random numbers. Here each game has random numbers of its own, so that a seed makes
 the same game, whichever others are played beside it.
@@ -31,14 +31,11 @@ class TextArenaInfo(GameInfo):
     """The `extra_env_info` of a game; further fields are ignored. The seed is that of its opponents too."""
 
     player: int = Field(default=0, ge=0)
-    """Number of the policy's player, from 0; ignored where the policy is all players."""
+    """Number of the policy's player, from 0."""
 
 
 class TextArenaEnvironment(TaskEnvironment):
-    """One game a rollout. The reward is that of the policy's player, at the end of the game.
-
-    Where the policy is every player, the rewards are named `player_0`, `player_1` and so on.
-    """
+    """One game a rollout. The reward is that of the policy's player, at the end of the game."""
 
     ExtraEnvInfo: ClassVar[type[BaseModel]] = TextArenaInfo
     lost_session: LostSession = "reopen"
@@ -47,7 +44,7 @@ class TextArenaEnvironment(TaskEnvironment):
         self,
         game: str,
         players: Annotated[int, Field(ge=1)] = 1,
-        opponent: Literal["listed", "policy"] | list[str] | str = "listed",
+        opponent: Literal["listed"] | list[str] | str = "listed",
         kwargs: dict[str, Any] | None = None,
         max_sessions: Annotated[int, Field(ge=1)] | None = None,
     ) -> None:
@@ -57,8 +54,8 @@ class TextArenaEnvironment(TaskEnvironment):
             game: as in `textarena.make`, such as `TicTacToe-v0`.
             players: how many the game has.
             opponent: who the other players are. `listed` makes a random one of the moves in square brackets that the
-                game has shown it last; `policy` is the policy itself, in turn with its own player; a list gives the
-                moves of an opponent in their order; `package.module:function` is a function like `listed_move`.
+                game has shown it last; a list gives the moves of an opponent in their order;
+                `package.module:function` is a function like `listed_move`.
             kwargs: of `textarena.make`.
             max_sessions: how many games one replica holds at once.
 
@@ -71,10 +68,9 @@ class TextArenaEnvironment(TaskEnvironment):
         self.players = players
         self.kwargs = kwargs or {}
         self.max_sessions = max_sessions
-        self.policy_is_all = opponent == "policy"
         self._opponent = opponent
         try:
-            _Game(self, TextArenaInfo(seed=0)).close()
+            _Game(self, 0, player=0)
         except Exception as error:
             raise ValueError(f"the game {game} cannot be begun with {players} players: {error}") from error
         self.description = f"{game} of TextArena."  # type: ignore[misc]
@@ -92,7 +88,7 @@ class TextArenaEnvironment(TaskEnvironment):
         if isinstance(self._opponent, list):
             moves = iter(self._opponent)
             return lambda _seen, _random: next(moves, "")
-        if self._opponent in ("listed", "policy"):
+        if self._opponent == "listed":
             return listed_move
         module, _, function = self._opponent.partition(":")
         opponent: Opponent = getattr(importlib.import_module(module), function)
@@ -106,7 +102,7 @@ class TextArenaEnvironment(TaskEnvironment):
         """
         if extra_env_info.player >= self.players:
             raise SampleRejected(f"extra_env_info.player: {self.game} has {self.players} players, from 0.")
-        game = _Game(self, extra_env_info)
+        game = _Game(self, extra_env_info.seed, extra_env_info.player)
         if game.is_over:
             raise SampleRejected(f"{self.game} was over before the first turn of player {extra_env_info.player}.")
         state = {**extra_env_info.model_dump(), "prompt_messages": len(message_log)}
@@ -114,12 +110,12 @@ class TextArenaEnvironment(TaskEnvironment):
 
     def open_session(self, message_log: list[ChatMessage], extra_env_info: TextArenaInfo) -> Session:
         """Begins the game, and makes the moves that the log has already."""
-        return _Game(self, extra_env_info).replayed(message_log, extra_env_info)
+        game = _Game(self, extra_env_info.seed, extra_env_info.player)
+        return game.replayed(message_log, extra_env_info)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        players = 1 if self.policy_is_all else self.players
         return [
-            {"extra_env_info": {"seed": game_seed, "player": place % players}}
+            {"extra_env_info": {"seed": game_seed, "player": place % self.players}}
             for place, game_seed in enumerate(seeds_from(seed, count))
         ]
 
@@ -127,20 +123,17 @@ class TextArenaEnvironment(TaskEnvironment):
 class _Game(GameSession):
     """One game, which stands at a turn of the policy or is over."""
 
-    def __init__(self, task: TextArenaEnvironment, info: TextArenaInfo, share_a_log: bool = True) -> None:
-        """Begins the game.
-
-        Args:
-            share_a_log: where the policy is all players, each observation says whose it is.
-        """
+    def __init__(self, task: TextArenaEnvironment, seed: int, player: int | None) -> None:
+        """Begins the game; `player` is the policy's, `None` where all players are."""
         self._task = task
-        self._names_player = task.policy_is_all and share_a_log
-        self._player = info.player
-        self.player = info.player
+        self._player = player
+        self.player = player or 0
         """Whose turn it is."""
-        self._numbers = random.Random(info.seed)
+        self.rewards: Mapping[int, float] = {}
+        """Those that the game gives at its end, by player."""
+        self._numbers = random.Random(seed)
         self._opponents = {
-            player: (task.opponent_of(), random.Random(f"{info.seed}-{player}")) for player in range(task.players)
+            other: (task.opponent_of(), random.Random(f"{seed}-{other}")) for other in range(task.players)
         }
         self.seen = ""
         """Observations that the policy has not yet been told."""
@@ -154,7 +147,7 @@ class _Game(GameSession):
         with self._own_numbers():
             self._move(reply)
             self._go_on()
-        return text_outcome(self.seen, self._reward(), self.is_over)
+        return text_outcome(self.seen, self.rewards.get(self.player, 0.0), self.is_over)
 
     @contextmanager
     def _own_numbers(self) -> Any:
@@ -172,28 +165,24 @@ class _Game(GameSession):
         for _ in range(MOST_OPPONENT_MOVES):
             player, observation = self._env.get_observation()
             seen = _text_of(observation, player, self._env.state.role_mapping)
-            if self.is_over or self._task.policy_is_all or player == self._player:
-                self.player, self.seen = player, self._told(player, seen)
+            if self.is_over:
+                self.player = player if self._player is None else self._player
+                self.seen = self._told_at_end(seen)
+                self.rewards = {each: float(reward) for each, reward in (self._env.close()[0] or {}).items()}
+                return
+            if self._player in (None, player):
+                self.player, self.seen = player, seen
                 return
             opponent, numbers = self._opponents[player]
             self._move(opponent(seen, numbers))
         raise SampleRejected(f"Player {self._player} had no turn in {MOST_OPPONENT_MOVES} moves of {self._task.game}.")
 
-    def _told(self, player: int, seen: str) -> str:
-        if self.is_over:
-            # It may have ended with the move of another player, to whom the observation belongs.
-            observation = self._env.state.observations.get(self._player, [])
-            own = _text_of(observation, self._player, self._env.state.role_mapping)
-            reason = self._env.state.game_info.get(self._player, {}).get("reason")
-            return "\n".join(filter(None, (own or seen, reason or "The game is over.")))
-        return f"You are player {player} now.\n{seen}" if self._names_player else seen
-
-    def _reward(self) -> float | dict[str, float]:
-        """The rewards that the game gives at its end."""
-        rewards = dict(self._env.close()[0] or {}) if self.is_over else {}
-        if self._task.policy_is_all and self._task.players > 1:
-            return {f"player_{player}": float(rewards.get(player, 0.0)) for player in range(self._task.players)}
-        return float(rewards.get(self._player, 0.0))
+    def _told_at_end(self, seen: str) -> str:
+        # The game may have ended with the move of another player, to whom the observation belongs.
+        state = self._env.state
+        own = _text_of(state.observations.get(self.player, []), self.player, state.role_mapping)
+        reason = state.game_info.get(self.player, {}).get("reason")
+        return "\n".join(filter(None, (own or seen, reason or "The game is over.")))
 
 
 class SeatedGame:
@@ -201,22 +190,16 @@ class SeatedGame:
 
     def __init__(self, seed: int, game: str, players: int = 2, kwargs: dict[str, Any] | None = None) -> None:
         """Begins the game; the arguments are those of `TextArenaEnvironment`, which says what it raises."""
-        self._game = _Game(
-            TextArenaEnvironment(game, players, "policy", kwargs), TextArenaInfo(seed=seed), share_a_log=False
-        )
-        self._rewards: Mapping[int, float] = {}
+        self._game = _Game(TextArenaEnvironment(game, players, kwargs=kwargs), seed, player=None)
 
     def turn(self) -> tuple[int, str] | None:
         return None if self._game.is_over else (self._game.player, self._game.seen)
 
     def move(self, text: str) -> None:
-        outcome = self._game.play(text)
-        if outcome.terminated:
-            given = outcome.reward if isinstance(outcome.reward, dict) else {"player_0": outcome.reward}
-            self._rewards = {int(name.removeprefix("player_")): reward for name, reward in given.items()}
+        self._game.play(text)
 
     def rewards(self) -> Mapping[int, float]:
-        return self._rewards
+        return self._game.rewards
 
 
 def _text_of(observation: Any, player: int, roles: dict[int, str]) -> str:

@@ -17,7 +17,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from deployments.environments.host import refused_fields
-from deployments.tasks import math as environment_module
 from deployments.tasks.math import MathEnvironment, MathInfo, compare, ground_truth_text
 from deployments.tasks.replies import AnswerForm, last_box
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TemporaryFailure, check
@@ -155,7 +154,7 @@ def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvi
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many workers each pool was asked for, in place of starting them."""
     asked_for: list[int] = []
-    monkeypatch.setattr(environment_module, "WorkerPool", lambda workers, *_: asked_for.append(workers))
+    monkeypatch.setattr("deployments.tasks.support.WorkerPool", lambda workers, *_: asked_for.append(workers))
     return asked_for
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.tasks.retrieval_corpus import Corpus, CorpusInvalid, Document, read_corpus
+from deployments.tasks.retrieval_corpus import Corpus, Document, read_corpus
 
 DOCUMENTS = [
     Document(id="a", text="Paris is the capital of France."),
@@ -59,7 +59,7 @@ def test_a_corpus_is_read_from_lines_under_the_usual_names(tmp_path: Path) -> No
     ("text", "says"),
     [
         (None, "cannot be read: No such file"),
-        ('{"text": "a"}\n{', "line 2 is not JSON"),
+        ('{"text": "a"}\n{', "line 2: Invalid JSON"),
         ('{"title": "a"}', "line 1: text: Field required"),
         ("", "at least one document"),
         ('{"id": "a", "text": "a"}\n{"id": "a", "text": "b"}', "two documents have the same id"),
@@ -69,5 +69,5 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path, text: str | None, says: st
     path = tmp_path / "corpus.jsonl"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(CorpusInvalid, match=says):
+    with pytest.raises(ValueError, match=says):
         Corpus(read_corpus(path))

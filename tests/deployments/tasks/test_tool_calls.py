@@ -176,6 +176,13 @@ def test_expected_calls_are_answered_with_their_results_over_turns_and_all_are_n
     assert play(ToolCallsEnvironment(), [replies[0], "done"], sample).total_reward == 0.0
 
 
+def test_a_tool_of_the_config_goes_before_a_samples_of_the_same_name() -> None:
+    sample = {**SUM, "extra_env_info": {"ground_truth": 408, "tools": [{"name": "calculator"}, BOOK]}}
+    played = play(ToolCallsEnvironment(), [CALL + book('{"room": "A"}'), "408"], sample)
+    assert contents(played.message_log)[2:4] == ["408", "Error: no result is known for these arguments."]
+    assert played.total_reward == 1.0
+
+
 @pytest.mark.parametrize(
     "info",
     [

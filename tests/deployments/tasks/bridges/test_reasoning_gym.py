@@ -204,7 +204,7 @@ def test_an_answer_that_never_ends_costs_its_own_sample_alone() -> None:
     ("response", "answer"),
     [
         ("<answer>1</answer> no, <answer> 2\n</answer>.", "2"),
-        ("<answer>1</answer> <answer>2", None),
+        ("<answer>1</answer> <answer>2", "1"),
         ("1", None),
         ("<answer></answer>", ""),
     ],

@@ -64,16 +64,6 @@ def test_the_policy_may_be_the_second_player() -> None:
     assert (played.total_reward, played.terminated) == (-1.0, True)
 
 
-def test_the_policy_may_be_both_players_and_each_has_its_reward() -> None:
-    environment = TextArenaEnvironment("TicTacToe-v0", players=2, opponent="policy")
-    played = play(environment, ["[0]", "[3]", "[1]", "[4]", "[2]"], sample())
-    assert [message["content"].splitlines()[0] for message in played.message_log[:4:2]] == [
-        "You are player 0 now.",
-        "You are player 1 now.",
-    ]
-    assert (played.rewards, played.terminated) == ({"player_0": 1.0, "player_1": -1.0}, True)
-
-
 def test_each_player_may_be_another_party_and_sees_the_moves_of_the_others() -> None:
     game = SeatedGame(1, "TicTacToe-v0")
     seats = []
