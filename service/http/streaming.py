@@ -19,10 +19,10 @@ async def response_in_parts(parts: Iterator[bytes | memoryview], media_type: str
     stands still for a tenth of a second.
     """
     first = await asyncio.to_thread(next, parts)
-    return StreamingResponse(made_in_threads(first, parts), media_type=media_type)
+    return StreamingResponse(_made_in_threads(first, parts), media_type=media_type)
 
 
-async def made_in_threads(
+async def _made_in_threads(
     first: bytes | memoryview, further: Iterator[bytes | memoryview]
 ) -> AsyncGenerator[bytes, None]:
     part: bytes | memoryview | None = first
@@ -56,7 +56,7 @@ class HeartbeatStream(AsyncIterator[bytes]):
 
     async def __anext__(self) -> bytes:
         if self._following is None:
-            self._following = asyncio.create_task(anext_or_none(self._parts))
+            self._following = asyncio.create_task(_anext_or_none(self._parts))
         done, _ = await asyncio.wait({self._following}, timeout=self._period_s)
         if not done:
             return self._heartbeat
@@ -86,5 +86,5 @@ async def with_heartbeats(
             yield part
 
 
-async def anext_or_none(parts: AsyncGenerator[bytes, None]) -> bytes | None:
+async def _anext_or_none(parts: AsyncGenerator[bytes, None]) -> bytes | None:
     return await anext(parts, None)

@@ -291,7 +291,7 @@ def sample_result(call: SampleCall, completion: bytes, score: ScoredPrompt | Non
         ValueError: it ended in another way than a sample does.
     """
     choices = orjson.loads(completion)["choices"]
-    sequences = [message(1, *_sequence(choice, call.topk_sample_logprobs)) for choice in choices]
+    sequences = [_message(1, *_sequence(choice, call.topk_sample_logprobs)) for choice in choices]
     return b"".join([*sequences * (call.num_samples // call.choices), *_prompt_fields(call, score)])
 
 
@@ -299,11 +299,11 @@ def _sequence(choice: Mapping[str, Any], top_k: int) -> Iterable[bytes]:
     """The fields of a `SampledSequence`."""
     if (reason := choice["finish_reason"]) not in _STOP_REASONS:
         raise ValueError(f"A sample ended by {reason!r}.")
-    yield number(1, _STOP_REASONS[reason])
-    yield message(2, packed_ids(choice["token_ids"]).tobytes())
-    yield message(3, packed_logprobs(choice["logprobs"]["token_logprobs"]).tobytes())
+    yield _number(1, _STOP_REASONS[reason])
+    yield _message(2, packed_ids(choice["token_ids"]).tobytes())
+    yield _message(3, packed_logprobs(choice["logprobs"]["token_logprobs"]).tobytes())
     if top_k:
-        yield message(4, *_top_logprobs([_likeliest(row, top_k) for row in choice["logprobs"]["top_logprobs"]], top_k))
+        yield _message(4, *_top_logprobs([_likeliest(row, top_k) for row in choice["logprobs"]["top_logprobs"]], top_k))
 
 
 def _likeliest(row: Mapping[str, float] | None, top_k: int) -> list[tuple[int, float]]:
@@ -317,29 +317,29 @@ def _prompt_fields(call: SampleCall, score: ScoredPrompt | None) -> Iterable[byt
     length, scored = len(call.prompt_ids), [] if score is None else list(score.prompt_logprobs)
     if call.wants_prompt_logprobs:
         unknown = [_UNKNOWN_LOGPROB] * (length - len(scored))
-        yield message(2, packed_logprobs([*unknown, *scored]).tobytes())
+        yield _message(2, packed_logprobs([*unknown, *scored]).tobytes())
     if score is not None and (top_k := call.topk_prompt_logprobs):
         pairs = list(zip(score.top_token_ids, score.top_logprobs, strict=True))
         rows = [pairs[begin : begin + top_k] for begin in range(0, len(pairs), top_k)]
         unscored: list[list[tuple[int, float]]] = [[]] * (length - len(rows))
-        yield message(3, *_top_logprobs([*unscored, *rows], top_k))
+        yield _message(3, *_top_logprobs([*unscored, *rows], top_k))
 
 
 def _top_logprobs(rows: Sequence[Sequence[tuple[int, float]]], top_k: int) -> Iterable[bytes]:
     """The fields of a `TopkLogprobs`, whose rows all have `top_k` tokens."""
     padded = [[*row, *[(0, _UNKNOWN_TOP_LOGPROB)] * (top_k - len(row))] for row in rows]
-    yield message(1, packed_ids(token_id for row in padded for token_id, _ in row).tobytes())
-    yield message(2, packed_logprobs(logprob for row in padded for _, logprob in row).tobytes())
-    yield number(3, top_k)
-    yield number(4, len(rows))
+    yield _message(1, packed_ids(token_id for row in padded for token_id, _ in row).tobytes())
+    yield _message(2, packed_logprobs(logprob for row in padded for _, logprob in row).tobytes())
+    yield _number(3, top_k)
+    yield _number(4, len(rows))
 
 
-def message(field: int, *parts: bytes) -> bytes:
+def _message(field: int, *parts: bytes) -> bytes:
     """A field of bytes, or of a message with these fields, in protocol buffers."""
     return b"".join([_varint(field << 3 | 2), _varint(sum(map(len, parts))), *parts])
 
 
-def number(field: int, value: int) -> bytes:
+def _number(field: int, value: int) -> bytes:
     return _varint(field << 3) + _varint(value)
 
 

@@ -44,7 +44,7 @@ router = APIRouter(prefix="/blobs", tags=["blobs"])
     },
     openapi_extra={"requestBody": {"required": True, "content": FILE}},
 )
-async def upload_blob(request: Request, images: Images, admitted: Admitted, caller: AuthorizedCaller) -> Response:
+async def _upload_blob(request: Request, images: Images, admitted: Admitted, caller: AuthorizedCaller) -> Response:
     """Keeps a PNG, JPEG or WebP file, for messages that name it: `{"type": "image", "image": "sha256:..."}`.
 
     The body is the file. Sent again it has the same name, and is kept for the whole time from then on.
@@ -64,7 +64,7 @@ async def upload_blob(request: Request, images: Images, admitted: Admitted, call
     summary="Get an image",
     responses={200: {"description": "The file", "content": FILE}, **refusals(ImageUnknown, ImagesNotConfigured)},
 )
-async def blob(name: BlobName, images: Images, caller: AuthorizedCaller) -> Response:
+async def _blob(name: BlobName, images: Images, caller: AuthorizedCaller) -> Response:
     """The file as it was uploaded, or as an environment has shown it. Reading it is a use."""
     data, media_type = await images.download(name, caller)
     return Response(data, headers=HEADERS, media_type=media_type)
@@ -77,7 +77,7 @@ async def blob(name: BlobName, images: Images, caller: AuthorizedCaller) -> Resp
     summary="Ask for an image",
     responses={200: {"description": "It is kept"}, **refusals(ImageUnknown, ImagesNotConfigured)},
 )
-async def blob_headers(name: BlobName, images: Images, caller: AuthorizedCaller) -> Response:
+async def _blob_headers(name: BlobName, images: Images, caller: AuthorizedCaller) -> Response:
     """The headers of `GET`, without the file. Asking for it is a use."""
     data, media_type = await images.download(name, caller)
     return Response(headers={**HEADERS, "Content-Length": str(len(data))}, media_type=media_type)

@@ -64,7 +64,7 @@ def build_http_app(services: AppServices, sets_request_id_header: bool = True) -
         title=TITLE,
         version=API_VERSION,
         description=DESCRIPTION,
-        generate_unique_id_function=operation_id,
+        generate_unique_id_function=_operation_id,
         separate_input_output_schemas=False,
     )
     app.state.services = services
@@ -79,5 +79,5 @@ def build_http_app(services: AppServices, sets_request_id_header: bool = True) -
     return app
 
 
-def operation_id(route: APIRoute) -> str:
-    return route.name
+def _operation_id(route: APIRoute) -> str:
+    return route.name.lstrip("_")

@@ -75,12 +75,12 @@ MODELS: dict[str, Any] = {
 
 
 @router.get("/models", response_model=None, **needs("read", also_api_key=True), **MODELS)
-async def models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller) -> Response:
+async def _models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller) -> Response:
     """The model, by the name that calls give in `model`, as OpenAI's clients read it."""
     return await response_to("models", calls.answer("models", b"", request_id, caller), request_id)
 
 
-async def demanded(
+async def _demanded(
     policy: Annotated[
         PolicyName | None, Query(description="The named policy that answers; by default the one without a name.")
     ] = None,
@@ -94,11 +94,11 @@ async def demanded(
     return PolicyDemand(name=policy, version=version)
 
 
-async def nothing_demanded() -> PolicyDemand:
+async def _nothing_demanded() -> PolicyDemand:
     return ANY_WEIGHTS
 
 
-async def share_of_trainer(
+async def _share_of_trainer(
     caller: AuthorizedCaller,
     priority: Annotated[Priority, Query(description="The share of the engines that calls of the key get.")] = "train",
 ) -> RequestShare:
@@ -106,7 +106,7 @@ async def share_of_trainer(
     return share_of(f"tokens {priority} {caller.name or ''}", priority, caller)
 
 
-async def share_of_its_own(
+async def _share_of_its_own(
     caller: AuthorizedCaller,
     priority: Annotated[
         Priority | None, Query(description="The share of the engines that the call gets; `interactive` by default.")
@@ -116,12 +116,12 @@ async def share_of_its_own(
     return None if priority is None else share_of(uuid4().hex, priority, caller)
 
 
-async def no_share() -> None:
+async def _no_share() -> None:
     """The call generates nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class CallRoute:
+class _CallRoute:
     """A route that answers calls of one endpoint of a model server: here, and below a session."""
 
     endpoint: Endpoint
@@ -160,7 +160,7 @@ class CallRoute:
 
 
 CALL_ROUTES = (
-    CallRoute(
+    _CallRoute(
         "chat/completions",
         "chat_completions",
         "Complete a chat",
@@ -169,7 +169,7 @@ CALL_ROUTES = (
         "which weights made which tokens.",
         {"messages": QUESTION, "max_tokens": 64, "return_token_ids": True},
     ),
-    CallRoute(
+    _CallRoute(
         "completions",
         "completions",
         "Complete a text",
@@ -179,36 +179,36 @@ CALL_ROUTES = (
         "Those of the first one computed the whole prompt.",
         {"prompt": "What is 2 + 2?", "max_tokens": 1, "logprobs": 1, "echo": True},
     ),
-    CallRoute(
+    _CallRoute(
         "responses",
         "responses",
         "Create a response",
         "OpenAI's responses, without those that a server stores.",
         {"input": "What is 2 + 2?", "max_output_tokens": 64},
     ),
-    CallRoute(
+    _CallRoute(
         "messages",
         "messages",
         "Create a message",
         "Anthropic's messages, streaming included.",
         {"model": "any", "messages": QUESTION, "max_tokens": 64},
     ),
-    CallRoute(
+    _CallRoute(
         "messages/count_tokens",
         "count_tokens",
         "Count the tokens of a prompt",
         "How many tokens the prompt of a message has.",
         {"model": "any", "messages": QUESTION, "max_tokens": 64},
     ),
-    CallRoute(
+    _CallRoute(
         "tokenize",
         "tokenize",
         "Tokenize",
         "The token ids of a text, or of messages as the chat template renders them.",
         {"messages": QUESTION},
     ),
-    CallRoute("detokenize", "detokenize", "Decode token ids", "The text of token ids.", {"tokens": [5, 6, 7]}),
-    CallRoute(
+    _CallRoute("detokenize", "detokenize", "Decode token ids", "The text of token ids.", {"tokens": [5, 6, 7]}),
+    _CallRoute(
         "generate",
         "generate",
         "Generate from token ids or a text, as SGLang does",
@@ -218,7 +218,7 @@ CALL_ROUTES = (
         "distribution that was sampled from.",
         {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 64}, "return_logprob": True},
     ),
-    CallRoute(
+    _CallRoute(
         "inference/v1/generate",
         "generate_tokens",
         "Generate from token ids, as vLLM does",
@@ -229,13 +229,13 @@ CALL_ROUTES = (
 )
 
 
-def share_dependency(endpoint: Endpoint) -> Any:
+def _share_dependency(endpoint: Endpoint) -> Any:
     if endpoint in TOKEN_ENDPOINTS:
-        return share_of_trainer
-    return share_of_its_own if endpoint in GENERATED else no_share
+        return _share_of_trainer
+    return _share_of_its_own if endpoint in GENERATED else _no_share
 
 
-def answers_calls_of(endpoint: Endpoint) -> Any:
+def _answers_calls_of(endpoint: Endpoint) -> Any:
     """The function of a route."""
 
     async def call(
@@ -246,8 +246,8 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
         admitted: Admitted,
         request_id: RequestId,
         caller: AuthorizedCaller,
-        demand: Annotated[PolicyDemand, Depends(demanded if endpoint in GENERATED else nothing_demanded)],
-        share: Annotated[RequestShare | None, Depends(share_dependency(endpoint))],
+        demand: Annotated[PolicyDemand, Depends(_demanded if endpoint in GENERATED else _nothing_demanded)],
+        share: Annotated[RequestShare | None, Depends(_share_dependency(endpoint))],
     ) -> Response:
         read = await read_call(endpoint, request, rollouts, admitted)
         body, routing_key = read.body, None
@@ -274,7 +274,7 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
 for route in CALL_ROUTES:
     router.add_api_route(
         f"/{route.endpoint}",
-        answers_calls_of(route.endpoint),
+        _answers_calls_of(route.endpoint),
         methods=["POST"],
         name=route.name,
         response_model=None,

@@ -33,10 +33,10 @@ class GatheredBodies:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, GatheredBody(receive) if scope["type"] == "http" else receive, send)
+        await self._app(scope, _GatheredBody(receive) if scope["type"] == "http" else receive, send)
 
 
-class GatheredBody:
+class _GatheredBody:
     """The `receive` of one request."""
 
     def __init__(self, receive: Receive) -> None:
@@ -68,7 +68,7 @@ HEADERS_OF_SERVE = (
 """Serve takes an underscore for a hyphen."""
 
 
-class HeadersOfServe:
+class _HeadersOfServe:
     """Takes the headers of Serve out of each request, and answers a request id that is not allowed with 422."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -84,15 +84,15 @@ class HeadersOfServe:
             refusal = problem_response(id_not_allowed(given).problem, request_id, {REQUEST_ID_HEADER: request_id})
             await refusal(scope, receive, send)
             return
-        headers = [header for header in scope["headers"] if normalized(header[0]) not in HEADERS_OF_SERVE]
+        headers = [header for header in scope["headers"] if _normalized(header[0]) not in HEADERS_OF_SERVE]
         await self._app({**scope, "headers": headers}, receive, send)
 
 
-def normalized(header: bytes) -> str:
+def _normalized(header: bytes) -> str:
     """The name of a header as Serve compares it."""
     return header.decode("latin-1").lower().replace("_", "-")
 
 
 def proxy_middlewares() -> list[Middleware]:
     """The middlewares that Serve puts before its own."""
-    return [Middleware(HeadersOfServe), Middleware(GatheredBodies)]
+    return [Middleware(_HeadersOfServe), Middleware(GatheredBodies)]

@@ -46,7 +46,7 @@ router = APIRouter(tags=["rollouts"])
     },
     openapi_extra=json_request(ReplayRequest(rollout=RECORDED)),
 )
-async def replay(
+async def _replay(
     request: Request, services: Services, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
 ) -> Response:
     """Makes each generation of a rollout again: with the recorded tokens before it, its seed and stop strings, under
@@ -57,21 +57,21 @@ async def replay(
     refuse_other_than_json(request.headers)
     limits = services.rollouts.limits
     body = await read_body(request, limits.max_body_bytes, "send the result alone", admitted.hold_body)
-    asked = await asyncio.to_thread(parsed, body)
+    asked = await asyncio.to_thread(_parsed, body)
     del body
-    result = await recorded_result(asked, services, caller)
+    result = await _recorded_result(asked, services, caller)
     recorded = await asyncio.to_thread(services.replayer.read, result)
-    await refuse_unknown_images(result, services, caller)
+    await _refuse_unknown_images(result, services, caller)
     admitted.hold_call(1, "rollout", len(recorded.token_ids))
     if (usage := services.rollouts.admission.usage_of(caller)) is not None:
         await usage.take(len(recorded.token_ids))
     answer = await services.replayer.replay(recorded, request_id, caller)
     if asked.rollout is None:
-        await note_verdict(answer, services, caller)
+        await _note_verdict(answer, services, caller)
     return Response(answer.model_dump_json(exclude_none=True), media_type=JSON)
 
 
-async def note_verdict(answer: ReplayResponse, services: AppServices, caller: Caller) -> None:
+async def _note_verdict(answer: ReplayResponse, services: AppServices, caller: Caller) -> None:
     """Notes the verdict in the rollout's record, where it has one."""
     if services.records is None or answer.rollout_id is None:
         return
@@ -81,7 +81,7 @@ async def note_verdict(answer: ReplayResponse, services: AppServices, caller: Ca
     await services.records.annotate(answer.rollout_id, caller, note)
 
 
-def parsed(body: bytearray) -> ReplayRequest:
+def _parsed(body: bytearray) -> ReplayRequest:
     """Raises `RequestProblem`: 400 or 422, its problems."""
     try:
         return ReplayRequest.model_validate_json(body)
@@ -89,7 +89,7 @@ def parsed(body: bytearray) -> ReplayRequest:
         raise validation_problem(error) from error
 
 
-async def refuse_unknown_images(result: SampleResult, services: AppServices, caller: Caller) -> None:
+async def _refuse_unknown_images(result: SampleResult, services: AppServices, caller: Caller) -> None:
     """Raises `RequestProblem` (422) if the log shows images that the caller does not have here."""
     sources: list[Source] = [
         (shown.media, ("rollout", "message_log", place, "mm_ranges", number))
@@ -102,7 +102,7 @@ async def refuse_unknown_images(result: SampleResult, services: AppServices, cal
         await services.images.names_of(sources, caller)
 
 
-async def recorded_result(asked: ReplayRequest, services: AppServices, caller: Caller) -> SampleResult:
+async def _recorded_result(asked: ReplayRequest, services: AppServices, caller: Caller) -> SampleResult:
     """Raises `RolloutRecordsNotConfigured`, `RolloutUnknown`, `StoreLost`."""
     if asked.rollout is not None:
         return asked.rollout

@@ -51,7 +51,7 @@ ONE_REPORT = TrainerLogprobs(logprobs=[-0.02, -0.11, -0.001], weight_version="7"
     responses=refusals(RolloutRecordsNotConfigured, reads_body=True),
     openapi_extra={"requestBody": {"required": True, "content": {JSON: json_content(REPORT), ARROW: content(BINARY)}}},
 )
-async def report_logprobs(
+async def _report_logprobs(
     request: Request, reports: Reports, admitted: Admitted, rollouts: Rollouts, caller: AuthorizedCaller
 ) -> Response:
     """Compares what a trainer has computed for the tokens of rollouts with what they were sampled with.
@@ -63,7 +63,7 @@ async def report_logprobs(
     """
     read = reports_of_arrow if rollout_media_type(request.headers) == ARROW else reports_of_json
     body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
-    return await answer(reports, await asyncio.to_thread(read, body), caller)
+    return await _answer(reports, await asyncio.to_thread(read, body), caller)
 
 
 @router.post(
@@ -74,7 +74,7 @@ async def report_logprobs(
     responses=refusals(RolloutRecordsNotConfigured, reads_body=True),
     openapi_extra=json_request(ONE_REPORT),
 )
-async def report_rollout_logprobs(
+async def _report_rollout_logprobs(
     request: Request,
     rollout_id: RolloutId,
     reports: Reports,
@@ -85,10 +85,10 @@ async def report_rollout_logprobs(
     """As `POST /rollouts/logprobs`, for one rollout."""
     refuse_other_than_json(request.headers)
     body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
-    return await answer(reports, [await asyncio.to_thread(report_of_json, body, rollout_id)], caller)
+    return await _answer(reports, [await asyncio.to_thread(report_of_json, body, rollout_id)], caller)
 
 
-async def answer(reports: TrainerReports, given: Sequence[TrainerReport], caller: Caller) -> Response:
+async def _answer(reports: TrainerReports, given: Sequence[TrainerReport], caller: Caller) -> Response:
     outcome = await reports.report(given, caller)
     said = ReportAnswer(
         compared=outcome.compared,
@@ -108,7 +108,7 @@ async def answer(reports: TrainerReports, given: Sequence[TrainerReport], caller
     summary="List the rollouts that ended last",
     responses=refusals(RolloutRecordsNotConfigured),
 )
-async def rollout_records(
+async def _rollout_records(
     records: Records,
     caller: AuthorizedCaller,
     count: Annotated[int, Query(ge=1, le=1000, description="How many, at most.")] = 50,
@@ -124,7 +124,7 @@ async def rollout_records(
     summary="Get the record of a rollout",
     responses=refusals(RolloutUnknown, RolloutRecordsNotConfigured),
 )
-async def rollout_record(rollout_id: RolloutId, records: Records, caller: AuthorizedCaller) -> Response:
+async def _rollout_record(rollout_id: RolloutId, records: Records, caller: AuthorizedCaller) -> Response:
     """The result of a rollout that has ended, with where and how each of its generations was made.
 
     It is kept for `rollout_records.keep_s` of the config, for the key that has played it.
@@ -140,7 +140,7 @@ async def rollout_record(rollout_id: RolloutId, records: Records, caller: Author
     summary="Get the mismatch ledger",
     responses=refusals(RolloutRecordsNotConfigured),
 )
-async def mismatch(records: Records, caller: AuthorizedCaller) -> Response:
+async def _mismatch(records: Records, caller: AuthorizedCaller) -> Response:
     """How far the log-probabilities that trainers reported part from those that were sampled with, by what is known of
     where and how each token was made; the worst rollouts; and the causes that were found.
     """

@@ -66,7 +66,7 @@ _MOST_BYTES_OF_A_REWARD = 2**16
     },
     openapi_extra=json_request(SessionRequest(sampling=Sampling(temperature=1.0, max_new_tokens=256), deadline_s=600)),
 )
-async def open_session(
+async def _open_session(
     request: Request, rollouts: Rollouts, sessions: Sessions, services: Services, caller: AuthorizedCaller
 ) -> Response:
     """Gives a program an address that speaks OpenAI's and Anthropic's APIs, and a key of its own.
@@ -97,7 +97,7 @@ async def open_session(
     summary="List the sessions",
     responses=refusals(SessionsNotConfigured),
 )
-async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> SessionList:
+async def _list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> SessionList:
     """The sessions of the caller's key, oldest first."""
     return SessionList(sessions=await sessions.store.infos(caller.namespace))
 
@@ -109,7 +109,7 @@ async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> Session
     summary="Get the state of a session",
     responses=refusals(SessionUnknown, SessionsNotConfigured),
 )
-async def session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
+async def _session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """State of the session."""
     return await sessions.store.info(session_id, caller.namespace)
 
@@ -127,7 +127,7 @@ async def session(session_id: _SessionId, sessions: Sessions, caller: Authorized
         **refusals(SessionUnknown, SessionsNotConfigured),
     },
 )
-async def session_samples(
+async def _session_samples(
     request: Request, session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller
 ) -> Response:
     """The branches of the session as rollouts, with their rewards.
@@ -136,10 +136,10 @@ async def session_samples(
     with a summary whose `request_id` is the session.
     """
     samples = await sessions.store.samples(session_id, caller.namespace)
-    return await asyncio.to_thread(encoded, samples, request.headers.get("accept", ""))
+    return await asyncio.to_thread(_encoded, samples, request.headers.get("accept", ""))
 
 
-def encoded(samples: SessionSamples, accepted: str) -> Response:
+def _encoded(samples: SessionSamples, accepted: str) -> Response:
     if NDJSON in accepted:
         lines = [sample_line(position, sample) for position, sample in enumerate(samples.samples)]
         return Response(b"".join([*lines, summary_line(_summary_of(samples))]), media_type=NDJSON)
@@ -164,7 +164,7 @@ def _summary_of(samples: SessionSamples) -> RolloutSummary:
     summary="Get what a session's program sent otherwise",
     responses=refusals(SessionUnknown, SessionsNotConfigured),
 )
-async def session_drift(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
+async def _session_drift(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
     """Where the program's texts differ from what was generated, and what was done about it."""
     return await sessions.store.drift(session_id, caller.namespace)
 
@@ -179,7 +179,7 @@ async def session_drift(session_id: _SessionId, sessions: Sessions, caller: Auth
     ),
     openapi_extra=json_request(SessionReward(reward=1.0)),
 )
-async def reward_session(
+async def _reward_session(
     request: Request, session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller, request_id: RequestId
 ) -> Response:
     """Rewards the session, or one of its generated messages and with it the branches that hold it.
@@ -197,20 +197,20 @@ async def reward_session(
     summary="End a session",
     responses=refusals(SessionUnknown, SessionsNotConfigured),
 )
-async def end_session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
+async def _end_session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """Ends the session: aborts calls in flight and refuses further ones. Its record stays readable until it expires."""
     return await sessions.store.end(session_id, caller.namespace)
 
 
-async def opened_session(request: Request, session_id: _SessionId, sessions: Sessions) -> OpenSession:
+async def _opened_session(request: Request, session_id: _SessionId, sessions: Sessions) -> OpenSession:
     """Checks the session's own key, before anything of a call is read."""
     return await sessions.authorized(session_id, given_keys(request))
 
 
-Opened = Annotated[OpenSession, Depends(opened_session)]
+Opened = Annotated[OpenSession, Depends(_opened_session)]
 
 
-async def admitted_call(
+async def _admitted_call(
     request: Request, sessions: Sessions, opened: Opened
 ) -> AsyncGenerator[tuple[AdmittedRequest, Caller]]:
     """Admits the call on behalf of the caller who opened the session."""
@@ -220,10 +220,10 @@ async def admitted_call(
         yield held, caller
 
 
-_AdmittedCall = Annotated[tuple[AdmittedRequest, Caller], Depends(admitted_call)]
+_AdmittedCall = Annotated[tuple[AdmittedRequest, Caller], Depends(_admitted_call)]
 
 
-def recorded(call: dict[str, Any]) -> dict[str, Any]:
+def _recorded(call: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a route's decorator for the same call below a session, which refuses calls too."""
     given = call["responses"]
     own = refusals(SessionUnknown, SessionClosed, SessionsNotConfigured)
@@ -232,7 +232,7 @@ def recorded(call: dict[str, Any]) -> dict[str, Any]:
     return with_session_key({**call, "responses": {**given, **own, 404: unknown, 429: limited(SessionLimitReached)}})
 
 
-def call_of(endpoint: Endpoint) -> Any:
+def _call_of(endpoint: Endpoint) -> Any:
     async def call(
         request: Request,
         rollouts: Rollouts,
@@ -259,17 +259,17 @@ for route in CALL_ROUTES:
     if route.endpoint not in _NOT_IN_SESSIONS:
         router.add_api_route(
             f"/{{session_id}}{route.path_in_session}",
-            call_of(route.endpoint),
+            _call_of(route.endpoint),
             methods=["POST"],
             name=f"session_{route.name}",
             response_model=None,
             description=f"As `POST /v1/{route.endpoint}`, recorded. It takes the session's own key.",
-            **recorded(route.documented()),
+            **_recorded(route.documented()),
         )
 
 
-@router.get("/{session_id}/v1/models", name="session_models", response_model=None, **recorded(MODELS))
-async def session_models(sessions: Sessions, opened: Opened, calls: Calls, request_id: RequestId) -> Response:
+@router.get("/{session_id}/v1/models", name="session_models", response_model=None, **_recorded(MODELS))
+async def _session_models(sessions: Sessions, opened: Opened, calls: Calls, request_id: RequestId) -> Response:
     """The model. A call of a session may name any."""
     caller = await sessions.caller_of(opened)
     answer = calls.answer("models", b"", request_id, caller, opened)

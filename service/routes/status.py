@@ -26,7 +26,7 @@ info_router = APIRouter(prefix="/info", tags=["info"])
 
 
 @info_router.get("", **needs("read"), summary="Describe the service", responses=refusals())
-async def info(rollouts: Rollouts, services: Services) -> ServiceInfo:
+async def _info(rollouts: Rollouts, services: Services) -> ServiceInfo:
     """Model, tokenizer, limits, versions and tasks: what a client or a trainer has to match."""
     further = {"follow": await rollouts.policy.follow_state(), "keeps_records": services.records is not None}
     return rollouts.info().model_copy(update=further)
@@ -39,7 +39,7 @@ async def info(rollouts: Rollouts, services: Services) -> ServiceInfo:
     summary="List the tokens of the model",
     responses=refusals(),
 )
-async def vocabulary(rollouts: Rollouts) -> Response:
+async def _vocabulary(rollouts: Rollouts) -> Response:
     """The token of each id, to see which differ where `vocabulary_sha256` is not what a trainer has."""
     # A vocabulary has hundreds of thousands of tokens: orjson encodes them in milliseconds.
     return Response(orjson.dumps({"tokens": rollouts.vocabulary}), media_type=JSON)
@@ -81,12 +81,12 @@ class Alive(BaseModel):
 
 
 @router.get("/healthz", **OPEN, summary="Check that the process is alive", responses=refusals())
-async def healthz() -> Alive:
+async def _healthz() -> Alive:
     """Answers while the process runs. Needs no other deployment."""
     return Alive()
 
 
 @router.get("/readyz", **OPEN, summary="Check that rollouts can be served", responses=refusals())
-async def readyz(services: Services) -> Ready:
+async def _readyz(services: Services) -> Ready:
     """Checks every replica of the generator and of the environments. 503, with the reason, if no rollout would work."""
     return Ready(degraded=await services.readiness.check())

@@ -25,7 +25,7 @@ router = APIRouter(prefix="/tasks", tags=["tasks"])
     summary="List the tasks",
     responses=refusals(),
 )
-async def tasks(rollouts: Rollouts) -> TaskList:
+async def _tasks(rollouts: Rollouts) -> TaskList:
     """Each task has a description, the fields that its samples need, and a sample that can be posted as it is."""
     return TaskList(tasks=await rollouts.task_sampler.listed())
 
@@ -40,7 +40,7 @@ async def tasks(rollouts: Rollouts) -> TaskList:
         **refusals(),
     },
 )
-async def task_samples(
+async def _task_samples(
     rollouts: Rollouts,
     task_name: Annotated[str, Path(description="One of the tasks that `GET /tasks` lists.")],
     count: Annotated[int, Query(ge=1, le=10_000, description="How many samples.")] = 8,

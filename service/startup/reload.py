@@ -50,7 +50,7 @@ class ServeCluster:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[ServeCluster]:
+def _connected(address: str) -> Iterator[ServeCluster]:
     """Raises `ServiceNotStarted` if no service runs in this Ray cluster."""
     try:
         ray.init(address=address, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
@@ -151,7 +151,7 @@ def main(task: Annotated[str, typer.Argument(help="A name under `environments` o
     with sentences_for_the_user(console), console.status(f"Reloading {task}"):
         started_at = time.monotonic()
         require_cluster_token()
-        with connected(cluster_here()) as cluster:
+        with _connected(cluster_here()) as cluster:
             count = reload_environment(task, cluster)
         took_s = time.monotonic() - started_at
     console.print(f"{task}: {count} {'replica' if count == 1 else 'replicas'} anew after {took_s:.0f} s.")
