@@ -151,12 +151,12 @@ async def _asample(
         body = await read_body(request, most_bytes, SHORTEN, admitted.hold_body)
         parse = partial(parsed_sample_call, body, services.scoring.bounds)
         call: SampleCall = parse() if len(body) <= MOST_BYTES_INLINE else await asyncio.to_thread(parse)
-        admitted.hold_call(call.num_samples, "num_samples", call.most_tokens)
+        admitted.hold_call(call.asked.num_samples, "num_samples", call.most_tokens)
         held = stack.pop_all()
     future_id = tinker.futures.start(
         caller.namespace, call.name, lambda: tinker.answer(call, request_id, caller), held.close
     )
-    sequence_ids = [f"{future_id}/{place}" for place in range(call.num_samples)]
+    sequence_ids = [f"{future_id}/{place}" for place in range(call.asked.num_samples)]
     return JSONResponse({"request_id": future_id, "sample_sequence_ids": sequence_ids})
 
 
