@@ -28,7 +28,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 BlobName = Annotated[str, Path(pattern=IMAGE_NAME, description="The `name` that `POST /blobs` has answered.")]
-router = APIRouter(prefix="/blobs", tags=["blobs"])
+router = APIRouter(prefix="/blobs", tags=["blobs"], responses=refusals(ImagesNotConfigured))
 
 
 @router.post(
@@ -40,7 +40,7 @@ router = APIRouter(prefix="/blobs", tags=["blobs"])
     responses={
         201: {"description": "The image is kept; see `Location`"},
         429: limited(ImagesFull),
-        **refusals(ImagesNotConfigured, reads_body=True),
+        **refusals(reads_body=True),
     },
     openapi_extra={"requestBody": {"required": True, "content": FILE}},
 )
@@ -62,7 +62,7 @@ async def _upload_blob(request: Request, images: Images, admitted: Admitted, cal
     response_class=Response,
     **needs("rollout"),
     summary="Get an image",
-    responses={200: {"description": "The file", "content": FILE}, **refusals(ImageUnknown, ImagesNotConfigured)},
+    responses={200: {"description": "The file", "content": FILE}, **refusals(ImageUnknown)},
 )
 async def _blob(name: BlobName, images: Images, caller: AuthorizedCaller) -> Response:
     """The file as it was uploaded, or as an environment has shown it. Reading it is a use."""
@@ -75,7 +75,7 @@ async def _blob(name: BlobName, images: Images, caller: AuthorizedCaller) -> Res
     response_class=Response,
     **needs("rollout"),
     summary="Ask for an image",
-    responses={200: {"description": "It is kept"}, **refusals(ImageUnknown, ImagesNotConfigured)},
+    responses={200: {"description": "It is kept"}, **refusals(ImageUnknown)},
 )
 async def _blob_headers(name: BlobName, images: Images, caller: AuthorizedCaller) -> Response:
     """The headers of `GET`, without the file. Asking for it is a use."""

@@ -4,7 +4,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from service.http.middlewares import RequestMiddleware, install_error_handlers
-from service.http.openapi import complete_document
+from service.http.openapi import complete_document, refusals
 from service.routes import (
     blobs,
     jobs,
@@ -71,7 +71,7 @@ def build_http_app(services: AppServices, sets_request_id_header: bool = True) -
     install_error_handlers(app)
     app.add_middleware(RequestMiddleware, sets_id_header=sets_request_id_header)
     for router in ROUTERS:
-        app.include_router(router, prefix="/v1")
+        app.include_router(router, prefix="/v1", responses=refusals())
         app.include_router(router, include_in_schema=False)
     # Its paths and their version are Tinker's.
     app.include_router(tinker.router)

@@ -70,7 +70,7 @@ async def read_call(
 
 MODELS: dict[str, Any] = {
     "summary": "List the model",
-    "responses": {200: json_response(MODEL_SERVER_ANSWER), **refusals()},
+    "responses": {200: json_response(MODEL_SERVER_ANSWER)},
 }
 
 

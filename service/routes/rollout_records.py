@@ -34,8 +34,8 @@ from service.rollout_requests.result_encoding import JSON, json_of, pieces
 from service.routes.dependencies import Admitted, Records, Reports, Rollouts
 
 ROLLOUT_ID = "step-7-a1b2c3d4e5f60718-0-0"
-router = APIRouter(prefix="/rollouts", tags=["rollouts"])
-mismatch_router = APIRouter(tags=["rollouts"])
+router = APIRouter(prefix="/rollouts", tags=["rollouts"], responses=refusals(RolloutRecordsNotConfigured))
+mismatch_router = APIRouter(tags=["rollouts"], responses=refusals(RolloutRecordsNotConfigured))
 RolloutId = Annotated[str, Path(description="The `rollout_id` of a result.")]
 
 
@@ -48,7 +48,7 @@ ONE_REPORT = TrainerLogprobs(logprobs=[-0.02, -0.11, -0.001], weight_version="7"
     response_model=ReportAnswer,
     **needs("rollout"),
     summary="Report a trainer's log-probabilities",
-    responses=refusals(RolloutRecordsNotConfigured, reads_body=True),
+    responses=refusals(reads_body=True),
     openapi_extra={"requestBody": {"required": True, "content": {JSON: json_content(REPORT), ARROW: content(BINARY)}}},
 )
 async def _report_logprobs(
@@ -71,7 +71,7 @@ async def _report_logprobs(
     response_model=ReportAnswer,
     **needs("rollout"),
     summary="Report a trainer's log-probabilities of one rollout",
-    responses=refusals(RolloutRecordsNotConfigured, reads_body=True),
+    responses=refusals(reads_body=True),
     openapi_extra=json_request(ONE_REPORT),
 )
 async def _report_rollout_logprobs(
@@ -101,13 +101,7 @@ async def _answer(reports: TrainerReports, given: Sequence[TrainerReport], calle
     return Response(json_of(said), media_type=JSON)
 
 
-@router.get(
-    "",
-    response_model=RecordedRollouts,
-    **needs("rollout"),
-    summary="List the rollouts that ended last",
-    responses=refusals(RolloutRecordsNotConfigured),
-)
+@router.get("", response_model=RecordedRollouts, **needs("rollout"), summary="List the rollouts that ended last")
 async def _rollout_records(
     records: Records,
     caller: AuthorizedCaller,
@@ -122,7 +116,7 @@ async def _rollout_records(
     response_model=RolloutRecord,
     **needs("rollout"),
     summary="Get the record of a rollout",
-    responses=refusals(RolloutUnknown, RolloutRecordsNotConfigured),
+    responses=refusals(RolloutUnknown),
 )
 async def _rollout_record(rollout_id: RolloutId, records: Records, caller: AuthorizedCaller) -> Response:
     """The result of a rollout that has ended, with where and how each of its generations was made.
@@ -133,13 +127,7 @@ async def _rollout_record(rollout_id: RolloutId, records: Records, caller: Autho
     return await response_in_parts(pieces(record), JSON)
 
 
-@mismatch_router.get(
-    "/mismatch",
-    response_model=Mismatch,
-    **needs("read"),
-    summary="Get the mismatch ledger",
-    responses=refusals(RolloutRecordsNotConfigured),
-)
+@mismatch_router.get("/mismatch", response_model=Mismatch, **needs("read"), summary="Get the mismatch ledger")
 async def _mismatch(records: Records, caller: AuthorizedCaller) -> Response:
     """How far the log-probabilities that trainers reported part from those that were sampled with, by what is known of
     where and how each token was made; the worst rollouts; and the causes that were found.

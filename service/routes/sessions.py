@@ -49,7 +49,7 @@ from service.routes.dependencies import Calls, RequestId, Rollouts, Services, Se
 from service.routes.model_server import CALL_ROUTES, MODELS, read_call
 
 _SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
-router = APIRouter(prefix="/sessions", tags=["sessions"])
+router = APIRouter(prefix="/sessions", tags=["sessions"], responses=refusals(SessionsNotConfigured))
 _MOST_BYTES_OF_A_REWARD = 2**16
 
 
@@ -62,7 +62,7 @@ _MOST_BYTES_OF_A_REWARD = 2**16
     responses={
         201: {"description": "The session; see `base_url`"},
         429: refusal([SessionLimitReached.title]),
-        **refusals(SessionsNotConfigured, PolicyNotCurrent, PolicyUnknown, reads_body=True),
+        **refusals(PolicyNotCurrent, PolicyUnknown, reads_body=True),
     },
     openapi_extra=json_request(SessionRequest(sampling=Sampling(temperature=1.0, max_new_tokens=256), deadline_s=600)),
 )
@@ -90,13 +90,7 @@ async def _open_session(
     return Response(json_of(info), 201, {"Location": f"/v1/sessions/{info.id}"}, media_type=JSON)
 
 
-@router.get(
-    "",
-    response_model_exclude_unset=True,
-    **needs("rollout"),
-    summary="List the sessions",
-    responses=refusals(SessionsNotConfigured),
-)
+@router.get("", response_model_exclude_unset=True, **needs("rollout"), summary="List the sessions")
 async def _list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> SessionList:
     """The sessions of the caller's key, oldest first."""
     return SessionList(sessions=await sessions.store.infos(caller.namespace))
@@ -107,7 +101,7 @@ async def _list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> Sessio
     response_model_exclude_unset=True,
     **needs("rollout"),
     summary="Get the state of a session",
-    responses=refusals(SessionUnknown, SessionsNotConfigured),
+    responses=refusals(SessionUnknown),
 )
 async def _session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """State of the session."""
@@ -124,7 +118,7 @@ async def _session(session_id: _SessionId, sessions: Sessions, caller: Authorize
             "description": "All branches; as NDJSON one line for each",
             "content": {NDJSON: content({"type": "string"})},
         },
-        **refusals(SessionUnknown, SessionsNotConfigured),
+        **refusals(SessionUnknown),
     },
 )
 async def _session_samples(
@@ -162,7 +156,7 @@ def _summary_of(samples: SessionSamples) -> RolloutSummary:
     "/{session_id}/drift",
     **needs("rollout"),
     summary="Get what a session's program sent otherwise",
-    responses=refusals(SessionUnknown, SessionsNotConfigured),
+    responses=refusals(SessionUnknown),
 )
 async def _session_drift(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
     """Where the program's texts differ from what was generated, and what was done about it."""
@@ -174,9 +168,7 @@ async def _session_drift(session_id: _SessionId, sessions: Sessions, caller: Aut
     response_model=SessionInfo,
     **needs("rollout"),
     summary="Reward a session",
-    responses=refusals(
-        SessionUnknown, GenerationUnknown, SessionNotJudgeable, JudgementFailed, SessionsNotConfigured, reads_body=True
-    ),
+    responses=refusals(SessionUnknown, GenerationUnknown, SessionNotJudgeable, JudgementFailed, reads_body=True),
     openapi_extra=json_request(SessionReward(reward=1.0)),
 )
 async def _reward_session(
@@ -195,7 +187,7 @@ async def _reward_session(
     response_model_exclude_unset=True,
     **needs("rollout"),
     summary="End a session",
-    responses=refusals(SessionUnknown, SessionsNotConfigured),
+    responses=refusals(SessionUnknown),
 )
 async def _end_session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """Ends the session: aborts calls in flight and refuses further ones. Its record stays readable until it expires."""
@@ -226,7 +218,7 @@ _AdmittedCall = Annotated[tuple[AdmittedRequest, Caller], Depends(_admitted_call
 def _recorded(call: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a route's decorator for the same call below a session, which refuses calls too."""
     given = call["responses"]
-    own = refusals(SessionUnknown, SessionClosed, SessionsNotConfigured)
+    own = refusals(SessionUnknown, SessionClosed)
     # A model server's own 404 is not a problem document.
     unknown = {**own[404], "content": {**own[404]["content"], **given.get(404, own[404])["content"]}}
     return with_session_key({**call, "responses": {**given, **own, 404: unknown, 429: limited(SessionLimitReached)}})

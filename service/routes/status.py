@@ -16,7 +16,6 @@ from rollout_client.contract.info import (
     Vocabulary,
 )
 from service.http.authorization import OPEN, needs
-from service.http.openapi import refusals
 from service.http.request_body import JSON
 from service.metrics.exposition import ExportersLost, all_metrics
 from service.problems import not_ready
@@ -25,20 +24,14 @@ from service.routes.dependencies import Rollouts, Services
 info_router = APIRouter(prefix="/info", tags=["info"])
 
 
-@info_router.get("", **needs("read"), summary="Describe the service", responses=refusals())
+@info_router.get("", **needs("read"), summary="Describe the service")
 async def _info(rollouts: Rollouts, services: Services) -> ServiceInfo:
     """Model, tokenizer, limits, versions and tasks: what a client or a trainer has to match."""
     further = {"follow": await rollouts.policy.follow_state(), "keeps_records": services.records is not None}
     return rollouts.info().model_copy(update=further)
 
 
-@info_router.get(
-    "/vocabulary",
-    response_model=Vocabulary,
-    **needs("read"),
-    summary="List the tokens of the model",
-    responses=refusals(),
-)
+@info_router.get("/vocabulary", response_model=Vocabulary, **needs("read"), summary="List the tokens of the model")
 async def _vocabulary(rollouts: Rollouts) -> Response:
     """The token of each id, to see which differ where `vocabulary_sha256` is not what a trainer has."""
     # A vocabulary has hundreds of thousands of tokens: orjson encodes them in milliseconds.
@@ -56,7 +49,6 @@ metrics_router = APIRouter(tags=["health"])
     summary="Get the metrics of all replicas",
     responses={
         200: {"description": "In Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-        **refusals(),
     },
 )
 async def metrics() -> Response:
@@ -80,13 +72,13 @@ class Alive(BaseModel):
     """Always `alive`."""
 
 
-@router.get("/healthz", **OPEN, summary="Check that the process is alive", responses=refusals())
+@router.get("/healthz", **OPEN, summary="Check that the process is alive")
 async def _healthz() -> Alive:
     """Answers while the process runs. Needs no other deployment."""
     return Alive()
 
 
-@router.get("/readyz", **OPEN, summary="Check that rollouts can be served", responses=refusals())
+@router.get("/readyz", **OPEN, summary="Check that rollouts can be served")
 async def _readyz(services: Services) -> Ready:
     """Checks every replica of the generator and of the environments. 503, with the reason, if no rollout would work."""
     return Ready(degraded=await services.readiness.check())

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from rollout_client.contract.info import TaskList, TaskSamples
 from rollout_client.contract.sample_ranges import SampleRange
 from service.http.authorization import needs
-from service.http.openapi import refusal, refusals
+from service.http.openapi import refusal
 from service.http.streaming import response_in_parts
 from service.problems import TASK_UNKNOWN, RequestProblem, unknown_task
 from service.rollout_requests.result_encoding import JSON, PART_BYTES, pieces
@@ -18,13 +18,7 @@ SEED = "Shuffles the data, or seeds what the environment makes. Equal seeds give
 router = APIRouter(prefix="/tasks", tags=["tasks"])
 
 
-@router.get(
-    "",
-    response_model_exclude_unset=True,
-    **needs("read"),
-    summary="List the tasks",
-    responses=refusals(),
-)
+@router.get("", response_model_exclude_unset=True, **needs("read"), summary="List the tasks")
 async def _tasks(rollouts: Rollouts) -> TaskList:
     """Each task has a description, the fields that its samples need, and a sample that can be posted as it is."""
     return TaskList(tasks=await rollouts.task_sampler.listed())
@@ -35,10 +29,7 @@ async def _tasks(rollouts: Rollouts) -> TaskList:
     response_model=TaskSamples,
     **needs("rollout"),
     summary="Get samples of a task",
-    responses={
-        404: refusal(["The task is not known"]),
-        **refusals(),
-    },
+    responses={404: refusal(["The task is not known"])},
 )
 async def _task_samples(
     rollouts: Rollouts,
