@@ -7,6 +7,7 @@ are gathered here too, before they go to an ingress replica.
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from uuid import uuid4
 
 from starlette.datastructures import Headers
@@ -33,30 +34,25 @@ class GatheredBodies:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, _GatheredBody(receive) if scope["type"] == "http" else receive, send)
+        await self._app(scope, partial(_gathered, receive) if scope["type"] == "http" else receive, send)
 
 
-class _GatheredBody:
-    """The `receive` of one request."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        first = await self._receive()
-        if first["type"] != BODY or not first.get("more_body", False):
-            return first
-        body = bytearray(first.get("body", b""))
-        more_body = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GATHERED_WITHIN_S):
-                while more_body and len(body) < GATHERED_BYTES:
-                    message = await self._receive()
-                    if message["type"] != BODY:
-                        return message
-                    body += message.get("body", b"")
-                    more_body = message.get("more_body", False)
-        return {"type": BODY, "body": bytes(body), "more_body": more_body}
+async def _gathered(receive: Receive) -> Message:
+    """The next message of a request, with as much of its body as `GatheredBodies` says."""
+    first = await receive()
+    if first["type"] != BODY or not first.get("more_body", False):
+        return first
+    body = bytearray(first.get("body", b""))
+    more_body = True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(GATHERED_WITHIN_S):
+            while more_body and len(body) < GATHERED_BYTES:
+                message = await receive()
+                if message["type"] != BODY:
+                    return message
+                body += message.get("body", b"")
+                more_body = message.get("more_body", False)
+    return {"type": BODY, "body": bytes(body), "more_body": more_body}
 
 
 HEADERS_OF_SERVE = (

@@ -9,29 +9,17 @@ from pydantic import ValidationError
 
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
-from rollout_client.contract.origins import GenerationOrigin, ReplayRecord
 from rollout_client.contract.replay import ReplayRequest, ReplayResponse
 from rollout_client.contract.rollout_records import RecordedReplay
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.examples import RESULT
 from service.http.openapi import json_request, limited, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.images.request_images import Source, none_taken
 from service.problems import validation_problem
 from service.routes.dependencies import Admitted, AppServices, RequestId, Services, configured_records
 
-RECORDED = RESULT.model_copy(
-    update={
-        "rollout_id": "step-7-a1b2c3d4e5f60718-0-0",
-        "replay": ReplayRecord(
-            seed=7,
-            max_seq_len=4096,
-            generations=[GenerationOrigin(message=1, start=0, end=3, replica="k2x9q1")],
-        ),
-    }
-)
 router = APIRouter(tags=["rollouts"])
 
 
@@ -44,7 +32,7 @@ router = APIRouter(tags=["rollouts"])
         429: limited(),
         **refusals(PolicyNotCurrent, RolloutUnknown, RolloutRecordsNotConfigured, reads_body=True),
     },
-    openapi_extra=json_request(ReplayRequest(rollout=RECORDED)),
+    openapi_extra=json_request(ReplayRequest(rollout_id="step-7-a1b2c3d4e5f60718-0-0")),
 )
 async def _replay(
     request: Request, services: Services, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
