@@ -115,13 +115,14 @@ def test_what_a_trainer_has_cut_is_not_compared_where_it_says_where_its_numbers_
     assert (record.mismatch.logprobs, record.mismatch.start, record.mismatch.tokens) == ([-1.5], 0, 1)
 
 
-def test_one_rollout_is_reported_under_its_own_path() -> None:
+def test_a_report_of_another_length_is_refused_beside_one_that_fits() -> None:
     async def scenario(client: AsyncRolloutClient) -> tuple[httpx.Response, httpx.Response]:
         response = await client.rollout([SAMPLE], request_id="step/1")
         async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app), base_url="http://service") as plain:
-            path = f"/v1/rollouts/{response.samples[0].rollout_id}/logprobs"
-            fits = await plain.post(path, json={"logprobs": [-1.0, -1.0]})
-            return fits, await plain.post(path, json={"logprobs": [-1.0]})
+            report = {"rollout_id": response.samples[0].rollout_id}
+            path, numbers = "/v1/rollouts/logprobs", ([-1.0, -1.0], [-1.0])
+            fits, refused = [{"reports": [{**report, "logprobs": logprobs}]} for logprobs in numbers]
+            return await plain.post(path, json=fits), await plain.post(path, json=refused)
 
     http = reporting_http()
     fits, refused = asyncio.run(with_client(http, scenario))
