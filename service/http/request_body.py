@@ -112,7 +112,7 @@ CODINGS: dict[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS),
     "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=LARGEST_ZSTD_WINDOW_BYTES).decompressobj(),
 }
-"""What decompresses one gzip member or one zstd frame, by the encoding."""
+"""By encoding, a decompressor of one gzip member or one zstd frame."""
 
 
 class BodyBuffer:

@@ -17,7 +17,6 @@ from service.routes import (
     sessions,
     sglang,
     status,
-    tasks,
     tinker,
 )
 from service.routes.dependencies import AppServices
@@ -34,7 +33,7 @@ ROUTERS = (
     model_server.router,
     sglang.router,
     sessions.router,
-    tasks.router,
+    status.tasks_router,
     status.info_router,
     policy.router,
     status.router,

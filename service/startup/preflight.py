@@ -74,7 +74,7 @@ def check_config(config: ServeDeploySchema) -> None:
 
 
 def _problem(at: str, check: Callable[[], object], *errors: type[Exception]) -> Iterator[str]:
-    """What the check says is wrong with the field `at`, by one of these errors."""
+    """The problem with the field `at`, where the check raises one of these errors."""
     try:
         check()
     except errors as error:
