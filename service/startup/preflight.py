@@ -24,7 +24,7 @@ from deployments.policy.run_identity import RunIdentity
 from deployments.sandbox.providers.interface import ProviderUnusable, open_provider
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from deployments.strict_settings import KeyMissing, bearer_headers
-from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
+from deployments.upstream.ray_serve.serve_internals import resources_of_this_machine
 from deployments.upstream.vllm.source_tables import ParserKind, engine_fields, parser_names
 from rollout_env.environment import has_a_start, has_a_user
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class

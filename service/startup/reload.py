@@ -17,8 +17,7 @@ from ray import serve
 from rich.console import Console
 
 from deployments.environments.shadows import refuse_unloadable
-from deployments.upstream.ray_serve.ray_internals import clusters_of_this_machine
-from deployments.upstream.ray_serve.serve_internals import forget_serve_client, serve_client
+from deployments.upstream.ray_serve.serve_internals import clusters_of_this_machine, forget_serve_client, serve_client
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.settings import EnvironmentSettings
 from service.startup.commands import ServiceNotStarted

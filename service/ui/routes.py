@@ -2,6 +2,8 @@
 
 The files need no key and hold no data. What the page shows it gets from the other routes, with the key of whoever uses
 it. Text of models is shown there: the page may run its own files only, and ask only the service that it came from.
+
+A path that leads out of the folder of the page is not found.
 """
 
 from pathlib import Path
