@@ -11,8 +11,10 @@ from pydantic import JsonValue
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.generation import RequestShare
 from deployments.protocols.model_server import GENERATED, TOKEN_ENDPOINTS, Endpoint
+from deployments.sessions.records import OpenSession
 from rollout_client.contract.base import PolicyDemand, PolicyName, Priority
 from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
+from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.openapi import content, json_content, json_request, json_response, limited, refusals
@@ -25,11 +27,11 @@ from service.model_server.call_bodies import (
     choices_of,
     demand_of,
     fields_of,
+    refuse_demand,
 )
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
-from service.rollout_requests.rollout_service import RolloutService
-from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts, Services
+from service.routes.dependencies import Admitted, AppServices, Calls, RequestId, Services
 from service.scheduling.priority import share_of
 
 SHORTEN = "shorten the conversation"
@@ -45,27 +47,40 @@ QUESTION: JsonValue = [{"role": "user", "content": "What is 2 + 2?"}]
 router = APIRouter(tags=["model server"])
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCall:
-    """The body of a call, and what the ingress must know of it."""
+async def answer_call(
+    endpoint: Endpoint,
+    request: Request,
+    services: AppServices,
+    admitted: AdmittedRequest,
+    request_id: str,
+    caller: Caller,
+    session: OpenSession | None = None,
+    demand: PolicyDemand = ANY_WEIGHTS,
+    share: RequestShare | None = None,
+) -> Response:
+    """Reads a call, which may be as large as a sample because one replica reads it at once, and has it answered.
 
-    body: bytes
-    fields: dict[str, Any]
-    """The parsed body; empty where the replica alone parses it."""
-    choices: int
-
-
-async def read_call(
-    endpoint: Endpoint, request: Request, rollouts: RolloutService, admitted: AdmittedRequest
-) -> ReadCall:
-    """Reads a call, which may be as large as a sample: one replica reads it at once."""
+    Args:
+        session: the one that records the call; see `ModelCalls.answer` for the other arguments.
+    """
+    limits = services.rollouts.limits
     refuse_other_than_json(request.headers)
-    most_bytes = min(rollouts.limits.max_body_bytes, rollouts.limits.max_sample_bytes)
+    most_bytes = min(limits.max_body_bytes, limits.max_sample_bytes)
     body = bytes(await read_body(request, most_bytes, SHORTEN, admitted.hold_body))
     fields = await fields_of(endpoint, body)
-    choices = choices_of(endpoint, fields, rollouts.limits.max_rollouts_per_request)
+    choices = choices_of(endpoint, fields, limits.max_rollouts_per_request)
     admitted.hold_call(choices, CHOICES_FIELDS.get(endpoint, CHOICES_FIELD))
-    return ReadCall(body, fields, choices)
+    routing_key = None
+    if endpoint in TOKEN_ENDPOINTS:
+        if session is None:
+            demand = demand_of(fields, demand)
+            routing_key = request.headers.get(ROUTING_KEY)
+        else:
+            refuse_demand(fields)
+    if session is not None or services.images is not None:
+        body = await with_names_of_images(endpoint, body, fields, services.images, caller)
+    answer = services.calls.answer(endpoint, body, request_id, caller, session, choices, demand, share, routing_key)
+    return await response_to(endpoint, answer, request_id, asks_for_stream(fields))
 
 
 MODELS: dict[str, Any] = {
@@ -240,8 +255,6 @@ def _answers_calls_of(endpoint: Endpoint) -> Any:
 
     async def call(
         request: Request,
-        rollouts: Rollouts,
-        calls: Calls,
         services: Services,
         admitted: Admitted,
         request_id: RequestId,
@@ -249,24 +262,7 @@ def _answers_calls_of(endpoint: Endpoint) -> Any:
         demand: Annotated[PolicyDemand, Depends(_demanded if endpoint in GENERATED else _nothing_demanded)],
         share: Annotated[RequestShare | None, Depends(_share_dependency(endpoint))],
     ) -> Response:
-        read = await read_call(endpoint, request, rollouts, admitted)
-        body, routing_key = read.body, None
-        if services.images is not None:
-            body = await with_names_of_images(endpoint, body, read.fields, services.images, caller)
-        if endpoint in TOKEN_ENDPOINTS:
-            demand = demand_of(read.fields, demand)
-            routing_key = request.headers.get(ROUTING_KEY)
-        answer = calls.answer(
-            endpoint,
-            body,
-            request_id,
-            caller,
-            choices=read.choices,
-            demand=demand,
-            share=share,
-            routing_key=routing_key,
-        )
-        return await response_to(endpoint, answer, request_id, asks_for_stream(read.fields))
+        return await answer_call(endpoint, request, services, admitted, request_id, caller, demand=demand, share=share)
 
     return call
 

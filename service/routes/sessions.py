@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
-from deployments.protocols.model_server import TOKEN_ENDPOINTS, Endpoint
+from deployments.protocols.model_server import Endpoint
 from deployments.sessions.failures import (
     GenerationUnknown,
     JudgementFailed,
@@ -38,15 +38,13 @@ from service.http.openapi import content, json_request, limited, refusal, refusa
 from service.http.request_body import read_json_body
 from service.images.request_images import refuse_images_of_sample
 from service.model_server.answers import response_to
-from service.model_server.call_bodies import asks_for_stream, refuse_demand
-from service.model_server.call_images import with_names_of_images
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
 from service.rollout_requests.validation import further_field_problems, include_problems
 from service.rollouts.metrics import RequestMetricsAccumulator
 from service.routes.dependencies import Calls, RequestId, Rollouts, Services, Sessions, held_request
-from service.routes.model_server import CALL_ROUTES, MODELS, read_call
+from service.routes.model_server import CALL_ROUTES, MODELS, answer_call
 
 _SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
 router = APIRouter(prefix="/sessions", tags=["sessions"], responses=refusals(SessionsNotConfigured))
@@ -226,21 +224,10 @@ def _recorded(call: dict[str, Any]) -> dict[str, Any]:
 
 def _call_of(endpoint: Endpoint) -> Any:
     async def call(
-        request: Request,
-        rollouts: Rollouts,
-        services: Services,
-        opened: Opened,
-        admitted_call: _AdmittedCall,
-        calls: Calls,
-        request_id: RequestId,
+        request: Request, services: Services, opened: Opened, admitted_call: _AdmittedCall, request_id: RequestId
     ) -> Response:
         admitted, caller = admitted_call
-        read = await read_call(endpoint, request, rollouts, admitted)
-        if endpoint in TOKEN_ENDPOINTS:
-            refuse_demand(read.fields)
-        body = await with_names_of_images(endpoint, read.body, read.fields, services.images, caller)
-        answer = calls.answer(endpoint, body, request_id, caller, opened, read.choices)
-        return await response_to(endpoint, answer, request_id, asks_for_stream(read.fields))
+        return await answer_call(endpoint, request, services, admitted, request_id, caller, opened)
 
     return call
 
