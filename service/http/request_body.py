@@ -127,7 +127,8 @@ class BodyBuffer:
         self._most_bytes = most_bytes
         self._advice = advice
         self._hold = hold
-        self._frame = None if coding == IDENTITY else CODINGS[coding]()
+        self._frame: Any = None if coding == IDENTITY else CODINGS[coding]()
+        """The member or frame that is decompressed now; `None` for a body without an encoding."""
 
     async def add(self, chunk: bytes) -> None:
         """Raises `RequestProblem`: 413 once the body is over the bound, 400 if it is not in its encoding."""
