@@ -401,7 +401,7 @@ OF_OUR_OWN_TEXT = {
     "deployments/sandbox/providers/dockerfile.py::copied": "a file of a task in the config's folder",
     "deployments/policy/published.py::NUMBERED": "a name in the config's folder",
     "deployments/policy/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
-    "service/startup/generated_config.py::task_name_of": "the name of a class",
+    "service/startup/generated_config.py::_task_name_of": "the name of a class",
     "service/startup/readiness.py::NO_ROOM": "a message of Serve",
     "service/startup/readiness.py::REFUSAL": "a traceback",
     "service/startup/readiness.py::RAY_FRAME": "a traceback",

@@ -31,7 +31,7 @@ from deployments.sessions.settings import refuse_unrecordable
 from deployments.sessions.store_client import session_store_client
 from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown
-from deployments.upstream.ray_serve.ray_internals import metrics_report_interval_s
+from deployments.upstream.ray_serve.serve_internals import metrics_report_interval_s
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
 
 if TYPE_CHECKING:

@@ -1,14 +1,16 @@
 """`python -m service.access.new_key NAME`: makes a key and prints it once. Only its hash is kept."""
 
+import math
 import os
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
+import yaml
 
 from service.access.keys import KeysInvalid, Scope, hash_of, new_key, parsed_keys
 
-OWNER_ALONE = 0o600
+_OWNER_ALONE = 0o600
 
 
 def main(
@@ -22,18 +24,19 @@ def main(
 ) -> None:
     """Make a key, print it, and write the entry with its hash to a keys file."""
     key = new_key()
-    quotas = {
-        "max_rollouts": max_rollouts,
-        "tokens_per_minute": tokens_per_minute,
-        "max_sandboxes": max_sandboxes,
-    }
-    entry = entry_of(name, key, scope, weight, {field: most for field, most in quotas.items() if most is not None})
+    quotas = {"max_rollouts": max_rollouts, "tokens_per_minute": tokens_per_minute, "max_sandboxes": max_sandboxes}
+    fields: dict[str, Any] = {"name": name, "sha256": hash_of(key), "scopes": scope}
+    if weight != 1:
+        fields["weight"] = weight
+    if given := {field: most for field, most in quotas.items() if most is not None}:
+        fields["quotas"] = given
+    entry = f"- {yaml.safe_dump(fields, default_flow_style=True, sort_keys=False, width=math.inf)}"
     try:
         if file is None:
             parsed_keys(f"keys:\n{entry}".encode())
             typer.echo(f"Add this to the keys file:\n{entry}", err=True, nl=False)
         else:
-            add(entry, file)
+            _add(entry, file)
     except KeysInvalid as error:
         raise typer.BadParameter(str(error)) from None
     except OSError as error:
@@ -42,17 +45,7 @@ def main(
     typer.echo(key)
 
 
-def entry_of(name: str, key: str, scopes: list[str], weight: float, quotas: dict[str, int]) -> str:
-    """One line of a keys file."""
-    fields = [f"name: {name}", f'sha256: "{hash_of(key)}"', f"scopes: [{', '.join(scopes)}]"]
-    if weight != 1:
-        fields.append(f"weight: {weight:g}")
-    if quotas:
-        fields.append(f"quotas: {{{', '.join(f'{field}: {most}' for field, most in quotas.items())}}}")
-    return f"- {{{', '.join(fields)}}}\n"
-
-
-def add(entry: str, file: Path) -> None:
+def _add(entry: str, file: Path) -> None:
     """Appends in one write, so that a service which reads the file meanwhile sees all of the entry or nothing.
 
     Raises:
@@ -63,11 +56,8 @@ def add(entry: str, file: Path) -> None:
     if content and not content.endswith("\n"):
         added = f"\n{added}"
     parsed_keys((content + added).encode())
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, OWNER_ALONE)
-    try:
-        os.write(descriptor, added.encode())
-    finally:
-        os.close(descriptor)
+    with open(file, "ab", buffering=0, opener=lambda path, flags: os.open(path, flags, _OWNER_ALONE)) as keys_file:
+        keys_file.write(added.encode())
 
 
 if __name__ == "__main__":

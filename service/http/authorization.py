@@ -22,7 +22,7 @@ SESSION_KEY = "SessionKey"
 """The name of its scheme in the OpenAPI document."""
 
 
-class KeyHeader(SecurityBase):
+class _KeyHeader(SecurityBase):
     """The `Authorization` headers of a request."""
 
     model = BearerModel(description="`Authorization: Bearer KEY`; the key must have the scope named here.")
@@ -54,17 +54,17 @@ def needs(scope: Scope, also_api_key: bool = False) -> dict[str, Any]:
         also_api_key: whether the key may also be in `X-Api-Key`, for the routes that Anthropic's clients call.
     """
 
-    async def authorize(request: Request, authorization: Annotated[list[str], Depends(KeyHeader())]) -> None:
+    async def authorize(request: Request, authorization: Annotated[list[str], Depends(_KeyHeader())]) -> None:
         access: AccessControl = request.app.state.services.access
         request.state.caller = await access.caller_of(given_keys(request) if also_api_key else authorization, scope)
 
     return {"dependencies": [Security(authorize, scopes=[scope])]}
 
 
-async def authorized_caller(request: Request) -> Caller:
+async def _authorized_caller(request: Request) -> Caller:
     """Fails on a route that states no scope."""
     caller: Caller = request.state.caller
     return caller
 
 
-AuthorizedCaller = Annotated[Caller, Depends(authorized_caller)]
+AuthorizedCaller = Annotated[Caller, Depends(_authorized_caller)]

@@ -102,13 +102,13 @@ def complete_document(app: FastAPI) -> None:
 
     def openapi() -> Document:
         if app.openapi_schema is None:
-            app.openapi_schema = completed(derive())
+            app.openapi_schema = _completed(derive())
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def completed(derived: Document) -> Document:
+def _completed(derived: Document) -> Document:
     """Adds the types that no signature names, and the headers that all requests and responses have."""
     components = derived["components"]
     _, named = models_json_schema([(model, "validation") for model in NAMED_MODELS], ref_template=SCHEMA_REFERENCE)

@@ -112,7 +112,7 @@ CODINGS: dict[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS),
     "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=LARGEST_ZSTD_WINDOW_BYTES).decompressobj(),
 }
-"""What decompresses one gzip member or one zstd frame, by the encoding."""
+"""By encoding, a decompressor of one gzip member or one zstd frame."""
 
 
 class BodyBuffer:
@@ -127,7 +127,8 @@ class BodyBuffer:
         self._most_bytes = most_bytes
         self._advice = advice
         self._hold = hold
-        self._frame = None if coding == IDENTITY else CODINGS[coding]()
+        self._frame: Any = None if coding == IDENTITY else CODINGS[coding]()
+        """The member or frame that is decompressed now; `None` for a body without an encoding."""
 
     async def add(self, chunk: bytes) -> None:
         """Raises `RequestProblem`: 413 once the body is over the bound, 400 if it is not in its encoding."""

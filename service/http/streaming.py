@@ -19,10 +19,10 @@ async def response_in_parts(parts: Iterator[bytes | memoryview], media_type: str
     stands still for a tenth of a second.
     """
     first = await asyncio.to_thread(next, parts)
-    return StreamingResponse(made_in_threads(first, parts), media_type=media_type)
+    return StreamingResponse(_made_in_threads(first, parts), media_type=media_type)
 
 
-async def made_in_threads(
+async def _made_in_threads(
     first: bytes | memoryview, further: Iterator[bytes | memoryview]
 ) -> AsyncGenerator[bytes, None]:
     part: bytes | memoryview | None = first
@@ -43,20 +43,20 @@ PERIOD_S = 15.0
 
 
 class HeartbeatStream(AsyncIterator[bytes]):
-    """The parts, and between them `heartbeat` whenever none has come for `period_s` seconds.
+    """The parts, and between them `heartbeat` whenever none has come for `period_s` seconds, if that is not `None`.
 
     The reader closes it outside of any cancelled scope, because a part may be under way when the reader is cancelled.
     """
 
-    def __init__(self, parts: AsyncGenerator[bytes, None], period_s: float, heartbeat: bytes) -> None:
+    def __init__(self, parts: AsyncGenerator[bytes, None], period_s: float | None, heartbeat: bytes) -> None:
         self._parts = parts
         self._period_s = period_s
         self._heartbeat = heartbeat
-        self._following: asyncio.Task[bytes | None] | None = None
+        self._following: asyncio.Future[bytes | None] | None = None
 
     async def __anext__(self) -> bytes:
         if self._following is None:
-            self._following = asyncio.create_task(anext_or_none(self._parts))
+            self._following = asyncio.ensure_future(anext(self._parts, None))
         done, _ = await asyncio.wait({self._following}, timeout=self._period_s)
         if not done:
             return self._heartbeat
@@ -76,15 +76,7 @@ class HeartbeatStream(AsyncIterator[bytes]):
 async def with_heartbeats(
     parts: AsyncGenerator[bytes, None], period_s: float | None, heartbeat: bytes = EMPTY_LINE
 ) -> AsyncIterator[bytes]:
-    """As `HeartbeatStream`, which this closes; without any heartbeat if `period_s` is `None`."""
-    if period_s is None:
-        async for part in parts:
-            yield part
-        return
+    """As `HeartbeatStream`, which this closes."""
     async with aclosing(HeartbeatStream(parts, period_s, heartbeat)) as stream:
         async for part in stream:
             yield part
-
-
-async def anext_or_none(parts: AsyncGenerator[bytes, None]) -> bytes | None:
-    return await anext(parts, None)

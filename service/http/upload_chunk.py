@@ -47,9 +47,9 @@ def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
     """Raises `RequestProblem`: 415 for an unsupported encoding, 400 for a header that cannot be read, 413 for a body
     that is too large according to `Content-Length`."""
     is_zstd = content_coding(headers, [_ZSTD]) == _ZSTD
-    for digest in _OTHER_DIGESTS:
-        if digest in headers:
-            raise unreadable_body(f"{digest.title()} {_ADVICE}")
+    for name in _OTHER_DIGESTS:
+        if name in headers:
+            raise unreadable_body(f"{name.title()} {_ADVICE}")
     digest, content_range = weights_digest(headers.get(WEIGHTS_DIGEST)), headers.get("content-range")
     _refuse_large_body(stated_length(headers))
     return UploadChunk(digest, is_zstd, *(() if content_range is None else byte_range(content_range)))

@@ -12,7 +12,7 @@ from ray.serve.metrics import Gauge
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.instruments import Instrument, SummedCounter, SummedHistogram, flush_periodically
-from deployments.upstream.ray_serve.ray_internals import metrics_report_interval_s
+from deployments.upstream.ray_serve.serve_internals import metrics_report_interval_s
 from service.metrics.rollout_metrics import SECONDS, RolloutMetrics
 from service.scheduling.priority import counts_by_priority
 

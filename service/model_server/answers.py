@@ -93,19 +93,19 @@ async def response_to(
                 return _EventStream(answering, endpoint, _late_events(endpoint, answering), request_id)
         begun = await answering
         if not begun.media_type.startswith(SSE):
-            return Response(await whole(begun), begun.status, media_type=begun.media_type)
+            return Response(await _whole(begun), begun.status, media_type=begun.media_type)
         return _EventStream(answering, endpoint, begun.body, request_id)
     except asyncio.CancelledError:
-        await leave(answering)
+        await _leave(answering)
         raise
 
 
-async def whole(answer: ModelAnswer) -> bytes:
+async def _whole(answer: ModelAnswer) -> bytes:
     async with aclosing(answer):
         return b"".join([part async for part in answer.body])
 
 
-async def leave(answering: Answering) -> None:
+async def _leave(answering: Answering) -> None:
     """Aborts the call, however far it is. One that has ended stays so."""
     answering.cancel()
     await asyncio.wait({answering})
@@ -118,7 +118,7 @@ async def _late_events(endpoint: Endpoint, answering: Answering) -> AsyncGenerat
     yield SSE_HEARTBEAT
     answer = await answering
     if not answer.media_type.startswith(SSE):
-        yield _refusal_event(endpoint, answer.status, await whole(answer))
+        yield _refusal_event(endpoint, answer.status, await _whole(answer))
         return
     async for part in answer.body:
         yield part
@@ -164,4 +164,4 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._stream.aclose()
-            await leave(self._answering)
+            await _leave(self._answering)

@@ -177,50 +177,68 @@ class _SampleRequest(Strict):
 class SampleCall:
     """A parsed `asample`."""
 
-    name: str
-    """Unique among all calls."""
+    asked: _SampleRequest
     sampler: Sampler
-    num_samples: int
-    most_tokens: int
-    """Length of prompt and response together, of each sample."""
-    completion: bytes
-    """The body of a text completion that samples."""
-    choices: int
-    """Samples of the completion: one, which stands for all, where nothing is drawn."""
-    topk_sample_logprobs: int
-    wants_prompt_logprobs: bool
     prompt_ids: "array[int]"
+    max_tokens: int
+    """Most tokens of a response."""
     score: ParsedScoreRequest | None
     """Scores the prompt; `None` if nothing of it is asked for, or nothing of it has a log-probability."""
 
     @property
-    def topk_prompt_logprobs(self) -> int:
-        return 0 if self.score is None else self.score.top_k
+    def name(self) -> str:
+        """Unique among all calls."""
+        return f"{self.sampler.id}:{self.asked.seq_id}"
+
+    @property
+    def most_tokens(self) -> int:
+        """Length of prompt and response together, of each sample."""
+        return len(self.prompt_ids) + self.max_tokens
+
+    @property
+    def choices(self) -> int:
+        """Samples of the text completion: greedy ones are equal, and vLLM refuses several."""
+        return 1 if self.asked.sampling_params.temperature == 0 else self.asked.num_samples
+
+    def completion(self) -> bytes:
+        """The body of a text completion that samples.
+
+        Every option is written: those that are left out are the model's, and Tinker has defaults of its own.
+        """
+        sampling = self.asked.sampling_params
+        fields: dict[str, Any] = {
+            "prompt": list(self.prompt_ids),
+            "n": self.choices,
+            "max_tokens": self.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": max(sampling.top_k, 0),
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "seed": sampling.seed,
+            **sampling.stops,
+            "logprobs": self.asked.topk_sample_logprobs,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+        return orjson.dumps(fields)
 
 
 def parsed_sample_call(body: bytes | bytearray, bounds: ScoreBounds) -> SampleCall:
     """Parses an `asample`. Raises `RequestProblem`: 400 or 422, its problems."""
     try:
-        request = _SampleRequest.model_validate_json(body, strict=True)
+        asked = _SampleRequest.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise validation_problem(error) from error
-    sampler = Sampler.of_id(request.sampling_session_id)
-    prompt = list(chain.from_iterable(chunk.tokens for chunk in request.prompt.chunks))
-    for problem in _sample_problems(request, prompt, bounds):
+    sampler = Sampler.of_id(asked.sampling_session_id)
+    prompt = list(chain.from_iterable(chunk.tokens for chunk in asked.prompt.chunks))
+    for problem in _sample_problems(asked, prompt, bounds):
         raise invalid_request(problem)
     room = bounds.max_model_len - len(prompt)
-    return SampleCall(
-        name=f"{sampler.id}:{request.seq_id}",
-        sampler=sampler,
-        num_samples=request.num_samples,
-        most_tokens=len(prompt) + min(request.sampling_params.max_tokens or room, room),
-        completion=_completion_body(request, prompt, room),
-        choices=_choices_of(request),
-        topk_sample_logprobs=request.topk_sample_logprobs,
-        wants_prompt_logprobs=bool(request.prompt_logprobs),
-        prompt_ids=packed_ids(prompt),
-        score=_score_of(request, prompt, sampler),
-    )
+    max_tokens = min(asked.sampling_params.max_tokens or room, room)
+    return SampleCall(asked, sampler, packed_ids(prompt), max_tokens, _score_of(asked, prompt, sampler))
 
 
 def _sample_problems(request: _SampleRequest, prompt: Sequence[int], bounds: ScoreBounds) -> Iterable[FieldProblem]:
@@ -238,34 +256,6 @@ def _sample_problems(request: _SampleRequest, prompt: Sequence[int], bounds: Sco
         message = f"with prompt_logprobs it is from 1 to {len(prompt) - 1}; leave it out otherwise"
         yield FieldProblem(field="prompt_logprobs_last_n", message=message, value=last_n)
     yield from sequence_problems("prompt", prompt, 0, request.topk_prompt_logprobs, bounds)
-
-
-def _choices_of(request: _SampleRequest) -> int:
-    """How many samples the text completion makes: greedy ones are equal, and vLLM refuses several."""
-    return 1 if request.sampling_params.temperature == 0 else request.num_samples
-
-
-def _completion_body(request: _SampleRequest, prompt: list[int], room: int) -> bytes:
-    """Every option is written: those that are left out are the model's, and Tinker has defaults of its own."""
-    sampling = request.sampling_params
-    fields: dict[str, Any] = {
-        "prompt": prompt,
-        "n": _choices_of(request),
-        "max_tokens": min(sampling.max_tokens or room, room),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": max(sampling.top_k, 0),
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "seed": sampling.seed,
-        **sampling.stops,
-        "logprobs": request.topk_sample_logprobs,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-    }
-    return orjson.dumps(fields)
 
 
 def _score_of(request: _SampleRequest, prompt: Sequence[int], sampler: Sampler) -> ParsedScoreRequest | None:
@@ -291,19 +281,19 @@ def sample_result(call: SampleCall, completion: bytes, score: ScoredPrompt | Non
         ValueError: it ended in another way than a sample does.
     """
     choices = orjson.loads(completion)["choices"]
-    sequences = [message(1, *_sequence(choice, call.topk_sample_logprobs)) for choice in choices]
-    return b"".join([*sequences * (call.num_samples // call.choices), *_prompt_fields(call, score)])
+    sequences = [_message(1, *_sequence(choice, call.asked.topk_sample_logprobs)) for choice in choices]
+    return b"".join([*sequences * (call.asked.num_samples // call.choices), *_prompt_fields(call, score)])
 
 
 def _sequence(choice: Mapping[str, Any], top_k: int) -> Iterable[bytes]:
     """The fields of a `SampledSequence`."""
     if (reason := choice["finish_reason"]) not in _STOP_REASONS:
         raise ValueError(f"A sample ended by {reason!r}.")
-    yield number(1, _STOP_REASONS[reason])
-    yield message(2, packed_ids(choice["token_ids"]).tobytes())
-    yield message(3, packed_logprobs(choice["logprobs"]["token_logprobs"]).tobytes())
+    yield _number(1, _STOP_REASONS[reason])
+    yield _message(2, packed_ids(choice["token_ids"]).tobytes())
+    yield _message(3, packed_logprobs(choice["logprobs"]["token_logprobs"]).tobytes())
     if top_k:
-        yield message(4, *_top_logprobs([_likeliest(row, top_k) for row in choice["logprobs"]["top_logprobs"]], top_k))
+        yield _message(4, *_top_logprobs([_likeliest(row, top_k) for row in choice["logprobs"]["top_logprobs"]], top_k))
 
 
 def _likeliest(row: Mapping[str, float] | None, top_k: int) -> list[tuple[int, float]]:
@@ -315,31 +305,31 @@ def _likeliest(row: Mapping[str, float] | None, top_k: int) -> list[tuple[int, f
 def _prompt_fields(call: SampleCall, score: ScoredPrompt | None) -> Iterable[bytes]:
     """The fields of a `SampleResponse` that are of the prompt."""
     length, scored = len(call.prompt_ids), [] if score is None else list(score.prompt_logprobs)
-    if call.wants_prompt_logprobs:
+    if call.asked.prompt_logprobs:
         unknown = [_UNKNOWN_LOGPROB] * (length - len(scored))
-        yield message(2, packed_logprobs([*unknown, *scored]).tobytes())
-    if score is not None and (top_k := call.topk_prompt_logprobs):
+        yield _message(2, packed_logprobs([*unknown, *scored]).tobytes())
+    if score is not None and (top_k := call.asked.topk_prompt_logprobs):
         pairs = list(zip(score.top_token_ids, score.top_logprobs, strict=True))
         rows = [pairs[begin : begin + top_k] for begin in range(0, len(pairs), top_k)]
         unscored: list[list[tuple[int, float]]] = [[]] * (length - len(rows))
-        yield message(3, *_top_logprobs([*unscored, *rows], top_k))
+        yield _message(3, *_top_logprobs([*unscored, *rows], top_k))
 
 
 def _top_logprobs(rows: Sequence[Sequence[tuple[int, float]]], top_k: int) -> Iterable[bytes]:
     """The fields of a `TopkLogprobs`, whose rows all have `top_k` tokens."""
     padded = [[*row, *[(0, _UNKNOWN_TOP_LOGPROB)] * (top_k - len(row))] for row in rows]
-    yield message(1, packed_ids(token_id for row in padded for token_id, _ in row).tobytes())
-    yield message(2, packed_logprobs(logprob for row in padded for _, logprob in row).tobytes())
-    yield number(3, top_k)
-    yield number(4, len(rows))
+    yield _message(1, packed_ids(token_id for row in padded for token_id, _ in row).tobytes())
+    yield _message(2, packed_logprobs(logprob for row in padded for _, logprob in row).tobytes())
+    yield _number(3, top_k)
+    yield _number(4, len(rows))
 
 
-def message(field: int, *parts: bytes) -> bytes:
+def _message(field: int, *parts: bytes) -> bytes:
     """A field of bytes, or of a message with these fields, in protocol buffers."""
     return b"".join([_varint(field << 3 | 2), _varint(sum(map(len, parts))), *parts])
 
 
-def number(field: int, value: int) -> bytes:
+def _number(field: int, value: int) -> bytes:
     return _varint(field << 3) + _varint(value)
 
 

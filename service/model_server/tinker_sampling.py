@@ -63,7 +63,7 @@ class TinkerSampling:
         share = share_of(f"tinker-{call.sampler.session}", call.sampler.priority, caller)
         answer = await self._calls.answer(
             "completions",
-            call.completion,
+            call.completion(),
             request_id,
             caller,
             choices=call.choices,

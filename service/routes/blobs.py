@@ -28,7 +28,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 BlobName = Annotated[str, Path(pattern=IMAGE_NAME, description="The `name` that `POST /blobs` has answered.")]
-router = APIRouter(prefix="/blobs", tags=["blobs"])
+router = APIRouter(prefix="/blobs", tags=["blobs"], responses=refusals(ImagesNotConfigured))
 
 
 @router.post(
@@ -40,11 +40,11 @@ router = APIRouter(prefix="/blobs", tags=["blobs"])
     responses={
         201: {"description": "The image is kept; see `Location`"},
         429: limited(ImagesFull),
-        **refusals(ImagesNotConfigured, reads_body=True),
+        **refusals(reads_body=True),
     },
     openapi_extra={"requestBody": {"required": True, "content": FILE}},
 )
-async def upload_blob(request: Request, images: Images, admitted: Admitted, caller: AuthorizedCaller) -> Response:
+async def _upload_blob(request: Request, images: Images, admitted: Admitted, caller: AuthorizedCaller) -> Response:
     """Keeps a PNG, JPEG or WebP file, for messages that name it: `{"type": "image", "image": "sha256:..."}`.
 
     The body is the file. Sent again it has the same name, and is kept for the whole time from then on.
@@ -62,9 +62,9 @@ async def upload_blob(request: Request, images: Images, admitted: Admitted, call
     response_class=Response,
     **needs("rollout"),
     summary="Get an image",
-    responses={200: {"description": "The file", "content": FILE}, **refusals(ImageUnknown, ImagesNotConfigured)},
+    responses={200: {"description": "The file", "content": FILE}, **refusals(ImageUnknown)},
 )
-async def blob(name: BlobName, images: Images, caller: AuthorizedCaller) -> Response:
+async def _blob(name: BlobName, images: Images, caller: AuthorizedCaller) -> Response:
     """The file as it was uploaded, or as an environment has shown it. Reading it is a use."""
     data, media_type = await images.download(name, caller)
     return Response(data, headers=HEADERS, media_type=media_type)
@@ -75,9 +75,9 @@ async def blob(name: BlobName, images: Images, caller: AuthorizedCaller) -> Resp
     response_class=Response,
     **needs("rollout"),
     summary="Ask for an image",
-    responses={200: {"description": "It is kept"}, **refusals(ImageUnknown, ImagesNotConfigured)},
+    responses={200: {"description": "It is kept"}, **refusals(ImageUnknown)},
 )
-async def blob_headers(name: BlobName, images: Images, caller: AuthorizedCaller) -> Response:
+async def _blob_headers(name: BlobName, images: Images, caller: AuthorizedCaller) -> Response:
     """The headers of `GET`, without the file. Asking for it is a use."""
     data, media_type = await images.download(name, caller)
     return Response(headers={**HEADERS, "Content-Length": str(len(data))}, media_type=media_type)

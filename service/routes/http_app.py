@@ -4,7 +4,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from service.http.middlewares import RequestMiddleware, install_error_handlers
-from service.http.openapi import complete_document
+from service.http.openapi import complete_document, refusals
 from service.routes import (
     blobs,
     jobs,
@@ -17,7 +17,6 @@ from service.routes import (
     sessions,
     sglang,
     status,
-    tasks,
     tinker,
 )
 from service.routes.dependencies import AppServices
@@ -34,7 +33,7 @@ ROUTERS = (
     model_server.router,
     sglang.router,
     sessions.router,
-    tasks.router,
+    status.tasks_router,
     status.info_router,
     policy.router,
     status.router,
@@ -64,14 +63,14 @@ def build_http_app(services: AppServices, sets_request_id_header: bool = True) -
         title=TITLE,
         version=API_VERSION,
         description=DESCRIPTION,
-        generate_unique_id_function=operation_id,
+        generate_unique_id_function=_operation_id,
         separate_input_output_schemas=False,
     )
     app.state.services = services
     install_error_handlers(app)
     app.add_middleware(RequestMiddleware, sets_id_header=sets_request_id_header)
     for router in ROUTERS:
-        app.include_router(router, prefix="/v1")
+        app.include_router(router, prefix="/v1", responses=refusals())
         app.include_router(router, include_in_schema=False)
     # Its paths and their version are Tinker's.
     app.include_router(tinker.router)
@@ -79,5 +78,5 @@ def build_http_app(services: AppServices, sets_request_id_header: bool = True) -
     return app
 
 
-def operation_id(route: APIRoute) -> str:
-    return route.name
+def _operation_id(route: APIRoute) -> str:
+    return route.name.lstrip("_")

@@ -11,8 +11,10 @@ from pydantic import JsonValue
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.generation import RequestShare
 from deployments.protocols.model_server import GENERATED, TOKEN_ENDPOINTS, Endpoint
+from deployments.sessions.records import OpenSession
 from rollout_client.contract.base import PolicyDemand, PolicyName, Priority
 from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
+from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.openapi import content, json_content, json_request, json_response, limited, refusals
@@ -25,11 +27,11 @@ from service.model_server.call_bodies import (
     choices_of,
     demand_of,
     fields_of,
+    refuse_demand,
 )
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
-from service.rollout_requests.rollout_service import RolloutService
-from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts, Services
+from service.routes.dependencies import Admitted, AppServices, Calls, RequestId, Services
 from service.scheduling.priority import share_of
 
 SHORTEN = "shorten the conversation"
@@ -45,42 +47,55 @@ QUESTION: JsonValue = [{"role": "user", "content": "What is 2 + 2?"}]
 router = APIRouter(tags=["model server"])
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCall:
-    """The body of a call, and what the ingress must know of it."""
+async def answer_call(
+    endpoint: Endpoint,
+    request: Request,
+    services: AppServices,
+    admitted: AdmittedRequest,
+    request_id: str,
+    caller: Caller,
+    session: OpenSession | None = None,
+    demand: PolicyDemand = ANY_WEIGHTS,
+    share: RequestShare | None = None,
+) -> Response:
+    """Reads a call, which may be as large as a sample because one replica reads it at once, and has it answered.
 
-    body: bytes
-    fields: dict[str, Any]
-    """The parsed body; empty where the replica alone parses it."""
-    choices: int
-
-
-async def read_call(
-    endpoint: Endpoint, request: Request, rollouts: RolloutService, admitted: AdmittedRequest
-) -> ReadCall:
-    """Reads a call, which may be as large as a sample: one replica reads it at once."""
+    Args:
+        session: the one that records the call; see `ModelCalls.answer` for the other arguments.
+    """
+    limits = services.rollouts.limits
     refuse_other_than_json(request.headers)
-    most_bytes = min(rollouts.limits.max_body_bytes, rollouts.limits.max_sample_bytes)
+    most_bytes = min(limits.max_body_bytes, limits.max_sample_bytes)
     body = bytes(await read_body(request, most_bytes, SHORTEN, admitted.hold_body))
     fields = await fields_of(endpoint, body)
-    choices = choices_of(endpoint, fields, rollouts.limits.max_rollouts_per_request)
+    choices = choices_of(endpoint, fields, limits.max_rollouts_per_request)
     admitted.hold_call(choices, CHOICES_FIELDS.get(endpoint, CHOICES_FIELD))
-    return ReadCall(body, fields, choices)
+    routing_key = None
+    if endpoint in TOKEN_ENDPOINTS:
+        if session is None:
+            demand = demand_of(fields, demand)
+            routing_key = request.headers.get(ROUTING_KEY)
+        else:
+            refuse_demand(fields)
+    if session is not None or services.images is not None:
+        body = await with_names_of_images(endpoint, body, fields, services.images, caller)
+    answer = services.calls.answer(endpoint, body, request_id, caller, session, choices, demand, share, routing_key)
+    return await response_to(endpoint, answer, request_id, asks_for_stream(fields))
 
 
 MODELS: dict[str, Any] = {
     "summary": "List the model",
-    "responses": {200: json_response(MODEL_SERVER_ANSWER), **refusals()},
+    "responses": {200: json_response(MODEL_SERVER_ANSWER)},
 }
 
 
 @router.get("/models", response_model=None, **needs("read", also_api_key=True), **MODELS)
-async def models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller) -> Response:
+async def _models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller) -> Response:
     """The model, by the name that calls give in `model`, as OpenAI's clients read it."""
     return await response_to("models", calls.answer("models", b"", request_id, caller), request_id)
 
 
-async def demanded(
+async def _demanded(
     policy: Annotated[
         PolicyName | None, Query(description="The named policy that answers; by default the one without a name.")
     ] = None,
@@ -94,11 +109,11 @@ async def demanded(
     return PolicyDemand(name=policy, version=version)
 
 
-async def nothing_demanded() -> PolicyDemand:
+async def _nothing_demanded() -> PolicyDemand:
     return ANY_WEIGHTS
 
 
-async def share_of_trainer(
+async def _share_of_trainer(
     caller: AuthorizedCaller,
     priority: Annotated[Priority, Query(description="The share of the engines that calls of the key get.")] = "train",
 ) -> RequestShare:
@@ -106,7 +121,7 @@ async def share_of_trainer(
     return share_of(f"tokens {priority} {caller.name or ''}", priority, caller)
 
 
-async def share_of_its_own(
+async def _share_of_its_own(
     caller: AuthorizedCaller,
     priority: Annotated[
         Priority | None, Query(description="The share of the engines that the call gets; `interactive` by default.")
@@ -116,12 +131,12 @@ async def share_of_its_own(
     return None if priority is None else share_of(uuid4().hex, priority, caller)
 
 
-async def no_share() -> None:
+async def _no_share() -> None:
     """The call generates nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class CallRoute:
+class _CallRoute:
     """A route that answers calls of one endpoint of a model server: here, and below a session."""
 
     endpoint: Endpoint
@@ -160,7 +175,7 @@ class CallRoute:
 
 
 CALL_ROUTES = (
-    CallRoute(
+    _CallRoute(
         "chat/completions",
         "chat_completions",
         "Complete a chat",
@@ -169,7 +184,7 @@ CALL_ROUTES = (
         "which weights made which tokens.",
         {"messages": QUESTION, "max_tokens": 64, "return_token_ids": True},
     ),
-    CallRoute(
+    _CallRoute(
         "completions",
         "completions",
         "Complete a text",
@@ -179,36 +194,36 @@ CALL_ROUTES = (
         "Those of the first one computed the whole prompt.",
         {"prompt": "What is 2 + 2?", "max_tokens": 1, "logprobs": 1, "echo": True},
     ),
-    CallRoute(
+    _CallRoute(
         "responses",
         "responses",
         "Create a response",
         "OpenAI's responses, without those that a server stores.",
         {"input": "What is 2 + 2?", "max_output_tokens": 64},
     ),
-    CallRoute(
+    _CallRoute(
         "messages",
         "messages",
         "Create a message",
         "Anthropic's messages, streaming included.",
         {"model": "any", "messages": QUESTION, "max_tokens": 64},
     ),
-    CallRoute(
+    _CallRoute(
         "messages/count_tokens",
         "count_tokens",
         "Count the tokens of a prompt",
         "How many tokens the prompt of a message has.",
         {"model": "any", "messages": QUESTION, "max_tokens": 64},
     ),
-    CallRoute(
+    _CallRoute(
         "tokenize",
         "tokenize",
         "Tokenize",
         "The token ids of a text, or of messages as the chat template renders them.",
         {"messages": QUESTION},
     ),
-    CallRoute("detokenize", "detokenize", "Decode token ids", "The text of token ids.", {"tokens": [5, 6, 7]}),
-    CallRoute(
+    _CallRoute("detokenize", "detokenize", "Decode token ids", "The text of token ids.", {"tokens": [5, 6, 7]}),
+    _CallRoute(
         "generate",
         "generate",
         "Generate from token ids or a text, as SGLang does",
@@ -218,7 +233,7 @@ CALL_ROUTES = (
         "distribution that was sampled from.",
         {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 64}, "return_logprob": True},
     ),
-    CallRoute(
+    _CallRoute(
         "inference/v1/generate",
         "generate_tokens",
         "Generate from token ids, as vLLM does",
@@ -229,44 +244,25 @@ CALL_ROUTES = (
 )
 
 
-def share_dependency(endpoint: Endpoint) -> Any:
+def _share_dependency(endpoint: Endpoint) -> Any:
     if endpoint in TOKEN_ENDPOINTS:
-        return share_of_trainer
-    return share_of_its_own if endpoint in GENERATED else no_share
+        return _share_of_trainer
+    return _share_of_its_own if endpoint in GENERATED else _no_share
 
 
-def answers_calls_of(endpoint: Endpoint) -> Any:
+def _answers_calls_of(endpoint: Endpoint) -> Any:
     """The function of a route."""
 
     async def call(
         request: Request,
-        rollouts: Rollouts,
-        calls: Calls,
         services: Services,
         admitted: Admitted,
         request_id: RequestId,
         caller: AuthorizedCaller,
-        demand: Annotated[PolicyDemand, Depends(demanded if endpoint in GENERATED else nothing_demanded)],
-        share: Annotated[RequestShare | None, Depends(share_dependency(endpoint))],
+        demand: Annotated[PolicyDemand, Depends(_demanded if endpoint in GENERATED else _nothing_demanded)],
+        share: Annotated[RequestShare | None, Depends(_share_dependency(endpoint))],
     ) -> Response:
-        read = await read_call(endpoint, request, rollouts, admitted)
-        body, routing_key = read.body, None
-        if services.images is not None:
-            body = await with_names_of_images(endpoint, body, read.fields, services.images, caller)
-        if endpoint in TOKEN_ENDPOINTS:
-            demand = demand_of(read.fields, demand)
-            routing_key = request.headers.get(ROUTING_KEY)
-        answer = calls.answer(
-            endpoint,
-            body,
-            request_id,
-            caller,
-            choices=read.choices,
-            demand=demand,
-            share=share,
-            routing_key=routing_key,
-        )
-        return await response_to(endpoint, answer, request_id, asks_for_stream(read.fields))
+        return await answer_call(endpoint, request, services, admitted, request_id, caller, demand=demand, share=share)
 
     return call
 
@@ -274,7 +270,7 @@ def answers_calls_of(endpoint: Endpoint) -> Any:
 for route in CALL_ROUTES:
     router.add_api_route(
         f"/{route.endpoint}",
-        answers_calls_of(route.endpoint),
+        _answers_calls_of(route.endpoint),
         methods=["POST"],
         name=route.name,
         response_model=None,

@@ -7,6 +7,7 @@ are gathered here too, before they go to an ingress replica.
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from uuid import uuid4
 
 from starlette.datastructures import Headers
@@ -33,30 +34,25 @@ class GatheredBodies:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, GatheredBody(receive) if scope["type"] == "http" else receive, send)
+        await self._app(scope, partial(_gathered, receive) if scope["type"] == "http" else receive, send)
 
 
-class GatheredBody:
-    """The `receive` of one request."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        first = await self._receive()
-        if first["type"] != BODY or not first.get("more_body", False):
-            return first
-        body = bytearray(first.get("body", b""))
-        more_body = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GATHERED_WITHIN_S):
-                while more_body and len(body) < GATHERED_BYTES:
-                    message = await self._receive()
-                    if message["type"] != BODY:
-                        return message
-                    body += message.get("body", b"")
-                    more_body = message.get("more_body", False)
-        return {"type": BODY, "body": bytes(body), "more_body": more_body}
+async def _gathered(receive: Receive) -> Message:
+    """The next message of a request, with as much of its body as `GatheredBodies` says."""
+    first = await receive()
+    if first["type"] != BODY or not first.get("more_body", False):
+        return first
+    body = bytearray(first.get("body", b""))
+    more_body = True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(GATHERED_WITHIN_S):
+            while more_body and len(body) < GATHERED_BYTES:
+                message = await receive()
+                if message["type"] != BODY:
+                    return message
+                body += message.get("body", b"")
+                more_body = message.get("more_body", False)
+    return {"type": BODY, "body": bytes(body), "more_body": more_body}
 
 
 HEADERS_OF_SERVE = (
@@ -68,7 +64,7 @@ HEADERS_OF_SERVE = (
 """Serve takes an underscore for a hyphen."""
 
 
-class HeadersOfServe:
+class _HeadersOfServe:
     """Takes the headers of Serve out of each request, and answers a request id that is not allowed with 422."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -84,15 +80,15 @@ class HeadersOfServe:
             refusal = problem_response(id_not_allowed(given).problem, request_id, {REQUEST_ID_HEADER: request_id})
             await refusal(scope, receive, send)
             return
-        headers = [header for header in scope["headers"] if normalized(header[0]) not in HEADERS_OF_SERVE]
+        headers = [header for header in scope["headers"] if _normalized(header[0]) not in HEADERS_OF_SERVE]
         await self._app({**scope, "headers": headers}, receive, send)
 
 
-def normalized(header: bytes) -> str:
+def _normalized(header: bytes) -> str:
     """The name of a header as Serve compares it."""
     return header.decode("latin-1").lower().replace("_", "-")
 
 
 def proxy_middlewares() -> list[Middleware]:
     """The middlewares that Serve puts before its own."""
-    return [Middleware(HeadersOfServe), Middleware(GatheredBodies)]
+    return [Middleware(_HeadersOfServe), Middleware(GatheredBodies)]

@@ -8,28 +8,16 @@ from pydantic import ValidationError
 
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
-from rollout_client.contract.origins import GenerationOrigin, ReplayRecord
 from rollout_client.contract.replay import ReplayRequest, ReplayResponse
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.examples import RESULT
 from service.http.openapi import json_request, limited, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.images.request_images import Source, none_taken
 from service.problems import validation_problem
 from service.routes.dependencies import Admitted, AppServices, RequestId, Services, configured_records
 
-RECORDED = RESULT.model_copy(
-    update={
-        "rollout_id": "step-7-a1b2c3d4e5f60718-0-0",
-        "replay": ReplayRecord(
-            seed=7,
-            max_seq_len=4096,
-            generations=[GenerationOrigin(message=1, start=0, end=3, replica="k2x9q1")],
-        ),
-    }
-)
 router = APIRouter(tags=["rollouts"])
 
 
@@ -42,9 +30,9 @@ router = APIRouter(tags=["rollouts"])
         429: limited(),
         **refusals(PolicyNotCurrent, RolloutUnknown, RolloutRecordsNotConfigured, reads_body=True),
     },
-    openapi_extra=json_request(ReplayRequest(rollout=RECORDED)),
+    openapi_extra=json_request(ReplayRequest(rollout_id="step-7-a1b2c3d4e5f60718-0-0")),
 )
-async def replay(
+async def _replay(
     request: Request, services: Services, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
 ) -> Response:
     """Makes each generation of a rollout again: with the recorded tokens before it, its seed and stop strings, under
@@ -55,11 +43,11 @@ async def replay(
     refuse_other_than_json(request.headers)
     limits = services.rollouts.limits
     body = await read_body(request, limits.max_body_bytes, "send the result alone", admitted.hold_body)
-    asked = await asyncio.to_thread(parsed, body)
+    asked = await asyncio.to_thread(_parsed, body)
     del body
-    result = await recorded_result(asked, services, caller)
+    result = await _recorded_result(asked, services, caller)
     recorded = await asyncio.to_thread(services.replayer.read, result)
-    await refuse_unknown_images(result, services, caller)
+    await _refuse_unknown_images(result, services, caller)
     admitted.hold_call(1, "rollout", len(recorded.token_ids))
     if (usage := services.rollouts.admission.usage_of(caller)) is not None:
         await usage.take(len(recorded.token_ids))
@@ -67,7 +55,7 @@ async def replay(
     return Response(answer.model_dump_json(exclude_none=True), media_type=JSON)
 
 
-def parsed(body: bytearray) -> ReplayRequest:
+def _parsed(body: bytearray) -> ReplayRequest:
     """Raises `RequestProblem`: 400 or 422, its problems."""
     try:
         return ReplayRequest.model_validate_json(body)
@@ -75,7 +63,7 @@ def parsed(body: bytearray) -> ReplayRequest:
         raise validation_problem(error) from error
 
 
-async def refuse_unknown_images(result: SampleResult, services: AppServices, caller: Caller) -> None:
+async def _refuse_unknown_images(result: SampleResult, services: AppServices, caller: Caller) -> None:
     """Raises `RequestProblem` (422) if the log shows images that the caller does not have here."""
     sources: list[Source] = [
         (shown.media, ("rollout", "message_log", place, "mm_ranges", number))
@@ -88,7 +76,7 @@ async def refuse_unknown_images(result: SampleResult, services: AppServices, cal
         await services.images.names_of(sources, caller)
 
 
-async def recorded_result(asked: ReplayRequest, services: AppServices, caller: Caller) -> SampleResult:
+async def _recorded_result(asked: ReplayRequest, services: AppServices, caller: Caller) -> SampleResult:
     """Raises `RolloutRecordsNotConfigured`, `RolloutUnknown`, `StoreLost`."""
     if asked.rollout is not None:
         return asked.rollout

@@ -1,14 +1,12 @@
 """The routes of `/rollouts` and `/mismatch`: records of rollouts that have ended, and what trainers say of them."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from deployments.rollout_records.comparison import TrainerReport
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.mismatch import (
@@ -18,29 +16,26 @@ from rollout_client.contract.mismatch import (
     RefusedReport,
     ReportAnswer,
     ReportedRollout,
-    TrainerLogprobs,
 )
 from rollout_client.contract.rollout_records import (
     RecordedRollouts,
     RolloutRecord,
 )
-from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.openapi import BINARY, content, json_content, json_request, refusals
-from service.http.request_body import read_body, refuse_other_than_json, rollout_media_type
+from service.http.openapi import BINARY, content, json_content, refusals
+from service.http.request_body import read_body, rollout_media_type
 from service.http.streaming import response_in_parts
-from service.rollout_records.trainer_reports import TrainerReports, report_of_json, reports_of_arrow, reports_of_json
+from service.rollout_records.trainer_reports import reports_of_arrow, reports_of_json
 from service.rollout_requests.result_encoding import JSON, json_of, pieces
 from service.routes.dependencies import Admitted, Records, Reports, Rollouts
 
 ROLLOUT_ID = "step-7-a1b2c3d4e5f60718-0-0"
-router = APIRouter(prefix="/rollouts", tags=["rollouts"])
-mismatch_router = APIRouter(tags=["rollouts"])
+router = APIRouter(prefix="/rollouts", tags=["rollouts"], responses=refusals(RolloutRecordsNotConfigured))
+mismatch_router = APIRouter(tags=["rollouts"], responses=refusals(RolloutRecordsNotConfigured))
 RolloutId = Annotated[str, Path(description="The `rollout_id` of a result.")]
 
 
 REPORT = LogprobsReport(reports=[ReportedRollout(rollout_id=ROLLOUT_ID, logprobs=[-0.02, -0.11, -0.001])])
-ONE_REPORT = TrainerLogprobs(logprobs=[-0.02, -0.11, -0.001], weight_version="7")
 
 
 @router.post(
@@ -48,10 +43,10 @@ ONE_REPORT = TrainerLogprobs(logprobs=[-0.02, -0.11, -0.001], weight_version="7"
     response_model=ReportAnswer,
     **needs("rollout"),
     summary="Report a trainer's log-probabilities",
-    responses=refusals(RolloutRecordsNotConfigured, reads_body=True),
+    responses=refusals(reads_body=True),
     openapi_extra={"requestBody": {"required": True, "content": {JSON: json_content(REPORT), ARROW: content(BINARY)}}},
 )
-async def report_logprobs(
+async def _report_logprobs(
     request: Request, reports: Reports, admitted: Admitted, rollouts: Rollouts, caller: AuthorizedCaller
 ) -> Response:
     """Compares what a trainer has computed for the tokens of rollouts with what they were sampled with.
@@ -63,33 +58,7 @@ async def report_logprobs(
     """
     read = reports_of_arrow if rollout_media_type(request.headers) == ARROW else reports_of_json
     body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
-    return await answer(reports, await asyncio.to_thread(read, body), caller)
-
-
-@router.post(
-    "/{rollout_id:path}/logprobs",
-    response_model=ReportAnswer,
-    **needs("rollout"),
-    summary="Report a trainer's log-probabilities of one rollout",
-    responses=refusals(RolloutRecordsNotConfigured, reads_body=True),
-    openapi_extra=json_request(ONE_REPORT),
-)
-async def report_rollout_logprobs(
-    request: Request,
-    rollout_id: RolloutId,
-    reports: Reports,
-    admitted: Admitted,
-    rollouts: Rollouts,
-    caller: AuthorizedCaller,
-) -> Response:
-    """As `POST /rollouts/logprobs`, for one rollout."""
-    refuse_other_than_json(request.headers)
-    body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
-    return await answer(reports, [await asyncio.to_thread(report_of_json, body, rollout_id)], caller)
-
-
-async def answer(reports: TrainerReports, given: Sequence[TrainerReport], caller: Caller) -> Response:
-    outcome = await reports.report(given, caller)
+    outcome = await reports.report(await asyncio.to_thread(read, body), caller)
     said = ReportAnswer(
         compared=outcome.compared,
         mean_ratio=outcome.all.mean_ratio,
@@ -101,14 +70,8 @@ async def answer(reports: TrainerReports, given: Sequence[TrainerReport], caller
     return Response(json_of(said), media_type=JSON)
 
 
-@router.get(
-    "",
-    response_model=RecordedRollouts,
-    **needs("rollout"),
-    summary="List the rollouts that ended last",
-    responses=refusals(RolloutRecordsNotConfigured),
-)
-async def rollout_records(
+@router.get("", response_model=RecordedRollouts, **needs("rollout"), summary="List the rollouts that ended last")
+async def _rollout_records(
     records: Records,
     caller: AuthorizedCaller,
     count: Annotated[int, Query(ge=1, le=1000, description="How many, at most.")] = 50,
@@ -122,9 +85,9 @@ async def rollout_records(
     response_model=RolloutRecord,
     **needs("rollout"),
     summary="Get the record of a rollout",
-    responses=refusals(RolloutUnknown, RolloutRecordsNotConfigured),
+    responses=refusals(RolloutUnknown),
 )
-async def rollout_record(rollout_id: RolloutId, records: Records, caller: AuthorizedCaller) -> Response:
+async def _rollout_record(rollout_id: RolloutId, records: Records, caller: AuthorizedCaller) -> Response:
     """The result of a rollout that has ended, with where and how each of its generations was made.
 
     It is kept for `rollout_records.keep_s` of the config, for the key that has played it.
@@ -133,14 +96,8 @@ async def rollout_record(rollout_id: RolloutId, records: Records, caller: Author
     return await response_in_parts(pieces(record), JSON)
 
 
-@mismatch_router.get(
-    "/mismatch",
-    response_model=Mismatch,
-    **needs("read"),
-    summary="Get the mismatch ledger",
-    responses=refusals(RolloutRecordsNotConfigured),
-)
-async def mismatch(records: Records, caller: AuthorizedCaller) -> Response:
+@mismatch_router.get("/mismatch", response_model=Mismatch, **needs("read"), summary="Get the mismatch ledger")
+async def _mismatch(records: Records, caller: AuthorizedCaller) -> Response:
     """How far the log-probabilities that trainers reported part from those that were sampled with, by what is known of
     where and how each token was made; the worst rollouts; and the causes that were found.
     """

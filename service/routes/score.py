@@ -24,7 +24,7 @@ from service.routes.dependencies import Admitted, RequestId, Services
 from service.scoring.scoring import Score
 
 
-class ScoreEncoder:
+class _ScoreEncoder:
     """Encodes each score as soon as it is there, so that little work is left after the last one."""
 
     media_type = "application/json"
@@ -36,7 +36,7 @@ class ScoreEncoder:
 
     def add(self, position: int, start: int, score: ScoredPrompt | SampleError) -> None:
         """`start` is the first position of the sequence that was asked for."""
-        self._encoded[position] = orjson.dumps(fields_of(score, start, self._top_k))
+        self._encoded[position] = orjson.dumps(_fields_of(score, start, self._top_k))
 
     def body(self, request_id: str, policy: PolicyVersions) -> Iterator[bytes]:
         """The scores in order of their positions, in parts."""
@@ -44,7 +44,7 @@ class ScoreEncoder:
         yield from document_in_parts(summary, b"scores", ((score,) for _, score in sorted(self._encoded.items())))
 
 
-def fields_of(score: ScoredPrompt | SampleError, start: int, top_k: int) -> dict[str, Any]:
+def _fields_of(score: ScoredPrompt | SampleError, start: int, top_k: int) -> dict[str, Any]:
     """The fields of a `SequenceScore`."""
     if isinstance(score, SampleError):
         return {"logprobs": None, "weight_version": None, "error": score.model_dump()}
@@ -52,12 +52,12 @@ def fields_of(score: ScoredPrompt | SampleError, start: int, top_k: int) -> dict
     unknown = [] if start else [None]
     fields: dict[str, Any] = {"logprobs": unknown + list(score.prompt_logprobs), "weight_version": score.weight_version}
     if top_k:
-        fields["top_token_ids"] = unknown + rows(list(score.top_token_ids), top_k)
-        fields["top_logprobs"] = unknown + rows(list(score.top_logprobs), top_k)
+        fields["top_token_ids"] = unknown + _rows(list(score.top_token_ids), top_k)
+        fields["top_logprobs"] = unknown + _rows(list(score.top_logprobs), top_k)
     return fields
 
 
-def rows(values: list[Any], length: int) -> list[Any]:
+def _rows(values: list[Any], length: int) -> list[Any]:
     return [values[begin : begin + length] for begin in range(0, len(values), length)]
 
 
@@ -72,7 +72,7 @@ router = APIRouter(tags=["score"])
     responses={429: limited(), **refusals(PolicyNotCurrent, PolicyUnknown, reads_body=True)},
     openapi_extra=json_request(ScoreRequest(sequences=[[5, 17, 8, 31, 9, 2]], start=3)),
 )
-async def score(
+async def _score(
     request: Request, services: Services, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
 ) -> Response:
     """The log-probability of each token of the given sequences under the current weights.
@@ -88,7 +88,7 @@ async def score(
     admitted.hold_sequences(len(parsed.sequences), parsed.tokens)
     del body
     top_k = parsed.top_k
-    encoder = ScoreEncoder(top_k)
+    encoder = _ScoreEncoder(top_k)
 
     async def encode(position: int, score: Score) -> None:
         start = parsed.starts[position]

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
-from deployments.protocols.model_server import TOKEN_ENDPOINTS, Endpoint
+from deployments.protocols.model_server import Endpoint
 from deployments.sessions.failures import (
     GenerationUnknown,
     JudgementFailed,
@@ -38,18 +38,16 @@ from service.http.openapi import content, json_request, limited, refusal, refusa
 from service.http.request_body import read_json_body
 from service.images.request_images import refuse_images_of_sample
 from service.model_server.answers import response_to
-from service.model_server.call_bodies import asks_for_stream, refuse_demand
-from service.model_server.call_images import with_names_of_images
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
 from service.rollout_requests.validation import further_field_problems, include_problems
 from service.rollouts.metrics import RequestMetricsAccumulator
 from service.routes.dependencies import Calls, RequestId, Rollouts, Services, Sessions, held_request
-from service.routes.model_server import CALL_ROUTES, MODELS, read_call
+from service.routes.model_server import CALL_ROUTES, MODELS, answer_call
 
 _SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
-router = APIRouter(prefix="/sessions", tags=["sessions"])
+router = APIRouter(prefix="/sessions", tags=["sessions"], responses=refusals(SessionsNotConfigured))
 _MOST_BYTES_OF_A_REWARD = 2**16
 
 
@@ -62,11 +60,11 @@ _MOST_BYTES_OF_A_REWARD = 2**16
     responses={
         201: {"description": "The session; see `base_url`"},
         429: refusal([SessionLimitReached.title]),
-        **refusals(SessionsNotConfigured, PolicyNotCurrent, PolicyUnknown, reads_body=True),
+        **refusals(PolicyNotCurrent, PolicyUnknown, reads_body=True),
     },
     openapi_extra=json_request(SessionRequest(sampling=Sampling(temperature=1.0, max_new_tokens=256), deadline_s=600)),
 )
-async def open_session(
+async def _open_session(
     request: Request, rollouts: Rollouts, sessions: Sessions, services: Services, caller: AuthorizedCaller
 ) -> Response:
     """Gives a program an address that speaks OpenAI's and Anthropic's APIs, and a key of its own.
@@ -90,14 +88,8 @@ async def open_session(
     return Response(json_of(info), 201, {"Location": f"/v1/sessions/{info.id}"}, media_type=JSON)
 
 
-@router.get(
-    "",
-    response_model_exclude_unset=True,
-    **needs("rollout"),
-    summary="List the sessions",
-    responses=refusals(SessionsNotConfigured),
-)
-async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> SessionList:
+@router.get("", response_model_exclude_unset=True, **needs("rollout"), summary="List the sessions")
+async def _list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> SessionList:
     """The sessions of the caller's key, oldest first."""
     return SessionList(sessions=await sessions.store.infos(caller.namespace))
 
@@ -107,9 +99,9 @@ async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> Session
     response_model_exclude_unset=True,
     **needs("rollout"),
     summary="Get the state of a session",
-    responses=refusals(SessionUnknown, SessionsNotConfigured),
+    responses=refusals(SessionUnknown),
 )
-async def session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
+async def _session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """State of the session."""
     return await sessions.store.info(session_id, caller.namespace)
 
@@ -124,10 +116,10 @@ async def session(session_id: _SessionId, sessions: Sessions, caller: Authorized
             "description": "All branches; as NDJSON one line for each",
             "content": {NDJSON: content({"type": "string"})},
         },
-        **refusals(SessionUnknown, SessionsNotConfigured),
+        **refusals(SessionUnknown),
     },
 )
-async def session_samples(
+async def _session_samples(
     request: Request, session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller
 ) -> Response:
     """The branches of the session as rollouts, with their rewards.
@@ -136,10 +128,10 @@ async def session_samples(
     with a summary whose `request_id` is the session.
     """
     samples = await sessions.store.samples(session_id, caller.namespace)
-    return await asyncio.to_thread(encoded, samples, request.headers.get("accept", ""))
+    return await asyncio.to_thread(_encoded, samples, request.headers.get("accept", ""))
 
 
-def encoded(samples: SessionSamples, accepted: str) -> Response:
+def _encoded(samples: SessionSamples, accepted: str) -> Response:
     if NDJSON in accepted:
         lines = [sample_line(position, sample) for position, sample in enumerate(samples.samples)]
         return Response(b"".join([*lines, summary_line(_summary_of(samples))]), media_type=NDJSON)
@@ -162,9 +154,9 @@ def _summary_of(samples: SessionSamples) -> RolloutSummary:
     "/{session_id}/drift",
     **needs("rollout"),
     summary="Get what a session's program sent otherwise",
-    responses=refusals(SessionUnknown, SessionsNotConfigured),
+    responses=refusals(SessionUnknown),
 )
-async def session_drift(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
+async def _session_drift(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
     """Where the program's texts differ from what was generated, and what was done about it."""
     return await sessions.store.drift(session_id, caller.namespace)
 
@@ -174,12 +166,10 @@ async def session_drift(session_id: _SessionId, sessions: Sessions, caller: Auth
     response_model=SessionInfo,
     **needs("rollout"),
     summary="Reward a session",
-    responses=refusals(
-        SessionUnknown, GenerationUnknown, SessionNotJudgeable, JudgementFailed, SessionsNotConfigured, reads_body=True
-    ),
+    responses=refusals(SessionUnknown, GenerationUnknown, SessionNotJudgeable, JudgementFailed, reads_body=True),
     openapi_extra=json_request(SessionReward(reward=1.0)),
 )
-async def reward_session(
+async def _reward_session(
     request: Request, session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller, request_id: RequestId
 ) -> Response:
     """Rewards the session, or one of its generated messages and with it the branches that hold it.
@@ -195,22 +185,22 @@ async def reward_session(
     response_model_exclude_unset=True,
     **needs("rollout"),
     summary="End a session",
-    responses=refusals(SessionUnknown, SessionsNotConfigured),
+    responses=refusals(SessionUnknown),
 )
-async def end_session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
+async def _end_session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """Ends the session: aborts calls in flight and refuses further ones. Its record stays readable until it expires."""
     return await sessions.store.end(session_id, caller.namespace)
 
 
-async def opened_session(request: Request, session_id: _SessionId, sessions: Sessions) -> OpenSession:
+async def _opened_session(request: Request, session_id: _SessionId, sessions: Sessions) -> OpenSession:
     """Checks the session's own key, before anything of a call is read."""
     return await sessions.authorized(session_id, given_keys(request))
 
 
-Opened = Annotated[OpenSession, Depends(opened_session)]
+Opened = Annotated[OpenSession, Depends(_opened_session)]
 
 
-async def admitted_call(
+async def _admitted_call(
     request: Request, sessions: Sessions, opened: Opened
 ) -> AsyncGenerator[tuple[AdmittedRequest, Caller]]:
     """Admits the call on behalf of the caller who opened the session."""
@@ -220,35 +210,24 @@ async def admitted_call(
         yield held, caller
 
 
-_AdmittedCall = Annotated[tuple[AdmittedRequest, Caller], Depends(admitted_call)]
+_AdmittedCall = Annotated[tuple[AdmittedRequest, Caller], Depends(_admitted_call)]
 
 
-def recorded(call: dict[str, Any]) -> dict[str, Any]:
+def _recorded(call: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a route's decorator for the same call below a session, which refuses calls too."""
     given = call["responses"]
-    own = refusals(SessionUnknown, SessionClosed, SessionsNotConfigured)
+    own = refusals(SessionUnknown, SessionClosed)
     # A model server's own 404 is not a problem document.
     unknown = {**own[404], "content": {**own[404]["content"], **given.get(404, own[404])["content"]}}
     return with_session_key({**call, "responses": {**given, **own, 404: unknown, 429: limited(SessionLimitReached)}})
 
 
-def call_of(endpoint: Endpoint) -> Any:
+def _call_of(endpoint: Endpoint) -> Any:
     async def call(
-        request: Request,
-        rollouts: Rollouts,
-        services: Services,
-        opened: Opened,
-        admitted_call: _AdmittedCall,
-        calls: Calls,
-        request_id: RequestId,
+        request: Request, services: Services, opened: Opened, admitted_call: _AdmittedCall, request_id: RequestId
     ) -> Response:
         admitted, caller = admitted_call
-        read = await read_call(endpoint, request, rollouts, admitted)
-        if endpoint in TOKEN_ENDPOINTS:
-            refuse_demand(read.fields)
-        body = await with_names_of_images(endpoint, read.body, read.fields, services.images, caller)
-        answer = calls.answer(endpoint, body, request_id, caller, opened, read.choices)
-        return await response_to(endpoint, answer, request_id, asks_for_stream(read.fields))
+        return await answer_call(endpoint, request, services, admitted, request_id, caller, opened)
 
     return call
 
@@ -259,17 +238,17 @@ for route in CALL_ROUTES:
     if route.endpoint not in _NOT_IN_SESSIONS:
         router.add_api_route(
             f"/{{session_id}}{route.path_in_session}",
-            call_of(route.endpoint),
+            _call_of(route.endpoint),
             methods=["POST"],
             name=f"session_{route.name}",
             response_model=None,
             description=f"As `POST /v1/{route.endpoint}`, recorded. It takes the session's own key.",
-            **recorded(route.documented()),
+            **_recorded(route.documented()),
         )
 
 
-@router.get("/{session_id}/v1/models", name="session_models", response_model=None, **recorded(MODELS))
-async def session_models(sessions: Sessions, opened: Opened, calls: Calls, request_id: RequestId) -> Response:
+@router.get("/{session_id}/v1/models", name="session_models", response_model=None, **_recorded(MODELS))
+async def _session_models(sessions: Sessions, opened: Opened, calls: Calls, request_id: RequestId) -> Response:
     """The model. A call of a session may name any."""
     caller = await sessions.caller_of(opened)
     answer = calls.answer("models", b"", request_id, caller, opened)

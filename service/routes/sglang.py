@@ -32,50 +32,29 @@ router = APIRouter(tags=["model server"])
     responses={200: {"description": "They have ended"}, **refusals(reads_body=True)},
     openapi_extra=json_request(AbortRequest(abort_all=True)),
 )
-async def abort_request(request: Request, calls: Calls, caller: AuthorizedCaller) -> Response:
+async def _abort_request(request: Request, calls: Calls, caller: AuthorizedCaller) -> Response:
     """Ends calls of `POST /generate` with the tokens that they have; calls that wait for their turn end without any."""
     asked = await read_json_body(request, AbortRequest, MOST_BYTES_OF_AN_ABORT, "name fewer calls")
     await calls.abort(asked.rid or "", caller)
     return Response()
 
 
-@router.get(
-    "/get_model_info",
-    name="get_model_info",
-    **needs("read"),
-    summary="Describe the model, as SGLang did",
-    responses=refusals(),
-)
-@router.get(
-    "/model_info",
-    **needs("read"),
-    summary="Describe the model, as SGLang does",
-    responses=refusals(),
-)
-async def model_info(rollouts: Rollouts) -> SGLangModelInfo:
+@router.get("/get_model_info", name="get_model_info", **needs("read"), summary="Describe the model, as SGLang did")
+@router.get("/model_info", **needs("read"), summary="Describe the model, as SGLang does")
+async def _model_info(rollouts: Rollouts) -> SGLangModelInfo:
     """The model and the current version of its weights."""
     name, version = rollouts.generator.model, rollouts.policy.version or 0
     return SGLangModelInfo(model_path=name, tokenizer_path=name, weight_version=str(version))
 
 
-@router.get(
-    "/workers",
-    **needs("read"),
-    summary="List the workers, as SGLang's router does",
-    responses=refusals(),
-)
-async def workers(request: Request) -> SGLangWorkers:
+@router.get("/workers", **needs("read"), summary="List the workers, as SGLang's router does")
+async def _workers(request: Request) -> SGLangWorkers:
     """One worker: the service, by the address at which it was reached."""
     return SGLangWorkers(workers=[SGLangWorker(url=str(request.base_url).rstrip("/"))])
 
 
-@router.get(
-    "/loads",
-    **needs("read"),
-    summary="Count the calls in flight, as SGLang does",
-    responses=refusals(),
-)
-async def loads(calls: Calls, caller: AuthorizedCaller) -> SGLangLoads:
+@router.get("/loads", **needs("read"), summary="Count the calls in flight, as SGLang does")
+async def _loads(calls: Calls, caller: AuthorizedCaller) -> SGLangLoads:
     """The calls of token ids of the caller's key."""
     return SGLangLoads(loads=[SGLangLoad(num_running_reqs=calls.token_calls_of(caller))])
 
@@ -85,15 +64,9 @@ async def loads(calls: Calls, caller: AuthorizedCaller) -> SGLangLoads:
     name="health_generate",
     **OPEN,
     summary="Check that calls can be served, as SGLang does by generating",
-    responses=refusals(),
 )
-@router.get(
-    "/health",
-    **OPEN,
-    summary="Check that calls can be served, as SGLang does",
-    responses=refusals(),
-)
-async def health(services: Services) -> Ready:
+@router.get("/health", **OPEN, summary="Check that calls can be served, as SGLang does")
+async def _health(services: Services) -> Ready:
     """As `GET /readyz`."""
     return Ready(degraded=await services.readiness.check())
 
@@ -105,9 +78,8 @@ async def health(services: Services) -> Ready:
     summary="Do nothing, where SGLang flushes its cache",
     responses={
         200: {"description": "Nothing was flushed", "content": {"text/plain": {"schema": {"type": "string"}}}},
-        **refusals(),
     },
 )
-async def flush_cache() -> Response:
+async def _flush_cache() -> Response:
     """Trainers call it before they let prompts be scored, which uses no cache here."""
     return PlainTextResponse(NOTHING_FLUSHED)

@@ -54,64 +54,64 @@ router = APIRouter(prefix="/api/v1", tags=["tinker"], include_in_schema=False)
 rollout_scope: dict[str, Any] = needs("rollout", also_api_key=True)
 
 
-class ClientSession(Lenient):
+class _ClientSession(Lenient):
     """The body of `create_session`, as far as it means something here."""
 
     user_metadata: dict[str, Any] | None = None
 
 
-class NamedFuture(Lenient):
+class _NamedFuture(Lenient):
     """The body of `retrieve_future` and of `cancel_future`."""
 
     request_id: str
 
 
 @router.get("/healthz", **OPEN)
-async def health_check() -> Response:
+async def _health_check() -> Response:
     return JSONResponse({"status": "ok"})
 
 
 @router.post("/client/config", **rollout_scope)
-async def client_config() -> Response:
+async def _client_config() -> Response:
     return JSONResponse(CLIENT_CONFIG)
 
 
 @router.post("/client/dynamic_config", **rollout_scope)
-async def client_dynamic_config() -> Response:
+async def _client_dynamic_config() -> Response:
     return JSONResponse(DYNAMIC_CONFIG)
 
 
 @router.post("/telemetry", **rollout_scope)
-async def telemetry() -> Response:
+async def _telemetry() -> Response:
     """Keeps nothing of it."""
     return JSONResponse({"status": "accepted"})
 
 
 @router.get("/get_server_capabilities", **needs("read", also_api_key=True))
-async def get_server_capabilities(rollouts: Rollouts) -> Response:
+async def _get_server_capabilities(rollouts: Rollouts) -> Response:
     model = rollouts.info().model
     supported = {"model_name": model.name, "max_context_length": model.max_model_len}
     return JSONResponse({"supported_models": [{**supported, "trainable": False, "sampleable": True}]})
 
 
 @router.post("/create_session", **rollout_scope)
-async def create_session(request: Request) -> Response:
-    asked = await read_json_body(request, ClientSession, MOST_BYTES, ADVICE)
+async def _create_session(request: Request) -> Response:
+    asked = await read_json_body(request, _ClientSession, MOST_BYTES, ADVICE)
     return JSONResponse({"type": "create_session", "session_id": new_session(asked.user_metadata)})
 
 
 @router.post("/session_heartbeat", **rollout_scope)
-async def session_heartbeat() -> Response:
+async def _session_heartbeat() -> Response:
     return JSONResponse({"type": "session_heartbeat"})
 
 
 @router.post("/sessions/{session_id}/finish", **rollout_scope)
-async def finish_session(session_id: str) -> Response:
+async def _finish_session(session_id: str) -> Response:
     return JSONResponse({"session_id": session_id})
 
 
 @router.post("/create_sampling_session", **rollout_scope)
-async def create_sampling_session(request: Request, rollouts: Rollouts, _: TinkerCalls) -> Response:
+async def _create_sampling_session(request: Request, rollouts: Rollouts, _: TinkerCalls) -> Response:
     """Waits until the weights that it names are current."""
     asked = await read_json_body(request, SamplingSessionRequest, MOST_BYTES, ADVICE)
     sampler = asked.sampler
@@ -128,14 +128,14 @@ async def create_sampling_session(request: Request, rollouts: Rollouts, _: Tinke
 
 
 @router.get("/samplers/{sampler_id}", **rollout_scope)
-async def get_sampler(sampler_id: str, rollouts: Rollouts) -> Response:
+async def _get_sampler(sampler_id: str, rollouts: Rollouts) -> Response:
     sampler = Sampler.of_id(sampler_id)
     fields = {"sampler_id": sampler.id, "base_model": rollouts.info().model.name, "model_path": sampler.model_path}
     return JSONResponse(fields)
 
 
 @router.post("/asample", **rollout_scope)
-async def asample(
+async def _asample(
     request: Request,
     rollouts: Rollouts,
     services: Services,
@@ -151,18 +151,18 @@ async def asample(
         body = await read_body(request, most_bytes, SHORTEN, admitted.hold_body)
         parse = partial(parsed_sample_call, body, services.scoring.bounds)
         call: SampleCall = parse() if len(body) <= MOST_BYTES_INLINE else await asyncio.to_thread(parse)
-        admitted.hold_call(call.num_samples, "num_samples", call.most_tokens)
+        admitted.hold_call(call.asked.num_samples, "num_samples", call.most_tokens)
         held = stack.pop_all()
     future_id = tinker.futures.start(
         caller.namespace, call.name, lambda: tinker.answer(call, request_id, caller), held.close
     )
-    sequence_ids = [f"{future_id}/{place}" for place in range(call.num_samples)]
+    sequence_ids = [f"{future_id}/{place}" for place in range(call.asked.num_samples)]
     return JSONResponse({"request_id": future_id, "sample_sequence_ids": sequence_ids})
 
 
 @router.post("/retrieve_future", **rollout_scope)
-async def retrieve_future(request: Request, tinker: TinkerCalls, caller: AuthorizedCaller) -> Response:
-    asked = await read_json_body(request, NamedFuture, MOST_BYTES, ADVICE)
+async def _retrieve_future(request: Request, tinker: TinkerCalls, caller: AuthorizedCaller) -> Response:
+    asked = await read_json_body(request, _NamedFuture, MOST_BYTES, ADVICE)
     headers = dict[str, str]()
     try:
         answer = await tinker.futures.answer(caller.namespace, asked.request_id, POLL_S)
@@ -177,14 +177,14 @@ async def retrieve_future(request: Request, tinker: TinkerCalls, caller: Authori
 
 
 @router.post("/cancel_future", **rollout_scope)
-async def cancel_future(request: Request, tinker: TinkerCalls, caller: AuthorizedCaller) -> Response:
-    asked = await read_json_body(request, NamedFuture, MOST_BYTES, ADVICE)
+async def _cancel_future(request: Request, tinker: TinkerCalls, caller: AuthorizedCaller) -> Response:
+    asked = await read_json_body(request, _NamedFuture, MOST_BYTES, ADVICE)
     tinker.futures.cancel(caller.namespace, asked.request_id)
     return JSONResponse({})
 
 
 @router.api_route("/{call:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], **rollout_scope)
-async def not_here(call: str) -> Response:
+async def _not_here(call: str) -> Response:
     """Every other call of Tinker's client."""
     message = (
         f"{call} is not here: this service samples and does not train. A trainer pushes its weights by PUT "

@@ -71,7 +71,7 @@ def config_of(content: Any, path: Path) -> ServeDeploySchema:
         problems = map(_problem_line, error.errors())
         raise ServiceNotStarted("\n".join([f"{path} is not a Serve config:", *problems])) from error
     _set_environment(path)
-    _resolve_models(config, path.resolve().parent)
+    _resolve_paths(config, path.resolve().parent)
     return config
 
 
@@ -88,32 +88,30 @@ def set_access(config: ServeDeploySchema, given: Mapping[str, str]) -> None:
             application.args["access"] = {**(application.args.get("access") or {}), **given}
 
 
-def _resolve_models(config: ServeDeploySchema, folder: Path) -> None:
+def _resolve_paths(config: ServeDeploySchema, folder: Path) -> None:
     """Makes a model's path absolute that is relative to the config or to the working directory.
 
-    Those of data, keys and Harbor's tasks are relative to the config alone.
-
-    The app builder does the same for paths that are relative to the repository.
+    Those of data, keys and Harbor's tasks are relative to the config alone. The app builder does the same for paths
+    that are relative to the repository.
     """
     for application in config.applications:
-        access: Any = application.args.get("access")
-        if isinstance(access, dict) and isinstance(access.get("keys_file"), str):
-            access["keys_file"] = str(folder / Path(access["keys_file"]).expanduser())
         engine: Any = application.args.get("engine")
-        named = {field: engine.get(field) for field in ("model", "tokenizer")} if isinstance(engine, dict) else {}
-        for field, name in named.items():
+        for field in ("model", "tokenizer"):
+            name = engine.get(field) if isinstance(engine, dict) else None
             folders = (base / name for base in (folder, Path.cwd())) if isinstance(name, str) else ()
             if found := next((path for path in folders if path.is_dir()), None):
                 engine[field] = str(found)
+        _resolve(application.args.get("access"), folder, "keys_file")
         for environment in (application.args.get("environments") or {}).values():
-            data = environment.get("data") if isinstance(environment, dict) else None
-            if isinstance(data, dict) and "files" in data:
-                data["files"] = _resolved_files(data["files"], folder)
-            agent = environment.get("agent") if isinstance(environment, dict) else None
-            harbor = agent.get("harbor") if isinstance(agent, dict) else None
-            if isinstance(harbor, dict):
-                named = {name: harbor[name] for name in ("tasks", "checkouts") if name in harbor}
-                harbor.update({name: _resolved_files(paths, folder) for name, paths in named.items()})
+            if isinstance(environment, dict):
+                _resolve(environment.get("data"), folder, "files")
+                agent = environment.get("agent")
+                _resolve(agent.get("harbor") if isinstance(agent, dict) else None, folder, "tasks", "checkouts")
+
+
+def _resolve(section: Any, folder: Path, *fields: str) -> None:
+    if isinstance(section, dict):
+        section.update({field: _resolved_files(section[field], folder) for field in fields if field in section})
 
 
 def _resolved_files(names: Any, folder: Path) -> Any:

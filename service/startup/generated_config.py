@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
+from deployments.upstream.ray_serve.serve_internals import resources_of_this_machine
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import BUNDLED
 

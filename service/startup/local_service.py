@@ -35,8 +35,7 @@ from deployments.policy.cluster import cluster_weights_folder
 from deployments.rpc.own_address import own_address
 from deployments.storage.databases import cluster_folder, session_folder
 from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES
-from deployments.upstream.ray_serve.ray_internals import read_environment_again
-from deployments.upstream.ray_serve.serve_internals import route_in_own_loop
+from deployments.upstream.ray_serve.serve_internals import read_environment_again, route_in_own_loop
 from deployments.workers.cleanup import free_left_over, remove_left_over
 from service.access.exposure import HAPROXY
 from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,13 +23,13 @@ from deployments.policy.run_identity import RunIdentity
 from deployments.sandbox.providers.interface import ProviderUnusable, open_provider
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from deployments.strict_settings import KeyMissing, bearer_headers
-from deployments.upstream.ray_serve.ray_internals import resources_of_this_machine
+from deployments.upstream.ray_serve.serve_internals import resources_of_this_machine
 from deployments.upstream.vllm.source_tables import ParserKind, engine_fields, parser_names
 from rollout_env.environment import has_a_start, has_a_user
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl, KeysNotReadable
 from service.access.exposure import ServiceExposed, tls_problem
-from service.settings import ServiceSettings
+from service.settings import EnvironmentSettings, ServiceSettings
 from service.startup.commands import ServiceNotStarted
 from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
 
@@ -72,6 +72,14 @@ def check_config(config: ServeDeploySchema) -> None:
         raise ServiceNotStarted("\n".join(problems))
 
 
+def _problem(at: str, check: Callable[[], object], *errors: type[Exception]) -> Iterator[str]:
+    """The problem with the field `at`, where the check raises one of these errors."""
+    try:
+        check()
+    except errors as error:
+        yield f"{at}: {error}"
+
+
 def _problems_of(application: ServeApplicationSchema, settings: ServiceSettings) -> Iterator[str]:
     """One text for each thing that would not start."""
     known = [*settings.ray_actor_options()]
@@ -81,61 +89,62 @@ def _problems_of(application: ServeApplicationSchema, settings: ServiceSettings)
     yield from filter(None, [_shared_card_problem(application, settings.engine)])
     yield from _parser_problems(settings.responses)
     if settings.sessions is not None:
-        try:
-            refuse_unrecordable(_local_model_type(settings.engine.model))
-        except ModelNotRecordable as error:
-            yield f"args.sessions: {error}."
+        model_type = _local_model_type(settings.engine.model)
+        yield from _problem("args.sessions", lambda: refuse_unrecordable(model_type), ModelNotRecordable)
     yield from _policy_problems(settings)
     if application.runtime_env:
         return  # Packages of its own are there only where a replica runs.
-    yield from _key_problems(settings)
     for task_name, environment in settings.environments.items():
-        try:
-            environment_class = load_environment_class(environment.import_path)
-            checked_arguments(environment_class, environment.arguments, environment.import_path)
-            if environment.user_simulator is not None and not has_a_user(environment_class):
-                yield (
-                    f"args.environments.{task_name}.user_simulator: {environment.import_path} talks to no user (it has "
-                    "no use_user): leave it out, or name deployments.tasks.conversation:ConversationEnvironment "
-                    "with this one as its judge."
-                )
-            if environment.data is not None:
-                info, starts = environment_class.ExtraEnvInfo, has_a_start(environment_class)
-                load_task_data(task_name, environment.data, info, starts)
-        except EnvironmentNotLoadable as error:
-            yield f"args.environments.{task_name}: {error}"
-        except DataNotLoadable as error:
-            yield f"args.environments.{task_name}.data: {error}"
-        if environment.agent is not None and (problem := _agent_problem(environment.agent)):
-            yield f"args.environments.{task_name}.agent.{problem}"
+        at = f"args.environments.{task_name}"
+        for name, model in environment.all_models.items():
+            yield from _key_problem(f"{at}.{name}", model.api_key_variable)
+        yield from _environment_problems(at, task_name, environment)
+        if environment.agent is not None:
+            yield from _agent_problems(f"{at}.agent", environment.agent)
 
 
-def _agent_problem(agent: AgentSettings) -> str | None:
-    """The reason why the agent could not run, as far as this machine shows it."""
+def _environment_problems(at: str, task_name: str, environment: EnvironmentSettings) -> Iterator[str]:
     try:
-        if agent.import_path is not None:
-            load_agent(agent.import_path, ("sandbox",) if agent.harbor is not None else ())
-        if agent.game is not None:
-            load_game(agent.game)
-        if agent.harness is not None:
-            bearer_headers(agent.harness.api_key_variable)
-        if agent.harbor is not None:
-            tasks_within(agent.harbor, agent.timeout_s)
-            open_provider(agent.harbor.sandbox.provider, agent.harbor.sandbox.options).close()
-            return None
-        if agent.command is not None and agent.command.sandbox:
-            open_provider("local", {}).close()
-    except AgentNotLoadable as error:
-        return f"{'import_path' if agent.game is None else 'game'}: {error}"
-    except HarborTaskRefused as error:
-        return f"harbor.tasks: {error}"
-    except ProviderUnusable as error:
-        return f"{'command' if agent.harbor is None else 'harbor'}.sandbox: {error}"
-    except KeyMissing as error:
-        return f"harness.api_key_variable: {error}."
-    if agent.command is not None and shutil.which(agent.command.argv[0]) is None:
-        return f"command.argv: there is no program {agent.command.argv[0]!r}; give its whole path, or put it into PATH."
-    return None
+        environment_class = load_environment_class(environment.import_path)
+        checked_arguments(environment_class, environment.arguments, environment.import_path)
+    except EnvironmentNotLoadable as error:
+        yield f"{at}: {error}"
+        return
+    if environment.user_simulator is not None and not has_a_user(environment_class):
+        yield (
+            f"{at}.user_simulator: {environment.import_path} talks to no user (it has no use_user): leave it out, or "
+            "name deployments.tasks.conversation:ConversationEnvironment with this one as its judge."
+        )
+    if (data := environment.data) is not None:
+        info, starts = environment_class.ExtraEnvInfo, has_a_start(environment_class)
+        yield from _problem(f"{at}.data", lambda: load_task_data(task_name, data, info, starts), DataNotLoadable)
+
+
+def _agent_problems(at: str, agent: AgentSettings) -> Iterator[str]:
+    """The reasons why the agent could not run, as far as this machine shows them."""
+    if (import_path := agent.import_path) is not None:
+        offers = ("sandbox",) if agent.harbor is not None else ()
+        yield from _problem(f"{at}.import_path", lambda: load_agent(import_path, offers), AgentNotLoadable)
+    if (game := agent.game) is not None:
+        yield from _problem(f"{at}.game", lambda: load_game(game), AgentNotLoadable)
+    if agent.harness is not None:
+        yield from _key_problem(f"{at}.harness", agent.harness.api_key_variable)
+    if (harbor := agent.harbor) is not None:
+        yield from _problem(f"{at}.harbor.tasks", lambda: tasks_within(harbor, agent.timeout_s), HarborTaskRefused)
+        yield from _sandbox_problem(f"{at}.harbor", harbor.sandbox.provider, harbor.sandbox.options)
+    elif (command := agent.command) is not None:
+        if command.sandbox:
+            yield from _sandbox_problem(f"{at}.command", "local", {})
+        if shutil.which(program := command.argv[0]) is None:
+            yield f"{at}.command.argv: there is no program {program!r}; give its whole path, or put it into PATH."
+
+
+def _key_problem(at: str, variable: str | None) -> Iterator[str]:
+    return _problem(f"{at}.api_key_variable", lambda: bearer_headers(variable), KeyMissing)
+
+
+def _sandbox_problem(at: str, provider: str, options: Mapping[str, Any]) -> Iterator[str]:
+    return _problem(f"{at}.sandbox", lambda: open_provider(provider, options).close(), ProviderUnusable)
 
 
 def _engine_problems(engine: EngineSettings) -> Iterator[str]:
@@ -165,15 +174,6 @@ def _parser_problems(responses: ResponseSettings) -> Iterator[str]:
         known = parser_names(kind) if name is not None else None
         if known is not None and name not in known:
             yield f"args.responses.{field}: vLLM has no parser {name!r}; it has {', '.join(sorted(known))}."
-
-
-def _key_problems(settings: ServiceSettings) -> Iterator[str]:
-    for task_name, environment in settings.environments.items():
-        for name, model in environment.all_models.items():
-            try:
-                bearer_headers(model.api_key_variable)
-            except KeyMissing as error:
-                yield f"args.environments.{task_name}.{name}.api_key_variable: {error}."
 
 
 def _policy_problems(settings: ServiceSettings) -> Iterator[str]:

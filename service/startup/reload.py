@@ -16,8 +16,7 @@ import typer
 from ray import serve
 from rich.console import Console
 
-from deployments.upstream.ray_serve.ray_internals import clusters_of_this_machine
-from deployments.upstream.ray_serve.serve_internals import forget_serve_client, serve_client
+from deployments.upstream.ray_serve.serve_internals import clusters_of_this_machine, forget_serve_client, serve_client
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.settings import EnvironmentSettings
 from service.startup.commands import ServiceNotStarted
@@ -49,7 +48,7 @@ class ServeCluster:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[ServeCluster]:
+def _connected(address: str) -> Iterator[ServeCluster]:
     """Raises `ServiceNotStarted` if no service runs in this Ray cluster."""
     try:
         ray.init(address=address, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
@@ -148,7 +147,7 @@ def main(task: Annotated[str, typer.Argument(help="A name under `environments` o
     with sentences_for_the_user(console), console.status(f"Reloading {task}"):
         started_at = time.monotonic()
         require_cluster_token()
-        with connected(cluster_here()) as cluster:
+        with _connected(cluster_here()) as cluster:
             count = reload_environment(task, cluster)
         took_s = time.monotonic() - started_at
     console.print(f"{task}: {count} {'replica' if count == 1 else 'replicas'} anew after {took_s:.0f} s.")

@@ -24,7 +24,7 @@ from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve._private.replica import Replica
 from ray.serve.context import _get_internal_replica_context
 
-from deployments.upstream.ray_serve.ray_internals import deadlines_of_leaving_nodes
+from deployments.upstream.ray_serve.serve_internals import deadlines_of_leaving_nodes
 
 FIELD = "_deployment_config"
 DRAINING_SHARE = 0.5

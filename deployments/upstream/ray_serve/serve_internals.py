@@ -1,18 +1,24 @@
-"""Private parts of Ray Serve: a call that is cancelled at once, a handle without an event loop, and Serve's own client.
+"""Private parts of Ray and Ray Serve: Serve's own client and calls, and Ray's configuration, clusters and resources.
 
 Needed with Ray 2.60; no upstream issue is known. Serve has no public way to start without deploying, to its own
-options, or to let go of its client; and `cancel` leaves a call alone that was handed to a replica just before.
+options, or to let go of its client; and `cancel` leaves a call alone that was handed to a replica just before. Ray has
+no public way to the clusters and the resources of this machine, to nodes that leave, or to its configuration.
 """
 
 from typing import Any
 
-from ray import serve
+import ray
+from ray import _raylet, serve
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+from ray._private.services import find_gcs_addresses
 from ray.serve._private.api import serve_start
 from ray.serve.config import HTTPOptions
 from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.upstream.ray_serve.direct_ingress import own_port
+
+RAYLET: Any = _raylet
 
 
 def cancel_call(call: Any) -> None:
@@ -68,3 +74,34 @@ def proxy_port() -> int | None:
 def options_of_proxies() -> HTTPOptions | None:
     client = serve.context._get_global_client(raise_if_no_controller_running=False)
     return None if client is None else client.http_config
+
+
+def read_environment_again() -> None:
+    """Lets Ray take in environment variables that were set after it was imported."""
+    RAYLET.Config.initialize("")
+
+
+def metrics_report_interval_s() -> float:
+    """Seconds between two reports of Ray's exporters, which forget a gauge that was not set for two of them."""
+    return float(RAYLET.Config.metrics_report_interval_ms()) / 1000
+
+
+def clusters_of_this_machine() -> list[str]:
+    """The addresses of the Ray clusters that run here, sorted."""
+    return sorted(find_gcs_addresses())  # type: ignore[no-untyped-call]
+
+
+def deadlines_of_leaving_nodes(timeout_s: float) -> dict[str, int]:
+    """By the id of each node that was given notice, when it ends: milliseconds since 1970, or 0 for some day.
+
+    Blocks. Raises `RayError` if Ray's control service does not answer within `timeout_s` seconds.
+    """
+    gcs = RAYLET.GcsClient(address=ray.get_runtime_context().gcs_address)
+    deadlines_ms: dict[str, int] = gcs.get_draining_nodes(timeout=timeout_s)
+    return deadlines_ms
+
+
+def resources_of_this_machine() -> dict[str, float]:
+    """The resources that Ray will find when it starts here."""
+    found: dict[str, float] = ResourceAndLabelSpec().resolve(is_head=True).to_resource_dict()  # type: ignore[no-untyped-call]
+    return found

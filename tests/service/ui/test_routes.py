@@ -10,11 +10,12 @@ import pytest
 
 from service.access.access_control import AccessControl
 from service.settings import AccessSettings
-from service.ui.routes import PAGE, page_files
+from service.ui.routes import PAGE
 from tests.service.keyed_http import KeyedHttp
 from tests.service.scripted_http import ScriptedHttp
 
-MODULES = [path for path in page_files() if path.endswith(".js")]
+FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
+MODULES = [path for path in FILES if path.endswith(".js")]
 
 
 class Addresses(HTMLParser):
@@ -35,7 +36,7 @@ class Addresses(HTMLParser):
 
 def index() -> Addresses:
     addresses = Addresses()
-    addresses.feed(page_files()["index.html"].content.decode())
+    addresses.feed(FILES["index.html"].read_text())
     return addresses
 
 
@@ -48,7 +49,7 @@ def index() -> Addresses:
         ("app/main.js", "text/javascript; charset=utf-8"),
         ("styles/base.css", "text/css; charset=utf-8"),
         ("icon.svg", "image/svg+xml"),
-        ("vendor/hyparquet/LICENSE", "text/plain; charset=utf-8"),
+        ("vendor/hyparquet/LICENSE", "application/octet-stream"),
     ],
 )
 def test_a_file_of_the_page_is_served_with_its_type_under_both_prefixes(
@@ -80,15 +81,15 @@ def test_the_page_loads_files_of_its_own_and_has_no_code_or_style_inline() -> No
     addresses = index()
     files = [address for address in addresses.loaded if not address.startswith("#")]
     assert addresses.inline == []
-    assert set(files) <= page_files().keys()
+    assert set(files) <= FILES.keys()
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_what_a_module_imports_is_a_file_of_the_page(module: str) -> None:
-    code = sub(r"/\*.*?\*/", "", page_files()[module].content.decode(), flags=DOTALL)
+    code = sub(r"/\*.*?\*/", "", FILES[module].read_text(), flags=DOTALL)
     imported = findall(r"""(?:\bfrom |^import |\bimport\()["']([^"']+)["']""", code, flags=MULTILINE)
     folder = module.rpartition("/")[0]
-    assert [address for address in imported if normpath(join(folder, address)) not in page_files()] == []
+    assert [address for address in imported if normpath(join(folder, address)) not in FILES] == []
 
 
 def test_the_address_without_a_slash_leads_to_the_page_also_behind_a_gateways_prefix() -> None:
@@ -149,9 +150,9 @@ def test_a_name_that_only_resolves_to_loopback_gets_no_page() -> None:
 
 
 def test_every_vendored_library_has_its_licence() -> None:
-    folders = {path.split("/")[1] for path in page_files() if path.startswith("vendor/") and path.count("/") > 1}
+    folders = {path.split("/")[1] for path in FILES if path.startswith("vendor/") and path.count("/") > 1}
     assert folders == {"fzstd", "hyparquet"}
-    assert {f"vendor/{folder}/LICENSE" for folder in folders} <= page_files().keys()
+    assert {f"vendor/{folder}/LICENSE" for folder in folders} <= FILES.keys()
 
 
 def test_the_bill_of_materials_has_every_vendored_library_in_the_version_that_the_table_says() -> None:

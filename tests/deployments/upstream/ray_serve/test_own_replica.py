@@ -25,7 +25,7 @@ from deployments.upstream.ray_serve.own_replica import (
     most_replicas,
     seconds_until_node_leaves,
 )
-from deployments.upstream.ray_serve.ray_internals import RAYLET
+from deployments.upstream.ray_serve.serve_internals import RAYLET
 from tests import virtual_time
 
 
