@@ -4,11 +4,12 @@ A record has entries by name; to a storage both are bytes. `SqliteStorage` and `
 (`deployments/storage/databases.py`) implement it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
 
 from deployments.failures import StoreLost
 
@@ -93,11 +94,25 @@ AWAY_S = 60.0
 AWAY_RETRY_S = 0.5
 
 
-def attempts(lost: type[Exception]) -> AsyncRetrying:
-    """Calls a store again that is away, for as long as the call raises `lost`: a repeated call changes nothing."""
+def attempts(
+    lost: type[Exception], within_s: float = AWAY_S, on_first: Callable[[object], None] = lambda _: None
+) -> AsyncRetrying:
+    """Calls a store again that is away, for as long as the call raises `lost`: a repeated call changes nothing.
+
+    Args:
+        within_s: seconds after which the last failure is raised.
+        on_first: called with the first failure.
+    """
+    ends_at = asyncio.get_running_loop().time() + within_s
+
+    def before_sleep(state: RetryCallState) -> None:
+        if state.attempt_number == 1 and state.outcome is not None:
+            on_first(state.outcome.exception())
+
     return AsyncRetrying(
         retry=retry_if_exception_type((lost, StoreReplaced)),
         wait=wait_fixed(AWAY_RETRY_S),
-        stop=stop_after_attempt(1 + round(AWAY_S / AWAY_RETRY_S)),
+        stop=lambda _: asyncio.get_running_loop().time() >= ends_at,
+        before_sleep=before_sleep,
         reraise=True,
     )

@@ -6,18 +6,17 @@ problem. `JobWriter` writes what the jobs of one ingress replica have to keep, t
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from tenacity import RetryCallState, retry, retry_if_exception_type, wait_fixed
-
 from deployments.failures import StoreLost
 from deployments.jobs.records import Claim, Ended, JobWrite
 from deployments.rpc.batching import CallBatcher, group_commit
-from deployments.storage.storage import EntryName
+from deployments.storage.storage import EntryName, attempts
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
 from service.jobs.codec import JournalProgress, outline_entry, start_entries, turn_entry
@@ -30,15 +29,13 @@ from service.rollouts.progress import ProgressLog
 if TYPE_CHECKING:
     from deployments.jobs.store import JobStore
 
-RETRY_S = 0.2
 MOST_TOKENS_INLINE = 8192
 """Bound of the messages of a turn that are encoded on the event loop."""
 logger = logging.getLogger("rollout_service.jobs")
 
 
-def _log_first_loss(state: RetryCallState) -> None:
-    if state.attempt_number == 1 and state.outcome is not None:
-        logger.warning("Jobs cannot be written, trying again: %s", state.outcome.exception())
+def _log_loss(lost: object) -> None:
+    logger.warning("Jobs cannot be written, trying again: %s", lost)
 
 
 class JobWriter:
@@ -72,8 +69,9 @@ class JobWriter:
         of_jobs: defaultdict[tuple[str, int], list[JobWrite]] = defaultdict(list)
         for write in writes:
             of_jobs[write.job_id, write.epoch].append(write)
+        merged = [_merged_write(of_job) for of_job in of_jobs.values()]
         try:
-            made = await self._made([_merged_write(of_job) for of_job in of_jobs.values()])
+            made = await attempts(StoreLost, math.inf, _log_loss)(self._store.write, self._owner, merged)
         except Exception:
             logger.exception("Jobs could not be written; they are given up here.")
             made = [False] * len(of_jobs)
@@ -81,10 +79,6 @@ class JobWriter:
         for job_id, epoch in (of_job for of_job in of_jobs if not is_made[of_job]):
             self._on_lost(job_id, epoch)
         return [is_made[write.job_id, write.epoch] for write in writes]
-
-    @retry(retry=retry_if_exception_type(StoreLost), wait=wait_fixed(RETRY_S), before_sleep=_log_first_loss)
-    async def _made(self, writes: list[JobWrite]) -> list[bool]:
-        return await self._store.write(self._owner, writes)
 
 
 def _merged_write(writes: Sequence[JobWrite]) -> JobWrite:
