@@ -70,6 +70,7 @@ class JobWriter:
         for write in writes:
             of_jobs[write.job_id, write.epoch].append(write)
         merged = [_merged_write(of_job) for of_job in of_jobs.values()]
+        made: list[bool]
         try:
             made = await attempts(StoreLost, math.inf, _log_loss)(self._store.write, self._owner, merged)
         except Exception:
