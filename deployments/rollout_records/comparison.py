@@ -5,7 +5,7 @@ No I/O.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain, compress, islice
 from typing import Any
 
 import numpy as np
@@ -193,8 +193,8 @@ def _labelled(count: int, spans: Sequence[tuple[int, int, str]]) -> TokenLabels[
     Tokens in none of them, and those of further names than `MOST_LABELS`, are unknown.
     """
     codes: dict[str, int] = {}
-    told = {*[*dict.fromkeys(name for *_, name in spans)][:MOST_LABELS]}
-    of_span = [codes.setdefault(name if name in told and name else UNKNOWN, len(codes)) for *_, name in spans]
+    told = set(islice(dict.fromkeys(name for *_, name in spans if name), MOST_LABELS))
+    of_span = [codes.setdefault(name if name in told else UNKNOWN, len(codes)) for *_, name in spans]
     of_token = np.full(count, -1, np.intp)
     for (start, end, _), code in zip(reversed(spans), reversed(of_span), strict=True):
         of_token[start:end] = code
