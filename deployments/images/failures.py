@@ -3,11 +3,11 @@
 from deployments.failures import StoreFailure
 
 
-class _ImageFailure(StoreFailure):
+class ImageFailure(StoreFailure):
     """A call of the image store was not carried out."""
 
 
-class ImageUnknown(_ImageFailure):
+class ImageUnknown(ImageFailure):
     """The image never was, is another key's, or has expired."""
 
     status = 404
@@ -15,7 +15,7 @@ class ImageUnknown(_ImageFailure):
     title = "The image is not known"
 
 
-class ImagesFull(_ImageFailure):
+class ImagesFull(ImageFailure):
     """The images that are kept leave no room for another one."""
 
     status = 429
@@ -25,7 +25,7 @@ class ImagesFull(_ImageFailure):
     retry_after_s = 30
 
 
-class ImagesNotConfigured(_ImageFailure):
+class ImagesNotConfigured(ImageFailure):
     """The config has no `images`."""
 
     status = 501

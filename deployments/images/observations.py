@@ -44,7 +44,7 @@ class ObservedImages:
         if (most := self._checks.settings.max_images) < len(shown):
             raise _broken(f"it shows {len(shown)} images, and images.max_images allows {most}")
         contents = list(dict.fromkeys(image for image in shown if isinstance(image, bytes)))
-        await self._check(contents)
+        await asyncio.gather(*map(self._check, contents))
         try:
             await self._refuse_names([image for image in shown if isinstance(image, str)], owner)
             names = await self._store.put(contents, owner) if contents else []
@@ -56,13 +56,11 @@ class ObservedImages:
         named = [_with_names(message, name_of) for message in messages]
         return replace(outcome, observation=named if isinstance(outcome.observation, list) else named[0])
 
-    async def _check(self, contents: Sequence[bytes]) -> None:
-        failures = await asyncio.gather(*map(self._checks.checked, contents), return_exceptions=True)
-        for data, failure in zip(contents, failures, strict=True):
-            if isinstance(failure, ImageRefused):
-                raise _broken(f"an image of {len(data)} bytes: {failure}") from failure
-            if isinstance(failure, BaseException):
-                raise failure
+    async def _check(self, data: bytes) -> None:
+        try:
+            await self._checks.checked(data)
+        except ImageRefused as refused:
+            raise _broken(f"an image of {len(data)} bytes: {refused}") from refused
 
     async def _refuse_names(self, names: Sequence[str], owner: str | None) -> None:
         for name in names:

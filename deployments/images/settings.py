@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from deployments.storage.settings import StorageSettings
+from deployments.storage.storage import StorageSettings
 
 MIB = 2**20
 GIB = 2**30

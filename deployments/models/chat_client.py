@@ -73,7 +73,6 @@ class HttpChatModel(ChatModel):
             **parameters,
             "messages": [_sent(message) for message in messages],
         }
-        attempts = 0
         async with self._slots:
             retrying = AsyncRetrying(
                 stop=stop_after_attempt(1 + self._settings.retries) | stop_before_delay(self._settings.give_up_after_s),
@@ -83,9 +82,8 @@ class HttpChatModel(ChatModel):
             )
             async for attempt in retrying:
                 with attempt:
-                    attempts += 1
                     answer = await self._attempt(body)
-        return self._reply(answer, time.monotonic() - started, attempts)
+        return self._reply(answer, time.monotonic() - started, attempt.retry_state.attempt_number)
 
     async def _attempt(self, body: Mapping[str, Any]) -> Any:
         """Raises `AttemptFailed` or `ModelRefused`."""

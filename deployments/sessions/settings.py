@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from deployments.storage.settings import StorageSettings
+from deployments.storage.storage import StorageSettings
 
 GIB = 2**30
 _HARMONY_MODELS = frozenset({"gpt_oss"})

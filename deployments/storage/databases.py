@@ -17,10 +17,10 @@ import ray
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, WatchError
 
-from deployments.storage.settings import StorageSettings
 from deployments.storage.storage import (
     EntryName,
     Storage,
+    StorageSettings,
     StoredChange,
     StoredRecord,
     StoreKind,

@@ -1,16 +1,20 @@
-"""The port to a store's durable storage: `Storage`, and the records that it keeps.
+"""The port to a store's durable storage: `Storage`, the records that it keeps, and the settings that name it.
 
 A record has entries by name; to a storage both are bytes. `SqliteStorage` and `RedisStorage`
 (`deployments/storage/databases.py`) implement it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
+from urllib.parse import urlsplit
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+from pydantic import Field, model_validator
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
 
 from deployments.failures import StoreLost
+from deployments.strict_settings import StrictSettings
 
 
 class EntryName(NamedTuple):
@@ -93,11 +97,54 @@ AWAY_S = 60.0
 AWAY_RETRY_S = 0.5
 
 
-def attempts(lost: type[Exception]) -> AsyncRetrying:
-    """Calls a store again that is away, for as long as the call raises `lost`: a repeated call changes nothing."""
+def attempts(
+    lost: type[Exception], within_s: float = AWAY_S, on_first: Callable[[object], None] = lambda _: None
+) -> AsyncRetrying:
+    """Calls a store again that is away, for as long as the call raises `lost`: a repeated call changes nothing.
+
+    Args:
+        within_s: seconds after which the last failure is raised.
+        on_first: called with the first failure.
+    """
+    ends_at = asyncio.get_running_loop().time() + within_s
+
+    def before_sleep(state: RetryCallState) -> None:
+        if state.attempt_number == 1 and state.outcome is not None:
+            on_first(state.outcome.exception())
+
     return AsyncRetrying(
         retry=retry_if_exception_type((lost, StoreReplaced)),
         wait=wait_fixed(AWAY_RETRY_S),
-        stop=stop_after_attempt(1 + round(AWAY_S / AWAY_RETRY_S)),
+        stop=lambda _: asyncio.get_running_loop().time() >= ends_at,
+        before_sleep=before_sleep,
         reraise=True,
     )
+
+
+class StorageSettings(StrictSettings):
+    folder: str | None = None
+    """Where they are kept, in a SQLite database. If the folder outlives the machine, so do they. It must be on a disk
+    of the node itself: SQLite is not safe on a network file system. Default: a temporary folder of the Ray cluster,
+    which lives as long as the cluster."""
+    redis_url: str | None = None
+    """A Redis in place of the folder, such as `redis://:password@host:6379/0`. A cluster of several nodes needs it,
+    because the store may be started again on another node."""
+    redis_password_file: str | None = None
+    """A file with the password of the Redis, such as a mounted secret, in place of one in `redis_url`. Every node
+    needs it."""
+    redis_prefix: str = Field(default="rollout", min_length=1, max_length=100)
+    """Begins the names of all keys in Redis: two services that share a Redis need two prefixes."""
+
+    @model_validator(mode="after")
+    def _password_has_a_redis(self) -> Self:
+        if self.redis_password_file is not None and self.redis_url is None:
+            raise ValueError("redis_password_file has no meaning without redis_url: give both or neither")
+        if self.redis_password_file is not None and _has_password(self.redis_url):
+            raise ValueError(
+                "redis_url has a password, and redis_password_file names another one: remove one of the two"
+            )
+        return self
+
+
+def _has_password(redis_url: str | None) -> bool:
+    return redis_url is not None and urlsplit(redis_url).password is not None

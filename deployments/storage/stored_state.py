@@ -17,11 +17,11 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from deployments import logs
 from deployments.storage.databases import storage_of
-from deployments.storage.settings import StorageSettings
 from deployments.storage.storage import (
     EntryName,
     Storage,
     StorageFailed,
+    StorageSettings,
     StoredChange,
     StoredRecord,
     StoreKind,

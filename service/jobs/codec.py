@@ -6,7 +6,7 @@ A journal entry is one JSON object: a turn (`position`, `first_message`, `state`
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from pydantic_core import from_json
@@ -22,40 +22,35 @@ from service.rollouts.episode_records import EpisodeState, MetricCounts, PlayedG
 STARTS_PER_ENTRY = 64
 
 
-@dataclass(slots=True)
-class JournalProgress:
-    """The decoded journal of a job."""
+def read_entry(entry: bytes, episodes: dict[int, EpisodeState], started: dict[int, SampleInput]) -> int | None:
+    """Adds a journal entry to what the entries before it have told. Returns the position of its rollout, if any.
 
-    episodes: dict[int, EpisodeState] = field(default_factory=dict)
-    """By position in the response."""
-    started: dict[int, SampleInput] = field(default_factory=dict)
-    """By position in the request."""
+    Args:
+        episodes: by position in the response.
+        started: by position in the request.
+    """
+    fields = from_json(entry)
+    if "started" in fields:
+        started.update((position, SampleInput.model_validate(sample)) for position, sample in fields["started"])
+        return None
+    position: int = fields["position"]
+    first, state = fields["first_message"], state_of(fields["state"])
+    if first:
+        earlier = episodes[position]
+        made = (made for made in earlier.generations if made.message < first)
+        state = replace(
+            state,
+            messages=[*earlier.messages[:first], *state.messages],
+            generations=(*made, *state.generations),
+            before=(*earlier.before, earlier.turn_state),
+        )
+    episodes[position] = state
+    return position
 
-    def add(self, entry: bytes) -> list[int]:
-        """Adds a journal entry, in the order in which they were written. Returns the position of its rollout, if
-        any."""
-        fields = from_json(entry)
-        if "started" in fields:
-            self.started |= {position: SampleInput.model_validate(sample) for position, sample in fields["started"]}
-            return []
-        position, first, state = fields["position"], fields["first_message"], state_of(fields["state"])
-        if first:
-            earlier = self.episodes[position]
-            made = (made for made in earlier.generations if made.message < first)
-            state = replace(
-                state,
-                messages=[*earlier.messages[:first], *state.messages],
-                generations=(*made, *state.generations),
-                before=(*earlier.before, earlier.turn_state),
-            )
-        self.episodes[position] = state
-        return [position]
 
-    def add_outline(self, outline: bytes) -> list[int]:
-        """Returns the positions of its rollouts."""
-        turns = from_json(outline)
-        self.episodes |= {turn["position"]: state_of(turn["state"]) for turn in turns}
-        return [turn["position"] for turn in turns]
+def read_outline(outline: bytes) -> dict[int, EpisodeState]:
+    """The states of its rollouts, by position."""
+    return {turn["position"]: state_of(turn["state"]) for turn in from_json(outline)}
 
 
 def turn_entry(position: int, first_message: int, state: EpisodeState) -> bytes:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from fastapi.responses import Response, StreamingResponse
 from pydantic_core import from_json
 
-from deployments.failures import StoreLost
+from deployments.failures import JobStoreLost, StoreLost
 from deployments.jobs.records import EventsPage
-from deployments.storage.storage import StorageFailed
+from deployments.storage.storage import attempts
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.problems import Problem
@@ -33,7 +33,6 @@ WAIT_S = 10.0
 """Longest wait of one call of the store for an event."""
 STORE_BACK_WITHIN_S = 30.0
 """Time for which a lost store is asked again."""
-RETRY_S = 0.2
 SAMPLE = b',"sample":'
 
 
@@ -52,31 +51,17 @@ async def pages_of(
     # The first page does not wait: an answer begins at once.
     wait_s = 0.0
     while True:
-        page = await _page_of(store, job_id, namespace, after, wait_s)
+        # The caller of the first page was sent nothing yet: it gets the refusal of a database that fails.
+        lost = StoreLost if wait_s else JobStoreLost
+        page: EventsPage = await attempts(lost, STORE_BACK_WITHIN_S)(
+            store.events, job_id, namespace, after, PAGE_BYTES, wait_s
+        )
         yield page
         wait_s = WAIT_S
         after = page.events[-1][0] if page.events else after
         is_at_end = after >= page.record.last_event
         if is_at_end and (page.record.has_ended or not follow):
             return
-
-
-async def _page_of(store: "JobStore", job_id: str, namespace: str, after: int, wait_s: float) -> EventsPage:
-    """The next page of events.
-
-    Args:
-        wait_s: 0 for the first page, whose caller was sent nothing yet.
-    """
-    deadline = asyncio.get_running_loop().time() + STORE_BACK_WITHIN_S
-    while True:
-        try:
-            return await store.events(job_id, namespace, after, PAGE_BYTES, wait_s)
-        except StoreLost as lost:
-            # A store that restarts is there again in seconds; one that says that its database fails has waited for it.
-            says_so_at_once = wait_s == 0 and isinstance(lost, StorageFailed)
-            if says_so_at_once or asyncio.get_running_loop().time() >= deadline:
-                raise
-            await asyncio.sleep(RETRY_S)
 
 
 Pages = AsyncGenerator[EventsPage, None]

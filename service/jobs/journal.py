@@ -6,21 +6,20 @@ problem. `JobWriter` writes what the jobs of one ingress replica have to keep, t
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from tenacity import RetryCallState, retry, retry_if_exception_type, wait_fixed
-
 from deployments.failures import StoreLost
 from deployments.jobs.records import Claim, Ended, JobWrite
 from deployments.rpc.batching import CallBatcher, group_commit
-from deployments.storage.storage import EntryName
+from deployments.storage.storage import EntryName, attempts
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
-from service.jobs.codec import JournalProgress, outline_entry, start_entries, turn_entry
+from service.jobs.codec import outline_entry, read_entry, read_outline, start_entries, turn_entry
 from service.jobs.cursor import RANGES, ledger_entry, ranges_entry, selection_entry
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeState
@@ -30,15 +29,13 @@ from service.rollouts.progress import ProgressLog
 if TYPE_CHECKING:
     from deployments.jobs.store import JobStore
 
-RETRY_S = 0.2
 MOST_TOKENS_INLINE = 8192
 """Bound of the messages of a turn that are encoded on the event loop."""
 logger = logging.getLogger("rollout_service.jobs")
 
 
-def _log_first_loss(state: RetryCallState) -> None:
-    if state.attempt_number == 1 and state.outcome is not None:
-        logger.warning("Jobs cannot be written, trying again: %s", state.outcome.exception())
+def _log_loss(lost: object) -> None:
+    logger.warning("Jobs cannot be written, trying again: %s", lost)
 
 
 class JobWriter:
@@ -72,8 +69,10 @@ class JobWriter:
         of_jobs: defaultdict[tuple[str, int], list[JobWrite]] = defaultdict(list)
         for write in writes:
             of_jobs[write.job_id, write.epoch].append(write)
+        merged = [_merged_write(of_job) for of_job in of_jobs.values()]
+        made: list[bool]
         try:
-            made = await self._made([_merged_write(of_job) for of_job in of_jobs.values()])
+            made = await attempts(StoreLost, math.inf, _log_loss)(self._store.write, self._owner, merged)
         except Exception:
             logger.exception("Jobs could not be written; they are given up here.")
             made = [False] * len(of_jobs)
@@ -81,10 +80,6 @@ class JobWriter:
         for job_id, epoch in (of_job for of_job in of_jobs if not is_made[of_job]):
             self._on_lost(job_id, epoch)
         return [is_made[write.job_id, write.epoch] for write in writes]
-
-    @retry(retry=retry_if_exception_type(StoreLost), wait=wait_fixed(RETRY_S), before_sleep=_log_first_loss)
-    async def _made(self, writes: list[JobWrite]) -> list[bool]:
-        return await self._store.write(self._owner, writes)
 
 
 def _merged_write(writes: Sequence[JobWrite]) -> JobWrite:
@@ -112,7 +107,8 @@ class JobJournal(ProgressLog):
     def __init__(self, claim: Claim, writer: JobWriter) -> None:
         self._job_id, self._epoch = claim.record.job_id, claim.record.epoch
         self._writer = writer
-        self._progress = JournalProgress()
+        self._episodes: dict[int, EpisodeState] = {}
+        self._started: dict[int, SampleInput] = {}
         self._written: dict[int, tuple[int, int]] = {}
         """By position: the restarts of the rollout, and how many of its messages are in the journal."""
         self._entries_of: dict[int, list[EntryName]] = defaultdict(list)
@@ -132,17 +128,19 @@ class JobJournal(ProgressLog):
     def load(self, journal: Mapping[EntryName, bytes], outlines: Iterable[bytes], group_size: int) -> None:
         """Takes up what an earlier process has written. In a thread, if it is large."""
         for name, entry in sorted(journal.items()):
-            for position in self._progress.add(entry):
+            if (position := read_entry(entry, self._episodes, self._started)) is not None:
                 self._entries_of[position].append(name)
         for outline in outlines:
-            self.in_events.update(self._progress.add_outline(outline))
-        for position, state in self._progress.episodes.items():
+            ended = read_outline(outline)
+            self.in_events.update(ended)
+            self._episodes |= ended
+        for position, state in self._episodes.items():
             self._written[position] = state.restarts, len(state.messages)
-        self._begun_groups = 1 + max(self._progress.episodes, default=-1) // group_size
+        self._begun_groups = 1 + max(self._episodes, default=-1) // group_size
 
     @property
     def started(self) -> Mapping[int, SampleInput]:
-        return self._progress.started
+        return self._started
 
     async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
         entries = await asyncio.to_thread(list, start_entries(samples))
@@ -157,9 +155,9 @@ class JobJournal(ProgressLog):
 
     def restore(self, episodes: Iterable[Episode]) -> None:
         for episode in episodes:
-            if (state := self._progress.episodes.pop(episode.identity.position, None)) is not None:
+            if (state := self._episodes.pop(episode.identity.position, None)) is not None:
                 episode.restore(state)
-            self._progress.started.pop(episode.identity.group, None)
+            self._started.pop(episode.identity.group, None)
 
     async def turn_ended(self, episode: Episode) -> None:
         position = episode.identity.position

@@ -77,10 +77,17 @@ class _Lane(Generic[Item, Name]):
     """The items that one server can start."""
 
     flows: list[tuple[float, int, Flow[Item, Name], _ItemsInLane[Item]]] = field(default_factory=list)
-    """A heap by virtual time. An entry that is out of date, as of a flow that has left the lane, is mended or dropped
-    when it reaches the top."""
+    """A heap by virtual time. An entry that is out of date is mended when it reaches the top."""
     size: int = 0
     """Items that wait."""
+    outdated: int = 0
+    """Entries of `flows` whose flow has left the lane."""
+
+    def drop_outdated(self, name: Name) -> None:
+        """Removes outdated entries; `name` is the lane's own."""
+        self.flows = [entry for entry in self.flows if entry[2].waiting.get(name) is entry[3]]
+        heapq.heapify(self.flows)
+        self.outdated = 0
 
 
 class FairQueue(Generic[Item, Name]):
@@ -179,8 +186,11 @@ class FairQueue(Generic[Item, Name]):
         lane.size -= 1
         if not (items.by_rank if flow.parts is None else flow.parts.size_of(name)):
             del flow.waiting[name]
+            lane.outdated += 1
         if not lane.size:
             del self._lanes[name]
+        elif lane.outdated > len(lane.flows) // 2:
+            lane.drop_outdated(name)
 
     def size_of(self, lane: Name) -> int:
         """The number of items that wait in the lane."""
@@ -224,6 +234,7 @@ class FairQueue(Generic[Item, Name]):
             virtual_time, number, flow, items = lane.flows[0]
             if flow.waiting.get(name) is not items:
                 heapq.heappop(lane.flows)
+                lane.outdated -= 1
             elif virtual_time != flow.virtual_time:
                 heapq.heapreplace(lane.flows, (flow.virtual_time, number, flow, items))
             else:

@@ -201,12 +201,8 @@ class GenerationScheduler:
         """
         replicas = self._replicas
         replicas.rolling = rolling
-        waiting = [each for each in self._queue if not replicas.admits(each.replica, each.request)]
-        for generation in waiting:
-            self._queue.remove(generation)
-            self._assign(generation.request)
-            self._place(generation)
-        return [generation for generation in waiting if generation.has_started] + list(self._fill_all())
+        moved = self._place_again([each for each in self._queue if not replicas.admits(each.replica, each.request)])
+        return moved + list(self._fill_all())
 
     def set_replicas(self, replicas: Collection[str]) -> Started:
         """Sets the replicas that take calls. Generations that wait for one that is gone wait for others."""
@@ -223,13 +219,18 @@ class GenerationScheduler:
         """Moves all that waits for a replica that is gone, or is suspect while another is not."""
         if replica in self._replicas.windows and self._replicas.are_all_suspect:
             return ()
-        moved = self._queue.items_at(replica)
-        for generation in moved:
-            self._queue.remove(generation)
+        waiting = self._queue.items_at(replica)
+        for generation in waiting:
             self._affinity.mark_failed(generation.request.rollout_id)
+        return self._place_again(waiting)
+
+    def _place_again(self, waiting: Sequence[ScheduledGeneration]) -> list[ScheduledGeneration]:
+        """Assigns generations that wait to other replicas. Returns those that start."""
+        for generation in waiting:
+            self._queue.remove(generation)
             self._assign(generation.request)
             self._place(generation)
-        return [generation for generation in moved if generation.has_started]
+        return [generation for generation in waiting if generation.has_started]
 
     def _leave_suspect(self, generation: ScheduledGeneration) -> None:
         replica = generation.assignment.replica

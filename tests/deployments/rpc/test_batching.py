@@ -14,6 +14,7 @@ from deployments.rpc.batching import (
     BatchResults,
     CallBatcher,
     at_once,
+    group_commit,
     results_as_completed,
     results_of,
 )
@@ -187,3 +188,24 @@ def test_a_cancellation_at_the_other_end_ends_the_message() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(results_of([cancelled()]))
+
+
+@virtual_time.test
+async def test_a_group_commit_makes_one_call_at_a_time_and_what_comes_meanwhile_goes_together_in_its_order() -> None:
+    calls: list[tuple[float, list[int]]] = []
+
+    async def commit(numbers: list[int]) -> list[int | Exception]:
+        calls.append((virtual_time.now(), numbers))
+        await asyncio.sleep(1)
+        return [ValueError("not 3") if number == 3 else 2 * number for number in numbers]
+
+    batcher: CallBatcher[int, int] = group_commit(commit)
+    first = batcher.add(1)
+    await asyncio.sleep(0.5)
+    later = [batcher.add(number) for number in (2, 3, 4)]
+    nobody_waits = batcher.add(5)
+    assert (await first, await later[0], await later[2]) == (2, 4, 8)
+    with pytest.raises(ValueError, match="not 3"):
+        await later[1]
+    assert calls == [(0, [1]), (1, [2, 3, 4, 5])]
+    assert nobody_waits.result() == 10

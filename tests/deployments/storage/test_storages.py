@@ -15,11 +15,11 @@ from fakeredis import FakeAsyncRedis, FakeServer
 from pydantic import ValidationError
 
 from deployments.storage.databases import FolderNotShared, PasswordUnreadable, RedisStorage, SqliteStorage, storage_of
-from deployments.storage.settings import StorageSettings
 from deployments.storage.storage import (
     EntryName,
     Storage,
     StorageFailed,
+    StorageSettings,
     StoredChange,
     StoredRecord,
     StoreKind,
