@@ -97,20 +97,12 @@ class GeneratorReplica(GeneratorReplicaBase):
         store = policy_store_client(policy_store)
         self._node_weights = node_weights_of_replica(store)
         await asyncio.to_thread(self._node_weights.join)
-        named = ServedAdapters(
-            self._engine.adapters,
-            self._node_weights,
-            self._engine.canary.try_adapter,
-            lambda: self._engine.weights.loaded.full,
-        )
         self._commands = CommandRunner(
-            self._engine.weights,
-            self._engine.is_alive,
+            self._engine,
+            ServedAdapters(self._engine, self._node_weights),
             store,
             partial(registration_of, settings.workers),
             self._node_weights,
-            self._engine.canary,
-            named,
         )
         self._running_commands = asyncio.create_task(self._commands.run())
         is_current = asyncio.create_task(self._commands.is_current.wait())

@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,14 +26,6 @@ NOT_ASKED = "the transfer was begun without a file"
 CHECKSUM_STEP_S = 0.004
 CHECKSUM_PAUSE_S = 0.02
 """A checksum takes at most CHECKSUM_STEP_S of every CHECKSUM_STEP_S + CHECKSUM_PAUSE_S seconds of the workers' time."""
-
-
-@dataclass(frozen=True, slots=True)
-class _StagedWeights:
-    """`adapter` is `None` for full weights."""
-
-    version: int
-    adapter: LoadedAdapter | None = None
 
 
 class WeightsNotLoaded(Exception):
@@ -68,7 +59,8 @@ class WeightUpdater:
         self._recomputed_tokens = 0
         """Tokens recomputed after the last pause."""
         self._adapters = adapters
-        self._staged: _StagedWeights | None = None
+        self._staged: tuple[int, LoadedAdapter | None] | None = None
+        """The version, and its adapter; `None` for full weights."""
         self._paused_at = 0.0
         self._in_transfer = False
         """Whether the weights may be of two versions: full ones have to be swapped in, or the transfer finished."""
@@ -94,10 +86,6 @@ class WeightUpdater:
         """Names of the folders of adapters that must be kept."""
         return self._adapters.needed
 
-    async def label_initial_weights(self) -> None:
-        """Makes the engine name the weights that it started with in its outputs."""
-        await self._llm.update_weight_version(str(INITIAL_VERSION))
-
     async def stage(self, version: int, path: Path) -> None:
         """Reads the safetensors file at `path` into the workers' memory; generations go on.
 
@@ -107,7 +95,7 @@ class WeightUpdater:
         await self._llm.collective_rpc("begin_staging", args=(str(path),))
         while not all(_results_of_workers(await self._llm.collective_rpc("staged"))):
             await asyncio.sleep(STAGING_POLL_S)
-        self._staged = _StagedWeights(version)
+        self._staged = version, None
 
     async def stage_adapter(self, version: int, folder: Path) -> None:
         """Loads the LoRA adapter in `folder`, which must be kept as long as `needed_adapters` names it.
@@ -115,12 +103,12 @@ class WeightUpdater:
         Raises:
             Exception: what vLLM raises for an adapter that it cannot use.
         """
-        self._staged = _StagedWeights(version, await self._adapters.load(str(version), version, folder))
+        self._staged = version, await self._adapters.load(str(version), version, folder)
 
     @property
     def stages_other_full_weights(self) -> bool:
         """Whether full weights are staged, and the engine generates with others."""
-        return self._staged is not None and self._staged.adapter is None and not self.is_paused
+        return self._staged is not None and self._staged[1] is None and not self.is_paused
 
     @property
     def is_on_trial(self) -> bool:
@@ -144,7 +132,7 @@ class WeightUpdater:
         """
         if self._staged is None:
             raise RuntimeError("Nothing is staged.")
-        version, adapter = self._staged.version, self._staged.adapter
+        version, adapter = self._staged
         if adapter is not None and self._in_transfer:
             raise RuntimeError("A transfer broke off: full weights have to be loaded before an adapter.")
         if is_trial:

@@ -42,7 +42,7 @@ from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.image_prompts import ImagePrompts
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.served_call import ServedCall
-from deployments.generation.serving.session_call import SessionCall, SessionCallsInFlight
+from deployments.generation.serving.session_call import SessionCall, SessionCallClient
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.generation.serving.sglang_generate import AnsweredGenerate
 from deployments.generation.serving.sglang_requests import SGLangRequest
@@ -169,12 +169,12 @@ class ServingLayers:
     ) -> None:
         """`sessions` is where calls of sessions are recorded; `None` for a service that keeps none."""
         self._grammars = GrammarChecks(engine.llm.vllm_config, grammar_time_limit_s)
-        self._sessions: SessionCallsInFlight | None = None
+        self._sessions: SessionCallClient | None = None
         images: ImagePrompts | None = None
         if sessions is not None or engine.images is not None:
             renderer = _template_renderer(engine, split_special_tokens)
             if sessions is not None:
-                self._sessions = SessionCallsInFlight(sessions, renderer, engine.interrupt, engine.image_tokens)
+                self._sessions = SessionCallClient(sessions, renderer, engine.interrupt, engine.image_tokens)
             if engine.images is not None:
                 images = ImagePrompts(engine, renderer)
         client = RecordingClient(engine, self._grammars)
@@ -186,12 +186,12 @@ class ServingLayers:
         Raises:
             GenerationRejected: it is a call of a session, and the service keeps none.
         """
-        call = ServedCall(request)
+        session = None
         if request.session_id is not None:
             if self._sessions is None:
                 raise GenerationRejected("The service keeps no sessions.")
-            call.session = SessionCall(call, request.session_id, self._sessions)
-        return answer_parts(self._endpoints[request.endpoint].answered, call)
+            session = SessionCall(request, request.session_id, self._sessions)
+        return answer_parts(self._endpoints[request.endpoint].answered, ServedCall(request, session))
 
     def close(self) -> None:
         """Ends the processes that calls have started."""
