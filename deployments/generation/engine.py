@@ -286,10 +286,9 @@ class VLLMEngine(Engine):
         return True
 
     async def answer(self) -> None:
-        """Raises `GenerationLost` if the engine has died, or seems to hang."""
+        """Raises `GenerationLost` if the engine has died."""
         if not await self.is_alive():
             raise GenerationLost("The engine of the generator replica died; the replica is being replaced.")
-        self._health.refuse_suspect()
 
     async def check_health(self) -> None:
         """Raises `EngineDeadError` if the engine has died, or what `EngineHealth.check` raises."""

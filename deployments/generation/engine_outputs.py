@@ -26,7 +26,7 @@ from deployments.failures import (
 )
 from deployments.generation.adapters import Adapters, refuse_to_score_with
 from deployments.generation.continued_completion import ContinuedCompletion
-from deployments.generation.engine_requests import expert_column, logprob_columns, whole_positions
+from deployments.generation.engine_requests import expert_column, logprob_columns, spans_of, whole_positions
 from deployments.generation.output_health import refuse_not_finite
 from deployments.generation.running_generations import RunningGeneration, RunningGenerations
 from deployments.generation.weight_updater import WeightUpdater
@@ -93,8 +93,8 @@ class GeneratedChoice:
             self.logprobs.extend(logprobs)
         if completion.finish_reason is not None:
             self.finish_reason = completion.finish_reason
-        if (spans := completion.weight_versions) is not None:
-            self.weight_versions = tuple(WeightSpan(span.version, span.start, span.end) for span in spans)
+        if completion.weight_versions is not None:
+            self.weight_versions = spans_of(completion)
 
     @property
     def columns(self) -> dict[str, PackedNumbers]:

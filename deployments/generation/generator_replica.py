@@ -90,8 +90,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         if has_metrics:
             self._flushing = asyncio.create_task(flush_periodically(INSTRUMENTS, metrics_report_interval_s()))
         self._sessions = None if sessions is None else session_store_client(sessions)
-        self._grammar_time_limit_s = settings.grammar_time_limit_s
-        self._split_special_tokens = settings.split_special_tokens
+        self._settings = settings
         self._serving: ServingLayers | None = None
         self._aborts = CallAborts(self._engine.interrupt)
         store = policy_store_client(policy_store)
@@ -129,14 +128,7 @@ class GeneratorReplica(GeneratorReplicaBase):
             # Imported with the first call: the modules of vLLM's servers take a second.
             from deployments.generation.serving.layers import ServingLayers
 
-            self._serving = ServingLayers(
-                self._engine,
-                self._responses,
-                self._sessions,
-                self._grammar_time_limit_s,
-                self._split_special_tokens,
-                self._aborts,
-            )
+            self._serving = ServingLayers(self._engine, self._settings, self._responses, self._sessions, self._aborts)
         return self._serving.answer(request)
 
     async def abort_calls(self, calls: CallsToAbort) -> None:

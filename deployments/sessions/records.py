@@ -191,7 +191,7 @@ class PreparedPrompt:
     """Those of the whole prompt."""
 
 
-NO_PLAN = Plan(after=None, covered=0, token_ids=(), response_ids=())
+NO_PLAN = Plan(after=None, covered=0, token_ids=packed_ids(()), response_ids=packed_ids(()))
 """The plan of a call that continues nothing."""
 
 

@@ -164,8 +164,7 @@ class AnsweredResponses(OpenAIServingResponses):
         if isinstance(answer, ErrorResponse):
             return answer
         if not isinstance(answer, ResponsesResponse):
-            events = ending_as_they_end(answer)
-            return _as_sent(_recorded_responses(events, call))
+            return _sent_responses(ending_as_they_end(answer), call)
         await call.record({0: shown_output(answer.output)})
         return answer
 
@@ -257,20 +256,13 @@ async def _answered_events(
         yield event
 
 
-async def _recorded_responses(events: AsyncGenerator[Any, None], call: ServedCall) -> AsyncGenerator[Any, None]:
-    """The events of a response; in a session the last one waits until the call is recorded."""
+async def _sent_responses(events: AsyncGenerator[Any, None], call: ServedCall) -> AsyncGenerator[str, None]:
+    """The events of a response as they are sent; in a session the last one waits until the call is recorded."""
     async with aclosing(events):
         async for event in events:
             response = getattr(event, "response", None)
             if event.type in ("response.completed", "response.incomplete") and response is not None:
                 await call.record({0: shown_output(response.output)})
-            yield event
-
-
-async def _as_sent(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
-    """The events of a response as they are sent."""
-    async with aclosing(events):
-        async for event in events:
             yield f"event: {event.type}\ndata: {event.model_dump_json(indent=None, by_alias=True)}\n\n"
 
 

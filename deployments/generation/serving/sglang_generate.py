@@ -6,10 +6,11 @@ SGLang's are by default; the log-probabilities of a prompt are in those that end
 """
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import orjson
@@ -37,7 +38,7 @@ _TokenLogprob = tuple[float | None, int, str | None]
 """The log-probability of a token, its id, and its text where texts are asked for: an entry of SGLang's lists."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class PromptAnswer:
     """The answer to one prompt, as far as the engine's outputs have come."""
 
@@ -51,22 +52,16 @@ class PromptAnswer:
     """The text of a token; `None` where none are asked for."""
     version: str
     """The weights with which it begins."""
-    texts: list[list[str]] = field(init=False)
+    texts: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     """The parts of each choice's text."""
-    lengths: list[int] = field(init=False)
+    lengths: Counter[int] = field(default_factory=Counter)
     """Tokens of each choice: the call may have more of them already."""
-    have_ended: list[bool] = field(init=False)
-    stop_reasons: list[int | str | None] = field(init=False)
+    stop_reasons: dict[int, int | str | None] = field(default_factory=dict)
+    """Of each choice that has ended."""
     prompt_logprobs: Sequence[Any] = ()
     """vLLM's, a mapping for each token but the first."""
     cached_tokens: int = 0
     next_event_at: float = 0.0
-    _prompt_logprobs: orjson.Fragment | None = None
-
-    def __post_init__(self) -> None:
-        count = self.request.sampling_params.n
-        self.texts = [[] for _ in range(count)]
-        self.lengths, self.have_ended, self.stop_reasons = [0] * count, [False] * count, [None] * count
 
     def add(self, output: RequestOutput) -> list[int]:
         """Takes an output of the engine, with the tokens since the one before. Returns the choices in it."""
@@ -74,11 +69,10 @@ class PromptAnswer:
             self.prompt_logprobs = output.prompt_logprobs
         self.cached_tokens = output.num_cached_tokens or self.cached_tokens
         for completion in output.outputs:
-            place = completion.index
-            self.texts[place].append(completion.text)
-            self.lengths[place] += len(completion.token_ids)
+            self.texts[completion.index].append(completion.text)
+            self.lengths[completion.index] += len(completion.token_ids)
             if completion.finished():
-                self.have_ended[place], self.stop_reasons[place] = True, completion.stop_reason
+                self.stop_reasons[completion.index] = completion.stop_reason
         return [completion.index for completion in output.outputs]
 
     def choice(self, place: int) -> dict[str, Any]:
@@ -103,16 +97,16 @@ class PromptAnswer:
             shown = zip(choice.logprobs[: len(token_ids)], token_ids, strict=True)
             meta["output_token_logprobs"] = [self._entry(logprob, token_id) for logprob, token_id in shown]
             meta["output_token_logprobs_length"] = len(token_ids)
-            if self.have_ended[place]:
-                meta["input_token_logprobs"] = self._of_prompt()
+            if place in self.stop_reasons:
+                meta["input_token_logprobs"] = self._of_prompt
         return {"text": "".join(self.texts[place]) if generates else "", "output_ids": token_ids, "meta_info": meta}
 
     def _choice(self, place: int) -> GeneratedChoice:
         return self.call.choices.get(self.first + place) or GeneratedChoice()
 
     def _finish_reason(self, place: int) -> dict[str, Any] | None:
-        choice, stop_reason = self._choice(place), self.stop_reasons[place]
-        match choice.finish_reason if self.have_ended[place] else None:
+        choice, stop_reason = self._choice(place), self.stop_reasons.get(place)
+        match choice.finish_reason if place in self.stop_reasons else None:
             case None:
                 return None
             case "abort":
@@ -124,11 +118,10 @@ class PromptAnswer:
             case reason:
                 return {"type": reason, "length": len(choice.token_ids)}
 
+    @cached_property
     def _of_prompt(self) -> orjson.Fragment:
-        """The log-probabilities of the prompt, made once. The first one is null, wherever they begin."""
-        if self._prompt_logprobs is None:
-            self._prompt_logprobs = orjson.Fragment(orjson.dumps(self._prompt_numbers()))
-        return self._prompt_logprobs
+        """The log-probabilities of the prompt. The first one is null, wherever they begin."""
+        return orjson.Fragment(orjson.dumps(self._prompt_numbers()))
 
     def _prompt_numbers(self) -> list[_TokenLogprob]:
         start = self.request.logprob_start_len
@@ -246,7 +239,7 @@ class AnsweredGenerate(GenerateBaseServing):
                     self._refuse_failed(output)
                     answer = answers[number]
                     for place in answer.add(output):
-                        ends, now = answer.have_ended[place], time.monotonic()
+                        ends, now = place in answer.stop_reasons, time.monotonic()
                         if not ends and now < answer.next_event_at:
                             continue
                         answer.next_event_at = now + EVENT_EVERY_S * max(answer.lengths[place] / TOKENS_OF_EVENT, 1)
