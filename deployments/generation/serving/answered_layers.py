@@ -26,8 +26,7 @@ from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
-from deployments.generation.serving.refusals import answered_failures
-from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall, answered_failures
 from deployments.generation.serving.session_call import DATA, shown_message, shown_output
 from deployments.protocols.generation import TIED_TOKENS
 from deployments.seeds import derived_seed

@@ -17,8 +17,7 @@ from deployments.generation.engine import ALL_LOGPROBS, VLLMEngine
 from deployments.generation.engine_outputs import ColumnReader
 from deployments.generation.engine_requests import likeliest_tokens
 from deployments.generation.serving.grammar_checks import GrammarChecks
-from deployments.generation.serving.refusals import answered_failures, refusal_of
-from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall, answered_failures, refusal_of
 from deployments.protocols.generation import NO_COLUMNS, GenerationRequest
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.upstream.vllm.token_texts import TEXTS_ARE_UNSEEN, skip_logprob_texts

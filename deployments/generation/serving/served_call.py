@@ -1,14 +1,28 @@
-"""One call of a model server's API in its replica: what it asked, and what the engine made for it."""
+"""One call of a model server's API in its replica: what it asked, what the engine made for it, and how failures are answered."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from deployments.failures import GenerationNotFinite, GenerationRejected, RolloutFailure, VersionReplaced
+from vllm.exceptions import GracefulHTTPError
+
+from deployments.failures import (
+    EnvironmentRejected,
+    GenerationNotFinite,
+    GenerationRejected,
+    OtherVersionLoaded,
+    Overloaded,
+    PromptRejected,
+    RolloutFailure,
+    StoreFailure,
+    TokensTooOld,
+    VersionReplaced,
+)
 from deployments.generation.engine_outputs import ColumnReader, GeneratedChoice
-from deployments.generation.serving.refusals import answered_failures
 from deployments.generation.serving.session_call import SessionCall
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.model_server import (
@@ -22,6 +36,34 @@ from deployments.sessions.records import ChatMessage
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
+
+
+_STATUSES: dict[type[RolloutFailure], HTTPStatus] = {
+    PromptRejected: HTTPStatus.BAD_REQUEST,
+    # The chat template refuses the role of a message.
+    EnvironmentRejected: HTTPStatus.BAD_REQUEST,
+    GenerationRejected: HTTPStatus.BAD_REQUEST,
+    OtherVersionLoaded: HTTPStatus.CONFLICT,
+    VersionReplaced: HTTPStatus.CONFLICT,
+    TokensTooOld: HTTPStatus.CONFLICT,
+    Overloaded: HTTPStatus.TOO_MANY_REQUESTS,
+}
+
+
+def refusal_of(failure: RolloutFailure | StoreFailure) -> GracefulHTTPError:
+    if isinstance(failure, StoreFailure):
+        return GracefulHTTPError(str(failure), HTTPStatus(failure.status))
+    status = next((status for kind, status in _STATUSES.items() if isinstance(failure, kind)), None)
+    return GracefulHTTPError(str(failure), status or HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+@contextmanager
+def answered_failures() -> Iterator[None]:
+    """Raises the failures of the block as vLLM's servers answer with them."""
+    try:
+        yield
+    except (RolloutFailure, StoreFailure) as failure:
+        raise refusal_of(failure) from failure
 
 
 @dataclass(slots=True, eq=False)

@@ -22,8 +22,7 @@ from vllm.utils.async_utils import merge_async_iterators
 from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving.answered_layers import refuse_without_columns, versions_of
 from deployments.generation.serving.call_aborts import AbortableCall, CallAborts
-from deployments.generation.serving.refusals import answered_failures
-from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall, answered_failures
 from deployments.generation.serving.session_call import DATA, DONE
 from deployments.generation.serving.sglang_requests import NO_INPUT_LOGPROBS, SGLangRequest, params_of
 
