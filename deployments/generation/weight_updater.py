@@ -6,9 +6,9 @@ The workers' half is `deployments/generation/worker_extension.py`.
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.trainer_transfer import Layout, Written
@@ -18,7 +18,6 @@ from deployments.upstream.vllm.weight_transfer import pause_scheduler
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-Result = TypeVar("Result")
 INITIAL_VERSION = 0
 STAGING_POLL_S = 0.005
 RENDEZVOUS_POLL_S = 0.05
@@ -93,7 +92,7 @@ class WeightUpdater:
             WeightsNotLoaded: the file cannot be read.
         """
         await self._llm.collective_rpc("begin_staging", args=(str(path),))
-        while not all(_results_of_workers(await self._llm.collective_rpc("staged"))):
+        while not all(await self._call_workers("staged")):
             await asyncio.sleep(STAGING_POLL_S)
         self._staged = version, None
 
@@ -145,16 +144,13 @@ class WeightUpdater:
             swapped_at, costs = time.perf_counter(), CommandCosts()
         else:
             await self._pause(options, is_trial)
-            seconds, pause_s = await self._resume(version, self._swap_in_workers(), is_trial)
+            seconds, pause_s = await self._resume(version, self._call_workers("swap_staged"), is_trial)
             swapped_at, costs = self._paused_at + pause_s, self._costs_of_pause(max(seconds), pause_s)
         if is_trial:
             self._on_trial_since = swapped_at
         else:
             self.accept()
         return costs
-
-    async def _swap_in_workers(self) -> list[float]:
-        return _results_of_workers(await self._llm.collective_rpc("swap_staged"))
 
     async def init_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         """Connects to the trainer by the backend of `weight_transfer_config`, while generations go on.
@@ -165,11 +161,10 @@ class WeightUpdater:
         deadline = time.monotonic() + timeout_s
         is_met = False
         try:
-            _results_of_workers(await self._llm.collective_rpc("begin_rendezvous", args=(init_info,)), TrainerNotMet)
+            await self._call_workers("begin_rendezvous", init_info, failure=TrainerNotMet)
             while not is_met and time.monotonic() < deadline:
                 await asyncio.sleep(RENDEZVOUS_POLL_S)
-                states = await self._llm.collective_rpc("rendezvous_state")
-                is_met = all(_results_of_workers(states, TrainerNotMet))
+                is_met = all(await self._call_workers("rendezvous_state", failure=TrainerNotMet))
         finally:
             waited_for = await self._llm.collective_rpc("end_rendezvous", args=(is_met,))
         if not is_met:
@@ -195,8 +190,7 @@ class WeightUpdater:
         Raises:
             TransferBroken: a worker failed, or nothing arrived for `silence_s` seconds. The engine stays paused.
         """
-        received = await self._llm.collective_rpc("receive_transfer", args=(update_info, silence_s))
-        _results_of_workers(received, TransferBroken)
+        await self._call_workers("receive_transfer", update_info, silence_s, failure=TransferBroken)
 
     async def saved_transfer(self) -> Written:
         """Waits until all of the last transfer was written to its file.
@@ -215,7 +209,7 @@ class WeightUpdater:
 
     async def abandon_transfer(self) -> None:
         """Lets go of a trainer whose transfer broke off. The engine stays paused until full weights are swapped in."""
-        _results_of_workers(await self._llm.collective_rpc("abandon_transfer"), TransferBroken)
+        await self._call_workers("abandon_transfer", failure=TransferBroken)
 
     async def apply_transfer(self) -> None:
         """Puts the received weights in place; the engine stays paused."""
@@ -235,6 +229,16 @@ class WeightUpdater:
                 [first, *others] = checksums
                 return hashlib.sha256("".join(checksums).encode()).hexdigest() if others else str(first)
             await asyncio.sleep(CHECKSUM_PAUSE_S)
+
+    async def _call_workers(
+        self, method: str, *arguments: Any, failure: type[Exception] = WeightsNotLoaded
+    ) -> list[Any]:
+        """The result of each worker, which returns it with an error. Raises `failure` if one has an error."""
+        results: list[tuple[Any, str | None]] = await self._llm.collective_rpc(method, args=arguments)
+        for worker, (_, error) in enumerate(results):
+            if error is not None:
+                raise failure(f"Worker {worker}: {error}")
+        return [result for result, _ in results]
 
     async def _pause(self, options: SwapOptions, is_trial: bool = False) -> None:
         mode = options.mode
@@ -305,13 +309,3 @@ async def ended_at(step: Awaitable[None]) -> float:
     """The time of `time.perf_counter` when `step` has ended."""
     await step
     return time.perf_counter()
-
-
-def _results_of_workers(
-    results: Sequence[tuple[Result, str | None]], failure: type[Exception] = WeightsNotLoaded
-) -> list[Result]:
-    """The first part of each worker's result; raises `failure` if the second part of one is an error."""
-    for worker, (_, error) in enumerate(results):
-        if error is not None:
-            raise failure(f"Worker {worker}: {error}")
-    return [result for result, _ in results]

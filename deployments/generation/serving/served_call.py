@@ -1,4 +1,4 @@
-"""One call of a model server's API in its replica: what it asked, what the engine made for it, and how failures are answered."""
+"""One call of a model server's API in its replica: what it asked, what the engine made for it, its failures."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
