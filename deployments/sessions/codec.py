@@ -28,6 +28,8 @@ from rollout_client.contract.sessions import SessionLimits
 _LINE_BREAK = b"\n"
 """JSON has none."""
 OPENED = EntryName("opened", 0)
+FORM = 1
+"""The form of entries: others cannot be read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class SessionHead:
     is_ended: bool = False
     calls: int = 0
     """Those that have begun; stored without those that were in flight."""
+    form: int = 0
+    """Of its entries. Earlier versions of the service stored none."""
 
 
 @dataclass(slots=True)
