@@ -394,7 +394,7 @@ OF_OUR_OWN_TEXT = {
     "clients/rollout_load/outcomes.py::kind_of": "the name of a class",
     "deployments/data/task_data.py::_extract": "an expression of the config",
     "deployments/data/settings.py::has_a_valid_pattern": "an expression of the config",
-    "deployments/generation/serving/grammar_compiling.py::WHERE": "the beginning of a message of xgrammar",
+    "deployments/generation/serving/grammar_checks.py::WHERE": "the beginning of a message of xgrammar",
     "deployments/harbor/tasks.py::CANARY": "a file of a task in the config's folder",
     "deployments/harbor/tasks.py::TEMPLATE": "a file of a task in the config's folder",
     "deployments/sandbox/providers/dockerfile.py::VARIABLE": "a file of a task in the config's folder",

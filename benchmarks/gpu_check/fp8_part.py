@@ -27,7 +27,7 @@ async def check_fp8(machine: Machine, findings: Findings) -> None:
     state = write_model(folder, SHAPE)
     settings = EngineSettings.model_validate(machine.engine(folder, max_model_len=1024, quantization="fp8_per_tensor"))
     os.environ.update(settings.process_variables)
-    engine = await VLLMEngine.start(settings.engine_args() | {"seed": 5}, False, 120.0)
+    engine = await VLLMEngine.start(settings.engine_args() | {"seed": 5}, 120.0)
     findings.add("an engine with FP8 starts", True)
     name = "weights pushed into FP8 are those that are loaded at a start"
     with findings.attempt(name):

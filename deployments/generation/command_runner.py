@@ -13,12 +13,12 @@ all; nothing is paused.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.failures import PolicyStoreLost
-from deployments.generation.adapters import Adapters, LoadedAdapter, adapter_folder
+from deployments.generation.adapters import LoadedAdapter, adapter_folder
 from deployments.generation.weights_canary import with_timeout
 from deployments.policy.commands import (
     AbandonTransfer,
@@ -50,8 +50,7 @@ from deployments.rpc.background_tasks import until_back
 from rollout_client.contract.base import label_of
 
 if TYPE_CHECKING:
-    from deployments.generation.weight_updater import WeightUpdater
-    from deployments.generation.weights_canary import WeightsCanary
+    from deployments.generation.engine import VLLMEngine
 
 
 class BaseReplaced(Exception):
@@ -59,24 +58,12 @@ class BaseReplaced(Exception):
 
 
 class ServedAdapters:
-    """Adapters of named policies in one replica.
+    """Adapters of named policies in one replica."""
 
-    Args:
-        try_adapter: as `WeightsCanary.try_adapter`.
-        full_version: the version of the full weights in the engine.
-    """
-
-    def __init__(
-        self,
-        adapters: Adapters,
-        node_weights: NodeWeights,
-        try_adapter: Callable[[LoadedAdapter], Awaitable[bool]],
-        full_version: Callable[[], int],
-    ) -> None:
-        self._adapters = adapters
+    def __init__(self, engine: "VLLMEngine", node_weights: NodeWeights) -> None:
+        self._engine = engine
+        self._adapters = engine.adapters
         self._node_weights = node_weights
-        self._try_adapter = try_adapter
-        self._full_version = full_version
 
     @property
     def versions(self) -> dict[str, int]:
@@ -109,10 +96,8 @@ class ServedAdapters:
         return fetched_bytes, changes_nothing
 
     async def _held(self, payload: VersionPayload, canary_timeout_s: float) -> tuple[LoadedAdapter, int, bool]:
-        if payload.base != self._full_version():
-            raise BaseReplaced(
-                f"It is an adapter for version {payload.base}, and the replica has version {self._full_version()}."
-            )
+        if payload.base != (full := self._engine.weights.loaded.full):
+            raise BaseReplaced(f"It is an adapter for version {payload.base}, and the replica has version {full}.")
         label = label_of(payload.name, payload.version)
         if (held := self._adapters.held(label, payload.checksum)) is not None:
             return held, 0, False
@@ -123,7 +108,7 @@ class ServedAdapters:
         adapter = await self._adapters.load(label, payload.version, folder, payload.checksum)
         self._adapters.hold(adapter)
         try:
-            is_unseen = await with_timeout(self._try_adapter(adapter), canary_timeout_s)
+            is_unseen = await with_timeout(self._engine.canary.try_adapter(adapter), canary_timeout_s)
         except BaseException:
             self._adapters.give_up(adapter)
             raise
@@ -160,24 +145,21 @@ class CommandRunner:
 
     def __init__(
         self,
-        weights: "WeightUpdater",
-        engine_is_alive: Callable[[], Awaitable[bool]],
+        engine: "VLLMEngine",
+        named: ServedAdapters,
         store: CommandSource,
         registration_of: Callable[[LoadedWeights], ReplicaRegistration],
         node_weights: NodeWeights,
-        canary: "WeightsCanary",
-        named: "ServedAdapters",
     ) -> None:
         self.is_current = asyncio.Event()
         """Set once the replica has the current version."""
         self.broken: str | None = None
         """Why the replica can generate nothing any more."""
-        self._weights = weights
-        self._engine_is_alive = engine_is_alive
+        self._engine = engine
+        self._weights = engine.weights
         self._store = store
         self._registration_of = registration_of
         self._node_weights = node_weights
-        self._canary = canary
         self._named = named
         self._replica_id = ""
         """As it is registered."""
@@ -224,7 +206,7 @@ class CommandRunner:
             done = await self._carry_out(numbered.command)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
-            if isinstance(numbered.command, CHANGES_WEIGHTS) or not await self._engine_is_alive():
+            if isinstance(numbered.command, CHANGES_WEIGHTS) or not await self._engine.is_alive():
                 self._break(error, failure)
             else:
                 name = type(numbered.command).__name__
@@ -246,12 +228,12 @@ class CommandRunner:
             case Swap(options, is_trial):
                 self._stop_checksum()
                 if is_trial and self._weights.stages_other_full_weights:
-                    await self._canary.remember()
+                    await self._engine.canary.remember()
                 costs = await self._weights.swap(options, is_trial)
                 self._in_transfer = False
                 return _Done(costs)
             case Canary(timeout_s):
-                return _Done(changes_nothing=await with_timeout(self._canary.try_current(), timeout_s))
+                return _Done(changes_nothing=await with_timeout(self._engine.canary.try_current(), timeout_s))
             case SetAdapters():
                 began = time.perf_counter()
                 fetched_bytes, changes_nothing = await self._named.set(command)

@@ -36,7 +36,7 @@ from deployments.generation.engine_requests import (
 )
 from deployments.generation.running_generations import RunningGeneration, RunningGenerations
 from deployments.generation.settings import NO_DRAFTS
-from deployments.generation.weight_updater import WeightUpdater
+from deployments.generation.weight_updater import INITIAL_VERSION, WeightUpdater
 from deployments.generation.weights_canary import WeightsCanary, canary_params, canary_prompts
 from deployments.protocols.generation import (
     Engine,
@@ -109,7 +109,7 @@ class VLLMEngine(Engine):
         reject_unknown_backend(args)
         steps = StepCounter()
         config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
-        refuse_drafts(config)
+        _refuse_drafts(config)
         llm = AsyncLLM.from_vllm_config(
             config,
             usage_context=UsageContext.OPENAI_API_SERVER,
@@ -122,7 +122,8 @@ class VLLMEngine(Engine):
         engine = cls(llm, steps, hang_timeout_s)
         if images is not None:
             engine.images = await asyncio.to_thread(EngineImages, llm, images)
-        await engine.weights.label_initial_weights()
+        # Its outputs name the weights that it has started with.
+        await llm.update_weight_version(str(INITIAL_VERSION))
         await asyncio.gather(*(engine.generate(request) for request in warm_up_requests()))
         return engine
 
@@ -150,27 +151,22 @@ class VLLMEngine(Engine):
         await self._running.interrupt(generation_ids, failure)
 
     async def _generate(self, running: RunningGeneration) -> Generation:
-        request, shown = running.request, None
-        if request.images:
-            # First of all: weights, adapters and interruptions may change while the images are read.
-            shown = await self.prompt_of(request.prompt_token_ids, request.images)
-            if running.interrupted.is_set():
-                return interrupted(running.failure)
-            refuse_other_version(request, self.weights.version_of(request.policy))
+        request = running.request
+        prompt = await self.prompt_of(request.prompt_token_ids, request.images)
         if not self.weights.may_generate.is_set():
             await running.wait_until_interrupted_or(self.weights.may_generate)
-            if running.interrupted.is_set():
-                return interrupted(running.failure)
-            # The weights have changed meanwhile.
-            refuse_other_version(request, self.weights.version_of(request.policy))
+        if running.interrupted.is_set():
+            return interrupted(running.failure)
+        # They may have changed while images were read, or while it waited.
+        refuse_other_version(request, self.weights.version_of(request.policy))
         adapter, version = self.adapters.of(request.policy), self.weights.version_of(request.policy)
         label = None if adapter is None else adapter.label
         aborts, swaps = self.weights.aborts, self.weights.swaps
         if isinstance(request, ScoringRequest):
             refuse_to_score_with(adapter)
             is_full = len(request.prompt_token_ids) == self._llm.model_config.max_model_len
-            prompt = request.prompt_token_ids[:-1] if is_full else request.prompt_token_ids
-            output = await self._output_of(running, tokens_of(prompt), scoring_params(request, is_full), adapter)
+            scored_ids = request.prompt_token_ids[:-1] if is_full else request.prompt_token_ids
+            output = await self._output_of(running, tokens_of(scored_ids), scoring_params(request, is_full), adapter)
             if output.outputs[0].finish_reason != "abort":
                 scored = scored_prompt_of(request, output, label, is_full)
                 # One that began before an update and ended after it may be a mixture: it is computed again.
@@ -178,8 +174,7 @@ class VLLMEngine(Engine):
                 return scored if is_whole else interrupted(None)
             generation = interrupted(None)
         else:
-            given = shown or tokens_of(request.prompt_token_ids)
-            output = await self._output_of(running, given, sampling_params(request), adapter)
+            output = await self._output_of(running, prompt, sampling_params(request), adapter)
             experts = self._llm.model_config.get_num_experts() if request.include.routed_experts else 0
             generation = generation_of(output.outputs[0], label, request, experts)
             generation = replace(generation, cached_tokens=output.num_cached_tokens or 0, batch_size=len(self._running))
@@ -291,10 +286,9 @@ class VLLMEngine(Engine):
         return True
 
     async def answer(self) -> None:
-        """Raises `GenerationLost` if the engine has died, or seems to hang."""
+        """Raises `GenerationLost` if the engine has died."""
         if not await self.is_alive():
             raise GenerationLost("The engine of the generator replica died; the replica is being replaced.")
-        self._health.refuse_suspect()
 
     async def check_health(self) -> None:
         """Raises `EngineDeadError` if the engine has died, or what `EngineHealth.check` raises."""
@@ -323,7 +317,7 @@ class VLLMEngine(Engine):
         self._llm.shutdown()
 
 
-def refuse_drafts(config: VllmConfig) -> None:
+def _refuse_drafts(config: VllmConfig) -> None:
     """Raises `ValueError` if tokens would be drafted: vLLM also does that of itself, for checkpoints that say so."""
     if config.speculative_config is not None:
         raise ValueError(

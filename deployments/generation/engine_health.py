@@ -11,16 +11,11 @@ from typing import Literal
 
 import psutil
 
-from deployments.failures import GenerationLost, GenerationNotFinite, RolloutFailure
+from deployments.failures import GenerationNotFinite, RolloutFailure
 
 LEAST_OBSERVATIONS = 3
 """Without a step, one after the other. After a stall of the observer's own event loop, the first observation may come
 before the steps that the engine has taken meanwhile are known."""
-
-
-LEAST_OBSERVATIONS_OF_SUSPECT = 2
-SUSPECT_AFTER = 1 / 3
-"""Share of the timeout after which an engine without a step is reported by readiness checks."""
 
 
 class EngineWatch:
@@ -57,17 +52,6 @@ class EngineWatch:
         if self._timeout_s is None or self._observations < LEAST_OBSERVATIONS:
             return "moves"
         return "hangs" if now - self._since >= self._timeout_s else "moves"
-
-    def suspected_for(self, now: float, steps: int, ongoing: int, is_paused: bool) -> float | None:
-        """For how many seconds an engine that seems to hang was seen without a step; `None` for one that does not.
-
-        Asking changes nothing, however often: only `observe` sees an engine. Args: as there.
-        """
-        if self._timeout_s is None or self._since is None or steps != self._steps or is_paused or not ongoing:
-            return None
-        still_s = now - self._since
-        is_suspect = still_s >= SUSPECT_AFTER * self._timeout_s
-        return still_s if is_suspect and self._observations >= LEAST_OBSERVATIONS_OF_SUSPECT else None
 
 
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
@@ -129,13 +113,6 @@ class EngineHealth:
         if failure is not None:
             # Serve replaces a replica after several checks that failed: a bit that flipped once is no reason to.
             raise failure
-
-    def refuse_suspect(self) -> None:
-        """Raises `GenerationLost` for an engine that seems to hang, before the checks are sure of it."""
-        if (still_s := self._watch.suspected_for(time.monotonic(), *self._observed())) is not None:
-            raise GenerationLost(
-                f"The engine has work and took no step for {still_s:.0f} s; after {self._timeout_s:g} s it is replaced."
-            )
 
     async def _generate(self) -> None:
         try:

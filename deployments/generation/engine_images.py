@@ -45,7 +45,7 @@ class ImagesUnsupported(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessedImage:
+class _ProcessedImage:
     """An image as the model takes it."""
 
     tokens: ImageTokens
@@ -83,7 +83,7 @@ class EngineImages:
         self._tokenizer = llm.get_tokenizer()
         self._store = store
         self._thread = ThreadPoolExecutor(1, "images")
-        self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
+        self._processed: OrderedDict[str, _ProcessedImage] = OrderedDict()
         self._kept = 0
         self._read_at: dict[str, float] = {}
         """The time at which each was read from the store last."""
@@ -134,7 +134,7 @@ class EngineImages:
             cache_salt=cache_salt,
         )
 
-    async def _image(self, name: str) -> ProcessedImage:
+    async def _image(self, name: str) -> _ProcessedImage:
         if name == CANARY_IMAGE:
             return self.canary
         if (image := self._processed.get(name)) is not None:
@@ -150,7 +150,7 @@ class EngineImages:
         with suppress(ImageUnknown, ImagesLost):
             await self._store.get(name)
 
-    async def _read(self, name: str) -> ProcessedImage:
+    async def _read(self, name: str) -> _ProcessedImage:
         try:
             data = await self._store.get(name)
         except ImageUnknown as unknown:
@@ -169,18 +169,18 @@ class EngineImages:
             self._kept -= dropped.bytes
         return image
 
-    def _process(self, data: bytes, name: str) -> ProcessedImage:
+    def _process(self, data: bytes, name: str) -> _ProcessedImage:
         with Image.open(BytesIO(data)) as picture:
             # As the file has it: vLLM turns it upright, lays it on white where it is transparent, and makes it RGB. So
             # does `image_inputs` of the client.
             return self._processed_image(*self._applied(picture, name))
 
-    def _processed_image(self, made: Any, place: PlaceholderRange) -> ProcessedImage:
+    def _processed_image(self, made: Any, place: PlaceholderRange) -> _ProcessedImage:
         ids = made["prompt_token_ids"][place.offset : place.offset + place.length]
         values = made["mm_kwargs"]["image"][0]
         tensors = (element.data for element in values.values())
         size = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
-        return ProcessedImage(ImageTokens(self._placeholder, packed_ids(ids)), place.is_embed, values, size)
+        return _ProcessedImage(ImageTokens(self._placeholder, packed_ids(ids)), place.is_embed, values, size)
 
     def _applied(self, picture: Image.Image, name: str) -> tuple[Any, PlaceholderRange]:
         items = self._processor.info.parse_mm_data({"image": [picture]})

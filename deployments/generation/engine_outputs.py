@@ -1,12 +1,14 @@
 """The engine's outputs for calls of vLLM's serving layers: one choice each, which updates of the weights do not end."""
 
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from array import array
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.exceptions import VLLMServerError
+from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -24,11 +26,15 @@ from deployments.failures import (
 )
 from deployments.generation.adapters import Adapters, refuse_to_score_with
 from deployments.generation.continued_completion import ContinuedCompletion
+from deployments.generation.engine_requests import expert_column, logprob_columns, spans_of, whole_positions
+from deployments.generation.output_health import refuse_not_finite
 from deployments.generation.running_generations import RunningGeneration, RunningGenerations
 from deployments.generation.weight_updater import WeightUpdater
-from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.token_columns import Columns, all_rows
 from deployments.protocols.weight_versions import refuse_other_version
 from rollout_client.contract.base import label_of
+from rollout_client.contract.messages import PackedNumbers
 
 ABORTED_BY_ENGINE = "The engine ended the generation early."
 logger = logging.getLogger("rollout_service.generation")
@@ -41,11 +47,7 @@ class FailureLog:
         self._death_is_logged = False
 
     def log(self, failure: RolloutFailure, request: GenerationRequest) -> None:
-        about = {
-            "request_id": request.request_id,
-            "rollout_id": request.rollout_id,
-            "generation_id": request.generation_id,
-        }
+        about = request.log_fields
         if isinstance(failure, ReplicaShuttingDown | OtherVersionLoaded | Overloaded):
             logger.info("%s", failure, extra=about)
         elif isinstance(failure.__cause__, EngineDeadError):
@@ -62,6 +64,71 @@ class FailureLog:
         if not self._death_is_logged:
             self._death_is_logged = True
             logger.error("The engine died; Serve replaces the replica.", exc_info=error)
+
+
+@dataclass(slots=True)
+class GeneratedChoice:
+    """Tokens that the engine has generated so far for one choice of a call."""
+
+    token_ids: "array[int]" = field(default_factory=lambda: packed_ids(()))
+    logprobs: "array[float]" = field(default_factory=lambda: packed_logprobs(()))
+    """One for each id, in calls of a session and in those that show ids."""
+    finish_reason: str | None = None
+    """Once the engine has ended it."""
+    weight_versions: tuple[WeightSpan, ...] = ()
+    """Likewise; before that those up to the last update of the weights that has interrupted it."""
+    parts: list[Columns] = field(default_factory=list)
+    """The columns of each output, in calls of a session that includes some."""
+    experts: Columns = field(default_factory=dict)
+    """The column of its routed experts, once the engine has ended it."""
+
+    def add(self, completion: CompletionOutput, keeps_logprobs: bool, columns: "ColumnReader | None") -> None:
+        """Adds an output. Raises as `ServedCall.note`."""
+        if columns is not None:
+            columns.read(self, completion)
+        self.token_ids.extend(completion.token_ids)
+        if completion.logprobs is not None and keeps_logprobs:
+            logprobs = packed_logprobs(_sampled_logprobs(completion.logprobs, completion.token_ids))
+            refuse_not_finite(logprobs)
+            self.logprobs.extend(logprobs)
+        if completion.finish_reason is not None:
+            self.finish_reason = completion.finish_reason
+        if completion.weight_versions is not None:
+            self.weight_versions = spans_of(completion)
+
+    @property
+    def columns(self) -> dict[str, PackedNumbers]:
+        return {**all_rows(self.parts), **self.experts}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnReader:
+    """Reads the columns that a session includes out of the engine's outputs for one of its calls."""
+
+    request: GenerationRequest
+    """With what it includes, its `top_k` and the first token whose experts are due."""
+    named: int
+    """How many of the likeliest tokens the engine names for each one."""
+    experts: int
+    """How many experts a layer of the model has."""
+
+    def read(self, choice: GeneratedChoice, completion: CompletionOutput) -> None:
+        """Adds those of an output to a choice that does not have its tokens yet. Raises as `generation_of`."""
+        if self.named and isinstance(flat := completion.logprobs, FlatLogprobs) and len(flat):
+            choice.parts.append(logprob_columns(self.request, whole_positions(flat, self.named), self.named))
+        if completion.finished():
+            tokens = len(choice.token_ids) + len(completion.token_ids)
+            choice.experts = expert_column(self.request, completion.routed_experts, tokens, self.experts)
+            # They are the session's: an agent that has not asked for megabytes is not sent them.
+            completion.routed_experts = None
+
+
+def _sampled_logprobs(logprobs: Any, token_ids: Sequence[int]) -> list[float]:
+    """Those of the sampled tokens, in either of vLLM's forms; in the flat one each position begins with them."""
+    starts = getattr(logprobs, "start_indices", None)
+    if starts is not None:
+        return [logprobs.logprobs[start] for start in starts]
+    return [position[token_id].logprob for position, token_id in zip(logprobs, token_ids, strict=True)]
 
 
 class CompletionOutputs:
@@ -111,9 +178,9 @@ class CompletionOutputs:
                     async with aclosing(self._until_update(running, prompt, completion, options)) as outputs:
                         async for output, was_updated in outputs:
                             goes_on = was_updated and completion.interrupt(output)
-                            if not goes_on or (is_delta and says_something(output)):
+                            if not goes_on or (is_delta and _says_something(output)):
                                 yield output
-            except PromptOfTwoVersions:
+            except _PromptOfTwoVersions:
                 completion.begin_anew()
                 goes_on = True
 
@@ -149,10 +216,10 @@ class CompletionOutputs:
                         raise GenerationLost(ABORTED_BY_ENGINE)
                     if scores_prompt and output.outputs[0].token_ids and not running.interrupted.is_set():
                         may_have_changed = weights.is_paused or swaps != weights.swaps
-                        refuse_prompt_of_two_versions(output.outputs[0], begun_with, may_have_changed)
+                        _refuse_prompt_of_two_versions(output.outputs[0], begun_with, may_have_changed)
                         scores_prompt = False
                     whole = completion.add(output, label)
-                    refuse_other_spans(request, whole.outputs[0].weight_versions or ())
+                    _refuse_other_spans(request, whole.outputs[0].weight_versions or ())
                     if completion.must_be_stopped:
                         await self._llm.abort([running.engine_id])
                     yield whole, was_updated
@@ -172,12 +239,12 @@ class CompletionOutputs:
             raise lost from error
 
 
-class PromptOfTwoVersions(Exception):
+class _PromptOfTwoVersions(Exception):
     """The weights were changed while the engine computed the log-probabilities of a prompt."""
 
 
-def refuse_prompt_of_two_versions(first: CompletionOutput, begun_with: str, may_have_changed: bool) -> None:
-    """Raises `PromptOfTwoVersions` unless the first token was generated with the full weights that it was begun with.
+def _refuse_prompt_of_two_versions(first: CompletionOutput, begun_with: str, may_have_changed: bool) -> None:
+    """Raises `_PromptOfTwoVersions` unless the first token was generated with the full weights that it was begun with.
 
     Args:
         first: the first output with tokens. One in the middle of a stream says no versions.
@@ -186,10 +253,10 @@ def refuse_prompt_of_two_versions(first: CompletionOutput, begun_with: str, may_
     """
     spans = first.weight_versions
     if spans[0].version != begun_with if spans else may_have_changed:
-        raise PromptOfTwoVersions
+        raise _PromptOfTwoVersions
 
 
-def says_something(output: RequestOutput) -> bool:
+def _says_something(output: RequestOutput) -> bool:
     [completion] = output.outputs
     return bool(completion.token_ids or completion.text)
 
@@ -198,7 +265,7 @@ def engine_failed(error: VLLMServerError) -> GenerationLost:
     return GenerationLost(f"The engine failed during the generation: {error or type(error).__name__}")
 
 
-def refuse_other_spans(request: GenerationRequest, spans: Iterable[WeightVersionSpan]) -> None:
+def _refuse_other_spans(request: GenerationRequest, spans: Iterable[WeightVersionSpan]) -> None:
     """Raises `VersionReplaced` if another version than the one that the request demands has generated a token."""
     if request.weight_version is None:
         return

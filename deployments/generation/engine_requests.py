@@ -110,11 +110,7 @@ def generation_of(
         token_ids=token_ids,
         logprobs=logprobs,
         finish_reason=completion.finish_reason,  # type: ignore[arg-type]
-        weight_versions=tuple(
-            WeightSpan(span.version, span.start, span.end) for span in completion.weight_versions or ()
-        )
-        if adapter is None
-        else (WeightSpan(adapter, 0, len(token_ids)),),
+        weight_versions=spans_of(completion) if adapter is None else (WeightSpan(adapter, 0, len(token_ids)),),
         columns={}
         if request is None or request.include == NO_COLUMNS
         else {
@@ -122,6 +118,10 @@ def generation_of(
             **expert_column(request, completion.routed_experts, len(completion.token_ids), experts),
         },
     )
+
+
+def spans_of(completion: CompletionOutput) -> tuple[WeightSpan, ...]:
+    return tuple(WeightSpan(span.version, span.start, span.end) for span in completion.weight_versions or ())
 
 
 def logprob_columns(

@@ -90,27 +90,18 @@ class GeneratorReplica(GeneratorReplicaBase):
         if has_metrics:
             self._flushing = asyncio.create_task(flush_periodically(INSTRUMENTS, metrics_report_interval_s()))
         self._sessions = None if sessions is None else session_store_client(sessions)
-        self._grammar_time_limit_s = settings.grammar_time_limit_s
-        self._split_special_tokens = settings.split_special_tokens
+        self._settings = settings
         self._serving: ServingLayers | None = None
         self._aborts = CallAborts(self._engine.interrupt)
         store = policy_store_client(policy_store)
         self._node_weights = node_weights_of_replica(store)
         await asyncio.to_thread(self._node_weights.join)
-        named = ServedAdapters(
-            self._engine.adapters,
-            self._node_weights,
-            self._engine.canary.try_adapter,
-            lambda: self._engine.weights.loaded.full,
-        )
         self._commands = CommandRunner(
-            self._engine.weights,
-            self._engine.is_alive,
+            self._engine,
+            ServedAdapters(self._engine, self._node_weights),
             store,
             partial(registration_of, settings.workers),
             self._node_weights,
-            self._engine.canary,
-            named,
         )
         self._running_commands = asyncio.create_task(self._commands.run())
         is_current = asyncio.create_task(self._commands.is_current.wait())
@@ -137,14 +128,7 @@ class GeneratorReplica(GeneratorReplicaBase):
             # Imported with the first call: the modules of vLLM's servers take a second.
             from deployments.generation.serving.layers import ServingLayers
 
-            self._serving = ServingLayers(
-                self._engine,
-                self._responses,
-                self._sessions,
-                self._grammar_time_limit_s,
-                self._split_special_tokens,
-                self._aborts,
-            )
+            self._serving = ServingLayers(self._engine, self._settings, self._responses, self._sessions, self._aborts)
         return self._serving.answer(request)
 
     async def abort_calls(self, calls: CallsToAbort) -> None:

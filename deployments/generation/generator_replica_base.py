@@ -149,15 +149,13 @@ class GeneratorReplicaBase(ABC):
         The callers get `ReplicaShuttingDown` with the tokens so far, and go on at other replicas.
         """
         self._shutting_down = True
-        asyncio.get_running_loop().call_later(bound_s, self._start_handing_over)
+        self._handing_over = asyncio.get_running_loop().create_task(self._hand_over(bound_s))
 
-    def _start_handing_over(self) -> None:
-        self._handing_over = asyncio.create_task(self._hand_over())
-
-    async def _hand_over(self) -> None:
+    async def _hand_over(self, bound_s: float) -> None:
+        await asyncio.sleep(bound_s)
         # Again and again, because a call reaches the engine some time after it has come in.
         while self._running:
-            await self._engine.interrupt([*self._running], replica_shuts_down())
+            await self._engine.interrupt([*self._running], _replica_shuts_down())
             await asyncio.sleep(HAND_OVER_EVERY_S)
 
     async def describe(self) -> GeneratorDescription:
@@ -178,9 +176,9 @@ class GeneratorReplicaBase(ABC):
 
     def _refuse_if_closed(self) -> None:
         if self._shutting_down:
-            raise replica_shuts_down()
+            raise _replica_shuts_down()
         if self._output_health.distrusted is not None:
-            raise out_of_service()
+            raise GenerationLost("The generator replica was taken out of service; it is being replaced.")
 
     async def ongoing_generations(self) -> int:
         """Generations that run or wait in the engine's queue."""
@@ -233,11 +231,8 @@ class GeneratorReplicaBase(ABC):
             with self._heartbeats.open_stream(listener, wake), self._callers_watch.working(caller, ids):
                 yield wake
         finally:
-            self._forget_waiting(caller)
-
-    def _forget_waiting(self, caller: str) -> None:
-        if caller not in self._heartbeats.callers:
-            self._waiting.pop(caller, None)
+            if caller not in self._heartbeats.callers:
+                self._waiting.pop(caller, None)
 
     @contextmanager
     def _counted(self, policy: str | None) -> Iterator[None]:
@@ -301,25 +296,13 @@ class GeneratorReplicaBase(ABC):
     def _failure_of(self, request: GenerationRequest, error: Exception) -> RolloutFailure:
         if isinstance(error, RolloutFailure):
             if isinstance(error, GenerationNotFinite):
-                self._note_not_finite(request)
+                self._output_health.record(request.group, is_finite=False)
+                self._not_finite.inc()
             return error
-        about = {
-            "request_id": request.request_id,
-            "rollout_id": request.rollout_id,
-            "generation_id": request.generation_id,
-        }
-        logger.warning("A generation broke.", exc_info=error, extra=about)
+        logger.warning("A generation broke.", exc_info=error, extra=request.log_fields)
         # Its class may not exist where the result is unpickled.
         return RolloutFailure(f"{type(error).__name__}: {error}")
 
-    def _note_not_finite(self, request: GenerationRequest) -> None:
-        self._output_health.record(request.group, is_finite=False)
-        self._not_finite.inc()
 
-
-def replica_shuts_down() -> ReplicaShuttingDown:
+def _replica_shuts_down() -> ReplicaShuttingDown:
     return ReplicaShuttingDown("The generator replica is being shut down.")
-
-
-def out_of_service() -> GenerationLost:
-    return GenerationLost("The generator replica was taken out of service; it is being replaced.")

@@ -47,7 +47,7 @@ class ParserChoice:
         return bool(HARMONY & {self.tool_call_parser, self.reasoning_parser})
 
 
-class LoggedErrors(logging.Handler):
+class _LoggedErrors(logging.Handler):
     """vLLM's parsers log what they cannot read, and go on as if it were text: keeps what was logged."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class VLLMResponseParser:
         if parser_class is None:
             raise ParserUnusable("neither tool_call_parser nor reasoning_parser is set")
         self._parser_class = parser_class
-        self._logged = LoggedErrors()
+        self._logged = _LoggedErrors()
         logging.getLogger("vllm").addHandler(self._logged)
         # A parser whose markers are special tokens asks its server not to leave them out.
         probe = self._parser_class(self._tokenizer, None).adjust_request(request_of(orjson.dumps([PROBE_TOOL])))
@@ -117,7 +117,7 @@ class VLLMResponseParser:
         error = error_of(self._logged.records[0]) if self._logged.records else None
         if not calls and not reasoning:
             return ParsedResponse(parse_error=error)
-        return ParsedResponse(named_calls(calls or (), response.turn, text), reasoning or None, content or "", error)
+        return ParsedResponse(_named_calls(calls or (), response.turn, text), reasoning or None, content or "", error)
 
 
 @lru_cache(maxsize=64)
@@ -139,7 +139,7 @@ def request_of(tools: bytes) -> Any:
         return ChatCompletionRequest.model_validate(without)
 
 
-def named_calls(calls: Sequence[Any], turn: int, text: str) -> list[dict[str, Any]]:
+def _named_calls(calls: Sequence[Any], turn: int, text: str) -> list[dict[str, Any]]:
     """The calls in OpenAI's form. One without an id of its own gets one that its turn and place determine.
 
     An id is the model's own if it stands in the text of the response: vLLM's parsers draw others, in several forms. The

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -30,6 +30,26 @@ class RunningGeneration:
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     failure: RolloutFailure | None = None
     """Why it was interrupted; `None` if it can go on here."""
+    _tokens: int | None = None
+    _progress_at: float = 0.0
+    """Since when it has no more than these tokens."""
+
+    def has_stalled(self, now: float, tokens: int, engine_moved: bool, is_paused: bool) -> bool:
+        """Whether it had no progress for `token_timeout_s`, by observations that the caller makes every second.
+
+        Progress is a new token. Before its first token it waits for others, or its prompt is computed in several steps:
+        then a step of the engine is its progress. While the engine is paused, time does not count.
+
+        Args:
+            now: seconds of a monotonic clock.
+            tokens: how many it has generated.
+            engine_moved: whether the engine has taken a step since the last observation.
+            is_paused: whether the engine is paused on purpose.
+        """
+        if is_paused or tokens != self._tokens or (engine_moved and not tokens):
+            self._tokens, self._progress_at = tokens, now
+        timeout_s = self.request.token_timeout_s
+        return timeout_s is not None and now - self._progress_at >= timeout_s
 
     def interrupt(self, failure: RolloutFailure | None) -> None:
         self.failure = failure
@@ -45,56 +65,6 @@ class RunningGeneration:
                 task.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationProgress:
-    """How far a generation is: its tokens, and since when it has no more than these, in seconds of any clock."""
-
-    tokens: int
-    since: float
-
-
-class GenerationWatch:
-    """Finds the generations that had no progress for too long, from observations that the caller makes every second.
-
-    Progress of a generation is a new token. Before its first token it waits for others, or its prompt is computed in
-    several steps: then a step of the engine is its progress. While the engine is paused, time does not count.
-    """
-
-    def __init__(self) -> None:
-        self._progress: dict[str, GenerationProgress] = {}
-        self._engine_steps = 0
-
-    def stalled(
-        self,
-        now: float,
-        tokens: Mapping[str, int],
-        timeouts_s: Mapping[str, float | None],
-        engine_steps: int,
-        is_paused: bool,
-    ) -> list[str]:
-        """The ids of the generations that had no progress for as long as their timeout.
-
-        Args:
-            now: seconds of a monotonic clock.
-            tokens: of each generation that runs or waits in the engine, how many it has generated.
-            timeouts_s: of the same generations; `None` for no limit.
-            engine_steps: how many steps the engine has taken so far.
-            is_paused: whether the engine is paused on purpose.
-        """
-        engine_moved = engine_steps != self._engine_steps or is_paused
-        before, self._progress, self._engine_steps = self._progress, {}, engine_steps
-        stalled = []
-        for name, generated in tokens.items():
-            last = before.get(name)
-            if last is None or is_paused or generated != last.tokens or (engine_moved and not generated):
-                last = GenerationProgress(generated, now)
-            self._progress[name] = last
-            timeout_s = timeouts_s[name]
-            if timeout_s is not None and now - last.since >= timeout_s:
-                stalled.append(name)
-        return stalled
-
-
 class RunningGenerations:
     """Finds generations by their ids, and interrupts those that stall."""
 
@@ -107,7 +77,7 @@ class RunningGenerations:
         self._weights = weights
         self._by_engine_id: dict[str, RunningGeneration] = {}
         self._numbers = count()
-        self._stall_watch = GenerationWatch()
+        self._steps_seen = 0
         self._watching: asyncio.Task[None] | None = None
 
     def __iter__(self) -> Iterator[RunningGeneration]:
@@ -154,13 +124,15 @@ class RunningGenerations:
             self._watching = None
 
     async def _interrupt_stalled(self) -> None:
-        running = {generation.engine_id: generation for generation in self}
-        tokens = self._progress.tokens(running)
-        timeouts_s = {name: running[name].request.token_timeout_s for name in tokens}
-        steps, is_paused = self._steps.taken, self._weights.is_paused
-        for name in self._stall_watch.stalled(time.monotonic(), tokens, timeouts_s, steps, is_paused):
-            failure = TurnTimedOut(f"The generation had no new token for {timeouts_s[name]:g} s.")
-            await self._interrupt([running[name]], failure)
+        steps, is_paused, now = self._steps.taken, self._weights.is_paused, time.monotonic()
+        engine_moved, self._steps_seen = steps != self._steps_seen, steps
+        for engine_id, tokens in self._progress.tokens(list(self._by_engine_id)).items():
+            generation = self._by_engine_id.get(engine_id)
+            if generation is not None and generation.has_stalled(now, tokens, engine_moved, is_paused):
+                timeout_s = generation.request.token_timeout_s
+                await self._interrupt(
+                    [generation], TurnTimedOut(f"The generation had no new token for {timeout_s:g} s.")
+                )
 
     def close(self) -> None:
         if self._watching is not None:

@@ -1,5 +1,6 @@
 """The `engine:` and `responses:` sections of a Serve config where an engine runs. Imports neither Ray nor vLLM."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ImportString, model_validator
@@ -42,7 +43,7 @@ NO_DRAFTS = (
     "speculative decoding is not exact here yet: on processors vLLM samples garbage with drafts and reports nothing, "
     "and nowhere does a seed repeat its tokens"
 )
-NEEDS_TOKENIZER = "the engine needs its tokenizer, for stop strings and the ends of responses"
+_NEEDS_TOKENIZER = "the engine needs its tokenizer, for stop strings and the ends of responses"
 INEXACT_ENGINE_ARGS = {
     "speculative_config": NO_DRAFTS,
     "spec_method": NO_DRAFTS,
@@ -56,15 +57,14 @@ INEXACT_ENGINE_ARGS = {
     "default_mm_loras": "the policy of a call says which adapter generates: push adapters as named policies",
     "enable_prompt_embeds": "a prompt of embeddings has no token ids to record",
     "enable_mm_embeds": "an image that is given as an embedding is not in the image store, which a record names",
-    "skip_tokenizer_init": NEEDS_TOKENIZER,
-    "tokens_only": NEEDS_TOKENIZER,
+    "skip_tokenizer_init": _NEEDS_TOKENIZER,
+    "tokens_only": _NEEDS_TOKENIZER,
     "enable_eplb": "it moves experts, and new weights would be loaded into the places that they had at the start",
     "model_weights": "version 0 of the policy is the weights of model: name them there",
 }
 """Arguments of vLLM that break exactness or the record in silence, each with the reason. Values that ask for nothing
 are taken. `docs/your-model.md` lists them, and those that change what is sampled and are taken."""
-DUMMY_WEIGHTS = "dummy"
-NOT_FOR_VLLM = {
+_NOT_FOR_VLLM = {
     "replica",
     "device",
     "split_special_tokens",
@@ -74,21 +74,21 @@ NOT_FOR_VLLM = {
     "environment_variables",
 }
 """Fields of `EngineSettings` that are the service's own."""
-COMPILED_AT_FIRST_USE = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"}
+_COMPILED_AT_FIRST_USE = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"}
 """Kernels that vLLM would compile with nvcc in the middle of a generation: the image has no nvcc, and with one it takes
 minutes, in which the engine seems to hang."""
-ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """The worker of an engine on processors in the process of its core, as on one GPU: one process less that imports vLLM,
 and no message between the two in each step."""
-FITS_MEMORY = -1
+_FITS_MEMORY = -1
 """vLLM's own number for it."""
-HIGHEST_MEMORY_UTILIZATION = 0.95
+_HIGHEST_MEMORY_UTILIZATION = 0.95
 """New weights are loaded beside the old ones, one layer at a time: a card of 80 GB keeps 4 GB for it, more than the
 embedding of 152,000 tokens and 8,192 values takes (2.5 GB)."""
-MOST_LOGPROBS = 256
+_MOST_LOGPROBS = 256
 """Likeliest tokens that a caller may have named for each one: those that top-k leaves, for a sampling mask. vLLM's own
 bound of 20 is for readers of chats."""
-NO_DOMAIN = "none.invalid"
+_NO_DOMAIN = "none.invalid"
 """No host has this name (RFC 2606). vLLM takes an empty list for all hosts."""
 
 
@@ -148,51 +148,37 @@ class EngineSettings(BaseModel):
     are off unless they are turned on here: `VLLM_USE_FLASHINFER_SAMPLER`, `VLLM_USE_DEEP_GEMM`."""
 
     @model_validator(mode="after")
-    def refuse_reserved_engine_args(self) -> Self:
-        for name in RESERVED_ENGINE_ARGS.keys() & (self.model_extra or {}).keys():
-            raise ValueError(f"{name} cannot be set: {RESERVED_ENGINE_ARGS[name]}")
+    def refuse_what_would_break(self) -> Self:
+        if (problem := next(self._problems(), None)) is not None:
+            raise ValueError(problem)
         return self
 
-    @model_validator(mode="after")
-    def refuse_inexact_engine_args(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         given = self.model_extra or {}
+        for name in RESERVED_ENGINE_ARGS.keys() & given.keys():
+            yield f"{name} cannot be set: {RESERVED_ENGINE_ARGS[name]}"
         for name in INEXACT_ENGINE_ARGS.keys() & given.keys():
             if given[name]:
-                raise ValueError(f"{name} cannot be set: {INEXACT_ENGINE_ARGS[name]}. Leave it out")
-        if given.get("load_format") == DUMMY_WEIGHTS:
-            raise ValueError("load_format: dummy makes random weights, which would be recorded as those of the model")
-        return self
-
-    @model_validator(mode="after")
-    def keep_memory_for_new_weights(self) -> Self:
-        given = (self.model_extra or {}).get("gpu_memory_utilization", 0)
-        if self.device == "gpu" and isinstance(given, int | float) and given > HIGHEST_MEMORY_UTILIZATION:
-            raise ValueError(
-                f"gpu_memory_utilization: {given} leaves no memory for the layers of new weights, which are loaded "
-                f"beside the old ones: give at most {HIGHEST_MEMORY_UTILIZATION}"
+                yield f"{name} cannot be set: {INEXACT_ENGINE_ARGS[name]}. Leave it out"
+        if given.get("load_format") == "dummy":
+            yield "load_format: dummy makes random weights, which would be recorded as those of the model"
+        memory, transfer = given.get("gpu_memory_utilization", 0), given.get("weight_transfer_config")
+        if self.device == "gpu" and isinstance(memory, int | float) and memory > _HIGHEST_MEMORY_UTILIZATION:
+            yield (
+                f"gpu_memory_utilization: {memory} leaves no memory for the layers of new weights, which are loaded "
+                f"beside the old ones: give at most {_HIGHEST_MEMORY_UTILIZATION}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def refuse_pickled_handles(self) -> Self:
-        transfer = (self.model_extra or {}).get("weight_transfer_config")
         if isinstance(transfer, dict) and transfer.get("backend") == "ipc":
-            raise ValueError(
+            yield (
                 "weight_transfer_config: the backend ipc is refused, because vLLM unpickles what a request brings for "
                 "it. A trainer on the engine's own cards pushes a checkpoint by its path, or a delta"
             )
-        return self
-
-    @model_validator(mode="after")
-    def refuse_engines_of_several_nodes(self) -> Self:
-        given = self.model_extra or {}
         if given.get("distributed_executor_backend") == "ray" or given.get("nnodes", 1) != 1:
-            raise ValueError(
+            yield (
                 "an engine lies on one node: vLLM would wait for GPUs that its replica has reserved. Leave out "
                 "distributed_executor_backend and nnodes, and use more GPUs of a node (tensor_parallel_size), nodes "
                 "with more memory, or quantized weights"
             )
-        return self
 
     @property
     def hub(self) -> FromHub:
@@ -201,8 +187,8 @@ class EngineSettings(BaseModel):
     @property
     def process_variables(self) -> dict[str, str]:
         """The environment variables of the engine's process."""
-        joined = ONE_PROCESS if self.device == "cpu" and self.workers == 1 else {}
-        return COMPILED_AT_FIRST_USE | joined | self.environment_variables
+        joined = _ONE_PROCESS if self.device == "cpu" and self.workers == 1 else {}
+        return _COMPILED_AT_FIRST_USE | joined | self.environment_variables
 
     def ray_actor_options(self) -> dict[str, float]:
         """The cores and GPUs that Ray reserves for one replica."""
@@ -231,11 +217,11 @@ class EngineSettings(BaseModel):
         """
         defaults = {
             "scheduling_policy": "priority",
-            "allowed_media_domains": [NO_DOMAIN],
+            "allowed_media_domains": [_NO_DOMAIN],
             "tokenizer_mode": "hf",
             "generation_config": "vllm",
-            "max_logprobs": MOST_LOGPROBS,
+            "max_logprobs": _MOST_LOGPROBS,
             "mm_processor_cache_gb": 0,
         }
-        given = self.model_dump(exclude=NOT_FOR_VLLM, exclude_none=True)
-        return defaults | given | ({"max_model_len": FITS_MEMORY} if self.max_model_len == "auto" else {})
+        given = self.model_dump(exclude=_NOT_FOR_VLLM, exclude_none=True)
+        return defaults | given | ({"max_model_len": _FITS_MEMORY} if self.max_model_len == "auto" else {})

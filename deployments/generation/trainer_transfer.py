@@ -54,13 +54,12 @@ class TrainerRendezvous:
         """The step that is waited for, for messages."""
         self._engine = engine
         self._init_info = init_info
-        self._earlier = earlier
         self._error: str | None = None
         self._has_ended = False
         self._given_up = Event()
         self._deciding = Lock()
         # A daemon: the worker's process has to end even if the trainer never answers.
-        self._thread = Thread(target=self._run, name="trainer-rendezvous", daemon=True)
+        self._thread = Thread(target=self._run, args=(earlier,), name="trainer-rendezvous", daemon=True)
         self._thread.start()
 
     def state(self) -> tuple[bool, str | None]:
@@ -83,26 +82,17 @@ class TrainerRendezvous:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
+    def _run(self, earlier: "TrainerRendezvous | None") -> None:
         try:
-            self._meet()
+            if self._awaits(EARLIER, lambda: earlier is None or earlier.wait(JOIN_S)) and self._awaits_listener():
+                _use_device(getattr(self._engine, "device", None))
+                self._engine.init_transfer_engine(self._init_info)
         except Exception as failure:  # noqa: BLE001 - told by `state`
             self._error = f"{type(failure).__name__}: {failure}"
         with self._deciding:
             self._has_ended = True
             if self._given_up.is_set():
                 self._engine.shutdown()
-
-    def _meet(self) -> None:
-        if self._awaits(EARLIER, self._earlier_has_ended) and self._awaits_listener():
-            _use_device(getattr(self._engine, "device", None))
-            self._engine.init_transfer_engine(self._init_info)
-
-    def _earlier_has_ended(self) -> bool:
-        if self._earlier is not None and not self._earlier.wait(JOIN_S):
-            return False
-        self._earlier = None
-        return True
 
     def _awaits_listener(self) -> bool:
         """vLLM begins only when it will find somebody: what it has begun it does not end for minutes."""

@@ -6,10 +6,9 @@ The workers' half is `deployments/generation/worker_extension.py`.
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.trainer_transfer import Layout, Written
@@ -19,7 +18,6 @@ from deployments.upstream.vllm.weight_transfer import pause_scheduler
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-Result = TypeVar("Result")
 INITIAL_VERSION = 0
 STAGING_POLL_S = 0.005
 RENDEZVOUS_POLL_S = 0.05
@@ -27,14 +25,6 @@ NOT_ASKED = "the transfer was begun without a file"
 CHECKSUM_STEP_S = 0.004
 CHECKSUM_PAUSE_S = 0.02
 """A checksum takes at most CHECKSUM_STEP_S of every CHECKSUM_STEP_S + CHECKSUM_PAUSE_S seconds of the workers' time."""
-
-
-@dataclass(frozen=True, slots=True)
-class _StagedWeights:
-    """`adapter` is `None` for full weights."""
-
-    version: int
-    adapter: LoadedAdapter | None = None
 
 
 class WeightsNotLoaded(Exception):
@@ -68,7 +58,8 @@ class WeightUpdater:
         self._recomputed_tokens = 0
         """Tokens recomputed after the last pause."""
         self._adapters = adapters
-        self._staged: _StagedWeights | None = None
+        self._staged: tuple[int, LoadedAdapter | None] | None = None
+        """The version, and its adapter; `None` for full weights."""
         self._paused_at = 0.0
         self._in_transfer = False
         """Whether the weights may be of two versions: full ones have to be swapped in, or the transfer finished."""
@@ -94,10 +85,6 @@ class WeightUpdater:
         """Names of the folders of adapters that must be kept."""
         return self._adapters.needed
 
-    async def label_initial_weights(self) -> None:
-        """Makes the engine name the weights that it started with in its outputs."""
-        await self._llm.update_weight_version(str(INITIAL_VERSION))
-
     async def stage(self, version: int, path: Path) -> None:
         """Reads the safetensors file at `path` into the workers' memory; generations go on.
 
@@ -105,9 +92,9 @@ class WeightUpdater:
             WeightsNotLoaded: the file cannot be read.
         """
         await self._llm.collective_rpc("begin_staging", args=(str(path),))
-        while not all(_results_of_workers(await self._llm.collective_rpc("staged"))):
+        while not all(await self._call_workers("staged")):
             await asyncio.sleep(STAGING_POLL_S)
-        self._staged = _StagedWeights(version)
+        self._staged = version, None
 
     async def stage_adapter(self, version: int, folder: Path) -> None:
         """Loads the LoRA adapter in `folder`, which must be kept as long as `needed_adapters` names it.
@@ -115,12 +102,12 @@ class WeightUpdater:
         Raises:
             Exception: what vLLM raises for an adapter that it cannot use.
         """
-        self._staged = _StagedWeights(version, await self._adapters.load(str(version), version, folder))
+        self._staged = version, await self._adapters.load(str(version), version, folder)
 
     @property
     def stages_other_full_weights(self) -> bool:
         """Whether full weights are staged, and the engine generates with others."""
-        return self._staged is not None and self._staged.adapter is None and not self.is_paused
+        return self._staged is not None and self._staged[1] is None and not self.is_paused
 
     @property
     def is_on_trial(self) -> bool:
@@ -144,7 +131,7 @@ class WeightUpdater:
         """
         if self._staged is None:
             raise RuntimeError("Nothing is staged.")
-        version, adapter = self._staged.version, self._staged.adapter
+        version, adapter = self._staged
         if adapter is not None and self._in_transfer:
             raise RuntimeError("A transfer broke off: full weights have to be loaded before an adapter.")
         if is_trial:
@@ -157,16 +144,13 @@ class WeightUpdater:
             swapped_at, costs = time.perf_counter(), CommandCosts()
         else:
             await self._pause(options, is_trial)
-            seconds, pause_s = await self._resume(version, self._swap_in_workers(), is_trial)
+            seconds, pause_s = await self._resume(version, self._call_workers("swap_staged"), is_trial)
             swapped_at, costs = self._paused_at + pause_s, self._costs_of_pause(max(seconds), pause_s)
         if is_trial:
             self._on_trial_since = swapped_at
         else:
             self.accept()
         return costs
-
-    async def _swap_in_workers(self) -> list[float]:
-        return _results_of_workers(await self._llm.collective_rpc("swap_staged"))
 
     async def init_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         """Connects to the trainer by the backend of `weight_transfer_config`, while generations go on.
@@ -177,11 +161,10 @@ class WeightUpdater:
         deadline = time.monotonic() + timeout_s
         is_met = False
         try:
-            _results_of_workers(await self._llm.collective_rpc("begin_rendezvous", args=(init_info,)), TrainerNotMet)
+            await self._call_workers("begin_rendezvous", init_info, failure=TrainerNotMet)
             while not is_met and time.monotonic() < deadline:
                 await asyncio.sleep(RENDEZVOUS_POLL_S)
-                states = await self._llm.collective_rpc("rendezvous_state")
-                is_met = all(_results_of_workers(states, TrainerNotMet))
+                is_met = all(await self._call_workers("rendezvous_state", failure=TrainerNotMet))
         finally:
             waited_for = await self._llm.collective_rpc("end_rendezvous", args=(is_met,))
         if not is_met:
@@ -207,8 +190,7 @@ class WeightUpdater:
         Raises:
             TransferBroken: a worker failed, or nothing arrived for `silence_s` seconds. The engine stays paused.
         """
-        received = await self._llm.collective_rpc("receive_transfer", args=(update_info, silence_s))
-        _results_of_workers(received, TransferBroken)
+        await self._call_workers("receive_transfer", update_info, silence_s, failure=TransferBroken)
 
     async def saved_transfer(self) -> Written:
         """Waits until all of the last transfer was written to its file.
@@ -227,7 +209,7 @@ class WeightUpdater:
 
     async def abandon_transfer(self) -> None:
         """Lets go of a trainer whose transfer broke off. The engine stays paused until full weights are swapped in."""
-        _results_of_workers(await self._llm.collective_rpc("abandon_transfer"), TransferBroken)
+        await self._call_workers("abandon_transfer", failure=TransferBroken)
 
     async def apply_transfer(self) -> None:
         """Puts the received weights in place; the engine stays paused."""
@@ -247,6 +229,16 @@ class WeightUpdater:
                 [first, *others] = checksums
                 return hashlib.sha256("".join(checksums).encode()).hexdigest() if others else str(first)
             await asyncio.sleep(CHECKSUM_PAUSE_S)
+
+    async def _call_workers(
+        self, method: str, *arguments: Any, failure: type[Exception] = WeightsNotLoaded
+    ) -> list[Any]:
+        """The result of each worker, which returns it with an error. Raises `failure` if one has an error."""
+        results: list[tuple[Any, str | None]] = await self._llm.collective_rpc(method, args=arguments)
+        for worker, (_, error) in enumerate(results):
+            if error is not None:
+                raise failure(f"Worker {worker}: {error}")
+        return [result for result, _ in results]
 
     async def _pause(self, options: SwapOptions, is_trial: bool = False) -> None:
         mode = options.mode
@@ -317,13 +309,3 @@ async def ended_at(step: Awaitable[None]) -> float:
     """The time of `time.perf_counter` when `step` has ended."""
     await step
     return time.perf_counter()
-
-
-def _results_of_workers(
-    results: Sequence[tuple[Result, str | None]], failure: type[Exception] = WeightsNotLoaded
-) -> list[Result]:
-    """The first part of each worker's result; raises `failure` if the second part of one is an error."""
-    for worker, (_, error) in enumerate(results):
-        if error is not None:
-            raise failure(f"Worker {worker}: {error}")
-    return [result for result, _ in results]

@@ -100,10 +100,8 @@ class WeightsCanary:
         """
         if self._adapters.current is not None:
             return await self.try_adapter(self._adapters.current)
-        before = None if self._remembered is None else self._remembered[1]
-        logprobs = logprobs_of(await self._outputs(None))
-        self._remembered = self._swaps(), logprobs
-        return logprobs == before
+        before, self._remembered = self._remembered, (self._swaps(), await self._play(None, is_checked=True))
+        return before is not None and before[1] == self._remembered[1]
 
     async def try_adapter(self, adapter: LoadedAdapter) -> bool:
         """Plays with an adapter and, in the same steps of the engine, without it; raises as `try_current` does.
@@ -111,23 +109,17 @@ class WeightsCanary:
         Returns:
             Whether it changes no log-probability.
         """
-        outputs, without = await asyncio.gather(self._outputs(adapter), self._play(None))
-        return logprobs_of(outputs) == without
+        logprobs, without = await asyncio.gather(self._play(adapter, is_checked=True), self._play(None))
+        return logprobs == without
 
-    async def _play(self, adapter: LoadedAdapter | None) -> Logprobs:
-        """As the engine says them, finite or not."""
-        return logprobs_of(await self._generate_all(adapter))
-
-    async def _outputs(self, adapter: LoadedAdapter | None) -> list[RequestOutput]:
-        outputs = await self._generate_all(adapter)
-        for output in outputs:
-            refuse_bad_canary(output)
-        return outputs
-
-    async def _generate_all(self, adapter: LoadedAdapter | None) -> list[RequestOutput]:
+    async def _play(self, adapter: LoadedAdapter | None, is_checked: bool = False) -> Logprobs:
+        """As the engine says them, finite or not. Args: `is_checked` raises as `refuse_bad_canary`."""
         # No rollout may find in the prefix cache what a version has computed that is refused afterwards.
         salt = uuid4().hex
-        return await asyncio.gather(*(self._generate(prompt, adapter, salt) for prompt in self._prompts()))
+        outputs = await asyncio.gather(*(self._generate(prompt, adapter, salt) for prompt in self._prompts()))
+        for output in outputs if is_checked else ():
+            refuse_bad_canary(output)
+        return logprobs_of(outputs)
 
 
 def canary_prompts(vocab_size: int, max_model_len: int, image: ImageTokens | None = None) -> list[GenerationRequest]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -24,7 +24,6 @@ from deployments.upstream.vllm.weight_transfer import end_broken_reload, forget_
 
 NO_ADAPTERS = "the engine takes no adapters: set enable_lora: true under engine in the service's config"
 Tensors = dict[str, torch.Tensor]
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 READ_BYTES = 16 * 2**20
 PAGE_BYTES = 4096
@@ -33,20 +32,16 @@ CHECKSUM_SLICE_BYTES = 2**20
 NO_BACKEND = "the engine has no weight transfer backend: set engine.weight_transfer_config in the service's config"
 
 
-def _with_error(
-    method: Callable[Concatenate["WeightsWorkerExtension", Arguments], Result],
-) -> Callable[Concatenate["WeightsWorkerExtension", Arguments], tuple[Result | None, str | None]]:
+def _with_error(method: Callable[..., Result]) -> Callable[..., tuple[Result | None, str | None]]:
     """Lets the method return its result and no error, or no result and its error as a sentence.
 
     When a worker raises, vLLM drops the results of the others.
     """
 
     @wraps(method)
-    def returning_errors(
-        self: "WeightsWorkerExtension", *arguments: Arguments.args, **named: Arguments.kwargs
-    ) -> tuple[Result | None, str | None]:
+    def returning_errors(*arguments: Any) -> tuple[Result | None, str | None]:
         try:
-            return method(self, *arguments, **named), None
+            return method(*arguments), None
         except Exception as failure:  # noqa: BLE001 - returned to the engine
             return None, _describe_error(failure)
 

@@ -134,6 +134,15 @@ class GenerationRequest:
     replica: str = ""
     """The only replica that may generate; empty: whichever the scheduler chooses."""
 
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """Further fields of a log line about it."""
+        return {
+            "request_id": self.request_id,
+            "rollout_id": self.rollout_id,
+            "generation_id": self.generation_id,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequest(GenerationRequest):

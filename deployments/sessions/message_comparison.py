@@ -7,7 +7,7 @@ back in another form, and what was done about it.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -29,8 +29,9 @@ def rendered_key(message: ChatMessage) -> bytes:
     fields = {name: value for name, value in message.items() if value is not None and value != []}
     fields["content"] = _plain_content(message.get("content"))
     if "tool_calls" in fields:
-        calls = fields["tool_calls"]
-        fields["tool_calls"] = [[call.get("id"), *_name_and_arguments(call)] for call in calls]
+        fields["tool_calls"] = [
+            [name, *call] for name, call in zip(call_ids(message), _calls_of(message, canonical), strict=True)
+        ]
     return digest_of(fields)
 
 
@@ -40,7 +41,7 @@ def context_key(context: ChatContext) -> bytes:
 
 def response_key(message: ChatMessage) -> bytes:
     """The key of an assistant message as a harness sends it."""
-    return _key_of_text(text_of(message.get("content")), _calls_of(message))
+    return _key_of_text(text_of(message.get("content")), _calls_of(message, canonical))
 
 
 def response_keys(generated: GeneratedMessage) -> frozenset[bytes]:
@@ -52,7 +53,8 @@ def response_keys(generated: GeneratedMessage) -> frozenset[bytes]:
             _key_of_text(text, []),
             _key_of_text(text.rpartition(_REASONING_ENDS)[2], []),
             _key_of_text(
-                text_of(generated.message.get("content")).rpartition(_REASONING_ENDS)[2], _calls_of(generated.message)
+                text_of(generated.message.get("content")).rpartition(_REASONING_ENDS)[2],
+                _calls_of(generated.message, canonical),
             ),
         }
     )
@@ -73,11 +75,12 @@ def changed_fields(message: ChatMessage, generated: GeneratedMessage) -> list[st
     Arguments of calls that vLLM has parsed have no text any more: what they say is compared.
     """
     shown = generated.message
-    compared = _parsed_calls if _has_parsed_calls(message) else _raw_calls
+    is_parsed = any(isinstance(function.get("arguments"), Mapping) for function in _functions_of(message))
+    read = _parsed_arguments if is_parsed else _written_arguments
     pairs = {
         "content": (text_of(shown.get("content")), text_of(message.get("content"))),
         "reasoning_content": (reasoning_of(shown), reasoning_of(message)),
-        "tool_calls": (compared(shown), compared(message)),
+        "tool_calls": (_calls_of(shown, read), _calls_of(message, read)),
     }
     return [name for name, (before, after) in pairs.items() if before != after]
 
@@ -88,7 +91,7 @@ def call_ids(message: ChatMessage) -> list[Any]:
 
 def shown_text(message: ChatMessage) -> str:
     """The message as one text, for people: its reasoning, its content, its calls."""
-    calls = (f"{name}({arguments})" for name, arguments in _raw_calls(message))
+    calls = (f"{name}({arguments})" for name, arguments in _calls_of(message, _written_arguments))
     return "\n".join(filter(None, (reasoning_of(message), text_of(message.get("content")), *calls)))
 
 
@@ -123,19 +126,19 @@ def _plain_content(content: object) -> object:
     return content
 
 
-def _calls_of(message: ChatMessage) -> list[tuple[str, str]]:
-    return [_name_and_arguments(call) for call in message.get("tool_calls") or ()]
+def _calls_of(message: ChatMessage, read: Callable[[object], str]) -> list[tuple[str, str]]:
+    """Names and arguments. Args: `read` gives the arguments of a call as text."""
+    return [(str(function.get("name")), read(function.get("arguments"))) for function in _functions_of(message)]
 
 
-def _raw_calls(message: ChatMessage) -> list[tuple[str, str]]:
-    """Names and arguments as they were written."""
-    functions = [call.get("function") or call for call in message.get("tool_calls") or ()]
-    return [(str(function.get("name")), _arguments_text(function.get("arguments"))) for function in functions]
+def _functions_of(message: ChatMessage) -> list[Mapping[str, Any]]:
+    return [call.get("function") or call for call in message.get("tool_calls") or ()]
 
 
-def _parsed_calls(message: ChatMessage) -> list[tuple[str, str]]:
-    """Names and arguments, these as sorted JSON where they are JSON objects."""
-    return [(name, canonical(text) if _is_object(text) else text) for name, text in _raw_calls(message)]
+def _parsed_arguments(arguments: object) -> str:
+    """As sorted JSON if they are a JSON object."""
+    text = _written_arguments(arguments)
+    return canonical(text) if _is_object(text) else text
 
 
 def _is_object(text: str) -> bool:
@@ -143,17 +146,6 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text), Mapping)
     except (ValueError, RecursionError):
         return False
-
-
-def _has_parsed_calls(message: ChatMessage) -> bool:
-    functions = [call.get("function") or call for call in message.get("tool_calls") or ()]
-    return any(isinstance(function.get("arguments"), Mapping) for function in functions)
-
-
-def _name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:
-    """One call in a normal form: its arguments as sorted JSON, whether they were an object or its text."""
-    function = call.get("function") or call
-    return str(function.get("name")), canonical(function.get("arguments"))
 
 
 def canonical(arguments: object) -> str:
@@ -165,7 +157,8 @@ def canonical(arguments: object) -> str:
         return _NO_ARGUMENTS
 
 
-def _arguments_text(arguments: object) -> str:
+def _written_arguments(arguments: object) -> str:
+    """As they were written."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 

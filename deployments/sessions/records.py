@@ -9,10 +9,15 @@ The prompt consists of the engine's own ids for what was generated, and of rende
 client beside the engine renders; `prepared_prompt` says what it must render and puts the ids together.
 """
 
+from array import array
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import PlainValidator
 
 from deployments.chat.image_tokens import OtherPlaceholders, expanded
 from deployments.failures import PromptRejected
@@ -25,6 +30,15 @@ from rollout_client.contract.sessions import MessageDrift, SessionRequest
 ChatMessage = Mapping[str, Any]
 """A message as the chat template gets it: OpenAI's fields. An image among its parts is a name, `{"type": "image",
 "image": "sha256:..."}`."""
+
+
+def _packed(code: str, stored: Any) -> "array[Any]":
+    """Numbers from an entry of the storage, which has packed ones as base64 (`codec.py`)."""
+    return array(code, b64decode(stored) if isinstance(stored, str) else stored)
+
+
+TokenIds = Annotated[Sequence[int], PlainValidator(partial(_packed, "i"))]
+Logprobs = Annotated[Sequence[float], PlainValidator(partial(_packed, "f"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +67,9 @@ class Plan:
     """The generated message that the call continues, by its number in the record; `None`: it continues none."""
     covered: int
     """How many messages `token_ids` stand for. At least one message of a chat is left to render."""
-    token_ids: Sequence[int]
+    token_ids: TokenIds
     """The ids up to the end of that generated message, exactly as the engine had them."""
-    response_ids: Sequence[int]
+    response_ids: TokenIds
     """The ids of that generated message alone: the last of `token_ids`."""
     images: tuple[ImageSpan, ...] = ()
     """Those that `token_ids` stand for."""
@@ -65,7 +79,7 @@ class Plan:
     """The first of the prompt's tokens whose routed experts the session does not have."""
     drift: tuple[MessageDrift, ...] = ()
     """Differences from the record that were not reported before."""
-    seen: tuple[tuple[int, bytes], ...] = ()
+    seen: tuple[tuple[int, Annotated[bytes, PlainValidator(bytes.fromhex)]], ...] = ()
     """The generated messages that came back in another form, and the digest of that form."""
 
 
@@ -74,7 +88,7 @@ class RenderedMessage:
     """A message that was rendered for this call, with the ids of its part of the rendering."""
 
     message: ChatMessage
-    token_ids: Sequence[int]
+    token_ids: TokenIds
     mm_ranges: Sequence[MediaRange] = ()
     """Which of its ids stand for images, each by its name."""
 
@@ -89,8 +103,8 @@ class GeneratedMessage:
     """The message as the harness saw it: content, tool calls and reasoning as the parsers read them."""
     text: str
     """All of its ids decoded, without special tokens."""
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
+    token_ids: TokenIds
+    logprobs: Logprobs
     """One natural log-probability for each id."""
     finish_reason: Literal["stop", "length"] | None
     """`None`: the generation was interrupted."""
@@ -115,7 +129,7 @@ class EngineCall:
     rendered: Sequence[RenderedMessage]
     """The messages after those that the plan covers, without the generation prompt. There is at least one, unless the
     prompt was tokenized by its caller and ends with a generated message."""
-    generation_prompt: Sequence[int]
+    generation_prompt: TokenIds
     """The ids after the last message that begin the response."""
     generated: Sequence[GeneratedMessage]
 
@@ -177,7 +191,7 @@ class PreparedPrompt:
     """Those of the whole prompt."""
 
 
-NO_PLAN = Plan(after=None, covered=0, token_ids=(), response_ids=())
+NO_PLAN = Plan(after=None, covered=0, token_ids=packed_ids(()), response_ids=packed_ids(()))
 """The plan of a call that continues nothing."""
 
 

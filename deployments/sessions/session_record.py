@@ -12,7 +12,7 @@ siblings say the same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployments.protocols.generation import packed_ids
@@ -33,6 +33,7 @@ from deployments.sessions.message_comparison import (
     shown_text,
 )
 from deployments.sessions.records import (
+    NO_PLAN,
     ChatContext,
     ChatMessage,
     Conversation,
@@ -198,14 +199,16 @@ class SessionRecord:
         drift: Sequence[MessageDrift] = (),
         seen: Sequence[tuple[int, bytes]] = (),
     ) -> Plan:
+        if after is None:
+            return replace(NO_PLAN, drift=tuple(drift))
         return Plan(
-            after=None if after is None else after.number,
+            after=after.number,
             covered=covered,
-            token_ids=packed_ids(()) if after is None else after.prefix_ids(),
-            response_ids=packed_ids(()) if after is None else after.token_ids,
-            images=() if after is None else image_spans(after.path()),
-            oldest_version=None if after is None else oldest_version(after, policy),
-            experts_from=0 if after is None else experts_up_to(after).rows,
+            token_ids=after.prefix_ids(),
+            response_ids=after.token_ids,
+            images=image_spans(after.path()),
+            oldest_version=oldest_version(after, policy),
+            experts_from=experts_up_to(after).rows,
             drift=tuple(drift),
             seen=tuple(seen),
         )

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deployments.sessions.codec import OPENED, ReadSession, SessionHead, head_bytes, head_of
+from deployments.sessions.codec import FORM, OPENED, ReadSession, SessionHead, head_bytes, head_of
 from deployments.sessions.failures import SessionClosed, SessionLimitReached, session_unknown
 from deployments.sessions.records import OpenSession
 from deployments.sessions.settings import SessionsSettings
@@ -66,14 +66,15 @@ class SessionTable:
         self._lease_s = settings.lease_s
         self._max_sessions = settings.max_sessions
         self._max_bytes = settings.max_bytes
-        self._dropped: set[str] = set()
         self.sessions: dict[str, KeptSession] = {}
         """By id, in the order in which they were opened."""
         self.size_bytes = 0
         """Bytes of all records, and of what their sessions were opened with."""
         heads = [(record, head_of(record.record)) for record in stored]
+        self._dropped = {record.record_id for record, head in heads if head.form != FORM}
         for record, head in sorted(heads, key=lambda pair: pair[1].used_at):
-            self._restore(record, head, now)
+            if head.form == FORM:
+                self._restore(record, head, now)
         self.sessions = dict(sorted(self.sessions.items(), key=lambda item: item[1].head.opened_at))
 
     def get(self, session_id: str, namespace: str | None = None) -> KeptSession:
@@ -110,6 +111,7 @@ class SessionTable:
             opened_at=now,
             used_at=now,
             deadline_at=None if deadline_s is None else now + deadline_s,
+            form=FORM,
         )
         kept = KeptSession(
             id=opened.id, head=head, use_stored_at=now, opened_bytes=size_bytes, read=ReadSession(opened)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.failures import SessionStoreLost
+from deployments.failures import SessionStoreLost, StoreLost
 from deployments.rpc.batching import (
     BYTES_PER_LOGPROB,
     BYTES_PER_RECORD,
@@ -47,7 +47,9 @@ class _SessionStoreClient(StoreClient):
         if method in AT_ONCE:
             return await super()._call(method, *arguments, **named)
         if method in self._batched:
-            return await attempts(SessionStoreLost)(self._batched[method].call, arguments)
+            # What was generated must not be lost because a database fails; of all else the caller is told.
+            lost = StoreLost if method == "add" else SessionStoreLost
+            return await attempts(lost)(self._batched[method].call, arguments)
         return await attempts(SessionStoreLost)(super()._call, method, *arguments, **named)
 
 

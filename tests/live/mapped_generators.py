@@ -93,17 +93,10 @@ class MappedGenerator:
         self._node_weights.join()
         weights: Any = MappedWeights()
         named: Any = SimpleNamespace(versions={})
+        engine: Any = SimpleNamespace(weights=weights, canary=weights, is_alive=weights.is_alive)
         self._weights: MappedWeights = weights
         self._reads_served = 0
-        commands = CommandRunner(
-            weights,
-            weights.is_alive,
-            store,
-            lambda loaded: registration_of(1, loaded),
-            self._node_weights,
-            weights,
-            named,
-        )
+        commands = CommandRunner(engine, named, store, lambda loaded: registration_of(1, loaded), self._node_weights)
         self._running = asyncio.create_task(commands.run())
         await commands.is_current.wait()
 

@@ -26,9 +26,8 @@ from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
-from deployments.generation.serving.refusals import answered_failures
-from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
-from deployments.generation.serving.session_call import DATA, SessionCall, shown_message, shown_output
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall, answered_failures
+from deployments.generation.serving.session_call import DATA, shown_message, shown_output
 from deployments.protocols.generation import TIED_TOKENS
 from deployments.seeds import derived_seed
 from deployments.sessions.records import ChatMessage
@@ -90,18 +89,20 @@ def _fill(request: Any, call: ServedCall, length: str, has_length: bool) -> None
     given = request.model_fields_set
     if request.seed is not None:
         request.seed = seed_in_group(request.seed, call)
-    for name, value in sampling_of_session(call).items():
+    defaults = sampling_of_session(call)
+    most_tokens = defaults.pop("max_tokens", None)
+    for name, value in defaults.items():
         if name in type(request).model_fields and (name not in given or getattr(request, name) is None):
             setattr(request, name, value)
-    sampling = call.request.session_sampling
-    if not has_length and sampling is not None and sampling.max_new_tokens is not None:
-        setattr(request, length, sampling.max_new_tokens)
+    if not has_length and most_tokens is not None:
+        setattr(request, length, most_tokens)
 
 
 def sampling_of_session(call: ServedCall) -> dict[str, Any]:
-    """How tokens are sampled where a call of a session does not say, by vLLM's names, without their number."""
+    """How tokens are sampled where a call of a session does not say, by the names of vLLM's parameters."""
     sampling = call.request.session_sampling or Sampling()
-    return {
+    of_length = {} if sampling.max_new_tokens is None else {"max_tokens": sampling.max_new_tokens}
+    return of_length | {
         "temperature": 0.0 if sampling.greedy else sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": max(sampling.top_k, 0),
@@ -162,10 +163,8 @@ class AnsweredResponses(OpenAIServingResponses):
         if isinstance(answer, ErrorResponse):
             return answer
         if not isinstance(answer, ResponsesResponse):
-            events = ending_as_they_end(answer)
-            return _as_sent(events if call.session is None else _recorded_responses(events, call.session))
-        if call.session is not None:
-            await record(call.session, {0: shown_output(answer.output)})
+            return _sent_responses(ending_as_they_end(answer), call)
+        await call.record({0: shown_output(answer.output)})
         return answer
 
 
@@ -192,13 +191,10 @@ class AnsweredTokens(ServingTokens):
 
 def _fill_params(request: GenerateRequest, call: ServedCall) -> None:
     """Fills in the parameters that the caller left out, as `_fill` does."""
-    params, sampling = request.sampling_params, call.request.session_sampling
+    params = request.sampling_params
     if params.seed is not None:
         params.seed = seed_in_group(params.seed, call)
-    defaults = sampling_of_session(call)
-    if sampling is not None and sampling.max_new_tokens is not None:
-        defaults["max_tokens"] = sampling.max_new_tokens
-    for name, value in defaults.items():
+    for name, value in sampling_of_session(call).items():
         if not request.is_sampling_param_provided(name):
             setattr(params, name, value)
             if request._sampling_params_provided_keys is not None:
@@ -229,8 +225,7 @@ async def _noted(
         return answer
     if not isinstance(answer, BaseModel):
         return _answered_events(answer, call, shows_versions)
-    if call.session is not None:
-        await record(call.session, shown(answer))
+    await call.record(shown(answer))
     for choice in getattr(answer, "choices", ()) if shows_versions else ():
         # vLLM's types of answers take further fields.
         setattr(choice, _VERSIONS, versions_of(call, choice.index))
@@ -255,32 +250,19 @@ async def _answered_events(
             else:
                 held.append(sent)
     if call.session is not None:
-        await record(call.session, call.session.shown.messages)
+        await call.record(call.session.shown.messages)
     for event in held:
         yield event
 
 
-async def _recorded_responses(events: AsyncGenerator[Any, None], session: SessionCall) -> AsyncGenerator[Any, None]:
-    """The events of a response; the last one waits until the call is recorded."""
+async def _sent_responses(events: AsyncGenerator[Any, None], call: ServedCall) -> AsyncGenerator[str, None]:
+    """The events of a response as they are sent; in a session the last one waits until the call is recorded."""
     async with aclosing(events):
         async for event in events:
             response = getattr(event, "response", None)
             if event.type in ("response.completed", "response.incomplete") and response is not None:
-                await record(session, {0: shown_output(response.output)})
-            yield event
-
-
-async def _as_sent(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
-    """The events of a response as they are sent."""
-    async with aclosing(events):
-        async for event in events:
+                await call.record({0: shown_output(response.output)})
             yield f"event: {event.type}\ndata: {event.model_dump_json(indent=None, by_alias=True)}\n\n"
-
-
-async def record(session: SessionCall, shown: Mapping[int, ChatMessage]) -> None:
-    """Records the call as `SessionCall.record` does, with its failures as vLLM's servers answer them."""
-    with answered_failures():
-        await session.record(shown)
 
 
 def _with_versions(event: str, call: ServedCall) -> str:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -78,8 +78,7 @@ class VLLMEndpoint:
         except Exception as error:
             answer = create_error_response(error)
             if answer.error.code >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, VLLMError):
-                about = {"request_id": call.request.request_id, "generation_id": call.request.generation_id}
-                logger.warning("A call broke before it was answered.", exc_info=error, extra=about)
+                logger.warning("A call broke before it was answered.", exc_info=error, extra=call.request.log_fields)
             return _whole(write_error(answer))
 
     def _written(self, made: Any) -> ServedAnswer:
@@ -157,8 +156,7 @@ class _RunningCall:
         except Exception as error:  # noqa: BLE001 - the caller raises it
             self._note_failure(error)
         finally:
-            if self._call.session is not None:
-                self._call.session.leave()
+            self._call.leave()
             self.ended.set()
             self._some.set()
 
@@ -172,8 +170,7 @@ class _RunningCall:
         if self.begun is None:
             self._failure = error
             return
-        about = {"request_id": self._call.request.request_id, "generation_id": self._call.request.generation_id}
-        logger.warning("A call broke while it was answered.", exc_info=error, extra=about)
+        logger.warning("A call broke while it was answered.", exc_info=error, extra=self._call.request.log_fields)
         # An end like any other would hide from the caller that something is missing.
         self._failure = RolloutFailure("The answer broke off.")
 
@@ -206,17 +203,8 @@ async def answer_parts(
             )
             if has_ended:
                 return
-            await _wait_for_event(running.ended, _GATHER_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_S):
+                    await running.ended.wait()
     finally:
         running.leave()
-
-
-async def _wait_for_event(event: asyncio.Event, seconds: float) -> None:
-    """Returns when the event is set, after so many seconds at the latest."""
-    if event.is_set():
-        return
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

@@ -42,12 +42,12 @@ from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.image_prompts import ImagePrompts
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.served_call import ServedCall
-from deployments.generation.serving.session_call import SessionCall, SessionCallsInFlight
+from deployments.generation.serving.session_call import SessionCall, SessionCallClient
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.generation.serving.sglang_generate import AnsweredGenerate
 from deployments.generation.serving.sglang_requests import SGLangRequest
 from deployments.generation.serving.template_renderer import TemplateRenderer
-from deployments.generation.settings import ResponseSettings
+from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.protocols.chat import FromHub, SplitSpecialTokens
 from deployments.protocols.model_server import Endpoint, ServedPart, ServedRequest, public_model_name
 from deployments.upstream.vllm.plugin import install_in_servers
@@ -161,24 +161,23 @@ class ServingLayers:
     def __init__(
         self,
         engine: VLLMEngine,
-        settings: ResponseSettings,
+        settings: EngineSettings,
+        responses: ResponseSettings,
         sessions: "SessionStore | None",
-        grammar_time_limit_s: float,
-        split_special_tokens: SplitSpecialTokens,
         aborts: CallAborts,
     ) -> None:
         """`sessions` is where calls of sessions are recorded; `None` for a service that keeps none."""
-        self._grammars = GrammarChecks(engine.llm.vllm_config, grammar_time_limit_s)
-        self._sessions: SessionCallsInFlight | None = None
+        self._grammars = GrammarChecks(engine.llm.vllm_config, settings.grammar_time_limit_s)
+        self._sessions: SessionCallClient | None = None
         images: ImagePrompts | None = None
         if sessions is not None or engine.images is not None:
-            renderer = _template_renderer(engine, split_special_tokens)
+            renderer = _template_renderer(engine, settings.split_special_tokens)
             if sessions is not None:
-                self._sessions = SessionCallsInFlight(sessions, renderer, engine.interrupt, engine.image_tokens)
+                self._sessions = SessionCallClient(sessions, renderer, engine.interrupt, engine.image_tokens)
             if engine.images is not None:
                 images = ImagePrompts(engine, renderer)
         client = RecordingClient(engine, self._grammars)
-        self._endpoints = _endpoints(client, settings, aborts, partial(_current_version, engine), images)
+        self._endpoints = _endpoints(client, responses, aborts, partial(_current_version, engine), images)
 
     def answer(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
         """Yields the answer in parts. Closing the generator breaks the call off.
@@ -186,12 +185,12 @@ class ServingLayers:
         Raises:
             GenerationRejected: it is a call of a session, and the service keeps none.
         """
-        call = ServedCall(request)
+        session = None
         if request.session_id is not None:
             if self._sessions is None:
                 raise GenerationRejected("The service keeps no sessions.")
-            call.session = SessionCall(call, request.session_id, self._sessions)
-        return answer_parts(self._endpoints[request.endpoint].answered, call)
+            session = SessionCall(request, request.session_id, self._sessions)
+        return answer_parts(self._endpoints[request.endpoint].answered, ServedCall(request, session))
 
     def close(self) -> None:
         """Ends the processes that calls have started."""

@@ -14,10 +14,10 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from deployments.failures import RolloutFailure
 from deployments.generation.continued_completion import params_of_choice
 from deployments.generation.engine import ALL_LOGPROBS, VLLMEngine
+from deployments.generation.engine_outputs import ColumnReader
 from deployments.generation.engine_requests import likeliest_tokens
 from deployments.generation.serving.grammar_checks import GrammarChecks
-from deployments.generation.serving.refusals import answered_failures, refusal_of
-from deployments.generation.serving.served_call import CURRENT_CALL, ColumnReader, ServedCall
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall, answered_failures, refusal_of
 from deployments.protocols.generation import NO_COLUMNS, GenerationRequest
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.upstream.vllm.token_texts import TEXTS_ARE_UNSEEN, skip_logprob_texts
@@ -69,17 +69,16 @@ class RecordingClient:
             with answered_failures():
                 # Before the engine generates what nobody could record.
                 call.session.refuse_unprepared()
-            call.is_constrained = is_constrained(params)
-            call.sampled_with = sampled_with(params, call.request.session_sampling)
+            call.session.is_constrained = is_constrained(params)
+            call.session.sampled_with = sampled_with(params, call.request.session_sampling)
             # Its caller is shown no more than it asked for.
             params = copy(params)
             _ask_for_logprobs(params)
         ended = call.engine_ended = asyncio.Event()
-        choices = _WholeChoices(params.n, params.output_kind == RequestOutputKind.DELTA, first)
         request = call.generation(prompt["prompt_token_ids"], params.max_tokens, first)
         if request.include != NO_COLUMNS:
             call.columns = _ask_for_columns(params, request, self._engine.llm.model_config)
-        reading = self._tasks.start(self._read(call, request, choices, prompt, params, options, outputs, ended))
+        reading = self._tasks.start(self._read(call, request, first, prompt, params, options, outputs, ended))
         try:
             while (output := await outputs.get()) is not None:
                 if isinstance(output, Exception):
@@ -93,23 +92,40 @@ class RecordingClient:
         self,
         call: ServedCall,
         request: GenerationRequest,
-        choices: "_WholeChoices",
+        first: int,
         prompt: Any,
         params: SamplingParams,
         options: dict[str, Any],
         outputs: "asyncio.Queue[_Output]",
         ended: asyncio.Event,
     ) -> None:
-        """Reads all choices at the same time. If one fails, or the call may not go on, the others are aborted."""
+        """Reads all choices at the same time. If one fails, or the call may not go on, the others are aborted.
+
+        Gives the outputs as vLLM's engine does: those of choices that are not streamed come together.
+
+        Args:
+            first: index of the first choice in the answer.
+        """
+        is_delta = params.output_kind == RequestOutputKind.DELTA
+        whole: dict[int, RequestOutput] = {}
+
+        def give(output: RequestOutput) -> None:
+            call.note(output, is_delta, first)
+            [completion] = output.outputs
+            if output.finished:
+                whole[completion.index] = output
+            output.finished = len(whole) == params.n
+            if output.finished and not is_delta:
+                output.outputs = [ended_choice.outputs[0] for _, ended_choice in sorted(whole.items())]
+            if output.finished or is_delta:
+                outputs.put_nowait(output)
 
         async def read_choice(index: int, equal: range) -> None:
             of_choice = params_of_choice(params, index)
             async for made in self._engine.completions.stream(request, prompt, of_choice, index, **options):
                 _reject_unsatisfiable_schema(made, of_choice)
                 for output in _for_each(made, equal):
-                    call.note(output, choices.is_delta, choices.first)
-                    if (whole := choices.add(output)) is not None:
-                        outputs.put_nowait(whole)
+                    give(output)
 
         # Nothing is drawn at temperature 0: one choice stands for all.
         step = params.n if params.temperature == 0 else 1
@@ -147,31 +163,6 @@ def _for_each(output: RequestOutput, choices: range) -> list[RequestOutput]:
     for index, of_choice in zip(choices[1:], copies, strict=True):
         of_choice.outputs = [replace(completion, index=index)]
     return [output, *copies]
-
-
-class _WholeChoices:
-    """The outputs of the choices of one prompt as vLLM's engine gives them: those that are not streamed together."""
-
-    def __init__(self, count: int, is_delta: bool, first: int) -> None:
-        self.is_delta = is_delta
-        """Whether each output has only the tokens since the one before."""
-        self.first = first
-        """Index of the first choice in the answer."""
-        self._count = count
-        self._ended: dict[int, RequestOutput] = {}
-
-    def add(self, output: RequestOutput) -> RequestOutput | None:
-        """Returns what the caller gets now."""
-        [completion] = output.outputs
-        if output.finished:
-            self._ended[completion.index] = output
-        output.finished = len(self._ended) == self._count
-        if self.is_delta:
-            return output
-        if not output.finished:
-            return None
-        output.outputs = [ended.outputs[0] for _, ended in sorted(self._ended.items())]
-        return output
 
 
 def _ask_for_logprobs(params: SamplingParams) -> None:

@@ -1,18 +1,30 @@
-"""One call of a model server's API in its replica: what it asked, and what the engine made for it."""
+"""One call of a model server's API in its replica: what it asked, what the engine made for it, its failures."""
 
 import asyncio
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import TYPE_CHECKING
 
-from vllm.logprobs import FlatLogprobs
+from vllm.exceptions import GracefulHTTPError
 
-from deployments.failures import GenerationNotFinite, GenerationRejected, RolloutFailure, VersionReplaced
-from deployments.generation.engine_requests import expert_column, logprob_columns, whole_positions
-from deployments.generation.output_health import refuse_not_finite
-from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
+from deployments.failures import (
+    EnvironmentRejected,
+    GenerationNotFinite,
+    GenerationRejected,
+    OtherVersionLoaded,
+    Overloaded,
+    PromptRejected,
+    RolloutFailure,
+    StoreFailure,
+    TokensTooOld,
+    VersionReplaced,
+)
+from deployments.generation.engine_outputs import ColumnReader, GeneratedChoice
+from deployments.generation.serving.session_call import SessionCall
+from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.model_server import (
     GENERATED,
     TOKEN_ENDPOINTS,
@@ -20,56 +32,38 @@ from deployments.protocols.model_server import (
     ServedRequest,
     ServedTokens,
 )
-from deployments.protocols.token_columns import Columns, all_rows
-from rollout_client.contract.messages import PackedNumbers, SampledWith
+from deployments.sessions.records import ChatMessage
 
 if TYPE_CHECKING:
-    from vllm.outputs import CompletionOutput, RequestOutput
-
-    from deployments.generation.serving.session_call import SessionCall
+    from vllm.outputs import RequestOutput
 
 
-@dataclass(slots=True)
-class GeneratedChoice:
-    """Tokens that the engine has generated so far for one choice of a call."""
-
-    token_ids: "array[int]" = field(default_factory=lambda: packed_ids(()))
-    logprobs: "array[float]" = field(default_factory=lambda: packed_logprobs(()))
-    """One for each id, in calls of a session and in those that show ids."""
-    finish_reason: str | None = None
-    """Once the engine has ended it."""
-    weight_versions: tuple[WeightSpan, ...] = ()
-    """Likewise; before that those up to the last update of the weights that has interrupted it."""
-    parts: list[Columns] = field(default_factory=list)
-    """The columns of each output, in calls of a session that includes some."""
-    experts: Columns = field(default_factory=dict)
-    """The column of its routed experts, once the engine has ended it."""
-
-    @property
-    def columns(self) -> dict[str, PackedNumbers]:
-        return {**all_rows(self.parts), **self.experts}
+_STATUSES: dict[type[RolloutFailure], HTTPStatus] = {
+    PromptRejected: HTTPStatus.BAD_REQUEST,
+    # The chat template refuses the role of a message.
+    EnvironmentRejected: HTTPStatus.BAD_REQUEST,
+    GenerationRejected: HTTPStatus.BAD_REQUEST,
+    OtherVersionLoaded: HTTPStatus.CONFLICT,
+    VersionReplaced: HTTPStatus.CONFLICT,
+    TokensTooOld: HTTPStatus.CONFLICT,
+    Overloaded: HTTPStatus.TOO_MANY_REQUESTS,
+}
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnReader:
-    """Reads the columns that a session includes out of the engine's outputs for one of its calls."""
+def refusal_of(failure: RolloutFailure | StoreFailure) -> GracefulHTTPError:
+    if isinstance(failure, StoreFailure):
+        return GracefulHTTPError(str(failure), HTTPStatus(failure.status))
+    status = next((status for kind, status in _STATUSES.items() if isinstance(failure, kind)), None)
+    return GracefulHTTPError(str(failure), status or HTTPStatus.SERVICE_UNAVAILABLE)
 
-    request: GenerationRequest
-    """With what it includes, its `top_k` and the first token whose experts are due."""
-    named: int
-    """How many of the likeliest tokens the engine names for each one."""
-    experts: int
-    """How many experts a layer of the model has."""
 
-    def read(self, choice: GeneratedChoice, completion: "CompletionOutput") -> None:
-        """Adds those of an output to a choice that does not have its tokens yet. Raises as `generation_of`."""
-        if self.named and isinstance(flat := completion.logprobs, FlatLogprobs) and len(flat):
-            choice.parts.append(logprob_columns(self.request, whole_positions(flat, self.named), self.named))
-        if completion.finished():
-            tokens = len(choice.token_ids) + len(completion.token_ids)
-            choice.experts = expert_column(self.request, completion.routed_experts, tokens, self.experts)
-            # They are the session's: an agent that has not asked for megabytes is not sent them.
-            completion.routed_experts = None
+@contextmanager
+def answered_failures() -> Iterator[None]:
+    """Raises the failures of the block as vLLM's servers answer with them."""
+    try:
+        yield
+    except (RolloutFailure, StoreFailure) as failure:
+        raise refusal_of(failure) from failure
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +71,8 @@ class ServedCall:
     """Is noted by the recording client, and read by whoever answers."""
 
     request: ServedRequest
+    session: SessionCall | None = None
+    """The session's part of a call of a session."""
     prompts: dict[int, int] = field(default_factory=dict)
     """Number of tokens of each prompt, by the index of its first choice."""
     choices: dict[int, GeneratedChoice] = field(default_factory=dict)
@@ -87,19 +83,7 @@ class ServedCall:
     """Why another replica must make the call, from the beginning of its answer on."""
     engine_ended: asyncio.Event | None = None
     """`None` before the engine was called."""
-    session: "SessionCall | None" = None
-    """The session's part of a call of a session."""
-    is_constrained: bool = False
-    """Whether it makes tokens more or less likely whatever the policy says (`recording_client.py`)."""
-    sampled_with: SampledWith | None = None
-    """The distribution that it samples from, if it is not the session's."""
-    oldest_version: int | None = None
-    """Oldest version that generated a part of the prompt."""
-    new_prompt_tokens: int | None = None
-    """Those that the session does not have yet; by default all."""
-    experts_from: int = 0
-    """The first token of the prompt whose routed experts the session does not have."""
-    columns: "ColumnReader | None" = None
+    columns: ColumnReader | None = None
     """Once the engine was called for a session that includes some."""
 
     @property
@@ -112,8 +96,9 @@ class ServedCall:
 
     @property
     def tokens(self) -> ServedTokens:
-        new = sum(self.prompts.values()) if self.new_prompt_tokens is None else self.new_prompt_tokens
-        return ServedTokens(new, sum(len(choice.token_ids) for choice in self.choices.values()))
+        new = None if self.session is None else self.session.new_prompt_tokens
+        prompt = sum(self.prompts.values()) if new is None else new
+        return ServedTokens(prompt, sum(len(choice.token_ids) for choice in self.choices.values()))
 
     def begin_prompt(self, choices: int) -> int:
         """The index of the first of so many choices of a prompt."""
@@ -131,15 +116,25 @@ class ServedCall:
         Args:
             first: as `begin_prompt` returned it. Each prompt can be interrupted without the others.
         """
-        return replace(
+        request = replace(
             self.request,
             generation_id=self.generation_id(first),
             prompt_token_ids=prompt_token_ids,
             max_new_tokens=max_tokens or 1,
-            oldest_version=self.oldest_version,
-            experts_from=self.experts_from,
             body=b"",
         )
+        return request if self.session is None else self.session.continued(request)
+
+    async def record(self, shown: Mapping[int, ChatMessage]) -> None:
+        """Records a call of a session as `SessionCall.record` does, with its failures as vLLM's servers answer them."""
+        if self.session is not None:
+            with answered_failures():
+                await self.session.record(shown, self.choices)
+
+    def leave(self) -> None:
+        """Ends a call whose answer nobody wants any longer. In a session it is recorded as far as it came."""
+        if self.session is not None:
+            self.session.leave(self.engine_ended, self.choices)
 
     def note_failure(self, failure: RolloutFailure) -> None:
         """The engine does not generate, or not to the end. What is made anew, or must not count, is dropped."""
@@ -162,28 +157,9 @@ class ServedCall:
         """
         self.prompts[first] = len(output.prompt_token_ids or ())
         for completion in output.outputs:
-            choice = self.choices.setdefault(first + completion.index, GeneratedChoice())
-            if not is_delta:
-                choice.token_ids, choice.logprobs, choice.parts = packed_ids(()), packed_logprobs(()), []
-            if self.columns is not None:
-                self.columns.read(choice, completion)
-            choice.token_ids.extend(completion.token_ids)
-            if completion.logprobs is not None and self.keeps_logprobs:
-                logprobs = packed_logprobs(_sampled_logprobs(completion.logprobs, completion.token_ids))
-                refuse_not_finite(logprobs)
-                choice.logprobs.extend(logprobs)
-            if completion.finish_reason is not None:
-                choice.finish_reason = completion.finish_reason
-            if (spans := completion.weight_versions) is not None:
-                choice.weight_versions = tuple(WeightSpan(span.version, span.start, span.end) for span in spans)
-
-
-def _sampled_logprobs(logprobs: Any, token_ids: Sequence[int]) -> list[float]:
-    """Those of the sampled tokens, in either of vLLM's forms; in the flat one each position begins with them."""
-    starts = getattr(logprobs, "start_indices", None)
-    if starts is not None:
-        return [logprobs.logprobs[start] for start in starts]
-    return [position[token_id].logprob for position, token_id in zip(logprobs, token_ids, strict=True)]
+            if not is_delta or first + completion.index not in self.choices:
+                self.choices[first + completion.index] = GeneratedChoice()
+            self.choices[first + completion.index].add(completion, self.keeps_logprobs, self.columns)
 
 
 CURRENT_CALL: ContextVar[ServedCall] = ContextVar("CURRENT_CALL")

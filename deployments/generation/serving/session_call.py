@@ -13,13 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from deployments.failures import RolloutFailure, StoreLost
-from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
+from deployments.failures import RolloutFailure
+from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving.template_renderer import TemplateRenderer
-from deployments.protocols.generation import packed_ids, packed_logprobs
+from deployments.protocols.generation import GenerationRequest, packed_ids, packed_logprobs
 from deployments.protocols.images import ImageSpan, ImageTokens
+from deployments.protocols.model_server import ServedRequest
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.sessions.failures import SessionUnknown, call_not_recorded
 from deployments.sessions.records import (
@@ -35,6 +35,7 @@ from deployments.sessions.records import (
     prepared_prompt,
     prompt_of_tokens,
 )
+from rollout_client.contract.messages import SampledWith
 
 if TYPE_CHECKING:
     from deployments.sessions.store import SessionStore
@@ -47,9 +48,6 @@ _FEW_MESSAGES = 32
 """Conversations within both bounds are rendered and tokenized in a millisecond or two, before a thread would begin."""
 _FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 HEARD_EVERY_S = 0.5
-ADD_RETRY_S = 0.5
-_ADD_WITHIN_S = 60.0
-"""How long a record waits for a store that does not answer, or whose database fails."""
 _NO_IDS = packed_ids(())
 logger = logging.getLogger("rollout_service.generation")
 
@@ -59,7 +57,7 @@ class ShownChoices:
 
     def __init__(self) -> None:
         self._content: dict[int, dict[str, str]] = {}
-        self._calls: dict[int, dict[int, dict[str, str]]] = {}
+        self._calls: dict[int, dict[int, dict[str, Any]]] = {}
 
     def note(self, event: str) -> None:
         """Adds what one server-sent event holds."""
@@ -75,29 +73,19 @@ class ShownChoices:
             for name in texts:
                 texts[name] += delta.get(name) or ""
             for part in delta.get("tool_calls") or ():
-                call = self._calls.setdefault(index, {}).setdefault(part["index"], {"name": "", "arguments": ""})
-                call["id"] = part.get("id") or call.get("id", "")
-                function = part.get("function") or {}
-                call["name"] = function.get("name") or call["name"]
-                call["arguments"] += function.get("arguments") or ""
+                calls, new = self._calls.setdefault(index, {}), {"id": "", "function": {"name": "", "arguments": ""}}
+                call, given = calls.setdefault(part["index"], new), part.get("function") or {}
+                call["id"] = part.get("id") or call["id"]
+                call["function"]["name"] = given.get("name") or call["function"]["name"]
+                call["function"]["arguments"] += given.get("arguments") or ""
 
     @property
     def messages(self) -> dict[int, Mapping[str, Any]]:
         """By index of the choice."""
         return {
-            index: shown_message(
-                {**texts, "tool_calls": [called(call) for call in self._calls.get(index, {}).values()]}
-            )
+            index: shown_message({**texts, "tool_calls": [*self._calls.get(index, {}).values()]})
             for index, texts in self._content.items()
         }
-
-
-def called(call: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "id": call["id"],
-        "type": "function",
-        "function": {"name": call["name"], "arguments": call["arguments"]},
-    }
 
 
 def shown_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +117,9 @@ def shown_output(items: Sequence[Any]) -> dict[str, Any]:
     return shown_message(message)
 
 
-class SessionCallsInFlight:
+class SessionCallClient:
+    """The calls of sessions in one replica, over the session store."""
+
     def __init__(
         self,
         store: "SessionStore",
@@ -159,23 +149,16 @@ class SessionCallsInFlight:
         return plan
 
     async def add(self, session_id: str, call: EngineCall) -> None:
-        """Tries again for `_ADD_WITHIN_S` while nothing can be stored: what was generated must not be lost.
+        """Records a call, and ends it.
 
         Raises:
             StoreLost: in the end.
             SessionUnknown: the session was dropped meanwhile, and its record with it.
         """
-        attempts = AsyncRetrying(
-            retry=retry_if_exception_type(StoreLost),
-            wait=wait_fixed(ADD_RETRY_S),
-            stop=stop_after_delay(_ADD_WITHIN_S),
-            before_sleep=_log_retry,
-            reraise=True,
-        )
         # The store that gets the plan with the call has its ids.
         sent = replace(call, plan=replace(call.plan, token_ids=_NO_IDS, response_ids=_NO_IDS, images=()))
         try:
-            await attempts(self._store.add, session_id, sent)
+            await self._store.add(session_id, sent)
         finally:
             self._in_flight.pop(call.id, None)
 
@@ -210,15 +193,11 @@ class SessionCallsInFlight:
             self._hearing = None
 
 
-def _log_retry(state: RetryCallState) -> None:
-    logger.warning("A call of a session is not recorded yet: %s", state.outcome and state.outcome.exception())
-
-
 class SessionCall:
     """One call of a session. It ends once: recorded, or without a record if it generated nothing."""
 
-    def __init__(self, call: ServedCall, session_id: str, calls: SessionCallsInFlight) -> None:
-        self._call = call
+    def __init__(self, request: ServedRequest, session_id: str, calls: SessionCallClient) -> None:
+        self._request = request
         self._session_id = session_id
         self._calls = calls
         self._context = ChatContext()
@@ -227,8 +206,12 @@ class SessionCall:
         self._prompt: PreparedPrompt | None = None
         self._recording: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self.answer_id = call.request.generation_id
+        self.answer_id = request.generation_id
         """The `id` of the answer, by which its messages are rewarded."""
+        self.is_constrained = False
+        """Whether it makes tokens more or less likely whatever the policy says (`recording_client.py`)."""
+        self.sampled_with: SampledWith | None = None
+        """The distribution that it samples from, if it is not the session's."""
         self.shown = ShownChoices()
         """Choices as the caller of a stream has seen them so far."""
 
@@ -244,32 +227,38 @@ class SessionCall:
         names = new_images(plan, messages)
         images = dict(zip(names, await self._calls.image_tokens(names), strict=True)) if names else {}
         prepare = partial(prepared_prompt, plan, messages, context, self._calls.renderer, images)
-        prompt = await self._prepared(prepare, is_short=len(messages) <= _FEW_MESSAGES)
-        self._note_prompt(plan, prompt)
-        return prompt.token_ids
+        self._prompt = await self._prepared(prepare, is_short=len(messages) <= _FEW_MESSAGES)
+        return self._prompt.token_ids
 
     async def prepare_tokens(self, token_ids: Sequence[int]) -> None:
         """Begins a call whose caller has tokenized its prompt. Raises as `prepare`."""
         plan = await self._begin(TokenPrompt(packed_ids(token_ids)))
         prepare = partial(prompt_of_tokens, plan, token_ids, self._calls.renderer.decode)
-        self._note_prompt(plan, await self._prepared(prepare))
+        self._prompt = await self._prepared(prepare)
 
     async def _begin(self, conversation: Conversation) -> Plan:
         self._has_begun = True
-        call_id = self._call.request.generation_id
-        plan = self._plan = await self._calls.begin(self._session_id, call_id, conversation, self._context)
-        return plan
+        call_id = self._request.generation_id
+        self._plan = await self._calls.begin(self._session_id, call_id, conversation, self._context)
+        return self._plan
 
     async def _prepared(self, prepare: Callable[[], PreparedPrompt], is_short: bool = True) -> PreparedPrompt:
-        is_short = is_short and len(self._call.request.body) <= _SHORT_BODY_BYTES
+        is_short = is_short and len(self._request.body) <= _SHORT_BODY_BYTES
         return prepare() if is_short else await asyncio.to_thread(prepare)
 
-    def _note_prompt(self, plan: Plan, prompt: PreparedPrompt) -> None:
-        self._prompt = prompt
-        self._call.oldest_version = plan.oldest_version
-        if self._call.request.include.routed_experts:
-            self._call.experts_from = plan.experts_from
-        self._call.new_prompt_tokens = len(prompt.token_ids) - len(plan.token_ids)
+    @property
+    def new_prompt_tokens(self) -> int | None:
+        """Tokens of the prompt that the session does not have yet, once it was prepared."""
+        if self._plan is None or self._prompt is None:
+            return None
+        return len(self._prompt.token_ids) - len(self._plan.token_ids)
+
+    def continued(self, request: GenerationRequest) -> GenerationRequest:
+        """The request to the engine with what it continues: the oldest version, and which experts are known."""
+        if self._plan is None:
+            return request
+        experts_from = self._plan.experts_from if request.include.routed_experts else 0
+        return replace(request, oldest_version=self._plan.oldest_version, experts_from=experts_from)
 
     @property
     def images(self) -> Sequence[ImageSpan]:
@@ -281,45 +270,56 @@ class SessionCall:
         if self._prompt is None:
             raise call_not_recorded(self._session_id, _UNPREPARED)
 
-    async def record(self, shown: Mapping[int, ChatMessage]) -> None:
+    async def record(self, shown: Mapping[int, ChatMessage], choices: Mapping[int, GeneratedChoice]) -> None:
         """Records the call. When this returns, the record has what the caller is about to see.
 
         Cancelling this, as a caller who leaves does, does not cancel the recording.
 
         Args:
             shown: the message of each choice as the caller sees it.
+            choices: what was generated for each.
 
         Raises:
             RolloutFailure: the store is gone.
             SessionUnknown: the session was dropped meanwhile.
         """
         if self._recording is None and self._plan is not None and self._prompt is not None:
-            engine_call = self._engine_call(self._plan, self._prompt, shown)
+            engine_call = self._engine_call(self._plan, self._prompt, shown, choices)
             self._recording = self._calls.start(self._calls.add(self._session_id, engine_call))
         if self._recording is not None:
             await asyncio.shield(self._recording)
 
-    def leave(self) -> None:
-        """Nothing more of the answer is wanted. A call that was not recorded ends with what the engine has made."""
+    def leave(self, engine_ended: asyncio.Event | None, choices: Mapping[int, GeneratedChoice]) -> None:
+        """Nothing more of the answer is wanted. A call that was not recorded ends with what the engine has made.
+
+        Args:
+            engine_ended: `None` if the engine was not called.
+            choices: what is generated for each until then.
+        """
         if self._has_begun and self._recording is None and self._ending is None:
-            self._ending = self._calls.start(self._record_rest())
+            self._ending = self._calls.start(self._record_rest(engine_ended, choices))
 
-    async def _record_rest(self) -> None:
-        call = self._call
-        if call.engine_ended is None:
-            await self._calls.end(self._session_id, call.request.generation_id)
+    async def _record_rest(self, engine_ended: asyncio.Event | None, choices: Mapping[int, GeneratedChoice]) -> None:
+        if engine_ended is None:
+            await self._calls.end(self._session_id, self._request.generation_id)
             return
-        await self._calls.interrupt([call.request.generation_id])
-        await call.engine_ended.wait()
-        await self.record(self.shown.messages)
+        await self._calls.interrupt([self._request.generation_id])
+        await engine_ended.wait()
+        await self.record(self.shown.messages, choices)
 
-    def _engine_call(self, plan: Plan, prompt: PreparedPrompt, shown: Mapping[int, ChatMessage]) -> EngineCall:
-        name, choices = self.answer_id, self._call.choices
+    def _engine_call(
+        self,
+        plan: Plan,
+        prompt: PreparedPrompt,
+        shown: Mapping[int, ChatMessage],
+        choices: Mapping[int, GeneratedChoice],
+    ) -> EngineCall:
+        name = self.answer_id
         generated = [
             self._generated(f"{name}-{index}" if len(choices) > 1 else name, choice, shown.get(index))
             for index, choice in sorted(choices.items())
         ]
-        call_id = self._call.request.generation_id
+        call_id = self._request.generation_id
         return EngineCall(call_id, self._context, plan, prompt.rendered, prompt.generation_prompt, generated)
 
     def _generated(self, name: str, choice: GeneratedChoice, shown: ChatMessage | None) -> GeneratedMessage:
@@ -332,8 +332,8 @@ class SessionCall:
             logprobs=packed_logprobs(choice.logprobs),
             finish_reason=_FINISH_REASONS.get(choice.finish_reason),
             weight_versions=choice.weight_versions,
-            is_constrained=self._call.is_constrained,
-            sampled_with=self._call.sampled_with,
+            is_constrained=self.is_constrained,
+            sampled_with=self.sampled_with,
             columns=choice.columns,
         )
 

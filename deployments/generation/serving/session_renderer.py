@@ -11,8 +11,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.params import ChatParams, merge_kwargs
 
 from deployments.generation.serving.image_prompts import ImagePrompts, with_marks, with_names
-from deployments.generation.serving.refusals import answered_failures
-from deployments.generation.serving.served_call import CURRENT_CALL
+from deployments.generation.serving.served_call import CURRENT_CALL, answered_failures
 from deployments.generation.serving.session_call import context_of
 from deployments.protocols.images import ImageSpan
 from deployments.sessions.message_comparison import plain_message

@@ -6,10 +6,11 @@ SGLang's are by default; the log-probabilities of a prompt are in those that end
 """
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import orjson
@@ -18,25 +19,25 @@ from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.utils.async_utils import merge_async_iterators
 
-from deployments.generation.serving.answered_layers import record, refuse_without_columns, versions_of
+from deployments.generation.engine_outputs import GeneratedChoice
+from deployments.generation.serving.answered_layers import refuse_without_columns, versions_of
 from deployments.generation.serving.call_aborts import AbortableCall, CallAborts
-from deployments.generation.serving.refusals import answered_failures
-from deployments.generation.serving.served_call import CURRENT_CALL, GeneratedChoice, ServedCall
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall, answered_failures
 from deployments.generation.serving.session_call import DATA, DONE
 from deployments.generation.serving.sglang_requests import NO_INPUT_LOGPROBS, SGLangRequest, params_of
 
 EVENT_EVERY_S = 0.05
-NUMBERS_OF_EVENT = 2000
+TOKENS_OF_EVENT = 2000
 """An event has all tokens so far: one for each token would make a long answer's stream quadratic in its length. Events
-with more tokens and log-probabilities than this are rarer in the same measure, so that no stream holds the replica for
-more than a small share of its time."""
+with more tokens than this are rarer in the same measure, so that no stream holds the replica for more than a small
+share of its time."""
 _LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 _TokenLogprob = tuple[float | None, int, str | None]
 """The log-probability of a token, its id, and its text where texts are asked for: an entry of SGLang's lists."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class PromptAnswer:
     """The answer to one prompt, as far as the engine's outputs have come."""
 
@@ -50,23 +51,16 @@ class PromptAnswer:
     """The text of a token; `None` where none are asked for."""
     version: str
     """The weights with which it begins."""
-    texts: list[list[str]] = field(init=False)
+    texts: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     """The parts of each choice's text."""
-    lengths: list[int] = field(init=False)
+    lengths: Counter[int] = field(default_factory=Counter)
     """Tokens of each choice: the call may have more of them already."""
-    have_ended: list[bool] = field(init=False)
-    stop_reasons: list[int | str | None] = field(init=False)
-    top_logprobs: list[list[list[_TokenLogprob]]] = field(init=False)
+    stop_reasons: dict[int, int | str | None] = field(default_factory=dict)
+    """Of each choice that has ended."""
     prompt_logprobs: Sequence[Any] = ()
     """vLLM's, a mapping for each token but the first."""
     cached_tokens: int = 0
     next_event_at: float = 0.0
-    _prompt_fields: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        count = self.request.sampling_params.n
-        self.texts, self.top_logprobs = [[] for _ in range(count)], [[] for _ in range(count)]
-        self.lengths, self.have_ended, self.stop_reasons = [0] * count, [False] * count, [None] * count
 
     def add(self, output: RequestOutput) -> list[int]:
         """Takes an output of the engine, with the tokens since the one before. Returns the choices in it."""
@@ -74,18 +68,11 @@ class PromptAnswer:
             self.prompt_logprobs = output.prompt_logprobs
         self.cached_tokens = output.num_cached_tokens or self.cached_tokens
         for completion in output.outputs:
-            place = completion.index
-            self.texts[place].append(completion.text)
-            self.lengths[place] += len(completion.token_ids)
+            self.texts[completion.index].append(completion.text)
+            self.lengths[completion.index] += len(completion.token_ids)
             if completion.finished():
-                self.have_ended[place], self.stop_reasons[place] = True, completion.stop_reason
-            if self.request.top_logprobs_num and completion.logprobs is not None:
-                self.top_logprobs[place] += [self._likeliest(one) for one in _shown_positions(completion)]
+                self.stop_reasons[completion.index] = completion.stop_reason
         return [completion.index for completion in output.outputs]
-
-    def numbers(self, place: int) -> int:
-        """How many numbers of tokens an event of the choice has now."""
-        return self.lengths[place] * (1 + self.request.top_logprobs_num)
 
     def choice(self, place: int) -> dict[str, Any]:
         """One choice as SGLang's server answers it. Until it has ended it is without what its prompt has in numbers."""
@@ -109,18 +96,16 @@ class PromptAnswer:
             shown = zip(choice.logprobs[: len(token_ids)], token_ids, strict=True)
             meta["output_token_logprobs"] = [self._entry(logprob, token_id) for logprob, token_id in shown]
             meta["output_token_logprobs_length"] = len(token_ids)
-            if self.have_ended[place]:
-                meta |= self._of_prompt()
-            if self.request.top_logprobs_num:
-                meta["output_top_logprobs"] = self.top_logprobs[place] if generates else []
+            if place in self.stop_reasons:
+                meta["input_token_logprobs"] = self._of_prompt
         return {"text": "".join(self.texts[place]) if generates else "", "output_ids": token_ids, "meta_info": meta}
 
     def _choice(self, place: int) -> GeneratedChoice:
         return self.call.choices.get(self.first + place) or GeneratedChoice()
 
     def _finish_reason(self, place: int) -> dict[str, Any] | None:
-        choice, stop_reason = self._choice(place), self.stop_reasons[place]
-        match choice.finish_reason if self.have_ended[place] else None:
+        choice, stop_reason = self._choice(place), self.stop_reasons.get(place)
+        match choice.finish_reason if place in self.stop_reasons else None:
             case None:
                 return None
             case "abort":
@@ -132,38 +117,23 @@ class PromptAnswer:
             case reason:
                 return {"type": reason, "length": len(choice.token_ids)}
 
-    def _of_prompt(self) -> dict[str, Any]:
-        """The log-probabilities of the prompt, made once. The first one is null, wherever they begin."""
-        if not self._prompt_fields:
-            made = self._prompt_numbers()
-            self._prompt_fields = {name: orjson.Fragment(orjson.dumps(numbers)) for name, numbers in made.items()}
-        return self._prompt_fields
+    @cached_property
+    def _of_prompt(self) -> orjson.Fragment:
+        """The log-probabilities of the prompt. The first one is null, wherever they begin."""
+        return orjson.Fragment(orjson.dumps(self._prompt_numbers()))
 
-    def _prompt_numbers(self) -> dict[str, Any]:
+    def _prompt_numbers(self) -> list[_TokenLogprob]:
         start = self.request.logprob_start_len
         if start == NO_INPUT_LOGPROBS:
-            return {"input_token_logprobs": []}
+            return []
         ids, positions = self.prompt_token_ids[start:], self.prompt_logprobs[start + 1 :]
         following = zip(positions, ids[1:], strict=False)
         scored = [self._entry(position[token_id].logprob, token_id) for position, token_id in following]
         first = [self._entry(None, token_id) for token_id in ids[:1]]
-        shown: dict[str, Any] = {"input_token_logprobs": [*first, *scored]}
-        if self.request.top_logprobs_num:
-            shown["input_top_logprobs"] = [*[None for _ in first], *map(self._likeliest, positions)]
-        return shown
-
-    def _likeliest(self, position: Any) -> list[_TokenLogprob]:
-        ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
-        return [self._entry(one.logprob, token_id) for token_id, one in ranked[: self.request.top_logprobs_num]]
+        return [*first, *scored]
 
     def _entry(self, logprob: float | None, token_id: int) -> _TokenLogprob:
         return None if logprob is None else max(logprob, _LEAST_LOGPROB), token_id, self.text_of(token_id)
-
-
-def _shown_positions(completion: CompletionOutput) -> Sequence[Any]:
-    """Those of the tokens that the output has, each with the log-probabilities that vLLM names."""
-    assert completion.logprobs is not None
-    return [completion.logprobs[place] for place in range(len(completion.token_ids))]
 
 
 def _cut_versions(spans: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
@@ -217,8 +187,7 @@ class AnsweredGenerate(GenerateBaseServing):
             async for place, output in outputs:
                 self._refuse_failed(output)
                 answers[place].add(output)
-        if call.session is not None:
-            await record(call.session, {})
+        await call.record({})
         choices = [answer.choice(place) for answer in answers for place in range(request.sampling_params.n)]
         is_single = request.is_single and len(choices) == 1
         return orjson.dumps(choices[0] if is_single else choices)
@@ -230,7 +199,8 @@ class AnsweredGenerate(GenerateBaseServing):
         answers: list[PromptAnswer] = []
         running: list[AsyncGenerator[RequestOutput, None]] = []
         # The same tokens are named again and again.
-        text_of = cache(self._decoded) if request.return_text_in_logprobs else _no_text
+        tokenizer = self.renderer.get_tokenizer()
+        text_of = cache(lambda token_id: tokenizer.decode([token_id])) if request.return_text_in_logprobs else _no_text
         version = self._current_version(call.request.policy)
         rid = request.rid or call.request.generation_id
         for number, engine_input in enumerate(inputs):
@@ -268,10 +238,10 @@ class AnsweredGenerate(GenerateBaseServing):
                     self._refuse_failed(output)
                     answer = answers[number]
                     for place in answer.add(output):
-                        ends, now = answer.have_ended[place], time.monotonic()
+                        ends, now = place in answer.stop_reasons, time.monotonic()
                         if not ends and now < answer.next_event_at:
                             continue
-                        answer.next_event_at = now + EVENT_EVERY_S * max(answer.numbers(place) / NUMBERS_OF_EVENT, 1)
+                        answer.next_event_at = now + EVENT_EVERY_S * max(answer.lengths[place] / TOKENS_OF_EVENT, 1)
                         choice = answer.choice(place)
                         if not is_single:
                             choice["index"] = answer.first + place
@@ -280,8 +250,7 @@ class AnsweredGenerate(GenerateBaseServing):
                             held.append(event)
                         else:
                             yield event
-            if call.session is not None:
-                await record(call.session, {})
+            await call.record({})
             for event in held:
                 yield event
         except VLLMError as error:
@@ -292,10 +261,6 @@ class AnsweredGenerate(GenerateBaseServing):
         """Raises vLLM's `GenerationError` if the engine has failed in the middle of it."""
         for completion in output.outputs:
             self._raise_if_error(completion.finish_reason, output.request_id)
-
-    def _decoded(self, token_id: int) -> str:
-        text: str = self.renderer.get_tokenizer().decode([token_id])
-        return text
 
 
 def _no_text(_token_id: int) -> None:

@@ -26,6 +26,7 @@ _ADVICE: Mapping[str, str] = {
     "return_routed_experts": "ask for `include: [routed_experts]` in `POST /rollout` or of a session",
     "custom_params": "ask for `include: [sampling_mask]` in `POST /rollout` or of a session",
     "stop_regex": "give the texts in `stop`",
+    "top_logprobs_num": "ask for `include: [top_logprobs:N]` in `POST /rollout` or of a session",
 }
 """Ways to the same, where there is one."""
 _READ_BY_INGRESS = frozenset({"lora_path", "weight_version"})
@@ -105,7 +106,6 @@ class SGLangRequest(BaseModel):
     return_logprob: bool = False
     logprob_start_len: int = NO_INPUT_LOGPROBS
     """The first token of the prompt whose log-probability is shown; `NO_INPUT_LOGPROBS` for none."""
-    top_logprobs_num: int = 0
     return_text_in_logprobs: bool = False
     return_prompt_token_ids: bool = False
     stream: bool = False
@@ -124,7 +124,7 @@ class SGLangRequest(BaseModel):
         if (self.text is None) == (self.input_ids is None):
             raise VLLMValidationError("Send either `text` or `input_ids`.", parameter="input_ids")
         if not self.return_logprob:
-            self.logprob_start_len, self.top_logprobs_num = NO_INPUT_LOGPROBS, 0
+            self.logprob_start_len = NO_INPUT_LOGPROBS
         return self
 
     @property
@@ -198,8 +198,8 @@ def params_of(
         spaces_between_special_tokens=sampling.spaces_between_special_tokens,
         include_stop_str_in_output=sampling.no_stop_trim,
         stream_interval=sampling.stream_interval,
-        logprobs=request.top_logprobs_num if request.return_logprob else None,
-        prompt_logprobs=request.top_logprobs_num if scores_prompt else None,
+        logprobs=0 if request.return_logprob else None,
+        prompt_logprobs=0 if scores_prompt else None,
         # Flat ones cost the engine less, and cannot be those of prompts.
         flat_logprobs=not scores_prompt,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
@@ -212,11 +212,7 @@ def params_of(
 def _fields_of_session(sampling: _SGLangSampling, call: ServedCall) -> dict[str, Any]:
     """The fields of vLLM's parameters that a call of a session leaves to its session, and its seed in its group."""
     given = {_VLLM_NAMES.get(name, name) for name in sampling.model_fields_set}
-    defaults = sampling_of_session(call)
-    of_session = call.request.session_sampling
-    if of_session is not None and of_session.max_new_tokens is not None:
-        defaults["max_tokens"] = of_session.max_new_tokens
-    fields = {name: value for name, value in defaults.items() if name not in given}
+    fields = {name: value for name, value in sampling_of_session(call).items() if name not in given}
     if sampling.sampling_seed is not None:
         fields["seed"] = seed_in_group(sampling.sampling_seed, call)
     return fields

@@ -28,7 +28,7 @@ def read_all_wakeups() -> None:
     """For the running event loop and the calls that it makes and serves, for the rest of its life."""
     aio.init_grpc_aio()
     loop = asyncio.get_running_loop()
-    found = list(wakeups_of(loop))
+    found = list(_wakeups_of(loop))
     if not found:
         logger.warning("gRPC has no completion queue of the known form: its events may come late under load.")
     for wakeups, handle_events in found:
@@ -36,7 +36,7 @@ def read_all_wakeups() -> None:
         loop.add_reader(wakeups, partial(handle_all, wakeups, partial(handle_events, loop)))
 
 
-def wakeups_of(
+def _wakeups_of(
     loop: asyncio.AbstractEventLoop,
 ) -> Iterator[tuple[socket.socket, Callable[[asyncio.AbstractEventLoop], None]]]:
     """Where the loop is woken, and what takes the events. gRPC has no public name for either."""

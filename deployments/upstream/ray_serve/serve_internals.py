@@ -59,7 +59,7 @@ def forget_serve_client() -> None:
 
 def running_http_options() -> HTTPOptions | None:
     """The options of the Serve that runs, with the port of the service; `None` where none does. Blocks."""
-    options = options_of_proxies()
+    options = _options_of_proxies()
     if options is None or (port := own_port()) is None:
         return options
     return options.model_copy(update={"port": port})
@@ -67,11 +67,11 @@ def running_http_options() -> HTTPOptions | None:
 
 def proxy_port() -> int | None:
     """The port of Serve's own proxy; `None` where no Serve runs. Blocks."""
-    options = options_of_proxies()
+    options = _options_of_proxies()
     return None if options is None else options.port
 
 
-def options_of_proxies() -> HTTPOptions | None:
+def _options_of_proxies() -> HTTPOptions | None:
     client = serve.context._get_global_client(raise_if_no_controller_running=False)
     return None if client is None else client.http_config
 

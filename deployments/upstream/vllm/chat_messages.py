@@ -23,14 +23,14 @@ from deployments.upstream.vllm.request_validation import replace_schema
 def take_null_fields_of_messages(*models: type[BaseModel]) -> None:
     """Lets messages of these requests have fields that are null; holds as `fail_at_first_wrong_item` does."""
     for model in models:
-        replace_schema(model, validated_before(model.__pydantic_core_schema__))
+        replace_schema(model, _validated_before(model.__pydantic_core_schema__))
 
 
-def validated_before(schema: Any) -> Any:
+def _validated_before(schema: Any) -> Any:
     """A copy of a model's core schema that looks at `without_nulls` of its fields, before any validator of its own."""
     inner = schema["schema"]
     if schema["type"] != "model":
-        return {**schema, "schema": validated_before(inner)}
+        return {**schema, "schema": _validated_before(inner)}
     if inner.get("function", {}).get("function") is without_nulls:
         return schema
     return {**schema, "schema": core_schema.no_info_before_validator_function(without_nulls, inner)}
@@ -40,10 +40,10 @@ def without_nulls(request: Any) -> Any:
     """The fields of a request without the null ones of its messages. Their contents, which may be null, stay."""
     if not isinstance(request, Mapping) or not isinstance(messages := request.get("messages"), list):
         return request
-    return {**request, "messages": [message_without_nulls(message) for message in messages]}
+    return {**request, "messages": [_message_without_nulls(message) for message in messages]}
 
 
-def message_without_nulls(message: Any) -> Any:
+def _message_without_nulls(message: Any) -> Any:
     if not isinstance(message, Mapping) or None not in message.values():
         return message
     return {name: value for name, value in message.items() if value is not None or name == "content"}

@@ -47,7 +47,7 @@ def shrink(
     rank = weights.shape[-2]
     if (indices < 0).any():
         output[:, :rank] = 0
-    for adapter, rows in rows_by_adapter(indices):
+    for adapter, rows in _rows_by_adapter(indices):
         matrix = weights[adapter].view(weights.shape[-2:])
         output[rows, :rank] = scaling * (inputs[rows].to(output.dtype) @ matrix.to(output.dtype).T)
 
@@ -79,14 +79,14 @@ def expand_slice(
     columns = output[:, slice_offset : slice_offset + slice_size]
     if not add_inputs:
         columns.zero_()
-    for adapter, rows in rows_by_adapter(indices):
+    for adapter, rows in _rows_by_adapter(indices):
         shrunk = inputs[rows]
         if shrunk.any():
             matrix = weights[adapter].reshape(slice_size, weights.shape[-1])
             columns[rows] += shrunk.to(output.dtype) @ matrix.to(output.dtype).T
 
 
-def rows_by_adapter(indices: torch.Tensor) -> Iterator[tuple[int, Rows]]:
+def _rows_by_adapter(indices: torch.Tensor) -> Iterator[tuple[int, Rows]]:
     """Yields each adapter with its rows; all rows where there is one adapter alone."""
     adapters = set(indices.tolist())
     if len(adapters) == 1:

@@ -19,7 +19,7 @@ PROBE_ROWS = 128
 
 def install() -> None:
     """May be called more than once, before the engine is configured."""
-    allow_amx_tiles()
+    _allow_amx_tiles()
     for library in sorted(Path(torch.__file__).parent.glob("lib/libgomp.so*")):
         preload_by_name(library, os.environ)
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
@@ -27,7 +27,7 @@ def install() -> None:
     pack_experts_at_each_load(UnquantizedFusedMoEMethod)
 
 
-def allow_amx_tiles() -> None:
+def _allow_amx_tiles() -> None:
     """Asks Linux for the tile registers of AMX.
 
     Linux kills a process with SIGILL that uses them without having asked; vLLM's bf16 attention kernel does not ask.

@@ -33,7 +33,7 @@ class PromptLogits:
             cls.are_computed = False
 
 
-class NoAdapters:
+class _NoAdapters:
     """In the place of vLLM's wrapper of the adapters' operations, where nothing is to be added."""
 
     def add_lora_logits(self, logits: torch.Tensor, *_arguments: Any, **_options: Any) -> torch.Tensor:
@@ -56,16 +56,16 @@ def leave_out_head_adapters_of_prompts(runner: type[Any], logits_processor: type
 
     @functools.wraps(load_lora_model)
     def load_and_mark(self: Any, *arguments: Any, **options: Any) -> Any:
-        owner, names = where_prompts_are_computed(self)
+        owner, names = _where_prompts_are_computed(self)
         for name in names:
-            setattr(owner, name, marking_prompts(getattr(owner, name)))
+            setattr(owner, name, _marking_prompts(getattr(owner, name)))
         return load_lora_model(self, *arguments, **options)
 
     @functools.wraps(get_logits)
     def get_logits_of_tokens(self: Any, *arguments: Any, **options: Any) -> Any:
         if not PromptLogits.are_computed:
             return get_logits(self, *arguments, **options)
-        adapters, self.punica_wrapper = self.punica_wrapper, NoAdapters()
+        adapters, self.punica_wrapper = self.punica_wrapper, _NoAdapters()
         try:
             return get_logits(self, *arguments, **options)
         finally:
@@ -75,7 +75,7 @@ def leave_out_head_adapters_of_prompts(runner: type[Any], logits_processor: type
     runner.load_lora_model, logits_processor._get_logits = load_and_mark, get_logits_of_tokens
 
 
-def where_prompts_are_computed(runner: Any) -> tuple[Any, tuple[str, ...]]:
+def _where_prompts_are_computed(runner: Any) -> tuple[Any, tuple[str, ...]]:
     """The object whose methods compute the logits of prompts, and their names: vLLM has two kinds of model runners."""
     if hasattr(runner, "_get_prompt_logprobs_dict"):
         return runner, ("_get_prompt_logprobs_dict",)
@@ -84,7 +84,7 @@ def where_prompts_are_computed(runner: Any) -> tuple[Any, tuple[str, ...]]:
     return PromptLogprobsWorker, ("compute_prompt_logprobs", "compute_prompt_token_id_logprobs")
 
 
-def marking_prompts(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _marking_prompts(compute: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compute)
     def compute_marked(*arguments: Any, **options: Any) -> Any:
         with PromptLogits.computed():

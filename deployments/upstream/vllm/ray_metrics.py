@@ -22,7 +22,7 @@ INSTRUMENTS: list[Instrument] = []
 """Instruments of this process, for `flush_periodically`."""
 
 
-class EngineMetric(RayPrometheusMetric):
+class _EngineMetric(RayPrometheusMetric):
     """A metric that has `labels`, as those of `prometheus_client` have."""
 
     def __init__(self, name: str, label_names: Sequence[str] | None) -> None:
@@ -41,7 +41,7 @@ class EngineMetric(RayPrometheusMetric):
         return clone
 
 
-class EngineCounter(EngineMetric):
+class EngineCounter(_EngineMetric):
     def __init__(self, name: str, documentation: str = "", labelnames: Sequence[str] | None = None) -> None:
         super().__init__(name, labelnames)
         self._summed = SummedCounter(self._name, documentation, self._tag_keys, metrics)
@@ -59,7 +59,7 @@ class EngineCounter(EngineMetric):
         self._summed.add(value, *self._tag_values)
 
 
-class EngineGauge(EngineMetric):
+class EngineGauge(_EngineMetric):
     def __init__(
         self,
         name: str,
@@ -80,7 +80,7 @@ class EngineGauge(EngineMetric):
         self.metric.set(time(), self._tags)
 
 
-class EngineHistogram(EngineMetric):
+class EngineHistogram(_EngineMetric):
     def __init__(
         self,
         name: str,
@@ -101,17 +101,17 @@ class EngineHistogram(EngineMetric):
         self._summed.observe(value, *self._tag_values)
 
 
-class SpecDecodingMetrics(RaySpecDecodingProm):
+class _SpecDecodingMetrics(RaySpecDecodingProm):
     _counter_cls: Any = EngineCounter
 
 
-class KVConnectorMetrics(RayKVConnectorProm):
+class _KVConnectorMetrics(RayKVConnectorProm):
     _gauge_cls: Any = EngineGauge
     _counter_cls: Any = EngineCounter
     _histogram_cls: Any = EngineHistogram
 
 
-class PerfMetrics(RayPerfMetricsProm):
+class _PerfMetrics(RayPerfMetricsProm):
     _counter_cls: Any = EngineCounter
 
 
@@ -121,6 +121,6 @@ class EngineMetrics(RayPrometheusStatLogger):
     _gauge_cls: Any = EngineGauge
     _counter_cls: Any = EngineCounter
     _histogram_cls: Any = EngineHistogram
-    _spec_decoding_cls: Any = SpecDecodingMetrics
-    _kv_connector_cls: Any = KVConnectorMetrics
-    _perf_metrics_cls: Any = PerfMetrics
+    _spec_decoding_cls: Any = _SpecDecodingMetrics
+    _kv_connector_cls: Any = _KVConnectorMetrics
+    _perf_metrics_cls: Any = _PerfMetrics

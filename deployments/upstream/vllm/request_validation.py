@@ -18,7 +18,7 @@ LISTS = frozenset({"list", "set", "frozenset"})
 
 def fail_at_first_wrong_item(*models: type[BaseModel]) -> None:
     for model in models:
-        replace_schema(model, failing_fast(model.__pydantic_core_schema__, {}))
+        replace_schema(model, _failing_fast(model.__pydantic_core_schema__, {}))
 
 
 def replace_schema(model: type[BaseModel], schema: Any) -> None:
@@ -29,7 +29,7 @@ def replace_schema(model: type[BaseModel], schema: Any) -> None:
     model.__pydantic_complete__ = True
 
 
-def failing_fast(schema: Any, copies: dict[int, Any]) -> Any:
+def _failing_fast(schema: Any, copies: dict[int, Any]) -> Any:
     """A copy of a core schema.
 
     Args:
@@ -38,14 +38,14 @@ def failing_fast(schema: Any, copies: dict[int, Any]) -> Any:
     if id(schema) in copies:
         return copies[id(schema)]
     if isinstance(schema, dict):
-        copy: Any = {name: failing_fast(part, copies) for name, part in schema.items()}
+        copy: Any = {name: _failing_fast(part, copies) for name, part in schema.items()}
         # A dictionary of fields may have one that is called `type`.
         if isinstance(kind := copy.get("type"), str) and kind in LISTS:
             copy["fail_fast"] = True
     elif isinstance(schema, list):
-        copy = [failing_fast(part, copies) for part in schema]
+        copy = [_failing_fast(part, copies) for part in schema]
     elif type(schema) is tuple:
-        copy = tuple(failing_fast(part, copies) for part in schema)
+        copy = tuple(_failing_fast(part, copies) for part in schema)
     else:
         return schema
     copies[id(schema)] = copy

@@ -17,7 +17,7 @@ TABLES: dict[ParserKind, tuple[str, str]] = {
 ENGINE_ARGS_CLASSES = {"EngineArgs", "AsyncEngineArgs"}
 
 
-def vllm_source(*path: str) -> list[ast.stmt] | None:
+def _vllm_source(*path: str) -> list[ast.stmt] | None:
     """The statements of one file of vLLM's; None if vLLM is not installed."""
     vllm = find_spec("vllm")
     if vllm is None or not vllm.submodule_search_locations:
@@ -28,7 +28,7 @@ def vllm_source(*path: str) -> list[ast.stmt] | None:
 def parser_names(kind: ParserKind) -> frozenset[str] | None:
     """The names of vLLM's parsers; None if vLLM is not installed."""
     package, table = TABLES[kind]
-    if (source := vllm_source(package, "__init__.py")) is None:
+    if (source := _vllm_source(package, "__init__.py")) is None:
         return None
     return frozenset(
         key.value
@@ -43,7 +43,7 @@ def parser_names(kind: ParserKind) -> frozenset[str] | None:
 
 def engine_fields() -> frozenset[str] | None:
     """The names of all fields of `AsyncEngineArgs`; None if vLLM is not installed."""
-    if (source := vllm_source("engine", "arg_utils.py")) is None:
+    if (source := _vllm_source("engine", "arg_utils.py")) is None:
         return None
     return frozenset(
         statement.target.id

@@ -26,13 +26,13 @@ def install() -> None:
     """For this process. May be called more than once."""
     parser, reasoning = DelegatingParser, BaseThinkingReasoningParser
     if not hasattr(parser.parse_delta, "__wrapped__"):
-        parser.parse_delta = with_texts_of_its_tokens(parser.parse_delta)  # type: ignore[method-assign]
+        parser.parse_delta = _with_texts_of_its_tokens(parser.parse_delta)  # type: ignore[method-assign]
     if not hasattr(reasoning.extract_reasoning_streaming, "__wrapped__"):
-        extract = without_start(reasoning.extract_reasoning_streaming)
+        extract = _without_start(reasoning.extract_reasoning_streaming)
         reasoning.extract_reasoning_streaming = extract  # type: ignore[method-assign]
 
 
-def without_start(extract: Extract) -> Extract:
+def _without_start(extract: Extract) -> Extract:
     """Leaves the token that begins a thought out of streamed reasoning, also beside further tokens; once a thought.
 
     vLLM's parsers drop that token where an event has nothing else, also where a thought spells it. A busy server joins
@@ -62,7 +62,7 @@ def without_start(extract: Extract) -> Extract:
     return extracted
 
 
-def with_texts_of_its_tokens(parse_delta: Extract) -> Extract:
+def _with_texts_of_its_tokens(parse_delta: Extract) -> Extract:
     """Gives the parsers of a stream tokens and text that belong together, also where the call has stop strings.
 
     The engine holds back as many characters as a stop string has, and gives the tokens at once. Parsers find the end of
@@ -81,9 +81,9 @@ def with_texts_of_its_tokens(parse_delta: Extract) -> Extract:
     ) -> Any:
         stops = [request.stop] if isinstance(request.stop, str) else request.stop or ()
         if max(map(len, stops), default=0) > 1 and not request.include_stop_str_in_output:
-            held: HeldTokens | None = getattr(self, HELD, None)
+            held: _HeldTokens | None = getattr(self, HELD, None)
             if held is None:
-                held = HeldTokens(self.model_tokenizer, prompt_token_ids or [], request)
+                held = _HeldTokens(self.model_tokenizer, prompt_token_ids or [], request)
                 setattr(self, HELD, held)
             delta_text, delta_token_ids = held.released(delta_text, delta_token_ids)
             if not finished and not delta_token_ids:
@@ -106,7 +106,7 @@ def joined(first: DeltaMessage | None, second: DeltaMessage | None) -> DeltaMess
     return first
 
 
-class HeldTokens:
+class _HeldTokens:
     """The tokens of a stream whose text is still held back, as vLLM's own detokenizer reads them."""
 
     def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int], request: Any) -> None:
@@ -142,7 +142,7 @@ class HeldTokens:
         return rest
 
 
-class IncompleteEvent(ResponseIncompleteEvent):
+class _IncompleteEvent(ResponseIncompleteEvent):
     """The last event of a response that was cut, with vLLM's response."""
 
     response: ResponsesResponse  # type: ignore[assignment]
@@ -154,6 +154,6 @@ async def ending_as_they_end(events: AsyncGenerator[Any, None]) -> AsyncGenerato
         async for event in events:
             if event.type == "response.completed" and event.response.status == "incomplete":
                 number, response = event.sequence_number, event.response
-                yield IncompleteEvent(type="response.incomplete", sequence_number=number, response=response)
+                yield _IncompleteEvent(type="response.incomplete", sequence_number=number, response=response)
             else:
                 yield event

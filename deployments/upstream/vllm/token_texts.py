@@ -24,7 +24,7 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 TEXTS_ARE_UNSEEN = "logprob_texts_are_unseen"
 
 
-class StoppedBySpecialTokens(IncrementalDetokenizer):
+class _StoppedBySpecialTokens(IncrementalDetokenizer):
     """The text of `shown`, which also ends where a stop string of `stopping` does: that one sees special tokens."""
 
     def __init__(self, shown: IncrementalDetokenizer, stopping: IncrementalDetokenizer) -> None:
@@ -48,12 +48,14 @@ class StoppedBySpecialTokens(IncrementalDetokenizer):
 
 def detokenizer_of(tokenizer: Any, prompt_token_ids: Sequence[int], params: SamplingParams) -> IncrementalDetokenizer:
     """The detokenizer of a request."""
-    return stopped_by_special_tokens(
-        bare_detokenizer(tokenizer, prompt_token_ids, params), tokenizer, prompt_token_ids, params
+    return _stopped_by_special_tokens(
+        _bare_detokenizer(tokenizer, prompt_token_ids, params), tokenizer, prompt_token_ids, params
     )
 
 
-def bare_detokenizer(tokenizer: Any, prompt_token_ids: Sequence[int], params: SamplingParams) -> IncrementalDetokenizer:
+def _bare_detokenizer(
+    tokenizer: Any, prompt_token_ids: Sequence[int], params: SamplingParams
+) -> IncrementalDetokenizer:
     """vLLM's, made of the few fields of a request that it reads."""
     request: Any = SimpleNamespace(
         request_id="", prompt_token_ids=list(prompt_token_ids), prompt_embeds=None, sampling_params=params
@@ -61,23 +63,23 @@ def bare_detokenizer(tokenizer: Any, prompt_token_ids: Sequence[int], params: Sa
     return IncrementalDetokenizer.from_new_request(tokenizer, request)
 
 
-def stopped_by_special_tokens(
+def _stopped_by_special_tokens(
     shown: IncrementalDetokenizer, tokenizer: Any, prompt_token_ids: Sequence[int], params: SamplingParams
 ) -> IncrementalDetokenizer:
     """The detokenizer, ended by those of the request's stop strings too that have special tokens in them."""
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
     if not (stops and params.skip_special_tokens and params.detokenize):
         return shown
-    special = special_texts(tokenizer)
+    special = _special_texts(tokenizer)
     if not (stops := [stop for stop in stops if any(text in stop for text in special)]):
         return shown
     of_stops = copy(params)
     of_stops.stop, of_stops.skip_special_tokens = stops, False
-    return StoppedBySpecialTokens(shown, bare_detokenizer(tokenizer, prompt_token_ids, of_stops))
+    return _StoppedBySpecialTokens(shown, _bare_detokenizer(tokenizer, prompt_token_ids, of_stops))
 
 
 @lru_cache(maxsize=8)
-def special_texts(tokenizer: Any) -> frozenset[str]:
+def _special_texts(tokenizer: Any) -> frozenset[str]:
     """The texts of the tokens that a text without special tokens leaves out."""
     return frozenset(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
 
@@ -101,7 +103,7 @@ def install_token_texts(llm: Any) -> None:
         if (params.extra_args or {}).get(TEXTS_ARE_UNSEEN):
             state.logprobs_processor.tokenizer = None
         if processor.tokenizer is not None:
-            state.detokenizer = stopped_by_special_tokens(
+            state.detokenizer = _stopped_by_special_tokens(
                 state.detokenizer, processor.tokenizer, request.prompt_token_ids or (), params
             )
 

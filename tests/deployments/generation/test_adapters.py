@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from deployments.failures import GenerationLost
 from deployments.generation.adapters import ADAPTER_FILE, AdapterDoesNotFit, Adapters, LoadedAdapter
 from deployments.generation.command_runner import BaseReplaced, ServedAdapters
-from deployments.policy.commands import SetAdapters, StoredFile, VersionPayload
+from deployments.policy.commands import LoadedWeights, SetAdapters, StoredFile, VersionPayload
 from deployments.policy.node_files import NodeWeights, WeightsSource
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
@@ -214,7 +215,12 @@ class World:
         self.unseen: set[str] = set()
         """Labels of adapters that change no log-probability."""
         self.changes_nothing = False
-        self.policies = ServedAdapters(self.adapters, self.node, self.try_adapter, lambda: 4)
+        engine: Any = SimpleNamespace(
+            adapters=self.adapters,
+            canary=SimpleNamespace(try_adapter=self.try_adapter),
+            weights=SimpleNamespace(loaded=LoadedWeights(4)),
+        )
+        self.policies = ServedAdapters(engine, self.node)
 
     async def try_adapter(self, loaded: LoadedAdapter) -> bool:
         assert self.adapters.of(loaded.label.partition("/")[0]) is not loaded, "generations use it already"

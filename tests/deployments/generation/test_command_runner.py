@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,19 +194,12 @@ class ScriptedNamedPolicies:
 def runner_of(
     weights: ScriptedWeights, store: ScriptedStore, folder: Path, policies: ScriptedNamedPolicies | None = None
 ) -> CommandRunner:
-    updater: Any = weights
-    canary: Any = weights
+    engine: Any = SimpleNamespace(weights=weights, canary=weights, is_alive=weights.is_alive)
     named: Any = policies or ScriptedNamedPolicies()
     node_weights = NodeWeights(folder, "node", lambda _: ())
     node_weights.join()
     return CommandRunner(
-        updater,
-        weights.is_alive,
-        store,
-        lambda loaded: ReplicaRegistration("replica", None, 1, loaded),
-        node_weights,
-        canary,
-        named,
+        engine, named, store, lambda loaded: ReplicaRegistration("replica", None, 1, loaded), node_weights
     )
 
 

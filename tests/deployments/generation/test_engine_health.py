@@ -78,44 +78,6 @@ def test_an_engine_that_hangs_is_killed_whether_it_was_idle_or_busy(ongoing: int
     assert engine.kills == 1
 
 
-@pytest.mark.parametrize("ongoing", [0, 3])
-def test_an_engine_that_hangs_says_so_to_who_asks_before_it_is_killed(ongoing: int) -> None:
-    engine = ScriptedEngine(timeout_s=30.0)
-    engine.hangs, engine.ongoing = True, ongoing
-
-    async def asked() -> list[str]:
-        """Every 5 s, after each check."""
-        said = []
-        for _ in range(6):
-            engine.health.check()
-            try:
-                engine.health.refuse_suspect()
-                said.append("")
-            except GenerationLost as lost:
-                said.append(str(lost))
-            await asyncio.sleep(5.0)
-        engine.health.close()
-        return said
-
-    said = virtual_time.run(asked())
-    first = 3 if ongoing == 0 else 2
-    assert said[:first] == [""] * first
-    assert said[first] == "The engine has work and took no step for 10 s; after 30 s it is replaced."
-    assert engine.kills == 0
-
-
-def test_an_engine_that_moves_is_suspected_of_nothing() -> None:
-    engine = ScriptedEngine(timeout_s=3.0)
-
-    async def asked() -> None:
-        for _ in range(9):
-            await engine.checked(1)
-            engine.health.refuse_suspect()
-
-    virtual_time.run(asked())
-    assert engine.tokens == 9
-
-
 def test_a_token_that_is_not_finite_fails_the_next_check_and_is_tried_again() -> None:
     engine = ScriptedEngine()
 
@@ -193,32 +155,3 @@ def test_an_observer_that_stalled_itself_looks_again_before_it_judges() -> None:
 def test_without_a_timeout_no_engine_hangs() -> None:
     watch = EngineWatch(None)
     assert {watch.observe(100.0 * number, 5, 1, False) for number in range(9)} == {"moves"}
-
-
-def test_an_engine_without_a_step_is_suspected_after_a_third_of_the_timeout() -> None:
-    watch = EngineWatch(30.0)
-    for now in (0.0, 5.0, 10.0):
-        watch.observe(now, 5, 1, False)
-    assert [watch.suspected_for(now, 5, 1, False) for now in (14.9, 15.0, 20.0)] == [None, 10.0, 15.0]
-
-
-@pytest.mark.parametrize(("steps", "ongoing", "is_paused"), [(6, 1, False), (5, 0, False), (5, 1, True)])
-def test_an_engine_that_has_moved_is_idle_or_paused_is_not_suspected(steps: int, ongoing: int, is_paused: bool) -> None:
-    watch = EngineWatch(30.0)
-    for now in (0.0, 5.0, 10.0):
-        watch.observe(now, 5, 1, False)
-    assert watch.suspected_for(100.0, steps, ongoing, is_paused) is None
-
-
-def test_asking_does_not_count_as_seeing_the_engine() -> None:
-    watch = EngineWatch(30.0)
-    watch.observe(0.0, 5, 1, False)
-    watch.observe(5.0, 5, 1, False)
-    assert [watch.suspected_for(100.0, 5, 1, False) for _ in range(5)] == [None] * 5
-
-
-def test_without_a_timeout_no_engine_is_suspected() -> None:
-    watch = EngineWatch(None)
-    for number in range(9):
-        watch.observe(100.0 * number, 5, 1, False)
-    assert watch.suspected_for(1000.0, 5, 1, False) is None

@@ -1,14 +1,14 @@
 """Which generations of an engine run, and which of them stall: times are passed in, no engine runs."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from deployments.failures import ReplicaShuttingDown
-from deployments.generation.running_generations import GenerationWatch, RunningGenerations
+from deployments.generation.running_generations import RunningGeneration, RunningGenerations
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
 
 
@@ -46,18 +46,23 @@ def test_generations_are_interrupted_by_their_ids_while_they_run() -> None:
 class Observed:
     """Observes an engine once a second; `a` has a timeout of five seconds, `b` has none."""
 
-    watch: GenerationWatch = field(default_factory=GenerationWatch)
+    a: RunningGeneration = field(
+        default_factory=lambda: RunningGeneration(replace(request("a"), token_timeout_s=5.0), "a.0")
+    )
+    b: RunningGeneration = field(default_factory=lambda: RunningGeneration(request("b"), "b.0"))
     now: float = 100.0
-    steps: int = 0
 
     def second(
         self, a: int | None = None, b: int | None = None, moves: bool = False, paused: bool = False
     ) -> list[str]:
         """The stalled generations a second later; `a` and `b` are their tokens so far."""
         self.now += 1
-        self.steps += moves
-        tokens = {name: generated for name, generated in (("a", a), ("b", b)) if generated is not None}
-        return self.watch.stalled(self.now, tokens, {"a": 5.0, "b": None}, self.steps, paused)
+        given = ((self.a, a), (self.b, b))
+        return [
+            one.request.generation_id
+            for one, generated in given
+            if generated is not None and one.has_stalled(self.now, generated, moves, paused)
+        ]
 
 
 def test_a_generation_without_a_new_token_for_its_timeout_stalls_although_the_engine_goes_on() -> None:
@@ -89,11 +94,3 @@ def test_a_pause_does_not_count_and_neither_does_the_time_before_it(tokens: int)
     for _ in range(50):
         assert engine.second(a=tokens, paused=True) == []
     assert [engine.second(a=tokens) for _ in range(5)] == [[]] * 4 + [["a"]]
-
-
-def test_a_retry_that_runs_under_the_same_name_begins_anew() -> None:
-    engine = Observed()
-    for _ in range(5):
-        engine.second(a=3)
-    assert engine.second() == []
-    assert [engine.second(a=3) for _ in range(5)] == [[]] * 5

@@ -216,7 +216,7 @@ def test_while_full_weights_replace_an_adapter_no_generation_goes_on_or_begins(
         await updater._pause(SwapOptions(asked))
         assert llm.calls == [f"pause mode={paused} clear_cache=True"]
         assert (updater.may_generate.is_set(), updater.aborts) == (False, aborts)
-        await updater._resume(5, updater._swap_in_workers())
+        await updater._resume(5, updater._call_workers("swap_staged"))
         assert not updater.may_generate.is_set()
         assert updater.accept() == 0.0
         assert updater.may_generate.is_set()
@@ -305,7 +305,7 @@ def test_while_full_weights_change_the_generations_of_named_policies_are_interru
             await updater._pause(SwapOptions(asked), is_trial)
             assert llm.calls == ["abort g1", f"pause mode={asked} clear_cache=True"]
             assert (updater.may_generate.is_set(), updater.aborts, updater.swaps) == (False, aborts, 0)
-            await updater._resume(5, updater._swap_in_workers())
+            await updater._resume(5, updater._call_workers("swap_staged"))
             assert (adapters.versions, updater.swaps) == ({}, 1)
             assert updater.needed_adapters == {"named"}, "a generation still has it"
         llm.may_unload.set()

@@ -162,7 +162,7 @@ def test_images_of_equal_tokens_are_different_messages() -> None:
     assert second.shared_messages == []
 
 
-def test_a_call_without_images_is_stored_as_it_was_before_there_were_any() -> None:
+def test_a_call_without_images_comes_back_from_storage() -> None:
     session = Session()
     session.call([{"role": "user", "content": "Hi"}], "A")
     prompt = session.prompts[0]
@@ -170,7 +170,6 @@ def test_a_call_without_images_is_stored_as_it_was_before_there_were_any() -> No
     [rendered] = prompt.rendered
     made = GeneratedMessage("a", {"role": "assistant", "content": "A"}, "A", [65], [0.0], "stop")
     entry = call_entry(EngineCall("a", PLAIN, NO_PLAN, prompt.rendered, prompt.generation_prompt, [made]))
-    assert b'"rendered":[[{"role":"user","content":"Hi"},"SAAAAGkAAAABAQAA"]]' in entry
     assert call_of(entry).rendered == [rendered]
 
 

@@ -1,6 +1,7 @@
 """What a session store that starts again has of the one before it, and what a failing database does to its calls."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -136,6 +137,19 @@ async def test_calls_of_sessions_that_have_ended_or_are_gone_are_aborted_after_a
     await kept.store.end("s", "team")
     kept.start()
     assert await kept.store.heard({"one": "s", "two": "gone"}) == ["one", "two"]
+
+
+@runs
+async def test_sessions_whose_entries_have_another_form_are_dropped() -> None:
+    kept = await Kept().open("s")
+    await kept.open("t")
+    head = json.loads(kept.storage.kept.records["s"])
+    del head["form"]
+    kept.storage.kept.records["s"] = json.dumps(head).encode()
+    kept.start()
+    assert [info.id for info in await kept.store.infos("team")] == ["t"]
+    await kept.store.pass_time()
+    assert list(kept.storage.kept.records) == ["t"]
 
 
 @runs

@@ -69,6 +69,12 @@ def test_a_database_that_fails_is_said_at_once() -> None:
     assert (type(result), after_s) == (StorageFailed, 0)
 
 
+def test_what_was_generated_waits_for_a_database_that_fails() -> None:
+    result, after_s = call(Handle(StorageFailed("no room"), until_s=20), "add")
+    assert not isinstance(result, Exception)
+    assert after_s == pytest.approx(20, abs=1)
+
+
 @pytest.mark.parametrize("method", AT_ONCE)
 def test_what_is_asked_again_and_again_does_not_wait(method: str) -> None:
     result, after_s = call(Handle(ActorDiedError()), method)

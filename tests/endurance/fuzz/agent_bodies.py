@@ -68,7 +68,6 @@ SGLANG = {
     "sampling_params": {"max_new_tokens": 4, "n": 2, "top_k": 5, "stop": ["x"], "logit_bias": {"5": 1.0}},
     "return_logprob": True,
     "logprob_start_len": 0,
-    "top_logprobs_num": 2,
     "weight_version": {"min_version": 0, "exact_version": None},
 }
 TOKEN_IDS = {

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from io import BytesIO
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from vllm.sampling_params import SamplingParams
 
 from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.protocols.model_server import Endpoint
-from deployments.sessions.codec import generated_fields, generated_of, written
-from deployments.sessions.records import GeneratedMessage
+from deployments.sessions.codec import call_entry, call_of
+from deployments.sessions.records import NO_PLAN, ChatContext, EngineCall, GeneratedMessage
 from rollout_client.contract.messages import GivenMessage, Message, SampledWith
 from rollout_client.contract.training import may_be_trained
 from tests.deployments.generation.serving.vllm_layers import Served
@@ -181,9 +180,14 @@ def test_a_record_that_is_read_again_still_says_it_and_one_from_before_says_no()
     )
     colder = SampledWith(temperature=0.5, top_k=4)
     for one in (made, replace(made, is_constrained=True), replace(made, sampled_with=colder)):
-        assert generated_of(json.loads(written(generated_fields(one))), BytesIO()) == one
-    before = {name: value for name, value in generated_fields(made).items() if name != "is_constrained"}
-    assert generated_of(before, BytesIO()) == made
+        assert call_of(call_entry(call_with(one))).generated == [one]
+    before = json.loads(call_entry(call_with(made)))
+    del before["generated"][0]["is_constrained"]
+    assert call_of(json.dumps(before).encode()).generated == [made]
+
+
+def call_with(made: GeneratedMessage) -> EngineCall:
+    return EngineCall("a", ChatContext(), NO_PLAN, [], packed_ids(()), [made])
 
 
 @runs

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from deployments.failures import ReplicaShuttingDown, RolloutFailure
+from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving.endpoints import ServedAnswer, answer_parts, running_calls
-from deployments.generation.serving.served_call import CURRENT_CALL, GeneratedChoice, ServedCall
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.protocols.generation import SamplingOptions, packed_ids
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
 from tests.deployments.generation.serving.test_session_call import QUESTION, Replica, generate, prepared
@@ -108,7 +109,7 @@ async def test_a_failure_is_another_replicas_until_the_answer_has_begun(has_begu
 async def test_a_call_of_a_session_is_left_when_its_server_ends_whatever_it_has_done() -> None:
     left: list[str] = []
     call = ServedCall(REQUEST)
-    unchecked: Any = SimpleNamespace(leave=lambda: left.append("left"))
+    unchecked: Any = SimpleNamespace(leave=lambda *_: left.append("left"))
     call.session = unchecked
 
     async def server(_call: ServedCall) -> ServedAnswer:
@@ -152,7 +153,7 @@ async def test_a_call_of_a_session_that_is_left_at_whatever_step_ends_and_what_i
             generate(call, "7")
             has_generated.append(True)
             assert call.session is not None
-            await call.session.record({0: {"role": "assistant", "content": "7"}})
+            await call.record({0: {"role": "assistant", "content": "7"}})
             return ServedAnswer(200, "application/json", b"7")
 
         parts = answer_parts(server, call)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from deployments.failures import ReplicaShuttingDown, SessionStoreLost
+from deployments.failures import ReplicaShuttingDown
+from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving import session_call
-from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
-from deployments.generation.serving.session_call import SessionCall, SessionCallsInFlight, context_of
+from deployments.generation.serving.served_call import ServedCall
+from deployments.generation.serving.session_call import SessionCall, SessionCallClient, context_of
 from deployments.protocols.generation import SamplingOptions, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedRequest, ServedTokens
@@ -33,7 +34,7 @@ class Replica:
         self.store = SessionStore(SessionsSettings(), ScriptedStorage())
         unchecked: Any = self.store
         renderer: Any = small()
-        self.calls = SessionCallsInFlight(unchecked, renderer, self._interrupt, no_image_tokens)
+        self.calls = SessionCallClient(unchecked, renderer, self._interrupt, no_image_tokens)
         self.interrupted: list[str] = []
         self._running: dict[str, ServedCall] = {}
 
@@ -42,9 +43,10 @@ class Replica:
         return self
 
     def call(self, name: str) -> ServedCall:
-        call = ServedCall(ServedRequest(name, range(3), 8, (), SamplingOptions(), session_id="s"))
-        call.session = SessionCall(call, "s", self.calls)
-        call.session.answer_id = f"chatcmpl-{name}"
+        request = ServedRequest(name, range(3), 8, (), SamplingOptions(), session_id="s")
+        session = SessionCall(request, "s", self.calls)
+        session.answer_id = f"chatcmpl-{name}"
+        call = ServedCall(request, session)
         self._running[name] = call
         return call
 
@@ -85,7 +87,7 @@ async def test_the_prompt_of_a_call_that_continues_another_begins_with_its_ids()
     prompt = await prepared(first, [QUESTION])
     assert prompt == small().fresh([QUESTION], PLAIN)
     made = generate(first, "5")
-    await first.session.record({0: {"role": "assistant", "content": "5"}})
+    await first.record({0: {"role": "assistant", "content": "5"}})
     second = replica.call("two")
     continued = await prepared(second, [QUESTION, {"role": "assistant", "content": " 5\n"}, MORE])
     assert continued[: len(prompt) + len(made)] == prompt + made
@@ -106,7 +108,7 @@ async def test_the_engine_is_told_the_oldest_version_of_what_a_call_continues(
     await prepared(first, [QUESTION])
     assert first.generation([1], 8).oldest_version is None
     generate(first, "5")
-    await first.session.record({})
+    await first.record({})
     await prepared(second, [QUESTION, {"role": "assistant", "content": "5"}, MORE])
     assert second.generation([1], 8).oldest_version == oldest
 
@@ -119,7 +121,7 @@ async def test_each_choice_of_an_answer_is_recorded_by_its_index() -> None:
     await prepared(call, [QUESTION])
     for index in (1, 0):
         generate(call, f"answer {index}", index=index)
-    await call.session.record({})
+    await call.record({})
     samples = await replica.samples()
     assert [sample.branch for sample in samples] == ["chatcmpl-one-0", "chatcmpl-one-1"]
     assert [sample.message_log[-1].content for sample in samples] == ["answer 0", "answer 1"]
@@ -132,7 +134,7 @@ async def test_a_call_that_is_left_is_interrupted_and_recorded_as_far_as_it_came
     assert call.session is not None
     await prepared(call, [QUESTION])
     ids = generate(call, "half of an ans", "abort")
-    call.session.leave()
+    call.leave()
     await replica.calls.tasks.ended()
     [sample] = await replica.samples()
     assert (replica.interrupted[0], sample.status) == ("one", "cancelled")
@@ -146,7 +148,7 @@ async def test_a_call_that_is_left_before_the_engine_was_called_ends_without_a_r
     call = replica.call("one")
     assert call.session is not None
     await prepared(call, [QUESTION])
-    call.session.leave()
+    call.leave()
     await replica.calls.tasks.ended()
     info = await replica.store.info("s", "")
     assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 0)
@@ -159,8 +161,8 @@ async def test_a_call_that_was_recorded_is_not_recorded_again_when_it_is_left() 
     assert call.session is not None
     await prepared(call, [QUESTION])
     generate(call, "5")
-    await call.session.record({})
-    call.session.leave()
+    await call.record({})
+    call.leave()
     assert len(replica.calls.tasks) == 0
     assert len(await replica.samples()) == 1
 
@@ -180,11 +182,11 @@ async def test_a_call_whose_caller_leaves_while_it_is_recorded_is_recorded(monke
     assert call.session is not None
     await prepared(call, [QUESTION])
     generate(call, "5")
-    answering = asyncio.create_task(call.session.record({}))
+    answering = asyncio.create_task(call.record({}))
     await adding.wait()
     answering.cancel()
     await asyncio.wait([answering])
-    call.session.leave()
+    call.leave()
     may_add.set()
     await replica.calls.tasks.ended()
     [sample] = await replica.samples()
@@ -208,7 +210,7 @@ async def test_a_call_whose_caller_leaves_while_it_begins_counts_no_longer(monke
         await asyncio.sleep(0)
     beginning.cancel()
     await asyncio.wait([beginning])
-    call.session.leave()
+    call.leave()
     await replica.calls.tasks.ended()
     assert (await replica.store.info("s", "")).calls_in_flight == 0
 
@@ -221,7 +223,7 @@ async def test_what_another_replica_makes_anew_is_not_recorded() -> None:
     await prepared(call, [QUESTION])
     generate(call, "half of an ans", None)
     call.note_failure(ReplicaShuttingDown("it ends"))
-    call.session.leave()
+    call.leave()
     await replica.calls.tasks.ended()
     info = await replica.store.info("s", "")
     assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 0)
@@ -238,26 +240,6 @@ async def test_a_session_that_is_ended_elsewhere_interrupts_its_calls_here(monke
     assert call.engine_ended is not None
     await call.engine_ended.wait()
     assert "one" in replica.interrupted
-
-
-@runs
-async def test_a_record_is_sent_again_until_the_store_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_call, "ADD_RETRY_S", 0)
-    replica = await Replica().open()
-    add, failures = replica.store.add, [SessionStoreLost("gone"), SessionStoreLost("gone")]
-
-    async def adding(session_id: str, call: EngineCall) -> None:
-        if failures:
-            raise failures.pop()
-        await add(session_id, call)
-
-    monkeypatch.setattr(replica.store, "add", adding)
-    call = replica.call("one")
-    assert call.session is not None
-    await prepared(call, [QUESTION])
-    generate(call, "5")
-    await call.session.record({})
-    assert len(await replica.samples()) == 1
 
 
 def test_what_vllm_adds_to_the_arguments_of_a_template_makes_no_other_root() -> None:

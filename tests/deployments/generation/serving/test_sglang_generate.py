@@ -73,6 +73,7 @@ async def test_the_switches_that_trainers_send_turned_off_ask_for_nothing() -> N
         ("return_routed_experts", {"return_routed_experts": True}),
         ("image_data", {"image_data": ["data:image/png;base64,AA=="]}),
         ("custom_params", {"sampling_params": {"custom_params": {"return_top_p_token_ids": True}}}),
+        ("top_logprobs_num", {"top_logprobs_num": 2}),
         ("stop_regex", {"sampling_params": {"stop_regex": "[0-9]"}}),
         ("invented", {"invented": 1}),
     ],
@@ -198,14 +199,12 @@ async def test_the_log_probabilities_of_a_prompt_begin_with_a_null_where_they_ar
 
 
 @runs
-async def test_the_likeliest_tokens_are_named_with_their_texts() -> None:
+async def test_tokens_are_named_with_their_texts_where_they_are_asked_for() -> None:
     served = Served()
     [token_id, _] = served.reply("5")
-    body = {"input_ids": FIRST, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
+    body = {"input_ids": FIRST, "return_logprob": True, "logprob_start_len": 0}
     meta = (await answered(served, {**body, "return_text_in_logprobs": True}))["meta_info"]
     assert meta["output_token_logprobs"][0] == [-0.25, token_id, "5"]
-    assert [len(one) for one in meta["output_top_logprobs"]] == [2, 2]
-    assert [one and len(one) for one in meta["input_top_logprobs"]] == [None, 2, 2]
     assert meta["input_token_logprobs"][0][:2] == [None, 50]
 
 
@@ -323,13 +322,13 @@ async def test_numbers_of_a_prompt_are_made_once_and_sent_in_the_event_that_ends
     served, made = Served(), list[int]()
     numbers_of, sampling = PromptAnswer._prompt_numbers, {"n": 2, "max_new_tokens": 9}
 
-    def counted(answer: PromptAnswer) -> dict[str, Any]:
+    def counted(answer: PromptAnswer) -> list[Any]:
         made.append(len(answer.prompt_token_ids))
         return numbers_of(answer)
 
     monkeypatch.setattr(PromptAnswer, "_prompt_numbers", counted)
     monkeypatch.setattr(sglang_generate, "EVENT_EVERY_S", 0.0)
-    body = {"input_ids": FIRST, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
+    body = {"input_ids": FIRST, "return_logprob": True, "logprob_start_len": 0}
     for _ in range(2):
         served.reply("abcd")
         served.reply("efgh")
@@ -340,8 +339,8 @@ async def test_numbers_of_a_prompt_are_made_once_and_sent_in_the_event_that_ends
     assert [event for event in events if event["meta_info"]["finish_reason"]] == of_prompt
     assert [event["index"] for event in of_prompt] == [0, 1]
     assert len(events) == 10
-    for name in ("input_token_logprobs", "input_top_logprobs"):
-        assert {str(each["meta_info"][name]) for each in (*of_prompt, *whole)} == {str(whole[0]["meta_info"][name])}
+    name = "input_token_logprobs"
+    assert {str(each["meta_info"][name]) for each in (*of_prompt, *whole)} == {str(whole[0]["meta_info"][name])}
 
 
 @runs
@@ -349,16 +348,16 @@ async def test_the_longer_an_answer_is_the_rarer_are_its_events(monkeypatch: pyt
     """With one for each 0.05 s their sizes would add up to half the square of its length."""
     served, seconds = Served(), iter(range(1000))
     monkeypatch.setattr(sglang_generate, "time", SimpleNamespace(monotonic=lambda: next(seconds) * 0.05))
-    monkeypatch.setattr(sglang_generate, "NUMBERS_OF_EVENT", 40)
+    monkeypatch.setattr(sglang_generate, "TOKENS_OF_EVENT", 2)
     ids = served.reply("x" * 99)
-    events = await served.events("generate", {"input_ids": FIRST, "return_logprob": True, "top_logprobs_num": 19})
+    events = await served.events("generate", {"input_ids": FIRST, "return_logprob": True})
     lengths = [len(event["output_ids"]) for event in events]
     assert lengths[:3] == [1, 2, 3]
     assert (lengths[-1], len(events)) == (len(ids), 12)
-    assert 20 * sum(lengths) < 2 * 40 * len(ids) + 20 * len(ids)
+    assert sum(lengths) < 2 * 2 * len(ids) + len(ids)
     for event in events:
         assert len(event["text"]) == min(len(event["output_ids"]), 99)
-        assert event["meta_info"]["output_token_logprobs_length"] == len(event["meta_info"]["output_top_logprobs"])
+        assert event["meta_info"]["output_token_logprobs_length"] == len(event["meta_info"]["output_token_logprobs"])
 
 
 @runs

@@ -23,7 +23,7 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.serving.layers import ServingLayers
-from deployments.generation.settings import ResponseSettings
+from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.protocols.generation import NO_COLUMNS, SamplingOptions, included_columns
 from deployments.protocols.model_server import Endpoint, ServedRequest
 from deployments.sessions.records import OpenSession
@@ -148,7 +148,8 @@ class ServedEngine:
         self.store = SessionStore(SessionsSettings(), self.storage)
         store: Any = self.store
         self.aborts = CallAborts(self.engine.interrupt)
-        self.layers = ServingLayers(self.engine, ResponseSettings(**settings), store, 2.0, "observations", self.aborts)
+        of_engine = EngineSettings(model=str(SMALL_MODEL), grammar_time_limit_s=2.0)
+        self.layers = ServingLayers(self.engine, of_engine, ResponseSettings(**settings), store, self.aborts)
         # A process of its own would compile it first.
         self.layers._grammars.check = unchecked_grammar  # type: ignore[method-assign,assignment]
         self._calls = 0
