@@ -8,6 +8,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.data.reader import DataReader
 from deployments.failures import DataLost
 from deployments.rpc.handle_calls import call_result
+from deployments.rpc.store_client import StoreClient
 from deployments.upstream.ray_serve.serve_internals import cancel_call
 from rollout_client.contract.sample_ranges import SampleRange
 
@@ -19,15 +20,14 @@ class RemoteData(DataReader):
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
+        self._store = StoreClient(handle, DataLost, WHO)
 
     async def sizes(self) -> dict[str, dict[str, int]]:
-        response = self._handle.sizes.remote()
-        sizes: dict[str, dict[str, int]] = await call_result(response, response, DataLost, WHO)
+        sizes: dict[str, dict[str, int]] = await self._store.sizes()
         return sizes
 
     async def revision(self, wanted: SampleRange) -> str:
-        response = self._handle.revision.remote(wanted.task_name, wanted.split, wanted.seed)
-        revision: str = await call_result(response, response, DataLost, WHO)
+        revision: str = await self._store.revision(wanted.task_name, wanted.split, wanted.seed)
         return revision
 
     async def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:

@@ -27,7 +27,7 @@ from deployments.rollout_records.ledger import Suspicion
 from deployments.rollout_records.trials import LEAST_TOKENS, MadeRollout, Vote, votes
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.arrow.schema import LOGPROBS_REPORT
-from rollout_client.contract.mismatch import MOST_REPORTS, LogprobsReport, TrainerLogprobs
+from rollout_client.contract.mismatch import MOST_REPORTS, LogprobsReport
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.training import may_be_compared
 from service.access.keys import Caller
@@ -208,26 +208,17 @@ def reports_of_json(body: bytes | bytearray) -> list[TrainerReport]:
         given = LogprobsReport.model_validate_json(body)
     except ValidationError as error:
         raise validation_problem(error) from error
-    return [_report_of(one, one.rollout_id) for one in given.reports]
-
-
-def report_of_json(body: bytes | bytearray, rollout_id: str) -> TrainerReport:
-    """Raises `RequestProblem`: the body is not a `TrainerLogprobs`."""
-    try:
-        return _report_of(TrainerLogprobs.model_validate_json(body), rollout_id)
-    except ValidationError as error:
-        raise validation_problem(error) from error
-
-
-def _report_of(given: TrainerLogprobs, rollout_id: str) -> TrainerReport:
-    return TrainerReport(
-        rollout_id,
-        np.array([np.nan if logprob is None else logprob for logprob in given.logprobs], np.float64),
-        None if given.mask is None else np.array(given.mask, bool),
-        None if given.token_ids is None else np.array(given.token_ids, np.int64),
-        given.weight_version,
-        given.start,
-    )
+    return [
+        TrainerReport(
+            one.rollout_id,
+            np.array([np.nan if logprob is None else logprob for logprob in one.logprobs], np.float64),
+            None if one.mask is None else np.array(one.mask, bool),
+            None if one.token_ids is None else np.array(one.token_ids, np.int64),
+            one.weight_version,
+            one.start,
+        )
+        for one in given.reports
+    ]
 
 
 def reports_of_arrow(body: bytes | bytearray) -> list[TrainerReport]:

@@ -21,7 +21,7 @@ from service.routes import (
     tasks,
     tinker,
 )
-from service.routes.dependencies import AppServices
+from service.services import AppServices
 from service.ui import routes as ui
 
 ROUTERS = (

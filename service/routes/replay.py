@@ -20,7 +20,8 @@ from service.http.openapi import json_request, json_response, limited, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.images.request_images import Source, none_taken
 from service.problems import validation_problem
-from service.routes.dependencies import Admitted, AppServices, RequestId, Services, configured_records
+from service.routes.dependencies import Admitted, RequestId, Services, configured_records
+from service.services import AppServices
 
 RECORDED = RESULT.model_copy(
     update={
@@ -85,7 +86,7 @@ async def replay(
     request: Request, services: Services, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
 ) -> Response:
     """Makes each generation of a rollout again: with the recorded tokens before it, its seed and stop strings, under
-    the same weights, on a replica that does nothing else as far as there is one.
+    the same weights, on the replica that generated then if it runs.
 
     The verdict says whether the tokens and their log-probabilities are equal, or where they part.
     """
@@ -94,19 +95,19 @@ async def replay(
     body = await read_body(request, limits.max_body_bytes, "send the result alone", admitted.hold_body)
     asked = await asyncio.to_thread(parsed, body)
     del body
-    result = await recorded_result(asked, services, caller)
+    result = await _recorded_result(asked, services, caller)
     recorded = await asyncio.to_thread(services.replayer.read, result)
-    await refuse_unknown_images(result, services, caller)
+    await _refuse_unknown_images(result, services, caller)
     admitted.hold_call(1, "rollout", len(recorded.token_ids))
     if (usage := services.rollouts.admission.usage_of(caller)) is not None:
         await usage.take(len(recorded.token_ids))
     answer = await services.replayer.replay(recorded, request_id, caller)
     if asked.rollout is None:
-        await note_verdict(answer, services, caller)
+        await _note_verdict(answer, services, caller)
     return Response(answer.model_dump_json(exclude_none=True), media_type=JSON)
 
 
-async def note_verdict(answer: ReplayResponse, services: AppServices, caller: Caller) -> None:
+async def _note_verdict(answer: ReplayResponse, services: AppServices, caller: Caller) -> None:
     """Notes the verdict in the rollout's record, where it has one."""
     if services.records is None or answer.rollout_id is None:
         return
@@ -124,7 +125,7 @@ def parsed(body: bytearray) -> ReplayRequest:
         raise validation_problem(error) from error
 
 
-async def refuse_unknown_images(result: SampleResult, services: AppServices, caller: Caller) -> None:
+async def _refuse_unknown_images(result: SampleResult, services: AppServices, caller: Caller) -> None:
     """Raises `RequestProblem` (422) if the log shows images that the caller does not have here."""
     sources: list[Source] = [
         (shown.media, ("rollout", "message_log", place, "mm_ranges", number))
@@ -137,9 +138,8 @@ async def refuse_unknown_images(result: SampleResult, services: AppServices, cal
         await services.images.names_of(sources, caller)
 
 
-async def recorded_result(asked: ReplayRequest, services: AppServices, caller: Caller) -> SampleResult:
+async def _recorded_result(asked: ReplayRequest, services: AppServices, caller: Caller) -> SampleResult:
     """Raises `RolloutRecordsNotConfigured`, `RolloutUnknown`, `StoreLost`."""
     if asked.rollout is not None:
         return asked.rollout
-    records = await configured_records(services)
-    return (await records.record(str(asked.rollout_id), caller)).rollout
+    return (await configured_records(services).record(str(asked.rollout_id), caller)).rollout

@@ -1,14 +1,12 @@
 """The routes of `/rollouts` and `/mismatch`: records of rollouts that have ended, and what trainers say of them."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from deployments.rollout_records.comparison import TrainerReport
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.mismatch import (
@@ -21,7 +19,6 @@ from rollout_client.contract.mismatch import (
     RefusedReport,
     ReportAnswer,
     ReportedRollout,
-    TrainerLogprobs,
 )
 from rollout_client.contract.rollout_records import (
     RecordedGeneration,
@@ -31,13 +28,12 @@ from rollout_client.contract.rollout_records import (
     RecordedStep,
     RolloutRecord,
 )
-from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.examples import RESULT
-from service.http.openapi import BINARY, content, json_content, json_request, json_response, refusals
-from service.http.request_body import read_body, refuse_other_than_json, rollout_media_type
+from service.http.openapi import BINARY, content, json_content, json_response, refusals
+from service.http.request_body import read_body, rollout_media_type
 from service.http.streaming import response_in_parts
-from service.rollout_records.trainer_reports import TrainerReports, report_of_json, reports_of_arrow, reports_of_json
+from service.rollout_records.trainer_reports import reports_of_arrow, reports_of_json
 from service.rollout_requests.result_encoding import JSON, json_of, pieces
 from service.routes.dependencies import Admitted, Records, Reports, Rollouts
 
@@ -91,7 +87,6 @@ RolloutId = Annotated[str, Path(description="The `rollout_id` of a result.")]
 
 REPORT = LogprobsReport(reports=[ReportedRollout(rollout_id=ROLLOUT_ID, logprobs=[-0.02, -0.11, -0.001])])
 ANSWER = ReportAnswer(compared=1, mean_ratio=1.002, largest_ratio=1.01)
-ONE_REPORT = TrainerLogprobs(logprobs=[-0.02, -0.11, -0.001], weight_version="7")
 
 
 @router.post(
@@ -114,33 +109,7 @@ async def report_logprobs(
     """
     read = reports_of_arrow if rollout_media_type(request.headers) == ARROW else reports_of_json
     body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
-    return await answer(reports, await asyncio.to_thread(read, body), caller)
-
-
-@router.post(
-    "/{rollout_id:path}/logprobs",
-    response_model=ReportAnswer,
-    **needs("rollout"),
-    summary="Report a trainer's log-probabilities of one rollout",
-    responses={200: json_response(ANSWER), **refusals(RolloutRecordsNotConfigured, reads_body=True)},
-    openapi_extra=json_request(ONE_REPORT),
-)
-async def report_rollout_logprobs(
-    request: Request,
-    rollout_id: RolloutId,
-    reports: Reports,
-    admitted: Admitted,
-    rollouts: Rollouts,
-    caller: AuthorizedCaller,
-) -> Response:
-    """As `POST /rollouts/logprobs`, for one rollout."""
-    refuse_other_than_json(request.headers)
-    body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
-    return await answer(reports, [await asyncio.to_thread(report_of_json, body, rollout_id)], caller)
-
-
-async def answer(reports: TrainerReports, given: Sequence[TrainerReport], caller: Caller) -> Response:
-    outcome = await reports.report(given, caller)
+    outcome = await reports.report(await asyncio.to_thread(read, body), caller)
     said = ReportAnswer(
         compared=outcome.compared,
         mean_ratio=outcome.all.mean_ratio,

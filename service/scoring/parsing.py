@@ -3,10 +3,10 @@
 Guarantee: at most one problem of the sequences is built, whatever the body holds; what comes out is within the bounds.
 """
 
-import pickle
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,7 +16,6 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.scores import ScoreRequest
 from service.problems import invalid_request, validation_problem
 
-SEQUENCES_OF_A_SLICE = 64
 MOST_NUMBERS = 2**26
 """Limit of an answer: 64 million log-probabilities and token ids are about 1 GB of JSON."""
 
@@ -109,13 +108,12 @@ def sequence_problems(
         yield FieldProblem(field="start", message=message, value=start)
 
 
-def split_score_request(request: ParsedScoreRequest) -> Iterator[bytes]:
-    """The request as pickles: first all but its sequences, then slices of these."""
-    yield pickle.dumps(replace(request, sequences=()), pickle.HIGHEST_PROTOCOL)
-    for begin in range(0, len(request.sequences), SEQUENCES_OF_A_SLICE):
-        yield pickle.dumps(request.sequences[begin : begin + SEQUENCES_OF_A_SLICE], pickle.HIGHEST_PROTOCOL)
+def split_score_request(request: ParsedScoreRequest) -> Iterator[Any]:
+    """The request in parts, each of which is pickled alone: all but its sequences, then each sequence."""
+    yield replace(request, sequences=())
+    yield from request.sequences
 
 
-def joined_score_request(first: ParsedScoreRequest, slices: Sequence[bytes]) -> ParsedScoreRequest:
+def joined_score_request(first: ParsedScoreRequest, sequences: Iterable["array[int]"]) -> ParsedScoreRequest:
     """The request that `split_score_request` has split."""
-    return replace(first, sequences=[sequence for slice_ in slices for sequence in pickle.loads(slice_)])
+    return replace(first, sequences=[*sequences])

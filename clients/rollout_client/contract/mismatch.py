@@ -15,9 +15,11 @@ from rollout_client.contract.messages import TokenId
 MOST_REPORTS = 65_536
 
 
-class TrainerLogprobs(Strict):
+class ReportedRollout(Strict):
     """A trainer's numbers of one rollout."""
 
+    rollout_id: str
+    """The `rollout_id` of the result."""
     logprobs: list[float | None] = Field(max_length=2**24, fail_fast=True)
     """Log-probabilities at the temperature of the rollout: one for each generated token of `message_log`; or for each
     token after the prompt, for each but the first, or for each. Those of other tokens are not read, and may be null."""
@@ -31,13 +33,6 @@ class TrainerLogprobs(Strict):
     start: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Index in the log's tokens of the token that the first of `logprobs` is for. They may then leave out the end of
     the log, such as what the trainer has cut: its tokens are not compared."""
-
-
-class ReportedRollout(TrainerLogprobs):
-    """A trainer's numbers of the rollout `rollout_id`."""
-
-    rollout_id: str
-    """The `rollout_id` of the result."""
 
 
 class LogprobsReport(Strict):

@@ -24,7 +24,6 @@ NEEDED = {
     "GET /v1/rollouts": "rollout",
     "GET /v1/rollouts/{rollout_id}": "rollout",
     "POST /v1/rollouts/logprobs": "rollout",
-    "POST /v1/rollouts/{rollout_id}/logprobs": "rollout",
     "GET /v1/mismatch": "read",
     "POST /v1/jobs": "rollout",
     "GET /v1/jobs": "rollout",

@@ -95,7 +95,7 @@ def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
         delete_run detokenize drop_policy end_session finish_transfer flush_cache generate generate_tokens
         get_model_info health health_generate healthz info init_transfer job job_cursor job_events jobs
         list_sessions loads messages metrics mismatch model_info models open_session policy policy_layout
-        push_version readyz replay report_logprobs report_rollout_logprobs responses reward_session rollback
+        push_version readyz replay report_logprobs responses reward_session rollback
         rollout rollout_record rollout_records score session session_chat_completions session_count_tokens
         session_drift session_generate session_generate_tokens session_messages session_models session_responses
         session_samples session_tokenize start_transfer submit_job task_samples tasks tokenize update_transfer

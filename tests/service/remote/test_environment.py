@@ -13,7 +13,7 @@ from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.environment import RemoteEnvironment
 from service.rollouts.loop import RolloutContext
-from service.rollouts.schedule import LockstepSchedule
+from service.rollouts.pacing import LockstepSchedule
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedEnvironmentHandle, ScriptedResponse
 from tests.service.rollouts.playing import collect

@@ -115,13 +115,14 @@ def test_what_a_trainer_has_cut_is_not_compared_where_it_says_where_its_numbers_
     assert (record.mismatch.logprobs, record.mismatch.start, record.mismatch.tokens) == ([-1.5], 0, 1)
 
 
-def test_one_rollout_is_reported_under_its_own_path() -> None:
+def test_a_report_of_other_tokens_than_those_of_the_rollout_is_refused() -> None:
     async def scenario(client: AsyncRolloutClient) -> tuple[httpx.Response, httpx.Response]:
         response = await client.rollout([SAMPLE], request_id="step/1")
+        report = {"rollout_id": response.samples[0].rollout_id}
         async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app), base_url="http://service") as plain:
-            path = f"/v1/rollouts/{response.samples[0].rollout_id}/logprobs"
-            fits = await plain.post(path, json={"logprobs": [-1.0, -1.0]})
-            return fits, await plain.post(path, json={"logprobs": [-1.0]})
+            path = "/v1/rollouts/logprobs"
+            fits = await plain.post(path, json={"reports": [{**report, "logprobs": [-1.0, -1.0]}]})
+            return fits, await plain.post(path, json={"reports": [{**report, "logprobs": [-1.0]}]})
 
     http = reporting_http()
     fits, refused = asyncio.run(with_client(http, scenario))
@@ -270,10 +271,9 @@ def test_an_arrow_body_has_as_many_reports_as_one_of_json() -> None:
     assert error.message == "65537 reports, and a body may have 65536: send them in several"
 
 
-@pytest.mark.parametrize("path", ["/rollouts/logprobs", "/rollouts/r/logprobs"])
-def test_a_report_larger_than_the_bound_of_bodies_is_refused(path: str) -> None:
+def test_a_report_larger_than_the_bound_of_bodies_is_refused() -> None:
     http = reporting_http(RequestLimits(max_body_bytes=100))
-    response = http.request("POST", path, content='{"logprobs": [' + "-1," * 100 + "-1]}")
+    response = http.request("POST", "/rollouts/logprobs", content='{"logprobs": [' + "-1," * 100 + "-1]}")
     assert (response.status_code, response.json()["errors"][0]["field"]) == (413, "body")
 
 
