@@ -10,7 +10,6 @@ from ray.serve.handle import DeploymentHandle
 from deployments.agents.settings import agent_deployment
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.images.remote_images import RemoteImages
-from deployments.protocols.replicas import GeneratorDescription
 from deployments.rpc.own_address import HttpOptions, own_address
 from deployments.rpc.store_client import job_store_client, rollout_record_store_client
 from deployments.sessions.store_client import session_store_client
@@ -130,7 +129,9 @@ async def build_services(
     if sessions is not None and programs:
         sandboxed = settings.sandboxed_tasks.keys()
         agents_of = partial(RequestAgents, sessions, programs, own_address(http), admission, sandboxed)
-    images = _images(settings, handles, engine)
+    images, image_store = None, None if handles.images is None else RemoteImages(handles.images)
+    if image_store is not None and settings.images is not None:
+        images = RequestImages(image_store, settings.images, takes_images=engine.takes_images)
     recorder = reports = None
     if handles.records is not None:
         record_store = rollout_record_store_client(handles.records)
@@ -159,8 +160,8 @@ async def build_services(
     }
     if sessions is not None:
         stores["sessions"] = sessions.store.answer
-    if images is not None:
-        stores["images"] = images.store.answer
+    if image_store is not None:
+        stores["images"] = image_store.answer
     if jobs is not None:
         stores["jobs"] = jobs.store.answer
     checked = {**tasks, **{agent_deployment(name): program for name, program in programs.items()}}
@@ -199,9 +200,3 @@ def _sessions(
         return None
     store = session_store_client(handles.sessions)
     return AgentSessions(store, policy, access, SessionJudge(tasks), settings.sessions.base_url)
-
-
-def _images(settings: ServiceSettings, handles: Handles, engine: GeneratorDescription) -> RequestImages | None:
-    if handles.images is None or settings.images is None:
-        return None
-    return RequestImages(RemoteImages(handles.images), settings.images, takes_images=engine.takes_images)

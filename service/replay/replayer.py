@@ -351,8 +351,8 @@ def serving(label: VersionLabel, state: PolicyState) -> VersionLabel | str:
     if wanted == _weights_of(state.current, versions):
         return VersionLabel(None, state.current)
     for named in state.named:
-        weights = None if named.base is None else (named.checksum, _weights_of(named.base, versions))
-        if named.current is not None and wanted == weights:
+        served = None if named.base is None else (named.checksum, _weights_of(named.base, versions))
+        if named.current is not None and wanted == served:
             return VersionLabel(named.name, named.current)
     begin = f"version {label.number} made tokens of it, and version {state.current} is current"
     if label.number not in versions:

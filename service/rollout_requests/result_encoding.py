@@ -52,8 +52,6 @@ class ResponseEncoder(Protocol):
 JSON = "application/json"
 PART_BYTES = 2**20
 """Large enough that passing a part on costs nothing, small enough that the next one is made while it is being sent."""
-SHARED_BYTES = 1024
-"""Shorter JSON is copied into each rollout: dividing a rollout there takes about as much memory."""
 PLACE = b"\0"
 """Stands in the JSON of a rollout for what it shares with its group. JSON has no such byte: strings escape it."""
 
@@ -85,34 +83,24 @@ class _EncodedEcho:
 
     def __init__(self, echo: Echo) -> None:
         self._echo = echo
-        self._messages = _SharedJson(b",".join(map(json_of, echo.messages)))
-        self._fields = {name: _SharedJson(json_of(value)) for name, value in echo.fields.items()}
+        self._messages = b",".join(map(json_of, echo.messages))
+        self._fields = {name: json_of(value) for name, value in echo.fields.items()}
 
     def json_of(self, result: SampleResult) -> Sequence[bytes]:
         """The JSON of a result of the group, in pieces."""
-        fields, shared = set_fields(result), list[_SharedJson]()
+        fields, shared, place = set_fields(result), list[bytes](), orjson.Fragment(PLACE)
         for name, value in fields.items():
             if name == "message_log" and self._echo.messages:
-                fields[name] = [self._messages.fragment, *value[len(self._echo.messages) :]]
+                fields[name] = [place, *value[len(self._echo.messages) :]]
                 shared.append(self._messages)
             elif name in self._fields and value is self._echo.fields[name]:
-                fields[name] = self._fields[name].fragment
+                fields[name] = place
                 shared.append(self._fields[name])
         try:
             own = orjson.dumps(fields, default=plain).split(PLACE)
         except orjson.JSONEncodeError:
             return (json_of(result),)
-        pieces_between = [each.json for each in shared if each.has_place]
-        return [own[0], *chain.from_iterable(zip(pieces_between, own[1:], strict=True))]
-
-
-class _SharedJson:
-    """Some JSON that many rollouts have. `fragment` writes it or, if it is long, leaves a `PLACE` for it."""
-
-    def __init__(self, json: bytes) -> None:
-        self.json = json
-        self.has_place = len(json) >= SHARED_BYTES
-        self.fragment = orjson.Fragment(PLACE if self.has_place else json)
+        return [own[0], *chain.from_iterable(zip(shared, own[1:], strict=True))]
 
 
 def pieces(data: bytes | bytearray) -> Iterator[bytes]:
