@@ -165,9 +165,6 @@ class Replayer:
             difference = None
             if place is not None:
                 difference = self._difference(recorded, part, place, now_ids, now_logprobs)
-            if difference is not None and found.ids_part_at is not None and not recorded.shows_images:
-                now = await self._recorded_now(request, difference, list(ids[:place]), replica)
-                difference = difference.model_copy(update={"recorded_logprob_now": now})
         except RolloutFailure as failure:
             logger.info("A generation was not made again: %s", failure, extra={"request_id": base.request_id})
             return _not_compared(part, str(failure), replica)
@@ -196,7 +193,6 @@ class Replayer:
             recorded_id=recorded_id,
             recorded_text=self._text(recorded_id, before),
             recorded_logprob=logprobs[place] if place < len(ids) else None,
-            recorded_logprob_now=replayed_logprob if recorded_id is not None and recorded_id == replayed_id else None,
             replayed_id=replayed_id,
             replayed_text=self._text(replayed_id, before),
             replayed_logprob=replayed_logprob,
@@ -204,27 +200,6 @@ class Replayer:
 
     def _text(self, token_id: int | None, before: Sequence[int]) -> str | None:
         return None if token_id is None else self._tokenizer.pieces([token_id], before)[0]
-
-    async def _recorded_now(
-        self, request: GenerationRequest, difference: TokenDifference, same: list[int], replica: str
-    ) -> float | None:
-        """The log-probability of the recorded token at the place of the difference, under the weights of the replay.
-
-        The engine scores at temperature 1. The difference of two log-probabilities there, divided by the temperature,
-        is that of the same two at the temperature.
-        """
-        recorded, now, logprob = difference.recorded_id, difference.replayed_id, difference.replayed_logprob
-        if recorded is None or now is None or logprob is None:
-            return None
-        prompt = [*request.prompt_token_ids, *same]
-        if len(prompt) >= self._engine.max_model_len:
-            return None
-        try:
-            scores = [await self._score(request, [*prompt, token], len(prompt), replica) for token in (recorded, now)]
-        except RolloutFailure:
-            # An adapter that changes the output layer: the engine does not score with it.
-            return None
-        return logprob + (scores[0][0] - scores[1][0]) / (request.sampling.temperature or 1.0)
 
     async def _score(
         self, request: GenerationRequest, token_ids: Sequence[int], start: int, replica: str

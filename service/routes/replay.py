@@ -39,7 +39,6 @@ DIFFERENCE = TokenDifference(
     recorded_id=9,
     recorded_text="boxed",
     recorded_logprob=-0.11,
-    recorded_logprob_now=-0.74,
     replayed_id=12,
     replayed_text="frac",
     replayed_logprob=-0.69,

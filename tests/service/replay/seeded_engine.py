@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deployments.failures import GenerationRejected, TurnTimedOut
+from deployments.failures import TurnTimedOut
 from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
@@ -94,7 +94,6 @@ class SeededReplicas(ReplayReplicas):
     failures: list[Exception] = field(default_factory=list)
     other_version: str | None = None
     """The version that generates in place of the one that is demanded."""
-    takes_scores: bool = True
 
     def replicas(self) -> Sequence[str]:
         return self.names
@@ -107,8 +106,6 @@ class SeededReplicas(ReplayReplicas):
         version = self.other_version or label_of(request.policy, request.weight_version or 0)
         if not isinstance(request, ScoringRequest):
             return generated(request, version)
-        if not self.takes_scores:
-            raise GenerationRejected("The engine cannot score prompts with this adapter.")
         return scored(request, version)
 
 
