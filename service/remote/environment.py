@@ -46,6 +46,13 @@ class _Destination(NamedTuple):
     in_lockstep: bool
 
 
+class _EnvironmentCalls(NamedTuple):
+    """The calls of one destination."""
+
+    step: CallBatcher[StepRequest, StepOutcome]
+    release: CallBatcher[str, None]
+
+
 class _KnownDescription(NamedTuple):
     """How an environment described itself when it had these replicas."""
 
@@ -70,9 +77,7 @@ class RemoteEnvironment(Environment):
         self._spreading = StepSpreading()
         self._learning = SharedCall(self.describe)
         self._known: _KnownDescription | None = None
-        self._releases: dict[str, CallBatcher[str, None]] = {}
-        """By replica."""
-        self._batchers: dict[_Destination, CallBatcher[StepRequest, StepOutcome]] = {}
+        self._calls: dict[_Destination, _EnvironmentCalls] = {}
         self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)
 
     async def step(self, request: StepRequest) -> StepOutcome:
@@ -80,52 +85,32 @@ class RemoteEnvironment(Environment):
         if not live_replicas_of(self._handle):
             # Serve tells a handle its replicas at its first call.
             await self._learning.result()
-        if self._has_sessions and not request.is_start:
-            return await self._step_in_session(request)
-        replica = self._spreading.begin(live_replicas_of(self._handle), lockstep_id)
-        batcher = self._batcher_of(_Destination(replica, bool(lockstep_id)))
-        if replica is None:
-            return await batcher.call(request)
-        try:
-            return await batcher.call(request)
-        except EnvironmentLost:
-            self._spreading.mark_failed(replica)
-            raise
-        finally:
-            self._spreading.end(replica, lockstep_id)
-
-    @property
-    def _has_sessions(self) -> bool:
         # A request asks for the descriptions of its tasks before it plays them.
-        return self._known is not None and self._known.description.has_sessions
-
-    async def _step_in_session(self, request: StepRequest) -> StepOutcome:
-        replica = self._spreading.begin_in_session(live_replicas_of(self._handle), request.session_id)
-        batcher = self._batcher_of(_Destination(replica, in_lockstep=False))
+        has_sessions = self._known is not None and self._known.description.has_sessions
+        in_session = has_sessions and not request.is_start
+        live = live_replicas_of(self._handle)
+        if in_session:
+            replica = self._spreading.begin_in_session(live, request.session_id)
+        else:
+            replica = self._spreading.begin(live, lockstep_id)
+        calls = self._calls_of(_Destination(replica, in_lockstep=bool(lockstep_id) and not in_session))
         try:
-            return await batcher.call(request)
+            return await calls.step.call(request)
         except EnvironmentLost:
             if replica is not None:
                 self._spreading.mark_failed(replica)
-            # A replica that lives has closed it with the step. A retry may go anywhere.
-            self.release(request.session_id)
+            if in_session:
+                # A replica that lives has closed it with the step. A retry may go anywhere.
+                self.release(request.session_id)
             raise
+        finally:
+            if replica is not None and not in_session:
+                self._spreading.end(replica, lockstep_id)
 
     def release(self, session_id: str) -> None:
         replica = self._spreading.release(session_id)
         if replica is not None and replica in live_replicas_of(self._handle):
-            self._releases_of(replica).add(session_id)
-
-    def _releases_of(self, replica: str) -> CallBatcher[str, None]:
-        releases = self._releases.get(replica)
-        if releases is None:
-            live = live_replicas_of(self._handle)
-            self._releases = {name: calls for name, calls in self._releases.items() if name in live}
-            named = self._handle.options(session_id=replica)
-            log_fields = {"task_name": self._task_name, "replica_id": replica}
-            releases = control_calls(named.release.remote, "released", EnvironmentLost, self._who, log_fields)
-            self._releases[replica] = releases
-        return releases
+            self._calls_of(_Destination(replica, in_lockstep=False)).release.add(session_id)
 
     async def describe(self) -> TaskDescription:
         description: TaskDescription = await self._client.describe()
@@ -169,16 +154,12 @@ class RemoteEnvironment(Environment):
         samples: list[dict[str, Any]] = await self._client.example_samples(count, seed)
         return samples
 
-    def _batcher_of(self, destination: _Destination) -> CallBatcher[StepRequest, StepOutcome]:
-        batcher = self._batchers.get(destination)
-        if batcher is None:
-            replicas = live_replicas_of(self._handle)
-            self._batchers = {known: batcher for known, batcher in self._batchers.items() if known.replica in replicas}
-            self._spreading.forget_all_but(replicas)
-            batcher = self._batchers[destination] = self._new_batcher(destination)
-        return batcher
-
-    def _new_batcher(self, destination: _Destination) -> CallBatcher[StepRequest, StepOutcome]:
+    def _calls_of(self, destination: _Destination) -> _EnvironmentCalls:
+        if (calls := self._calls.get(destination)) is not None:
+            return calls
+        replicas = live_replicas_of(self._handle)
+        self._calls = {known: calls for known, calls in self._calls.items() if known.replica in replicas}
+        self._spreading.forget_all_but(replicas)
         name = destination.replica or ""
         named = self._handle.options(session_id=name)
         start_call = named.options(stream=True).step.remote
@@ -191,13 +172,16 @@ class RemoteEnvironment(Environment):
             partial(self._results_of, destination.replica),
             self._silences.watch_of(name),
         )
-        return stream.batched(
+        steps = stream.batched(
             bytes_of_step_request,
             control_calls(partial(_abort_steps, named), "aborted", EnvironmentLost, self._who, log_fields),
             most_items=None if destination.in_lockstep else MOST_ITEMS_PER_MESSAGE,
             # The schedule lets many of them begin in consecutive iterations.
             most_iterations=None if destination.in_lockstep else MOST_ITERATIONS_PER_CALL,
         )
+        releases = control_calls(named.release.remote, "released", EnvironmentLost, self._who, log_fields)
+        calls = self._calls[destination] = _EnvironmentCalls(steps, releases)
+        return calls
 
     def _results_of(self, replica: str | None, item: StepResults) -> BatchResults[StepOutcome]:
         if replica is not None:
