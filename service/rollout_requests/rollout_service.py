@@ -1,7 +1,7 @@
 """One request without HTTP: validates it, waits for its weights, plays it, computes its metrics."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -25,6 +25,7 @@ from service.rollout_requests.garbage_collection import PacedCollections
 from service.rollout_requests.parsing import BodyBounds
 from service.rollout_requests.running_rollout import RunningRollout, free_beside_others
 from service.rollout_requests.sample_preparation import (
+    outcome_of,
     refuse_bad_extra_env_info,
     start_samples,
     task_descriptions,
@@ -40,7 +41,7 @@ from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext
 from service.rollouts.pacing import AsyncSchedule, LockstepSchedule, LoopPacer
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
-from service.rollouts.retries import RetryBudget, with_retries
+from service.rollouts.retries import RetryBudget
 from service.rollouts.selected_groups import DrawGroups, GroupsToSelect
 from service.settings import RequestLimits
 
@@ -201,7 +202,14 @@ class RolloutService:
             )
         images: dict[str, ImageTokens] = {}
         not_started |= await self._unknown_images(valid, places, images)
-        episodes = await _done_in_thread_unless(is_small, partial(self._made, valid, places, not_started, images))
+
+        def made() -> list[Episode]:
+            began = monotonic()
+            episodes = self._episode_factory.groups(valid, places, not_started, images)
+            self._observer.took("tokenize", monotonic() - began)
+            return episodes
+
+        episodes = await _done_in_thread_unless(is_small, made)
         if progress is not None:
             await _done_in_thread_unless(is_small, partial(progress.restore, episodes))
         return episodes
@@ -210,33 +218,22 @@ class RolloutService:
         self, valid: ValidRequest, places: range, images: dict[str, ImageTokens]
     ) -> dict[int, RolloutFailure]:
         """Learns the tokens of all images of the samples; returns the failures, by place, of those that have others."""
-        learning: dict[int, Awaitable[None]] = {}
-        for place in places:
-            names = [name for message in valid.request.samples[place].messages or () for name in images_of(message)]
-            if names:
-                learn = partial(self._images.learn, names, images)
-                log_fields = {"request_id": valid.request_id, "sample": place}
-                learning[place] = with_retries(learn, RetryBudget(log_fields, valid.request.retries))
-        learned = await asyncio.gather(*learning.values(), return_exceptions=True)
-        failures = {}
-        for place, end in zip(learning, learned, strict=True):
-            if isinstance(end, RolloutFailure):
-                failures[place] = end
-            elif end is not None:
-                raise end
-        return failures
-
-    def _made(
-        self,
-        valid: ValidRequest,
-        places: range,
-        not_started: Mapping[int, RolloutFailure],
-        images: dict[str, ImageTokens],
-    ) -> list[Episode]:
-        began = monotonic()
-        episodes = self._episode_factory.groups(valid, places, not_started, images)
-        self._observer.took("tokenize", monotonic() - began)
-        return episodes
+        samples = valid.request.samples
+        shown = {
+            place: names
+            for place in places
+            if (names := [name for message in samples[place].messages or () for name in images_of(message)])
+        }
+        learned = await asyncio.gather(
+            *(
+                outcome_of(
+                    partial(self._images.learn, names, images),
+                    RetryBudget({"request_id": valid.request_id, "sample": place}, valid.request.retries),
+                )
+                for place, names in shown.items()
+            )
+        )
+        return {place: end for place, end in zip(shown, learned, strict=True) if end is not None}
 
     def _note_end(self, episode: Episode, result: SampleResult, ago_s: float) -> None:
         self._observer.ended(result, episode.versions.at_end)

@@ -160,9 +160,10 @@ async def start_samples(
     return failures
 
 
-async def outcome_of(start: Callable[[], Awaitable[StepOutcome]], retries: RetryBudget) -> StepOutcome | RolloutFailure:
+async def outcome_of(call: Callable[[], Awaitable[Answer]], retries: RetryBudget) -> Answer | RolloutFailure:
+    """The result of a call that is retried, or its last failure."""
     try:
-        return await with_retries(start, retries)
+        return await with_retries(call, retries)
     except RolloutFailure as failure:
         return failure
 
