@@ -46,7 +46,7 @@ def build(settings: ServiceSettings) -> Application:
     if (listening := http_options()) is not None:
         # Before an engine is loaded: an ingress replica, which looks again, starts after them.
         refuse_exposed(settings.access, listening)
-    engine = _with_absolute_paths(settings.engine)
+    engine = with_absolute_paths(settings.engine)
     options = settings.ray_actor_options()
     policy_store = deployment(PolicyStore, "Policy", options).bind(
         settings.policy, engine.model, engine.hub.revision, max_lora_rank=engine.highest_rank
@@ -117,7 +117,7 @@ def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, 
     return as_deployment(replica)
 
 
-def _with_absolute_paths(engine: EngineSettings) -> EngineSettings:
+def with_absolute_paths(engine: EngineSettings) -> EngineSettings:
     """Resolves folders against the repository's root: replicas run in working directories of their own."""
     named = {"model": engine.model, "tokenizer": engine.tokenizer}
     folders = {field: REPOSITORY / name for field, name in named.items() if name and (REPOSITORY / name).is_dir()}
