@@ -194,6 +194,15 @@ def unknown_task(field: str, task_name: str, known: Iterable[str]) -> FieldProbl
     )
 
 
+def unknown_token(field: str, token_ids: Sequence[int], vocab_size: int) -> FieldProblem | None:
+    """The problem of the largest or the smallest id, if that is not one of the model."""
+    for found in (max(token_ids, default=0), min(token_ids, default=0)):
+        if not 0 <= found < vocab_size:
+            message = f"{found} is not a token of the model; its ids are 0 to {vocab_size - 1}"
+            return FieldProblem(field=f"{field}[{token_ids.index(found)}]", message=message, value=found)
+    return None
+
+
 def store_problem(failure: StoreFailure) -> RequestProblem:
     """A store refused the call."""
     headers = NO_HEADERS if failure.retry_after_s is None else {"Retry-After": str(failure.retry_after_s)}

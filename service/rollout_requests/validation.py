@@ -18,7 +18,7 @@ from rollout_client.contract.messages import Message
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import DRAWN_PER_GROUP, Keep, RolloutRequest, SampleInput, SampleResult
 from rollout_client.contract.sessions import SessionRequest
-from service.problems import NON_FINITE, invalid_request, unknown_task
+from service.problems import NON_FINITE, invalid_request, unknown_task, unknown_token
 from service.rollout_requests.parsing import rollouts_problem
 from service.settings import RequestLimits
 
@@ -229,7 +229,9 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
     if sample.message_log and not any(message.token_ids for message in sample.message_log):
         yield FieldProblem(field=f"{field}.message_log", message="it has no token; send at least one")
     for index, message in enumerate(sample.message_log or ()):
-        yield from _message_problems(f"{field}.message_log[{index}]", message, capabilities.generator.vocab_size)
+        place = f"{field}.message_log[{index}].token_ids"
+        if problem := unknown_token(place, message.token_ids, capabilities.generator.vocab_size):
+            yield problem
 
 
 def _fork_problems(
@@ -259,16 +261,6 @@ def further_field_problems(
             yield FieldProblem(
                 field=f"{field}.{name}", message="this is a field of the result; give the further field another name"
             )
-
-
-def _message_problems(field: str, message: Message, vocab_size: int) -> Iterator[FieldProblem]:
-    highest = max(message.token_ids, default=0)
-    if highest >= vocab_size:
-        yield FieldProblem(
-            field=f"{field}.token_ids[{message.token_ids.index(highest)}]",
-            message=f"{highest} is not a token of the model; its ids are 0 to {vocab_size - 1}",
-            value=highest,
-        )
 
 
 def _template_problems(field: str, chat_template_kwargs: dict[str, JsonValue] | None) -> Iterator[FieldProblem]:

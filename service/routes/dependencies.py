@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,6 @@ from fastapi import Depends, Request
 from deployments.images.failures import ImagesNotConfigured
 from deployments.rollout_records.failures import records_not_configured
 from deployments.sessions.failures import SessionsNotConfigured
-from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.agents.sessions import AgentSessions
@@ -39,44 +39,28 @@ async def _app_services(request: Request) -> AppServices:
 Services = Annotated[AppServices, Depends(_app_services)]
 
 
-def _part(of: Callable[[AppServices], Any]) -> Any:
-    """The dependency on a part of the services. FastAPI would call `of` itself in a thread."""
+def _part(of: Callable[[AppServices], Any], missing: Callable[[], Exception] | None = None) -> Any:
+    """The dependency on a part of the services. FastAPI would call `of` itself in a thread.
+
+    Args:
+        missing: makes the failure of a request that needs a part which the service does not have.
+    """
 
     async def part(services: Services) -> Any:
-        return of(services)
+        found = of(services)
+        if found is None and missing is not None:
+            raise missing()
+        return found
 
     return Depends(part)
 
 
-def _configured_jobs(services: AppServices) -> JobRunner:
-    return required(services.jobs)
-
-
-def _configured_sessions(services: AppServices) -> AgentSessions:
-    if services.sessions is None:
-        message = "the config has no `sessions`; add `sessions: {}`"
-        raise SessionsNotConfigured(FieldProblem(field="sessions", message=message))
-    return services.sessions
-
-
-def _configured_images(services: AppServices) -> RequestImages:
-    if services.images is None:
-        message = "the config has no `images`; serve a model that takes them, and add `images: {}`"
-        raise ImagesNotConfigured(FieldProblem(field="images", message=message))
-    return services.images
-
-
-def configured_records(services: AppServices) -> RolloutRecorder:
-    """Raises `RolloutRecordsNotConfigured`."""
-    if services.records is None:
-        raise records_not_configured()
-    return services.records
-
-
-def _configured_reports(services: AppServices) -> TrainerReports:
-    if services.reports is None:
-        raise records_not_configured()
-    return services.reports
+_NO_SESSIONS = partial(SessionsNotConfigured.of, "sessions", "the config has no `sessions`; add `sessions: {}`")
+_NO_IMAGES = partial(
+    ImagesNotConfigured.of,
+    "images",
+    "the config has no `images`; serve a model that takes them, and add `images: {}`",
+)
 
 
 async def request_id(request: Request) -> str:
@@ -107,12 +91,12 @@ def held_request(request: Request, caller: Caller, is_of_rollout: bool = False) 
 Rollouts = Annotated[RolloutService, _part(attrgetter("rollouts"))]
 Admitted = Annotated[AdmittedRequest, Depends(admitted)]
 Store = Annotated["PolicyStore", _part(attrgetter("rollouts.policy.store"))]
-Jobs = Annotated[JobRunner, _part(_configured_jobs)]
+Jobs = Annotated[JobRunner, _part(lambda services: required(services.jobs))]
 OptionalJobs = Annotated[JobRunner | None, _part(attrgetter("jobs"))]
 Calls = Annotated[ModelCalls, _part(attrgetter("calls"))]
 TinkerCalls = Annotated[TinkerSampling, _part(attrgetter("tinker"))]
-Sessions = Annotated[AgentSessions, _part(_configured_sessions)]
-Images = Annotated[RequestImages, _part(_configured_images)]
-Records = Annotated[RolloutRecorder, _part(configured_records)]
-Reports = Annotated[TrainerReports, _part(_configured_reports)]
+Sessions = Annotated[AgentSessions, _part(attrgetter("sessions"), _NO_SESSIONS)]
+Images = Annotated[RequestImages, _part(attrgetter("images"), _NO_IMAGES)]
+Records = Annotated[RolloutRecorder, _part(attrgetter("records"), records_not_configured)]
+Reports = Annotated[TrainerReports, _part(attrgetter("reports"), records_not_configured)]
 RequestId = Annotated[str, Depends(request_id)]

@@ -8,7 +8,11 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
+from deployments.rollout_records.failures import (
+    RolloutRecordsNotConfigured,
+    RolloutUnknown,
+    records_not_configured,
+)
 from rollout_client.contract.origins import GenerationOrigin, ReplayRecord
 from rollout_client.contract.replay import ReplayedGeneration, ReplayRequest, ReplayResponse, TokenDifference
 from rollout_client.contract.rollout_records import RecordedReplay
@@ -20,7 +24,7 @@ from service.http.openapi import json_request, json_response, limited, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.images.request_images import Source, none_taken
 from service.problems import validation_problem
-from service.routes.dependencies import Admitted, RequestId, Services, configured_records
+from service.routes.dependencies import Admitted, RequestId, Services
 from service.services import AppServices
 
 RECORDED = RESULT.model_copy(
@@ -141,4 +145,6 @@ async def _recorded_result(asked: ReplayRequest, services: AppServices, caller: 
     """Raises `RolloutRecordsNotConfigured`, `RolloutUnknown`, `StoreLost`."""
     if asked.rollout is not None:
         return asked.rollout
-    return (await configured_records(services).record(str(asked.rollout_id), caller)).rollout
+    if services.records is None:
+        raise records_not_configured()
+    return (await services.records.record(str(asked.rollout_id), caller)).rollout

@@ -14,7 +14,7 @@ from deployments.protocols.generation import packed_ids
 from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.scores import ScoreRequest
-from service.problems import invalid_request, validation_problem
+from service.problems import invalid_request, unknown_token, validation_problem
 
 MOST_NUMBERS = 2**26
 """Limit of an answer: 64 million log-probabilities and token ids are about 1 GB of JSON."""
@@ -88,13 +88,8 @@ def sequence_problems(
         with_top_k = " with top_k" if top_k else ""
         message = f"it has {len(token_ids)} tokens; the model takes at most {most_tokens}{with_top_k}"
         yield FieldProblem(field=field, message=message, value=len(token_ids))
-    highest = max(token_ids)
-    if highest >= bounds.vocab_size:
-        yield FieldProblem(
-            field=f"{field}[{token_ids.index(highest)}]",
-            message=f"{highest} is not a token of the model; its ids are 0 to {bounds.vocab_size - 1}",
-            value=highest,
-        )
+    if problem := unknown_token(field, token_ids, bounds.vocab_size):
+        yield problem
     for image_token in bounds.image_token_ids:
         if image_token in token_ids:
             yield FieldProblem(

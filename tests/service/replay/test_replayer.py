@@ -326,7 +326,7 @@ def by_an_agent(result: SampleResult) -> None:
         (not_generated, "rollout.replay.generations[0].message"),
         (out_of_order, "rollout.replay.generations[1]"),
         (beyond_its_end, "rollout.replay.generations[0]"),
-        (token_of_no_vocabulary, "rollout.message_log[1].token_ids"),
+        (token_of_no_vocabulary, "rollout.message_log[1].token_ids[0]"),
         (without_logprob, "rollout.message_log[1]"),
         (image_in_a_response, "rollout.message_log[1]"),
         (beyond_its_limits, "rollout.replay.generations[0]"),
