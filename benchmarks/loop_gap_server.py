@@ -42,9 +42,9 @@ from service.rollout_requests.garbage_collection import freeze_and_tune_collecto
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
 from service.rollout_requests.task_samples import TaskSampler
-from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
 from service.scoring.scoring import Scoring
+from service.services import AppServices
 from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
 
 MODEL = "models/shapes"
@@ -195,7 +195,7 @@ def build(with_stacks: bool) -> ASGIApp:
         rollouts=service,
         access=OPEN_TO_ALL,
         readiness=Readiness(generator, environments, {}),
-        scoring=Scoring(lambda _: generator, policy, limits, lambda: DESCRIPTION),
+        scoring=Scoring(lambda _: generator, policy, limits, DESCRIPTION),
         replayer=unused,
         calls=unused,
         tinker=unused,

@@ -54,9 +54,11 @@ from service.rollout_requests.service_status import Readiness
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
-from service.rollouts.progress import UNOBSERVED, ProgressLog
-from service.routes.dependencies import AppServices
+from service.rollouts.loop import RolloutContext
+from service.rollouts.pacing import AsyncSchedule
+from service.rollouts.progress import ProgressLog
 from service.routes.http_app import build_http_app
+from service.services import AppServices
 from service.settings import AdmissionSettings, RequestLimits
 from service.startup.config import free_port
 
@@ -127,7 +129,8 @@ class AlwaysReady(Readiness):
 
 class EndedRequest(RunningRollout):
     def __init__(self, request_id: str, results: list[SampleResult]) -> None:
-        self.request_id, self.observer = request_id, UNOBSERVED
+        self.request_id, self.echoed_bytes = request_id, 0
+        self._context = RolloutContext(None, {}, AsyncSchedule())  # type: ignore[arg-type]
         self._ended_results = results
         self._first_at = self._last_at = 0.0
         self._results = self._play()
@@ -145,7 +148,7 @@ class EndedRequest(RunningRollout):
             request_id=self.request_id, metrics=metrics, policy=PolicyVersions(oldest="12", newest="12")
         )
 
-    def final_summary(self) -> RolloutSummary:
+    async def final_summary(self) -> RolloutSummary:
         return self.summary
 
 

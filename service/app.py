@@ -54,13 +54,15 @@ def build(settings: ServiceSettings) -> Application:
     replicas = deployment(engine.replica or GeneratorReplica, "Generator", options).options(
         request_router_config=NAMED_REPLICA_ROUTING
     )
-    sessions = None
-    if settings.sessions is not None:
-        sessions = deployment(SessionStore, "Sessions", options).bind(settings.sessions)
-    images = None if settings.images is None else deployment(ImagesReplica, "Images", options).bind(settings.images)
+
+    def bound(store: type, name: str, stored: object | None) -> Application | None:
+        return deployment(store, name, options).bind(stored) if stored else None
+
+    sessions = bound(SessionStore, "Sessions", settings.sessions)
+    images = bound(ImagesReplica, "Images", settings.images)
     generator = replicas.bind(engine, policy_store, settings.responses, sessions, settings.metrics, images)
     reward_models = {
-        name: deployment(RewardModelReplica, name, options).bind(with_absolute_path(model))
+        name: deployment(RewardModelReplica, name, options).bind(_with_absolute_path(model))
         for name, model in settings.reward_models.items()
     }
     environments = {
@@ -79,18 +81,24 @@ def build(settings: ServiceSettings) -> Application:
         )
         for task_name, environment in settings.environments.items()
     }
-    data = deployment(DataStore, "Data", options).bind(settings.data_by_task) if settings.data_by_task else None
-    jobs = None if settings.jobs is None else deployment(JobStore, "Jobs", options).bind(settings.jobs)
-    records = None
-    if settings.rollout_records is not None:
-        records = deployment(RolloutRecordStore, "Records", options).bind(settings.rollout_records)
     ingress = deployment(Ingress, "Ingress", options)
-    resolved = settings.model_copy(update={"engine": engine, "access": with_absolute_keys_file(settings.access)})
-    agents = {task_name: agent_host(task_name, agent, options) for task_name, agent in settings.agents_by_task.items()}
-    return ingress.bind(resolved, generator, environments, policy_store, data, jobs, sessions, agents, images, records)
+    resolved = settings.model_copy(update={"engine": engine, "access": _with_absolute_keys_file(settings.access)})
+    agents = {task_name: _agent_host(task_name, agent, options) for task_name, agent in settings.agents_by_task.items()}
+    return ingress.bind(
+        resolved,
+        generator=generator,
+        policy_store=policy_store,
+        environments=environments,
+        agents=agents,
+        data=bound(DataStore, "Data", settings.data_by_task),
+        jobs=bound(JobStore, "Jobs", settings.jobs),
+        sessions=sessions,
+        images=images,
+        records=bound(RolloutRecordStore, "Records", settings.rollout_records),
+    )
 
 
-def agent_host(task_name: str, agent: AgentSettings, options: dict[str, dict[str, float]]) -> Application:
+def _agent_host(task_name: str, agent: AgentSettings, options: dict[str, dict[str, float]]) -> Application:
     name = agent_deployment(task_name)
     host = deployment(EnvironmentHost, name, options).options(request_router_config=NAMED_REPLICA_ROUTING)
     return host.bind(name, RUNS_OF_TASK, {"settings": agent}, agent.timeout_s + HOST_GRACE_S)
@@ -115,12 +123,12 @@ def with_absolute_paths(engine: EngineSettings) -> EngineSettings:
     return engine.model_copy(update={field: str(folder) for field, folder in folders.items()})
 
 
-def with_absolute_keys_file(access: AccessSettings) -> AccessSettings:
+def _with_absolute_keys_file(access: AccessSettings) -> AccessSettings:
     if access.keys_file is None:
         return access
     return access.model_copy(update={"keys_file": str(REPOSITORY / Path(access.keys_file).expanduser())})
 
 
-def with_absolute_path(model: RewardModelSettings) -> RewardModelSettings:
+def _with_absolute_path(model: RewardModelSettings) -> RewardModelSettings:
     folder = REPOSITORY / model.model
     return model.model_copy(update={"model": str(folder)}) if folder.is_dir() else model

@@ -42,115 +42,105 @@ class ProblemType:
     """A sentence for the reference."""
 
 
-INVALID_REQUEST = ProblemType(
-    "invalid-request",
-    422,
-    "The request is not valid; nothing was started",
-    "The fields of the request are at fault. Each entry of `errors` names one, its value and what to do.",
-)
-UNREADABLE_BODY = ProblemType(
-    "unreadable-body",
-    400,
-    "The request body cannot be read; nothing was started",
-    "The bytes of the body are not what its headers say, or they are not JSON.",
-)
-BODY_TOO_LARGE = ProblemType(
-    "body-too-large", 413, "The request body is too large; nothing was started", "The body is over a limit."
-)
-BODY_STALLED = ProblemType(
-    "body-stalled", 408, "The request body stopped arriving; nothing was started", "The body came to a halt midway."
-)
-UNSUPPORTED_MEDIA_TYPE = ProblemType(
-    "unsupported-media-type",
-    415,
-    "The request body has an unsupported type or encoding; nothing was started",
-    "The service does not read bodies of this `Content-Type` or `Content-Encoding`.",
-)
-TASK_UNKNOWN = ProblemType(
-    "task-unknown", 404, "The task is not known", "The path names a task that the service does not have."
-)
-NOT_AUTHENTICATED = ProblemType(
+PROBLEM_TYPES: list[ProblemType] = []
+"""All but those of the policy store and the job store, which their `failures.py` name."""
+
+
+def _declared(name: str, status: int, title: str, meaning: str) -> ProblemType:
+    PROBLEM_TYPES.append(ProblemType(name, status, title, meaning))
+    return PROBLEM_TYPES[-1]
+
+
+NOT_AUTHENTICATED = _declared(
     "not-authenticated",
     401,
     "The request carries no valid key; nothing was started",
     "The service asks for a key in `Authorization: Bearer KEY`, and this one is missing or not valid.",
 )
-NOT_ALLOWED = ProblemType(
+NOT_ALLOWED = _declared(
     "not-allowed",
     403,
     "The key does not allow this; nothing was started",
     "The route needs a scope that the key does not have; or a web page of another site sent the request.",
 )
-HOST_NOT_ALLOWED = ProblemType(
+HOST_NOT_ALLOWED = _declared(
     "host-not-allowed",
     400,
     "The service does not answer under this name; nothing was started",
     "`Host` is none of the names in the config's `access.allowed_hosts`.",
 )
-SAMPLE_FAILED = ProblemType(
-    "sample-failed",
-    502,
-    "A sample failed, and the request said on_error: fail",
-    "The document names the sample and its error. With `on_error: return`, the default, a failed sample is data.",
+INVALID_REQUEST = _declared(
+    "invalid-request",
+    422,
+    "The request is not valid; nothing was started",
+    "The fields of the request are at fault. Each entry of `errors` names one, its value and what to do.",
 )
-OVERLOADED = ProblemType(
+UNREADABLE_BODY = _declared(
+    "unreadable-body",
+    400,
+    "The request body cannot be read; nothing was started",
+    "The bytes of the body are not what its headers say, or they are not JSON.",
+)
+BODY_TOO_LARGE = _declared(
+    "body-too-large", 413, "The request body is too large; nothing was started", "The body is over a limit."
+)
+BODY_STALLED = _declared(
+    "body-stalled", 408, "The request body stopped arriving; nothing was started", "The body came to a halt midway."
+)
+UNSUPPORTED_MEDIA_TYPE = _declared(
+    "unsupported-media-type",
+    415,
+    "The request body has an unsupported type or encoding; nothing was started",
+    "The service does not read bodies of this `Content-Type` or `Content-Encoding`.",
+)
+TASK_UNKNOWN = _declared(
+    "task-unknown", 404, "The task is not known", "The path names a task that the service does not have."
+)
+OVERLOADED = _declared(
     "overloaded",
     429,
     "The service is full; nothing was started",
     "As much is in flight as the config's `admission` allows; `Retry-After` says when to try again. The client does so "
     "by itself, and its `retries` are not used up.",
 )
-QUOTA_EXCEEDED = ProblemType(
+QUOTA_EXCEEDED = _declared(
     "quota-exceeded",
     429,
     "The key has used up a quota; nothing was started",
     "The requests of the key have as many rollouts in flight, or have used as many tokens, as the keys file allows; "
     "`Retry-After` says when to try again. The client does so by itself, and its `retries` are not used up.",
 )
-NOT_READY = ProblemType(
+SAMPLE_FAILED = _declared(
+    "sample-failed",
+    502,
+    "A sample failed, and the request said on_error: fail",
+    "The document names the sample and its error. With `on_error: return`, the default, a failed sample is data.",
+)
+NOT_READY = _declared(
     "not-ready",
     503,
     "The service cannot serve rollouts now",
     "A deployment that the request needs does not answer. Trying again can help; `Retry-After` says when.",
 )
-FUTURE_LOST = ProblemType(
+FUTURE_LOST = _declared(
     "future-lost",
     410,
     "The answer is not kept here, or its work is to be started again",
     "Tinker's API: nobody has asked for the answer for long, its ingress replica is gone, or a part of the fleet was "
     "lost. Tinker's client makes the call again.",
 )
-NOT_TRAINED_HERE = ProblemType(
+NOT_TRAINED_HERE = _declared(
     "not-trained-here",
     404,
     "The service has no such call of Tinker's API",
     "It samples, and does not train.",
 )
-INTERNAL = ProblemType(
+INTERNAL = _declared(
     "internal",
     500,
     "The service failed",
     "An exception that nobody expected. The log has its traceback under the request's id.",
 )
-PROBLEM_TYPES = (
-    NOT_AUTHENTICATED,
-    NOT_ALLOWED,
-    HOST_NOT_ALLOWED,
-    INVALID_REQUEST,
-    UNREADABLE_BODY,
-    BODY_TOO_LARGE,
-    BODY_STALLED,
-    UNSUPPORTED_MEDIA_TYPE,
-    TASK_UNKNOWN,
-    OVERLOADED,
-    QUOTA_EXCEEDED,
-    SAMPLE_FAILED,
-    NOT_READY,
-    FUTURE_LOST,
-    NOT_TRAINED_HERE,
-    INTERNAL,
-)
-"""All but those of the policy store and the job store, which their `failures.py` name."""
 
 
 class RequestProblem(Exception):
@@ -202,6 +192,15 @@ def unknown_task(field: str, task_name: str, known: Iterable[str]) -> FieldProbl
         message=f"there is no task {task_name!r}; the known ones are {', '.join(sorted(known))}",
         value=task_name,
     )
+
+
+def unknown_token(field: str, token_ids: Sequence[int], vocab_size: int) -> FieldProblem | None:
+    """The problem of the largest or the smallest id, if that is not one of the model."""
+    for found in (max(token_ids, default=0), min(token_ids, default=0)):
+        if not 0 <= found < vocab_size:
+            message = f"{found} is not a token of the model; its ids are 0 to {vocab_size - 1}"
+            return FieldProblem(field=f"{field}[{token_ids.index(found)}]", message=message, value=found)
+    return None
 
 
 def store_problem(failure: StoreFailure) -> RequestProblem:

@@ -192,7 +192,6 @@ class ServiceSettings(StrictSettings):
     """Bounds of all requests together."""
     scheduling: Scheduling = Scheduling()
     """How requests share the generator replicas."""
-    """How replicas whose log-probabilities drift are found."""
     policy: PolicySettings = PolicySettings()
     """Where versions of the weights are kept, and how they reach the replicas."""
     jobs: JobsSettings | None = JobsSettings()
@@ -239,21 +238,14 @@ class ServiceSettings(StrictSettings):
         return self
 
     @model_validator(mode="after")
-    def refuse_own_policies_that_cannot_be_asked(self) -> Self:
+    def refuse_models_that_cannot_be_asked(self) -> Self:
         for task_name, environment in self.environments.items():
+            field = f"environments.{task_name}"
             for name, model in environment.all_models.items():
-                field = f"environments.{task_name}.{name}"
                 if model.base_url is None and self.access.keys_file is not None and model.api_key_variable is None:
-                    raise ValueError(f"{field}.api_key_variable is missing: this service asks for keys")
-        return self
-
-    @model_validator(mode="after")
-    def refuse_unknown_reward_models(self) -> Self:
-        for task_name, environment in self.environments.items():
-            if unknown := [name for name in environment.reward_models if name not in self.reward_models]:
-                raise ValueError(
-                    f"environments.{task_name}.reward_models: there is no {', '.join(unknown)} under reward_models"
-                )
+                    raise ValueError(f"{field}.{name}.api_key_variable is missing: this service asks for keys")
+            if unknown := ", ".join(name for name in environment.reward_models if name not in self.reward_models):
+                raise ValueError(f"{field}.reward_models: there is no {unknown} under reward_models")
         return self
 
     def ray_actor_options(self) -> dict[str, dict[str, float]]:

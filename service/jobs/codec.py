@@ -17,7 +17,8 @@ from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, MediaRange, Message, PackedNumbers, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleError, SampleInput
 from service.rollout_requests.result_encoding import json_of
-from service.rollouts.episode_records import EpisodeState, MetricCounts, PlayedGeneration
+from service.rollouts.episode_records import EpisodeState, PlayedGeneration
+from service.rollouts.metrics import MetricCounts
 
 STARTS_PER_ENTRY = 64
 

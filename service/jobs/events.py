@@ -147,8 +147,7 @@ def _json_parts(events: list[bytes], last: bytes) -> Iterator[bytes]:
 
 
 async def _arrow_answer(events: list[bytes], summary: RolloutSummary) -> Response:
-    per_group = max((sum(1 for _ in _lines_of(event)) for event in events), default=1)
-    encoder = ArrowResponseEncoder(0, per_group, len(events))
+    encoder = ArrowResponseEncoder()
     for event in events:
         await asyncio.to_thread(_add_to, encoder, event)
     return await response_in_parts(encoder.body(summary), encoder.media_type)

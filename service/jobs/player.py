@@ -17,8 +17,9 @@ from service.admission.admission import AdmittedRequest
 from service.jobs.cursor import RANGES, ranges_in
 from service.jobs.journal import JobJournal, JobWriter
 from service.problems import RequestProblem, internal_error, not_ready
-from service.rollout_requests.result_encoding import EncodedRollouts, problem_line, summary_line
+from service.rollout_requests.result_encoding import problem_line, summary_line
 from service.rollout_requests.rollout_service import RolloutService
+from service.rollout_requests.running_rollout import RunningRollout
 
 if TYPE_CHECKING:
     from deployments.jobs.store import JobStore
@@ -64,9 +65,9 @@ class JobPlayer:
         caller = await self._access.caller_named(self.claim.record.namespace or None, SCOPE)
         body = await asyncio.to_thread(_decompressed, stored[BODY])
         with rollouts.collections.request_in_flight(), rollouts.admission.admitted(len(body), caller) as admitted:
-            encoded = await self._begin(body, admitted, caller)
+            running = await self._begin(body, admitted, caller)
             self._set_prepared(None)
-            await self._play(encoded)
+            await self._play(running)
 
     async def refuse(self, problem: RequestProblem) -> None:
         """Ends the job with what `play` has raised. The key of a request of which nothing was played is free again."""
@@ -81,7 +82,7 @@ class JobPlayer:
         """Tells who waits for `prepared` that it will not be, if it is not."""
         self._set_prepared(not_ready("The job was deleted, or this replica of the service has lost it; try again"))
 
-    async def _begin(self, body: bytes, admitted: AdmittedRequest, caller: Caller) -> EncodedRollouts:
+    async def _begin(self, body: bytes, admitted: AdmittedRequest, caller: Caller) -> RunningRollout:
         rollouts, record = self._rollouts, self.claim.record
         request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
         admitted.hold_rollouts(request)
@@ -94,15 +95,13 @@ class JobPlayer:
             # Raises if the data have changed since the ranges were made, or since the job began.
             ranges = ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from
             await self._journal.begin_ledger(await rollouts.task_sampler.with_revisions(ranges))
-        echoed_bytes = size // len(request.samples)
-        running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
-        return EncodedRollouts(running, echoed_bytes)
+        return await rollouts.rollout(request, record.request_id, size, caller, self._journal)
 
-    async def _play(self, rollouts: EncodedRollouts) -> None:
+    async def _play(self, running: RunningRollout) -> None:
         selected = None
         try:
-            last_line = await self._play_groups(rollouts)
-            completed, selected = True, rollouts.selected
+            last_line = await self._play_groups(running)
+            completed, selected = True, running.selected
         except RequestProblem as problem:
             last_line, completed = self._problem(problem), False
         except Exception as error:
@@ -112,30 +111,30 @@ class JobPlayer:
             last_line, completed = self._problem(internal_error(error)), False
         await self._journal.end(last_line, completed, selected=selected)
 
-    async def _play_groups(self, rollouts: EncodedRollouts) -> bytes:
+    async def _play_groups(self, running: RunningRollout) -> bytes:
         """Returns the line of the summary."""
         size = self._group_size
         lines: dict[int, dict[int, bytes]] = defaultdict(dict)
-        async with aclosing(rollouts.lines(skipped=self._skipped(rollouts))) as encoded:
+        async with aclosing(running.lines(skipped=self._skipped(running))) as encoded:
             async for position, line in encoded:
                 group = position // size
                 lines[group][position] = line
                 if len(lines[group]) == size:
-                    self._add_group(rollouts, group, lines.pop(group))
-        return summary_line(await rollouts.summary())
+                    self._add_group(running, group, lines.pop(group))
+        return summary_line(await running.final_summary())
 
-    def _skipped(self, rollouts: EncodedRollouts) -> Container[int]:
+    def _skipped(self, running: RunningRollout) -> Container[int]:
         """The positions of the rollouts that an event holds."""
-        if rollouts.selected is None:
+        if running.selected is None:
             return self._journal.in_events
         # Each event has a group, in the order of the answer.
         return range(self.claim.record.last_event * self._group_size)
 
-    def _add_group(self, rollouts: EncodedRollouts, group: int, lines: Mapping[int, bytes]) -> None:
-        if rollouts.selected is None:
+    def _add_group(self, running: RunningRollout, group: int, lines: Mapping[int, bytes]) -> None:
+        if running.selected is None:
             self._journal.add_group(group, lines)
             return
-        place = rollouts.place_of(group)
+        place = running.place_of(group)
         self._journal.add_group(place, lines, settled_before=(place + 1) * self._group_size, kept=group + 1)
 
     async def _load(self) -> None:

@@ -21,7 +21,8 @@ from deployments.rpc.batching import (
     bytes_of_step_request,
     divided,
 )
-from deployments.rpc.handle_calls import call_result, live_replicas_of
+from deployments.rpc.handle_calls import live_replicas_of
+from deployments.rpc.store_client import StoreClient
 from deployments.upstream.ray_serve.own_replica import own_name
 from rollout_env import StepOutcome
 from service.remote.replica_stream import MOST_ITERATIONS_PER_CALL, ReplicaStream, ReplicaWatches, control_calls
@@ -37,7 +38,7 @@ LOST_AFTER_HEARTBEATS = 30
 DESCRIBED_AGAIN_WITHIN_S = 5.0
 
 
-class Destination(NamedTuple):
+class _Destination(NamedTuple):
     """The batch of a step. Steps in lockstep have batches of their own, which only their bytes divide."""
 
     replica: str | None
@@ -45,7 +46,14 @@ class Destination(NamedTuple):
     in_lockstep: bool
 
 
-class KnownDescription(NamedTuple):
+class _EnvironmentCalls(NamedTuple):
+    """The calls of one destination."""
+
+    step: CallBatcher[StepRequest, StepOutcome]
+    release: CallBatcher[str, None]
+
+
+class _KnownDescription(NamedTuple):
     """How an environment described itself when it had these replicas."""
 
     description: TaskDescription
@@ -64,81 +72,61 @@ class RemoteEnvironment(Environment):
         self._handle = handle
         self._task_name = task_name
         self._who = f"The replica of environment {task_name!r}"
+        self._client = StoreClient(handle, EnvironmentLost, self._who)
         self._caller = own_name()
         self._spreading = StepSpreading()
         self._learning = SharedCall(self.describe)
-        self._known: KnownDescription | None = None
-        self._releases: dict[str, CallBatcher[str, None]] = {}
-        """By replica."""
-        self._batchers: dict[Destination, CallBatcher[StepRequest, StepOutcome]] = {}
+        self._known: _KnownDescription | None = None
+        self._calls: dict[_Destination, _EnvironmentCalls] = {}
         self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)
 
     async def step(self, request: StepRequest) -> StepOutcome:
         lockstep_id = request.lockstep_id
         if not live_replicas_of(self._handle):
-            await self._learn_replicas()
-        if self._has_sessions and not request.is_start:
-            return await self._step_in_session(request)
-        replica = self._spreading.begin(live_replicas_of(self._handle), lockstep_id)
-        batcher = self._batcher_of(Destination(replica, bool(lockstep_id)))
-        if replica is None:
-            return await batcher.call(request)
-        try:
-            return await batcher.call(request)
-        except EnvironmentLost:
-            self._spreading.mark_failed(replica)
-            raise
-        finally:
-            self._spreading.end(replica, lockstep_id)
-
-    @property
-    def _has_sessions(self) -> bool:
+            # Serve tells a handle its replicas at its first call.
+            await self._learning.result()
         # A request asks for the descriptions of its tasks before it plays them.
-        return self._known is not None and self._known.description.has_sessions
-
-    async def _step_in_session(self, request: StepRequest) -> StepOutcome:
-        replica = self._spreading.begin_in_session(live_replicas_of(self._handle), request.session_id)
-        batcher = self._batcher_of(Destination(replica, in_lockstep=False))
+        has_sessions = self._known is not None and self._known.description.has_sessions
+        in_session = has_sessions and not request.is_start
+        live = live_replicas_of(self._handle)
+        if in_session:
+            replica = self._spreading.begin_in_session(live, request.session_id)
+        else:
+            replica = self._spreading.begin(live, lockstep_id)
+        calls = self._calls_of(_Destination(replica, in_lockstep=bool(lockstep_id) and not in_session))
         try:
-            return await batcher.call(request)
+            return await calls.step.call(request)
         except EnvironmentLost:
             if replica is not None:
                 self._spreading.mark_failed(replica)
-            # A replica that lives has closed it with the step. A retry may go anywhere.
-            self.release(request.session_id)
+            if in_session:
+                # A replica that lives has closed it with the step. A retry may go anywhere.
+                self.release(request.session_id)
             raise
+        finally:
+            if replica is not None and not in_session:
+                self._spreading.end(replica, lockstep_id)
 
     def release(self, session_id: str) -> None:
         replica = self._spreading.release(session_id)
         if replica is not None and replica in live_replicas_of(self._handle):
-            self._releases_of(replica).add(session_id)
-
-    def _releases_of(self, replica: str) -> CallBatcher[str, None]:
-        releases = self._releases.get(replica)
-        if releases is None:
-            live = live_replicas_of(self._handle)
-            self._releases = {name: calls for name, calls in self._releases.items() if name in live}
-            named = self._handle.options(session_id=replica)
-            log_fields = {"task_name": self._task_name, "replica_id": replica}
-            releases = control_calls(named.release.remote, "released", EnvironmentLost, self._who, log_fields)
-            self._releases[replica] = releases
-        return releases
+            self._calls_of(_Destination(replica, in_lockstep=False)).release.add(session_id)
 
     async def describe(self) -> TaskDescription:
-        description: TaskDescription = await self._result(self._handle.describe.remote())
+        description: TaskDescription = await self._client.describe()
         return description
 
     def replicas(self) -> Sequence[str]:
         return live_replicas_of(self._handle)
 
     async def answer(self, replica: str) -> None:
-        await self._result(self._handle.options(session_id=replica).answer.remote())
+        await StoreClient(self._handle.options(session_id=replica), EnvironmentLost, self._who).answer()
 
     async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
         """Asks about as many samples at once as a message may hold, until one is refused."""
         first = 0
         for asked in divided(list(extra_env_infos), bytes_of_json):
-            refused: list[RefusedField] = await self._result(self._handle.refused_fields.remote(asked))
+            refused: list[RefusedField] = await self._client.refused_fields(asked)
             if refused:
                 return [replace(field, place=first + field.place) for field in refused]
             first += len(asked)
@@ -147,45 +135,31 @@ class RemoteEnvironment(Environment):
     async def known_description(self) -> TaskDescription:
         """Asks again when the replicas have changed: an update may change the task. Without an answer, the known
         description is kept."""
-        replicas = live_replicas_of(self._handle)
-        if self._known is None:
-            description = await self.describe()
-        elif replicas == self._known.replicas:
-            return self._known.description
-        else:
-            try:
-                async with asyncio.timeout(DESCRIBED_AGAIN_WITHIN_S):
-                    description = await self.describe()
-            except (EnvironmentLost, TimeoutError) as error:
-                extra = {"task_name": self._task_name}
-                logger.warning("%s did not describe itself after a change.", self._who, exc_info=error, extra=extra)
-                self._known = self._known._replace(replicas=replicas)
-                return self._known.description
-        replicas = replicas or live_replicas_of(self._handle)
-        self._known = KnownDescription(description, replicas)
+        replicas, known = live_replicas_of(self._handle), self._known
+        if known is not None and replicas == known.replicas:
+            return known.description
+        try:
+            async with asyncio.timeout(None if known is None else DESCRIBED_AGAIN_WITHIN_S):
+                description = await self.describe()
+        except (EnvironmentLost, TimeoutError) as error:
+            if known is None:
+                raise
+            extra = {"task_name": self._task_name}
+            logger.warning("%s did not describe itself after a change.", self._who, exc_info=error, extra=extra)
+            description = known.description
+        self._known = _KnownDescription(description, replicas or live_replicas_of(self._handle))
         return description
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        samples: list[dict[str, Any]] = await self._result(self._handle.example_samples.remote(count, seed))
+        samples: list[dict[str, Any]] = await self._client.example_samples(count, seed)
         return samples
 
-    async def _learn_replicas(self) -> None:
-        """Makes a call, because Serve tells a handle its replicas at its first one. Raises `EnvironmentLost`."""
-        await self._learning.result()
-
-    async def _result(self, response: Any) -> Any:
-        return await call_result(response, response, EnvironmentLost, self._who)
-
-    def _batcher_of(self, destination: Destination) -> CallBatcher[StepRequest, StepOutcome]:
-        batcher = self._batchers.get(destination)
-        if batcher is None:
-            replicas = live_replicas_of(self._handle)
-            self._batchers = {known: batcher for known, batcher in self._batchers.items() if known.replica in replicas}
-            self._spreading.forget_all_but(replicas)
-            batcher = self._batchers[destination] = self._new_batcher(destination)
-        return batcher
-
-    def _new_batcher(self, destination: Destination) -> CallBatcher[StepRequest, StepOutcome]:
+    def _calls_of(self, destination: _Destination) -> _EnvironmentCalls:
+        if (calls := self._calls.get(destination)) is not None:
+            return calls
+        replicas = live_replicas_of(self._handle)
+        self._calls = {known: calls for known, calls in self._calls.items() if known.replica in replicas}
+        self._spreading.forget_all_but(replicas)
         name = destination.replica or ""
         named = self._handle.options(session_id=name)
         start_call = named.options(stream=True).step.remote
@@ -198,13 +172,16 @@ class RemoteEnvironment(Environment):
             partial(self._results_of, destination.replica),
             self._silences.watch_of(name),
         )
-        return stream.batched(
+        steps = stream.batched(
             bytes_of_step_request,
-            control_calls(partial(abort_steps, named), "aborted", EnvironmentLost, self._who, log_fields),
+            control_calls(partial(_abort_steps, named), "aborted", EnvironmentLost, self._who, log_fields),
             most_items=None if destination.in_lockstep else MOST_ITEMS_PER_MESSAGE,
             # The schedule lets many of them begin in consecutive iterations.
             most_iterations=None if destination.in_lockstep else MOST_ITERATIONS_PER_CALL,
         )
+        releases = control_calls(named.release.remote, "released", EnvironmentLost, self._who, log_fields)
+        calls = self._calls[destination] = _EnvironmentCalls(steps, releases)
+        return calls
 
     def _results_of(self, replica: str | None, item: StepResults) -> BatchResults[StepOutcome]:
         if replica is not None:
@@ -212,5 +189,5 @@ class RemoteEnvironment(Environment):
         return item.results
 
 
-def abort_steps(named: DeploymentHandle[Any], requests: list[StepRequest]) -> Any:
+def _abort_steps(named: DeploymentHandle[Any], requests: list[StepRequest]) -> Any:
     return named.abort.remote([request.step_id for request in requests])

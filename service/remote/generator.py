@@ -1,10 +1,10 @@
 """The `Generator` port over Serve handles. Server half: `deployments/generation/generator_replica_base.py`."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from contextvars import Context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from time import monotonic, time
@@ -26,10 +26,16 @@ from deployments.protocols.model_server import (
 from deployments.protocols.replicas import GeneratorDescription
 from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
-from deployments.rpc.batching import BatchResults
-from deployments.rpc.handle_calls import call_result, live_replicas_of, node_of_replica
+from deployments.rpc.batching import (
+    BatchResults,
+    CallBatcher,
+    bytes_of_generation_request,
+    bytes_of_served_request,
+)
+from deployments.rpc.handle_calls import live_replicas_of, node_of_replica
+from deployments.rpc.store_client import StoreClient
 from deployments.upstream.ray_serve.own_replica import own_name
-from service.remote.replica_stream import GENERATOR_REPLICA, ReplicaCalls, ReplicaWatches, call_unless_gone, note_end
+from service.remote.replica_stream import ReplicaStream, ReplicaWatches, call_unless_gone, control_calls
 from service.rollouts.retries import pause_s
 from service.scheduling.priority import as_check
 from service.scheduling.replicas import ScheduledGeneration
@@ -46,12 +52,32 @@ SERVE_RETRIES = 3
 """Retries of a call without any part of an answer, on another replica where there is one."""
 NOTHING_YET = Generation([], [], "abort")
 """The result of a generation that was interrupted before it was sent."""
+GENERATOR_REPLICA = "The generator replica"
 
 
 OnWait = Callable[[float], None]
 """Called with the seconds that a generation has waited for its turn."""
 OnTokens = Callable[[float, int], None]
 """Called with the weight of a priority, and the tokens of a generation that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplicaCalls:
+    """The calls of one generator replica."""
+
+    generate: CallBatcher[GenerationRequest, Generation]
+    serve: CallBatcher[ServedRequest, ServedTokens]
+    interrupt: CallBatcher[GenerationRequest, None]
+
+
+@dataclass(slots=True)
+class _End:
+    """How a generation has ended at its replica."""
+
+    new_tokens: int | None = None
+    """`None` if it is not known."""
+    failed: bool = False
+    """Whether the replica is at fault."""
 
 
 class RemoteGenerator(Generator, ModelServer):
@@ -75,7 +101,7 @@ class RemoteGenerator(Generator, ModelServer):
         """The replicas that the scheduler knows."""
         self._looking_for_replicas: asyncio.TimerHandle | None = None
         self._trying_suspects: asyncio.TimerHandle | None = None
-        self._calls: dict[str, ReplicaCalls] = {}
+        self._calls: dict[str, _ReplicaCalls] = {}
         """By replica."""
         self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)
         self._waiting: dict[str, ScheduledGeneration] = {}
@@ -84,7 +110,7 @@ class RemoteGenerator(Generator, ModelServer):
         """A future for each generation that waits; done when it starts or is interrupted."""
         self._interrupted: set[ScheduledGeneration] = set()
         """Generations that were interrupted before they were sent."""
-        self._running: dict[str, tuple[ReplicaCalls, GenerationRequest]] = {}
+        self._running: dict[str, tuple[_ReplicaCalls, GenerationRequest]] = {}
         """By rollout."""
         self._parts: dict[str, asyncio.Queue[ServedPart | None]] = {}
         """Parts of the answers to calls of model servers' APIs, by generation; `None` is the end."""
@@ -107,33 +133,19 @@ class RemoteGenerator(Generator, ModelServer):
                 self._interrupted.remove(scheduled)
                 return NOTHING_YET
         if request.replica not in ("", scheduled.replica):
-            self._end(scheduled, None, failed=False)
+            self._end(scheduled, _End())
             raise GenerationLost(f"Generator replica {request.replica} takes no calls: it has ended, or is replaced.")
         calls = self._calls_of(scheduled.replica)
         self._running[request.rollout_id] = calls, request
-        new_tokens: int | None = None
-        failed = False
-        try:
-            made = await calls.generate.call(replace(request, virtual_time=scheduled.virtual_time))
-            generation = replace(
-                made,
-                replica=scheduled.replica,
-                began_at=began_at,
-                waited_s=turn - began,
-                took_s=monotonic() - turn,
-            )
-            new_tokens, failed = len(generation.token_ids), generation.failure is not None
-        except OtherVersionLoaded:
-            # Another replica may have the version; this one has not failed.
-            self._scheduler.leave_replica(request.rollout_id)
-            raise
-        except (GenerationLost, Overloaded):
-            failed = True
-            raise
-        finally:
-            del self._running[request.rollout_id]
-            self._end(scheduled, new_tokens, failed)
-        return generation
+        with self._noting_end(scheduled) as end:
+            try:
+                made = await calls.generate.call(replace(request, virtual_time=scheduled.virtual_time))
+            finally:
+                del self._running[request.rollout_id]
+            end.new_tokens, end.failed = len(made.token_ids), made.failure is not None
+        return replace(
+            made, replica=scheduled.replica, began_at=began_at, waited_s=turn - began, took_s=monotonic() - turn
+        )
 
     async def serve(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
         for attempt in count():
@@ -160,31 +172,19 @@ class RemoteGenerator(Generator, ModelServer):
         sent = replace(request, virtual_time=scheduled.virtual_time, age_s=monotonic() - request.received_at)
         call = self._calls_of(scheduled.replica).serve.call(sent)
         answering = asyncio.create_task(call)
-        answering.add_done_callback(partial(note_end, parts))
-        new_tokens: int | None = None
-        failed = False
-        try:
-            while (part := await parts.get()) is not None:
-                yield part
-            new_tokens = (await answering).generated
-        except OtherVersionLoaded:
-            # Another replica may have the version; this one has not failed.
-            self._scheduler.leave_replica(request.rollout_id)
-            raise
-        except (GenerationLost, Overloaded):
-            failed = True
-            raise
-        finally:
-            answering.cancel()
-            del self._parts[request.generation_id]
-            self._end(scheduled, new_tokens, failed)
+        answering.add_done_callback(partial(_note_end, parts))
+        with self._noting_end(scheduled) as end:
+            try:
+                while (part := await parts.get()) is not None:
+                    yield part
+                end.new_tokens = (await answering).generated
+            finally:
+                answering.cancel()
+                del self._parts[request.generation_id]
 
     async def abort_calls(self, calls: CallsToAbort) -> None:
-        replicas = self.replicas()
-        asked = [self._handle.options(session_id=replica).abort_calls.remote(calls) for replica in replicas]
-        done = await asyncio.gather(
-            *(call_result(one, one, GenerationLost, GENERATOR_REPLICA) for one in asked), return_exceptions=True
-        )
+        asked = [self._client(replica).abort_calls(calls) for replica in self.replicas()]
+        done = await asyncio.gather(*asked, return_exceptions=True)
         # The calls of a replica that is gone have ended with it; its failure is told if no other one has answered.
         failures = [one for one in done if isinstance(one, BaseException)]
         if failures and len(failures) == len(done):
@@ -223,14 +223,12 @@ class RemoteGenerator(Generator, ModelServer):
 
     async def describe(self) -> GeneratorDescription:
         self._look_for_replicas()
-        response: Any = self._handle.describe.remote()
-        description: GeneratorDescription = await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
+        description: GeneratorDescription = await self._client().describe()
         self._wake(self._scheduler.set_capacity(EngineCapacity.of(description)))
         return description
 
     async def image_tokens(self, names: Sequence[str]) -> list[ImageTokens]:
-        response: Any = self._handle.image_tokens.remote([*names])
-        tokens: list[ImageTokens] = await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
+        tokens: list[ImageTokens] = await self._client().image_tokens([*names])
         return tokens
 
     def replicas(self) -> Sequence[str]:
@@ -241,8 +239,7 @@ class RemoteGenerator(Generator, ModelServer):
         return node_of_replica(self._handle, replica)
 
     async def answer(self, replica: str) -> None:
-        response: Any = self._handle.options(session_id=replica).answer.remote()
-        await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
+        await self._client(replica).answer()
 
     async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
         return await self.generate_on(replica, as_check(request))
@@ -252,10 +249,6 @@ class RemoteGenerator(Generator, ModelServer):
             return await self.generate(replace(request, replica=replica))
         finally:
             self.release(request.rollout_id)
-
-    def ongoing_on(self, replica: str) -> int:
-        """Generations that run or wait there, as far as the scheduler knows."""
-        return self._scheduler.ongoing_on(replica)
 
     def take_out_of_service(self, replica: str, reason: str) -> None:
         tell = partial(self._handle.options(session_id=replica).take_out_of_service.remote, reason)
@@ -295,11 +288,27 @@ class RemoteGenerator(Generator, ModelServer):
                 self._wake(self._scheduler.end(scheduled))
             raise
 
-    def _end(self, scheduled: ScheduledGeneration, new_tokens: int | None, failed: bool) -> None:
-        if self._on_tokens is not None and new_tokens:
-            self._on_tokens(scheduled.request.share.weight, new_tokens)
-        self._wake(self._scheduler.end(scheduled, new_tokens, replica_failed=failed))
-        if failed:
+    @contextmanager
+    def _noting_end(self, scheduled: ScheduledGeneration) -> Iterator[_End]:
+        """Ends the generation, however the block ends, which runs it."""
+        end = _End()
+        try:
+            yield end
+        except OtherVersionLoaded:
+            # Another replica may have the version; this one has not failed.
+            self._scheduler.leave_replica(scheduled.request.rollout_id)
+            raise
+        except (GenerationLost, Overloaded):
+            end.failed = True
+            raise
+        finally:
+            self._end(scheduled, end)
+
+    def _end(self, scheduled: ScheduledGeneration, end: _End) -> None:
+        if self._on_tokens is not None and end.new_tokens:
+            self._on_tokens(scheduled.request.share.weight, end.new_tokens)
+        self._wake(self._scheduler.end(scheduled, end.new_tokens, replica_failed=end.failed))
+        if end.failed:
             self._try_suspects_soon()
 
     def _try_suspects_soon(self) -> None:
@@ -339,14 +348,36 @@ class RemoteGenerator(Generator, ModelServer):
         if self._turns:
             self._look_again_soon()
 
-    def _calls_of(self, replica: str) -> ReplicaCalls:
-        calls = self._calls.get(replica)
-        if calls is None:
-            results_of, ends_of = partial(self._results_of, replica), partial(self._ends_of, replica)
-            waiting = partial(self._scheduler.waiting_for, replica)
-            silence = self._silences.watch_of(replica)
-            calls = ReplicaCalls(self._handle, replica, self._caller, results_of, ends_of, waiting, silence)
-            self._calls[replica] = calls
+    def _client(self, replica: str = "") -> StoreClient:
+        """The methods of this replica; of whichever Serve chooses, if it is empty."""
+        handle = self._handle.options(session_id=replica) if replica else self._handle
+        return StoreClient(handle, GenerationLost, GENERATOR_REPLICA)
+
+    def _calls_of(self, replica: str) -> _ReplicaCalls:
+        if (calls := self._calls.get(replica)) is not None:
+            return calls
+        named, silence = self._handle.options(session_id=replica), self._silences.watch_of(replica)
+        streaming, log_fields = named.options(stream=True), {"replica_id": replica or None}
+
+        def control(call: Callable[[list[str]], Any], done: str) -> CallBatcher[Any, None]:
+            def start(requests: list[GenerationRequest]) -> Any:
+                return call([request.generation_id for request in requests])
+
+            return control_calls(start, done, GenerationLost, GENERATOR_REPLICA, log_fields)
+
+        def stream(start: Callable[..., Any], results_of: Callable[..., Any]) -> ReplicaStream[Any, Any]:
+            def start_call(requests: list[Any]) -> Any:
+                return start(requests, self._caller, self._scheduler.waiting_for(replica), replica)
+
+            results = partial(results_of, replica)
+            return ReplicaStream(start_call, GenerationLost, GENERATOR_REPLICA, log_fields, results, silence)
+
+        abort = control(named.abort.remote, "aborted")
+        calls = self._calls[replica] = _ReplicaCalls(
+            stream(streaming.generate.remote, self._results_of).batched(bytes_of_generation_request, abort),
+            stream(streaming.serve.remote, self._ends_of).batched(bytes_of_served_request, abort),
+            control(named.interrupt.remote, "interrupted"),
+        )
         return calls
 
     def _results_of(self, replica: str, item: GenerationResults) -> BatchResults[Generation]:
@@ -360,3 +391,10 @@ class RemoteGenerator(Generator, ModelServer):
                 parts.put_nowait(part)
         self._wake(self._scheduler.observe(replica, item.load, ended=len(item.results)))
         return item.results
+
+
+def _note_end(parts: "asyncio.Queue[ServedPart | None]", answering: "asyncio.Task[ServedTokens]") -> None:
+    parts.put_nowait(None)
+    if not answering.cancelled():
+        # A caller that has left does not retrieve the failure; asyncio would log that.
+        answering.exception()

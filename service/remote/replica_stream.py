@@ -12,18 +12,9 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
 
-from deployments.failures import GenerationLost, RolloutFailure
-from deployments.protocols.generation import Generation, GenerationRequest, GenerationResults
-from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
-from deployments.rpc.batching import (
-    MOST_ITEMS_PER_MESSAGE,
-    BatchResults,
-    CallBatcher,
-    bytes_of_generation_request,
-    bytes_of_served_request,
-)
+from deployments.failures import RolloutFailure
+from deployments.rpc.batching import MOST_ITEMS_PER_MESSAGE, BatchResults, CallBatcher
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.liveness import HEARTBEAT_S
 from deployments.upstream.ray_serve.serve_internals import cancel_call
@@ -239,62 +230,3 @@ async def call_unless_gone(
         logger.info("%s: %s", not_done, error, extra=log_fields)
     except Exception:
         logger.exception("%s.", not_done, extra=log_fields)
-
-
-GENERATOR_REPLICA = "The generator replica"
-
-
-class ReplicaCalls:
-    """The calls of one generator replica: generations, calls of model servers' APIs, interruptions."""
-
-    def __init__(
-        self,
-        handle: DeploymentHandle[Any],
-        replica: str,
-        caller: str,
-        results_of: Callable[[GenerationResults], BatchResults[Generation]],
-        ends_of: Callable[[ServedParts], BatchResults[ServedTokens]],
-        waiting: Callable[[], int],
-        silence: ReplicaWatch,
-    ) -> None:
-        """Makes no call yet.
-
-        Args:
-            replica: its unique id; empty for whichever replica Serve chooses.
-            caller: names this ingress replica.
-            results_of: called with each item of each answer to generations; returns its results.
-            ends_of: the same for calls of model servers' APIs.
-            waiting: the number of generations that wait here for the replica.
-            silence: the watch of all calls that name the replica.
-        """
-        named = handle.options(session_id=replica)
-        streaming = named.options(stream=True)
-        log_fields = {"replica_id": replica or None}
-
-        def control(call: Callable[[list[str]], Any], done: str) -> CallBatcher[Any, None]:
-            def start(requests: list[GenerationRequest]) -> Any:
-                return call([request.generation_id for request in requests])
-
-            return control_calls(start, done, GenerationLost, GENERATOR_REPLICA, log_fields)
-
-        def stream(start: Callable[..., Any], results_of: Callable[[Any], Any]) -> ReplicaStream[Any, Any]:
-            def start_call(requests: list[Any]) -> Any:
-                return start(requests, caller, waiting(), replica)
-
-            return ReplicaStream(start_call, GenerationLost, GENERATOR_REPLICA, log_fields, results_of, silence)
-
-        abort = control(named.abort.remote, "aborted")
-        self.interrupt: CallBatcher[GenerationRequest, None] = control(named.interrupt.remote, "interrupted")
-        self.generate: CallBatcher[GenerationRequest, Generation] = stream(
-            streaming.generate.remote, results_of
-        ).batched(bytes_of_generation_request, abort)
-        self.serve: CallBatcher[ServedRequest, ServedTokens] = stream(streaming.serve.remote, ends_of).batched(
-            bytes_of_served_request, abort
-        )
-
-
-def note_end(parts: "asyncio.Queue[ServedPart | None]", answering: "asyncio.Task[ServedTokens]") -> None:
-    parts.put_nowait(None)
-    if not answering.cancelled():
-        # A caller that has left does not retrieve the failure; asyncio would log that.
-        answering.exception()

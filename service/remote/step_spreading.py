@@ -13,7 +13,7 @@ AVOIDED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class OtherSteps:
+class _OtherSteps:
     """The steps that a replica had for other ingress replicas, and the time of its report."""
 
     count: int
@@ -21,7 +21,7 @@ class OtherSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class LockstepSteps:
+class _LockstepSteps:
     """The steps of one turn of a request in lockstep that have not ended, and the replica that has them."""
 
     replica: str
@@ -44,9 +44,9 @@ class StepSpreading:
         self._clock = clock
         self._own: Counter[str] = Counter()
         """Steps of this ingress replica that have no result yet."""
-        self._others: dict[str, OtherSteps] = {}
+        self._others: dict[str, _OtherSteps] = {}
         self._avoided_until: dict[str, float] = {}
-        self._lockstep: dict[str, LockstepSteps] = {}
+        self._lockstep: dict[str, _LockstepSteps] = {}
         self._sessions: dict[str, str] = {}
         """The replica of each session."""
 
@@ -73,7 +73,7 @@ class StepSpreading:
         self._own[replica] += 1
         if lockstep_id:
             steps = 1 if together is None else together.steps + 1
-            self._lockstep[lockstep_id] = LockstepSteps(replica, steps)
+            self._lockstep[lockstep_id] = _LockstepSteps(replica, steps)
         return replica
 
     def end(self, replica: str, lockstep_id: str = "") -> None:
@@ -84,7 +84,7 @@ class StepSpreading:
         if lockstep_id:
             together = self._lockstep.pop(lockstep_id)
             if together.steps > 1:
-                self._lockstep[lockstep_id] = LockstepSteps(together.replica, together.steps - 1)
+                self._lockstep[lockstep_id] = _LockstepSteps(together.replica, together.steps - 1)
 
     def begin_in_session(self, replicas: Sequence[str], session_id: str) -> str | None:
         """Gives a step of a session to the replica that has the session; to one of `replicas` with the least load, if
@@ -108,7 +108,7 @@ class StepSpreading:
 
     def report(self, replica: str, in_progress: int) -> None:
         """Records the replica's own count of its steps for all ingress replicas."""
-        self._others[replica] = OtherSteps(max(0, in_progress - self._own[replica]), self._clock())
+        self._others[replica] = _OtherSteps(max(0, in_progress - self._own[replica]), self._clock())
         self._avoided_until.pop(replica, None)
 
     def mark_failed(self, replica: str) -> None:

@@ -21,7 +21,7 @@ from rollout_client.contract.messages import GivenMessage, Message, WeightVersio
 from rollout_client.contract.origins import GenerationOrigin
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import SampleResult
-from service.problems import RequestProblem, invalid_request
+from service.problems import RequestProblem, invalid_request, unknown_token
 from service.rollouts.episode_records import sampling_of_turn
 
 Way = Literal["drawn", "scored"]
@@ -171,10 +171,8 @@ def _checked_ids(log: Sequence[Message], engine: GeneratorDescription) -> Sequen
         said = f"it has {len(token_ids)} tokens, and the model takes at most {engine.max_model_len}"
         raise _refused("message_log", said, len(token_ids))
     for place, message in enumerate(log):
-        if message.token_ids and not 0 <= min(message.token_ids) <= max(message.token_ids) < engine.vocab_size:
-            found = max(message.token_ids) if min(message.token_ids) >= 0 else min(message.token_ids)
-            said = f"{found} is not a token of the model; its ids are 0 to {engine.vocab_size - 1}"
-            raise _refused(f"message_log[{place}].token_ids", said, found)
+        if unknown := unknown_token(f"rollout.message_log[{place}].token_ids", message.token_ids, engine.vocab_size):
+            raise invalid_request(unknown)
         try:
             GivenMessage.model_validate(message.model_dump(include=CHECKED_FIELDS, exclude_unset=True))
         except ValidationError as error:

@@ -1,16 +1,13 @@
-"""Generates the recorded tokens of a rollout again, each generation by itself, on a replica that does nothing else.
+"""Generates the recorded tokens of a rollout again, each generation by itself, on the replica that generated then.
 
 Each has the recorded tokens before it as its prompt, also after one that differs. Guarantees: nothing is compared that
 other weights made than those of the record; what could not be compared is told, with the reason, and never counted as
 equal.
 """
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -26,10 +23,12 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.base import VersionLabel, label_of
+from rollout_client.contract.policy import PolicyState, VersionInfo
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.replay import ReplayedGeneration, ReplayResponse, ReplayVerdict, TokenDifference
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
+from service.remote.policy import RemotePolicy
 from service.replay.recorded_parts import (
     ROUNDING,
     SCORED_WITHIN,
@@ -38,33 +37,25 @@ from service.replay.recorded_parts import (
     ReplayableRollout,
     compared,
 )
-from service.replay.same_weights import Serving
 from service.rollouts.episode_records import ServiceBuild
 from service.rollouts.retries import RetryBudget, with_retries
 from service.scheduling.priority import share_of
 
-QUIET_WITHIN_S = 10.0
-"""How long a replay waits in all for generations of others on its replica to end; then it goes on beside them."""
-LOOK_EVERY_S = 0.05
 RETRIES = 3
 WORST_LAST: Sequence[ReplayVerdict] = ("equal", "equal_ids", "scored", "not_compared", "parts")
 INTERRUPTED = "The generation was interrupted."
 logger = logging.getLogger("rollout_service.replay")
 
-
+Serving = Mapping[VersionLabel, VersionLabel]
 ServedWeights = Callable[[Iterable[VersionLabel]], Awaitable[tuple[Serving, Mapping[VersionLabel, str]]]]
 """For each label the version that has its weights now, or why there is none: `served_weights` of a policy store."""
 
 
-class QuietReplicas(Protocol):
+class ReplayReplicas(Protocol):
     """The generator replicas, as replays call them. `RemoteGenerator` implements it."""
 
     def replicas(self) -> Sequence[str]:
         """Those that run, by their ids."""
-        ...
-
-    def ongoing_on(self, replica: str) -> int:
-        """Generations that run or wait there, as far as this ingress replica knows."""
         ...
 
     async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
@@ -77,18 +68,16 @@ class Replayer:
 
     Args:
         build: the software that runs now.
-        quiet_within_s: how long one replay waits, in all, for generations of others to end.
     """
 
     def __init__(
         self,
-        replicas: QuietReplicas,
+        replicas: ReplayReplicas,
         weights: ServedWeights,
         tokenizer: ChatTokenizer,
         engine: GeneratorDescription,
         build: ServiceBuild,
         token_timeout_s: float | None = None,
-        quiet_within_s: float = QUIET_WITHIN_S,
     ) -> None:
         self._replicas = replicas
         self._weights = weights
@@ -96,9 +85,6 @@ class Replayer:
         self._engine = engine
         self._build = build
         self._token_timeout_s = token_timeout_s
-        self._quiet_within_s = quiet_within_s
-        self._taken: set[str] = set()
-        """Replicas on which replays of this ingress replica run."""
 
     def read(self, result: SampleResult) -> ReplayableRollout:
         """Raises `RequestProblem` (422) if it cannot be generated again."""
@@ -135,14 +121,16 @@ class Replayer:
             token_timeout_s=self._token_timeout_s,
             share=share_of(unique_id, "interactive", caller),
         )
-        replayed, quiet_until = list[ReplayedGeneration](), monotonic() + self._quiet_within_s
-        with self._replica(origins[0].replica if origins else "") as replica:
-            for part in recorded.parts:
-                reason = None if part.version is None else reasons.get(part.version)
-                if reason is not None:
-                    replayed.append(_not_compared(part, reason))
-                else:
-                    replayed.append(await self._replayed(recorded, part, base, serving, replica, quiet_until))
+        # The cache of the replica that generated then may have the prefixes as they were computed then.
+        replicas, preferred = self._replicas.replicas(), origins[0].replica if origins else ""
+        replica = preferred if preferred in replicas else next(iter(replicas), "")
+        replayed = list[ReplayedGeneration]()
+        for part in recorded.parts:
+            reason = None if part.version is None else reasons.get(part.version)
+            if reason is not None:
+                replayed.append(_not_compared(part, reason))
+            else:
+                replayed.append(await self._replayed(recorded, part, base, serving, replica))
         return self._response(recorded, request_id, replayed)
 
     async def _replayed(
@@ -152,14 +140,12 @@ class Replayer:
         base: GenerationRequest,
         serving: Serving,
         replica: str,
-        quiet_until: float,
     ) -> ReplayedGeneration:
         way, reason = recorded.way(part)
         if way is None or part.version is None:
             return _not_compared(part, str(reason))
         version = serving[part.version]
         request = recorded.request(part, replace(base, policy=version.name, weight_version=version.number))
-        await self._until_quiet(replica, quiet_until)
         ids, logprobs = recorded.recorded_ids(part), recorded.logprobs(part)
         now_ids: Sequence[int] = ids
         batch_size = None
@@ -179,9 +165,6 @@ class Replayer:
             difference = None
             if place is not None:
                 difference = self._difference(recorded, part, place, now_ids, now_logprobs)
-            if difference is not None and found.ids_part_at is not None and not recorded.shows_images:
-                now = await self._recorded_now(request, difference, list(ids[:place]), replica)
-                difference = difference.model_copy(update={"recorded_logprob_now": now})
         except RolloutFailure as failure:
             logger.info("A generation was not made again: %s", failure, extra={"request_id": base.request_id})
             return _not_compared(part, str(failure), replica)
@@ -210,7 +193,6 @@ class Replayer:
             recorded_id=recorded_id,
             recorded_text=self._text(recorded_id, before),
             recorded_logprob=logprobs[place] if place < len(ids) else None,
-            recorded_logprob_now=replayed_logprob if recorded_id is not None and recorded_id == replayed_id else None,
             replayed_id=replayed_id,
             replayed_text=self._text(replayed_id, before),
             replayed_logprob=replayed_logprob,
@@ -218,27 +200,6 @@ class Replayer:
 
     def _text(self, token_id: int | None, before: Sequence[int]) -> str | None:
         return None if token_id is None else self._tokenizer.pieces([token_id], before)[0]
-
-    async def _recorded_now(
-        self, request: GenerationRequest, difference: TokenDifference, same: list[int], replica: str
-    ) -> float | None:
-        """The log-probability of the recorded token at the place of the difference, under the weights of the replay.
-
-        The engine scores at temperature 1. The difference of two log-probabilities there, divided by the temperature,
-        is that of the same two at the temperature.
-        """
-        recorded, now, logprob = difference.recorded_id, difference.replayed_id, difference.replayed_logprob
-        if recorded is None or now is None or logprob is None:
-            return None
-        prompt = [*request.prompt_token_ids, *same]
-        if len(prompt) >= self._engine.max_model_len:
-            return None
-        try:
-            scores = [await self._score(request, [*prompt, token], len(prompt), replica) for token in (recorded, now)]
-        except RolloutFailure:
-            # An adapter that changes the output layer: the engine does not score with it.
-            return None
-        return logprob + (scores[0][0] - scores[1][0]) / (request.sampling.temperature or 1.0)
 
     async def _score(
         self, request: GenerationRequest, token_ids: Sequence[int], start: int, replica: str
@@ -274,28 +235,6 @@ class Replayer:
 
         log_fields = {"request_id": request.request_id, "rollout_id": request.rollout_id}
         return await with_retries(generate, RetryBudget(log_fields, RETRIES))
-
-    @contextmanager
-    def _replica(self, preferred: str) -> Iterator[str]:
-        """The replica for one replay, which no other replay takes meanwhile if there is another one. The replica that
-        generated then comes first: its cache may have the prefixes as they were computed then."""
-        replicas = self._replicas.replicas() or ("",)
-
-        def load(replica: str) -> tuple[bool, int, bool]:
-            return replica in self._taken, self._replicas.ongoing_on(replica), replica != preferred
-
-        replica = min(replicas, key=load)
-        is_alone = replica not in self._taken
-        self._taken.add(replica)
-        try:
-            yield replica
-        finally:
-            if is_alone:
-                self._taken.discard(replica)
-
-    async def _until_quiet(self, replica: str, quiet_until: float) -> None:
-        while self._replicas.ongoing_on(replica) and monotonic() < quiet_until:
-            await asyncio.sleep(LOOK_EVERY_S)
 
     def _response(
         self, recorded: ReplayableRollout, request_id: str, replayed: list[ReplayedGeneration]
@@ -360,3 +299,57 @@ def _refuse_other_weights(generation: Generation, request: GenerationRequest) ->
         raise RolloutFailure("The engine does not say which version generated.")
     if other := next((version for version in made_by if version != demanded), None):
         raise RolloutFailure(f"Version {other} took the place of {demanded} in the middle of the replay.")
+
+
+async def served_weights(
+    policy: RemotePolicy, labels: Iterable[VersionLabel]
+) -> tuple[Serving, Mapping[VersionLabel, str]]:
+    """For each label the version that has its weights now, or why there is none. Raises `PolicyStoreLost`."""
+    wanted = set(labels)
+    if not wanted:
+        return {}, {}
+    state = await policy.store.state(0.0)
+    found = {label: serving(label, state) for label in wanted}
+    served = {label: now for label, now in found.items() if isinstance(now, VersionLabel)}
+    return served, {label: why for label, why in found.items() if isinstance(why, str)}
+
+
+def serving(label: VersionLabel, state: PolicyState) -> VersionLabel | str:
+    """The version that has the weights of `label` now: itself, or one that goes back to it.
+
+    If none has, a sentence that says why, and what to do.
+    """
+    if label.name is not None:
+        return _serving_named(label, state)
+    versions = {info.version: info for info in state.versions}
+    wanted = _weights_of(label.number, versions)
+    if wanted == _weights_of(state.current, versions):
+        return VersionLabel(None, state.current)
+    for named in state.named:
+        served = None if named.base is None else (named.checksum, _weights_of(named.base, versions))
+        if named.current is not None and wanted == served:
+            return VersionLabel(named.name, named.current)
+    begin = f"version {label.number} made tokens of it, and version {state.current} is current"
+    if label.number not in versions:
+        return f"{begin}; the service has the weights of {', '.join(map(str, versions))} alone"
+    is_adapter = versions[label.number].kind == "adapter"
+    name, weights = (" --name again", "serve its adapter") if is_adapter else ("", "make its weights current")
+    return f"{begin}; {weights} again (`rollout policy rollback {label.number}{name}`), and then replay it"
+
+
+def _serving_named(label: VersionLabel, state: PolicyState) -> VersionLabel | str:
+    current = {named.name: named.current for named in state.named}
+    if current.get(label.name or "") == label.number:
+        return label
+    served = [label_of(name, number) for name, number in current.items() if number is not None]
+    kept = f"served are {', '.join(served)}" if served else "no named policy is served"
+    return f"{label_of(*label)} made tokens of it, and {kept}; of a named policy only the current version is kept"
+
+
+def _weights_of(version: int, versions: Mapping[int, VersionInfo]) -> Hashable:
+    """Equal for versions with equal weights. Those of an adapter are on their base."""
+    while (info := versions.get(version)) is not None and info.rollback_of is not None and info.kind != "adapter":
+        version = info.rollback_of
+    if info is None or info.checksum is None:
+        return version
+    return (info.checksum, _weights_of(info.base or 0, versions)) if info.kind == "adapter" else info.checksum

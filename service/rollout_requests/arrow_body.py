@@ -60,15 +60,15 @@ def read_table(body: bytes | bytearray, wanted: pa.Schema, required: str, row: s
     if first is None or first.type != "schema":
         raise ValueError("it does not begin with a schema")
     schema = pa.ipc.read_schema(first)
-    if problems := list(column_problems(schema, wanted, required, row)):
+    if problems := list(_column_problems(schema, wanted, required, row)):
         raise invalid_request(*problems)
-    table = pa.Table.from_batches(list(record_batches(messages, schema)), schema)
+    table = pa.Table.from_batches(list(_record_batches(messages, schema)), schema)
     # Otherwise offsets beyond their buffers would be read.
     table.validate(full=True)
     return table
 
 
-def record_batches(messages: pa.ipc.MessageReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _record_batches(messages: pa.ipc.MessageReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for message in messages:
         if message.type != "record batch":
             raise ValueError(f"it holds a {message.type} where a record batch must be")
@@ -83,11 +83,11 @@ def is_compressed(message: pa.Buffer) -> bool:
     Reads the flatbuffer itself, which pyarrow has verified.
     """
     metadata = message.to_pybytes()
-    batch = field_offset(metadata, unpack_from("<I", metadata)[0], HEADER_OF_MESSAGE)
-    return field_offset(metadata, batch + unpack_from("<I", metadata, batch)[0], COMPRESSION_OF_BATCH) != 0
+    batch = _field_offset(metadata, unpack_from("<I", metadata)[0], HEADER_OF_MESSAGE)
+    return _field_offset(metadata, batch + unpack_from("<I", metadata, batch)[0], COMPRESSION_OF_BATCH) != 0
 
 
-def field_offset(flatbuffer: bytes, table: int, field: int) -> int:
+def _field_offset(flatbuffer: bytes, table: int, field: int) -> int:
     """Offset of a field of the table at offset `table`; 0 if the field is not set."""
     vtable = table - unpack_from("<i", flatbuffer, table)[0]
     entry = 4 + 2 * field
@@ -97,7 +97,7 @@ def field_offset(flatbuffer: bytes, table: int, field: int) -> int:
     return table + offset if offset else 0
 
 
-def column_problems(schema: pa.Schema, wanted: pa.Schema, required: str, row: str) -> Iterator[FieldProblem]:
+def _column_problems(schema: pa.Schema, wanted: pa.Schema, required: str, row: str) -> Iterator[FieldProblem]:
     def problem(name: str, message: str, value: str | None = None) -> FieldProblem:
         return FieldProblem(field=f"{row}.{name}".removesuffix("."), message=message, value=value)
 
@@ -105,7 +105,7 @@ def column_problems(schema: pa.Schema, wanted: pa.Schema, required: str, row: st
         if field.name not in wanted.names:
             known = ", ".join(wanted.names)
             yield problem(field.name, f"there is no such column; the known ones are {known}", str(field.type))
-        elif not is_like(field.type, wanted.field(field.name).type):
+        elif not _is_like(field.type, wanted.field(field.name).type):
             yield problem(field.name, f"the column must be {wanted.field(field.name).type}", str(field.type))
     if len(set(schema.names)) < len(schema.names):
         yield problem("", "a column occurs twice")
@@ -113,12 +113,14 @@ def column_problems(schema: pa.Schema, wanted: pa.Schema, required: str, row: st
         yield problem(required, "this column is missing")
 
 
-def is_like(given: pa.DataType, wanted: pa.DataType) -> bool:
+def _is_like(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether the types are equal, except that numbers may be wider or narrower and structs may lack fields."""
     if pa.types.is_struct(wanted):
-        return pa.types.is_struct(given) and given.num_fields > 0 and all(is_field_of(field, wanted) for field in given)
+        return (
+            pa.types.is_struct(given) and given.num_fields > 0 and all(_is_field_of(field, wanted) for field in given)
+        )
     if pa.types.is_list(wanted):
-        return pa.types.is_list(given) and is_like(given.value_type, wanted.value_type)
+        return pa.types.is_list(given) and _is_like(given.value_type, wanted.value_type)
     if pa.types.is_integer(wanted):
         return given in (pa.int32(), pa.int64())
     if pa.types.is_floating(wanted):
@@ -126,6 +128,6 @@ def is_like(given: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(given == wanted)
 
 
-def is_field_of(field: pa.Field, struct: pa.StructType) -> bool:
+def _is_field_of(field: pa.Field, struct: pa.StructType) -> bool:
     index = struct.get_field_index(field.name)
-    return index >= 0 and is_like(field.type, struct.field(index).type)
+    return index >= 0 and _is_like(field.type, struct.field(index).type)

@@ -4,11 +4,12 @@ It is the two streams that `rollout_client.arrow.schema` defines.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import accumulate
 from struct import pack
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,17 +35,15 @@ number of batches: an answer is never in one array."""
 NUMBERS_PER_BATCH = 2**22
 """Bytes of ids, log-probabilities and what was included: the memory that a response takes beside its rollouts while it
 is being sent."""
-ECHO_IN_COLUMNS = 2**28
-"""Bytes that the rollouts of a response repeat of their samples, in groups of more than one rollout. If they are more,
-the rows refer to them until they are sent. Columns hold a copy for each, and take less time after the last token."""
 TEXT_OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
 """Level 3 takes 1.5 times as long and saves a thirtieth of the bytes."""
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The end-of-stream marker of Arrow's streaming format."""
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class _Numbers:
     """One field of some messages that holds a list of numbers, or of rows of numbers."""
 
     counts: Sequence[int | None]
@@ -54,11 +53,11 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class NumbersOfMessages:
+class _NumbersOfMessages:
     """The numbers of some messages, by field. All of them have `TOKENS`, and some what was included."""
 
     messages: int
-    by_field: Mapping[str, Numbers]
+    by_field: Mapping[str, _Numbers]
 
     @property
     def bytes(self) -> int:
@@ -71,68 +70,47 @@ class NumbersOfMessages:
 class ArrowResponseEncoder(ResponseEncoder):
     media_type = ARROW
 
-    def __init__(self, echoed_bytes: int = 0, rollouts_per_group: int = 1, groups: int = 1) -> None:
+    def __init__(self, echoed_bytes: int = 0) -> None:
         """Begins empty; `echoed_bytes` is about the size of what a rollout repeats of its sample."""
         self._echoed_bytes = echoed_bytes
-        self._keeps_rows = rollouts_per_group > 1 and echoed_bytes * rollouts_per_group * groups > ECHO_IN_COLUMNS
-        self._kept: dict[int, tuple[dict[str, Any], int]] = {}
-        """By position: rows that become columns only when they are sent, and about how much text they have."""
         self._positions: list[int] = []
-        """The position of each other row, in the order of `add`."""
+        """The position of each row, in the order of `add`."""
         self._rows: list[dict[str, Any]] = []
         """The latest rows, not yet columns, without their numbers."""
         self._characters = 0
         """About how much text they have."""
         self._batches: list[pa.RecordBatch] = []
         """The rows before them, as columns."""
-        self._numbers: dict[int, Sequence[NumbersOfMessages]] = {}
+        self._numbers: dict[int, Sequence[_NumbersOfMessages]] = {}
         """Those of each rollout by position; what a group shares is the same object in all its rollouts."""
-        self._echoes: dict[Echo, tuple[Sequence[dict[str, Any]], NumbersOfMessages]] = {}
+        self._echoes: dict[Echo, tuple[Sequence[dict[str, Any]], _NumbersOfMessages]] = {}
         """The messages that the rollouts of a group share, and the numbers of these messages."""
         self._included: dict[str, pa.Field] = {}
         """The columns of what was included, by their names."""
 
     def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
         shared: Sequence[dict[str, Any]] = ()
-        numbers: list[NumbersOfMessages] = []
+        numbers: list[_NumbersOfMessages] = []
         if echo is not None:
             if echo not in self._echoes:
-                self._echoes[echo] = without_numbers(echo.messages, self._included)
+                self._echoes[echo] = _without_numbers(echo.messages, self._included)
             shared, shared_numbers = self._echoes[echo]
             numbers.append(shared_numbers)
-        messages, own_numbers = without_numbers(result.message_log[len(shared) :], self._included)
+        messages, own_numbers = _without_numbers(result.message_log[len(shared) :], self._included)
         self._numbers[position] = [*numbers, own_numbers]
-        row = {**set_fields(result), "message_log": [*shared, *messages]}
+        self._positions.append(position)
+        self._rows.append({**set_fields(result), "message_log": [*shared, *messages]})
         text = sum(len(message.content) + CHARACTERS_PER_MESSAGE for message in result.message_log)
-        characters = text + self._echoed_bytes
-        if self._keeps_rows:
-            self._kept[position] = row, characters
-        else:
-            self._positions.append(position)
-            self._add_row(row, characters)
-
-    def body(self, summary: RolloutSummary) -> Iterator[memoryview]:
-        yield from text_stream(self._text_batches(), summary)
-        # Each is freed when it was sent: freeing 1 GB at once takes long.
-        schema = pa.schema([*TOKENS, *(self._included[name] for name in sorted(self._included))])
-        yield from number_stream((self._numbers.pop(position) for position in sorted(self._numbers)), schema)
-
-    def _text_batches(self) -> Iterator[pa.RecordBatch]:
-        for position in sorted(self._kept):
-            self._add_row(*self._kept.pop(position))
-            while self._batches:
-                yield self._batches.pop()
-        self._make_columns()
-        if self._keeps_rows:
-            yield from self._batches
-        else:
-            yield from in_order(self._batches, self._positions)
-
-    def _add_row(self, row: dict[str, Any], characters: int) -> None:
-        self._rows.append(row)
-        self._characters += characters
+        self._characters += text + self._echoed_bytes
         if len(self._rows) == ROWS_PER_STEP or self._characters >= CHARACTERS_PER_STEP:
             self._make_columns()
+
+    def body(self, summary: RolloutSummary) -> Iterator[memoryview]:
+        self._make_columns()
+        yield from _text_stream(_in_order(self._batches, self._positions), summary)
+        # Each is freed when it was sent: freeing 1 GB at once takes long.
+        schema = pa.schema([*TOKENS, *(self._included[name] for name in sorted(self._included))])
+        yield from _number_stream((self._numbers.pop(position) for position in sorted(self._numbers)), schema)
 
     def _make_columns(self) -> None:
         if self._rows:
@@ -141,27 +119,27 @@ class ArrowResponseEncoder(ResponseEncoder):
             self._characters = 0
 
 
-def without_numbers(
+def _without_numbers(
     messages: Iterable[Message], included: dict[str, pa.Field]
-) -> tuple[Sequence[dict[str, Any]], NumbersOfMessages]:
+) -> tuple[Sequence[dict[str, Any]], _NumbersOfMessages]:
     """The fields of `messages` without their numbers, and these. Adds the columns that they need to `included`."""
     fields = [set_fields(message) for message in messages]
-    by_field = {"token_ids": popped("token_ids", "i", fields)}
-    by_field["generation_logprobs"] = popped("generation_logprobs", "f", fields)
+    by_field = {"token_ids": _popped("token_ids", "i", fields)}
+    by_field["generation_logprobs"] = _popped("generation_logprobs", "f", fields)
     for name in COLUMN_FIELDS.intersection(set().union(*fields)):
         given = next((message[name] for message in fields if message.get(name) is not None), None)
         if given is None:
             continue
         field = included.setdefault(name, column_field(name, given.dtype, given.shape[1:]))
-        columns = [popped_column(name, field, message) for message in fields]
-        by_field[name] = Numbers(
+        columns = [_popped_column(name, field, message) for message in fields]
+        by_field[name] = _Numbers(
             [None if column is None else column.shape[0] for column in columns],
             b"".join(column.data for column in columns if column is not None),
         )
-    return fields, NumbersOfMessages(len(fields), by_field)
+    return fields, _NumbersOfMessages(len(fields), by_field)
 
 
-def popped_column(name: str, field: pa.Field, message: dict[str, Any]) -> PackedNumbers | None:
+def _popped_column(name: str, field: pa.Field, message: dict[str, Any]) -> PackedNumbers | None:
     """Removes the column from the message. One of another form, which came with a posted log, stays there as JSON."""
     column: PackedNumbers | None = message.get(name)
     if column is None or not column_field(name, column.dtype, column.shape[1:]).equals(field, check_metadata=True):
@@ -170,21 +148,18 @@ def popped_column(name: str, field: pa.Field, message: dict[str, Any]) -> Packed
     return column
 
 
-def in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
+def _in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
     """The rows of `batches`, which have these positions, in the order of the positions, as batches of bounded size."""
-    runs, rows, size = list[pa.RecordBatch](), 0, 0.0
-    for run in runs_in_order(batches, positions):
-        runs.append(run)
-        rows += run.num_rows
-        size += run.nbytes
-        if rows >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
-            yield joined(runs)
-            runs, rows, size = [], 0, 0
-    if runs:
-        yield joined(runs)
+
+    def share_of(run: pa.RecordBatch) -> float:
+        return float(max(run.num_rows / ROWS_PER_BATCH, run.nbytes / BYTES_PER_BATCH))
+
+    for runs in _chunks(_runs_in_order(batches, positions), share_of, 1):
+        [batch] = pa.Table.from_batches(runs).combine_chunks().to_batches()
+        yield batch
 
 
-def runs_in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
+def _runs_in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
     """Slices of `batches` in the order of the positions; rows that stand next to each other stay together."""
     if not batches:
         return
@@ -200,102 +175,81 @@ def runs_in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) -
         first = end
 
 
-def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    [batch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return batch
+def _popped(name: str, code: str, messages: Sequence[dict[str, Any]]) -> _Numbers:
+    """Removes the lists called `name` from `messages` and packs them; null lists stay there.
 
-
-def popped(name: str, code: str, messages: Sequence[dict[str, Any]]) -> Numbers:
-    """Removes the lists called `name` from `messages` and packs them; null lists stay there."""
-    return numbers([None if message.get(name) is None else message.pop(name) for message in messages], code)
-
-
-def numbers(lists: Sequence[Sequence[float] | None], code: str) -> Numbers:
-    """Packs one list per message; `code` is the type code of `array`."""
-    return Numbers(
+    Args:
+        code: the type code of `array`.
+    """
+    lists = [None if message.get(name) is None else message.pop(name) for message in messages]
+    return _Numbers(
         [None if items is None else len(items) for items in lists],
-        b"".join(packed(items, code) for items in lists if items is not None),
+        b"".join(_packed(items, code) for items in lists if items is not None),
     )
 
 
-def packed(items: Sequence[float], code: str) -> bytes:
+def _packed(items: Sequence[float], code: str) -> bytes:
     if isinstance(items, array) and items.typecode == code:
         return items.tobytes()
     # For a list, `pack` takes a third of numpy's time.
     return pack(f"<{len(items)}{code}", *items)
 
 
-def batches(rollouts: Iterable[Sequence[NumbersOfMessages]]) -> Iterator[Sequence[Sequence[NumbersOfMessages]]]:
-    """Splits `rollouts` in order; each batch ends with the rollout that brings it to `NUMBERS_PER_BATCH`."""
-    batch, size = list[Sequence[NumbersOfMessages]](), 0
-    for parts in rollouts:
-        batch.append(parts)
-        size += sum(part.bytes for part in parts)
-        if size >= NUMBERS_PER_BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _chunks(items: Iterable[Item], size_of: Callable[[Item], float], full: float) -> Iterator[list[Item]]:
+    """Splits `items` in order; each chunk ends with the item that brings its size to `full`."""
+    chunk, size = list[Item](), 0.0
+    for item in items:
+        chunk.append(item)
+        size += size_of(item)
+        if size >= full:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
-def token_batch(rollouts: Sequence[Sequence[NumbersOfMessages]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [numbers_column(rollouts, field.name, field.type.value_type) for field in schema]
+def _token_batch(rollouts: Sequence[Sequence[_NumbersOfMessages]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [_numbers_column(rollouts, field.name, field.type.value_type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def numbers_column(rollouts: Sequence[Sequence[NumbersOfMessages]], name: str, type_: pa.ListType) -> pa.ListArray:
+def _numbers_column(rollouts: Sequence[Sequence[_NumbersOfMessages]], name: str, type_: pa.ListType) -> pa.ListArray:
     """One row per rollout, one list per message, all values in one buffer."""
     counts = [count for parts in rollouts for part in parts for count in part.counts(name)]
     parts_with = (part.by_field[name] for parts in rollouts for part in parts if name in part.by_field)
     data = pa.py_buffer(b"".join(numbers.data for numbers in parts_with))
     values = pa.Array.from_buffers(type_.value_type, data.size // type_.value_type.byte_width, [None, data])
     nulls = pa.array([count is None for count in counts], pa.bool_())
-    messages = pa.ListArray.from_arrays(offsets(count or 0 for count in counts), values, type=type_, mask=nulls)
-    ends = offsets(sum(part.messages for part in parts) for parts in rollouts)
+    messages = pa.ListArray.from_arrays(_offsets(count or 0 for count in counts), values, type=type_, mask=nulls)
+    ends = _offsets(sum(part.messages for part in parts) for parts in rollouts)
     return pa.ListArray.from_arrays(ends, messages, type=pa.list_(type_))
 
 
-def offsets(counts: Iterable[int]) -> pa.Array:
+def _offsets(counts: Iterable[int]) -> pa.Array:
     """The offsets of lists of these lengths."""
     return pa.array(accumulate(counts, initial=0), pa.int32())
 
 
-class DrainableFile:
-    """A file whose bytes are taken out as they are written."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def write(self, data: Any) -> int:
-        self._parts.append(bytes(data))
-        return len(self._parts[-1])
-
-    def flush(self) -> None:
-        """There is nothing to flush."""
-
-    def take(self) -> memoryview:
-        """Removes and returns the bytes that were written since the last call."""
-        taken = memoryview(b"".join(self._parts))
-        self._parts.clear()
-        return taken
-
-
-def text_stream(rollouts: Iterable[pa.RecordBatch], summary: RolloutSummary) -> Iterator[memoryview]:
+def _text_stream(rollouts: Iterable[pa.RecordBatch], summary: RolloutSummary) -> Iterator[memoryview]:
     """The first stream, batch by batch."""
     schema = ROLLOUTS.with_metadata({SUMMARY: summary.model_dump_json(exclude_unset=True)})
-    written = DrainableFile()
-    with pa.ipc.new_stream(cast(Any, written), schema, options=TEXT_OPTIONS) as writer:
+    written = BytesIO()
+    with pa.ipc.new_stream(written, schema, options=TEXT_OPTIONS) as writer:
         for batch in rollouts:
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))
-            yield written.take()
-    yield written.take()
+            yield memoryview(written.getvalue())
+            written.seek(0)
+            written.truncate()
+    yield memoryview(written.getvalue())
 
 
-def number_stream(rollouts: Iterable[Sequence[NumbersOfMessages]], schema: pa.Schema) -> Iterator[memoryview]:
+def _number_stream(rollouts: Iterable[Sequence[_NumbersOfMessages]], schema: pa.Schema) -> Iterator[memoryview]:
     """The second stream, batch by batch: a batch that was sent can leave the memory."""
     yield memoryview(schema.serialize())
-    for batch in batches(rollouts):
-        yield memoryview(token_batch(batch, schema).serialize())
+    for batch in _chunks(rollouts, _bytes_of, NUMBERS_PER_BATCH):
+        yield memoryview(_token_batch(batch, schema).serialize())
     yield memoryview(END_OF_STREAM)
+
+
+def _bytes_of(rollout: Sequence[_NumbersOfMessages]) -> int:
+    return sum(part.bytes for part in rollout)

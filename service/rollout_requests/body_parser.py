@@ -5,15 +5,13 @@ interpreter's lock while they work, so that in a thread of this process they wou
 """
 
 import asyncio
+import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -22,14 +20,8 @@ from rollout_client.contract.rollouts import RolloutRequest
 from service.admission.admission import AdmittedRequest
 from service.http.request_body import JSON, read_body, rollout_media_type
 from service.problems import RequestProblem, not_ready
-from service.rollout_requests.parser_process import HEADER, LENGTH
 from service.rollout_requests.parsing import BodyBounds, joined_request, parsed_body
-from service.scoring.parsing import (
-    ParsedScoreRequest,
-    ScoreBounds,
-    joined_score_request,
-    parsed_score_request,
-)
+from service.scoring.parsing import ParsedScoreRequest, ScoreBounds, joined_score_request, parsed_score_request
 
 MOST_BYTES_INLINE = 2**16
 """Parsing this much takes about a millisecond, less than the exchange with another process."""
@@ -37,7 +29,6 @@ PROCESSES = 2
 """A body that takes seconds holds up the other large bodies only if there are two of them."""
 MOST_BYTES_KEPT = 2**25
 """A process that has parsed a larger body is ended: its allocator keeps the memory."""
-PART_BYTES = 2**20
 Parsed = TypeVar("Parsed")
 
 
@@ -47,11 +38,11 @@ class BodyParser:
     def __init__(self, bounds: BodyBounds) -> None:
         self._bounds = bounds
         self._threads = ThreadPoolExecutor(PROCESSES, thread_name_prefix="parser")
-        self._of_thread = threading.local()
+        self._idle: list[ParserProcess] = []
 
     def start(self) -> None:
         """Starts one process now: the first large body finds it ready."""
-        self._threads.submit(self._process)
+        self._threads.submit(lambda: self._idle.append(ParserProcess()))
 
     async def parse(self, body: bytes | bytearray, media_type: str) -> RolloutRequest:
         """Empties a large body.
@@ -60,133 +51,92 @@ class BodyParser:
         """
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_body(body, media_type)
-        loop = asyncio.get_running_loop()
-        parse = partial(self._parse_elsewhere, body, media_type, self._bounds, joined_request)
-        return await loop.run_in_executor(self._threads, parse)
+        return await self._parse_elsewhere(body, media_type, self._bounds, joined_request)
 
     async def parse_score_request(self, body: bytes | bytearray, bounds: ScoreBounds) -> ParsedScoreRequest:
         """Parses the body of a `POST /score`. Raises what `parse` raises."""
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_score_request(body, bounds)
-        loop = asyncio.get_running_loop()
-        parse = partial(self._parse_elsewhere, body, JSON, bounds, joined_score_request)
-        return await loop.run_in_executor(self._threads, parse)
+        return await self._parse_elsewhere(body, JSON, bounds, joined_score_request)
 
-    def _parse_elsewhere(
+    async def _parse_elsewhere(
         self,
         body: bytes | bytearray,
         media_type: str,
         bounds: BodyBounds | ScoreBounds,
-        join: Callable[[Any, Sequence[bytes]], Parsed],
+        join: Callable[[Any, Iterable[Any]], Parsed],
     ) -> Parsed:
-        process = self._process()
+        def parse() -> Parsed:
+            request = join(*self._parts(body, media_type, bounds))
+            if isinstance(body, bytearray):
+                # Here and not where the last reference is dropped: freeing 256 MB takes 20 ms.
+                body.clear()
+            return request
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
+
+    def _parts(
+        self, body: bytes | bytearray, media_type: str, bounds: BodyBounds | ScoreBounds
+    ) -> tuple[Any, Iterable[Any]]:
         try:
-            first, rest = process.parse(body, media_type, bounds)
-        except OSError as error:
-            self._end_process()
+            process = self._idle.pop()
+        except IndexError:
+            process = ParserProcess()
+        is_kept = len(body) <= MOST_BYTES_KEPT
+        try:
+            return process.parse(body, media_type, bounds)
+        except (OSError, EOFError) as error:
+            is_kept = False
             raise not_ready("The process that parses request bodies died, possibly out of memory") from error
         finally:
-            if len(body) > MOST_BYTES_KEPT:
-                self._end_process()
-        request = join(first, rest)
-        if isinstance(body, bytearray):
-            # Here and not where the last reference is dropped: freeing 256 MB takes 20 ms.
-            body.clear()
-        return request
-
-    def _process(self) -> "ParserProcess":
-        """The process of the calling thread."""
-        process: ParserProcess | None = getattr(self._of_thread, "process", None)
-        if process is None:
-            process = self._of_thread.process = ParserProcess()
-        return process
-
-    def _end_process(self) -> None:
-        process: ParserProcess | None = self._of_thread.__dict__.pop("process", None)
-        if process is not None:
-            process.end()
+            if is_kept:
+                self._idle.append(process)
+            else:
+                process.end()
 
     def close(self) -> None:
         """Ends all processes, when they have parsed their bodies."""
-        barrier = threading.Barrier(PROCESSES)
-        ends = [self._threads.submit(self._end_after, barrier) for _ in range(PROCESSES)]
-        for end in ends:
-            end.result()
         self._threads.shutdown()
-
-    def _end_after(self, barrier: threading.Barrier) -> None:
-        # Each thread must take one of these calls.
-        barrier.wait()
-        self._end_process()
+        for process in self._idle:
+            process.end()
 
 
 class ParserProcess:
-    """One process. Every method raises `OSError` if it has died."""
+    """One process. Its methods raise `OSError` or `EOFError` if it has died."""
 
     def __init__(self) -> None:
         # Ray gives its workers a search path that their environment does not have.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "service.rollout_requests.parser_process"]
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._to_child, self._from_child = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._connection, childs = multiprocessing.Pipe()
+        with childs:
+            command = [sys.executable, "-m", "service.rollout_requests.parser_process", str(childs.fileno())]
+            self._process = subprocess.Popen(command, env=environment, pass_fds=[childs.fileno()])
 
     def parse(
         self, body: bytes | bytearray, media_type: str, bounds: BodyBounds | ScoreBounds
-    ) -> tuple[Any, Sequence[bytes]]:
-        """The first frame of the answer, unpickled, and the others.
+    ) -> tuple[Any, Iterable[Any]]:
+        """The first part of the answer, and the others, each unpickled when it is its turn.
 
         Raises `RequestProblem` with the problems of the body.
         """
-        parameters = pickle.dumps((media_type, bounds))
-        self._write(HEADER.pack(len(parameters), len(body)) + parameters)
-        self._write(body)
-        frames = self._frames()
-        first = pickle.loads(next(frames))
-        rest = tuple(frames)
-        if isinstance(first, RequestProblem):
-            raise first
-        return first, rest
+        self._connection.send_bytes(pickle.dumps((media_type, bounds)))
+        self._connection.send_bytes(body)
+        first, *rest = iter(self._connection.recv_bytes, b"")
+        answer = pickle.loads(first)
+        if isinstance(answer, RequestProblem):
+            raise answer
+        return answer, map(pickle.loads, rest)
 
     def end(self) -> None:
+        self._connection.close()
         self._process.kill()
-        self._process.communicate()
-
-    def _write(self, data: bytes | bytearray) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._to_child, view[:PART_BYTES]) :]
-
-    def _frames(self) -> Iterator[bytes]:
-        while length := LENGTH.unpack(self._read(LENGTH.size))[0]:
-            yield self._read(length)
-
-    def _read(self, length: int) -> bytes:
-        parts = list[bytes]()
-        while length > 0:
-            part = os.read(self._from_child, min(length, PART_BYTES))
-            if not part:
-                raise BrokenPipeError("The process has ended.")
-            parts.append(part)
-            length -= len(part)
-        return b"".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedRequest:
-    """A request and the size of its decompressed body."""
-
-    request: RolloutRequest
-    body_bytes: int
+        self._process.wait()
 
 
 async def read_rollout_request(
     request: Request, most_bytes: int, parser: BodyParser, admitted: AdmittedRequest
-) -> ReceivedRequest:
-    """Reads a body of at most `most_bytes`, and parses it.
+) -> tuple[RolloutRequest, int]:
+    """Reads a body of at most `most_bytes`, and parses it. Returns the request and the size of its decompressed body.
 
     The body is held by `admitted` before it is read, and its rollouts before anything is done for them.
 
@@ -199,4 +149,4 @@ async def read_rollout_request(
     body_bytes = len(body)
     parsed = await parser.parse(body, media_type)
     admitted.hold_rollouts(parsed)
-    return ReceivedRequest(parsed, body_bytes)
+    return parsed, body_bytes

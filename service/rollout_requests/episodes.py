@@ -37,28 +37,25 @@ logger = logging.getLogger("rollout_service.requests")
 
 
 @dataclass(frozen=True, slots=True)
-class RequestContext:
-    """The objects that all episodes of a request share, and its names.
+class ValidRequest:
+    """A request that was checked, and the objects that all of its episodes share."""
 
-    The caller chooses `request_id`, and may use one twice; `unique_id` is the service's.
-    """
-
+    request: RolloutRequest
     request_id: str
-    unique_id: str
+    """Chosen by the caller, who may use one twice. The id of `share` is unique."""
+    tasks: TaskDescriptions
     share: RequestShare
     bounds: VersionBounds
     include: IncludedColumns
 
-
-def request_context(request: RolloutRequest, request_id: str, caller: Caller = ANYBODY) -> RequestContext:
-    unique_id = f"{request_id}-{uuid4().hex[:16]}"
-    return RequestContext(
-        request_id,
-        unique_id,
-        share_of(unique_id, request.priority, caller),
-        VersionBounds(request.policy.version, request.policy.max_staleness, policy=request.policy.name),
-        included_columns(request.include),
-    )
+    @classmethod
+    def of(
+        cls, request: RolloutRequest, request_id: str, tasks: TaskDescriptions, caller: Caller = ANYBODY
+    ) -> "ValidRequest":
+        policy = request.policy
+        share = share_of(f"{request_id}-{uuid4().hex[:16]}", request.priority, caller)
+        bounds = VersionBounds(policy.version, policy.max_staleness, policy=policy.name)
+        return cls(request, request_id, tasks, share, bounds, included_columns(request.include))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +87,12 @@ class EpisodeFactory:
 
     def groups(
         self,
-        request: RolloutRequest,
-        context: RequestContext,
+        valid: ValidRequest,
         places: Iterable[int],
-        tasks: TaskDescriptions,
         not_started: Mapping[int, RolloutFailure],
-        images: dict[str, ImageTokens] | None = None,
+        images: dict[str, ImageTokens],
     ) -> list[Episode]:
-        """The episodes of these samples of a valid request, by place: the rollouts of one sample next to each other.
+        """The episodes of the samples at these places, the rollouts of one sample next to each other.
 
         An episode whose prompt cannot be rendered, or whose task is a failure, has failed already; the others can be
         played.
@@ -106,35 +101,19 @@ class EpisodeFactory:
             not_started: the samples whose start has failed, by place.
             images: the tokens of all images of the others' messages, to which those of observations are added.
         """
-        images = {} if images is None else images
-        return [
-            episode
-            for place in places
-            for episode in self._group(
-                request,
-                context,
-                place,
-                request.samples[place],
-                not_started.get(place) or tasks.get(request.samples[place].task_name),
-                images,
-            )
-        ]
+        return [episode for place in places for episode in self._group(valid, place, not_started.get(place), images)]
 
     def _group(
-        self,
-        request: RolloutRequest,
-        context: RequestContext,
-        sample_position: int,
-        sample: SampleInput,
-        task: TaskDescription | RolloutFailure | None,
-        images: dict[str, ImageTokens],
+        self, valid: ValidRequest, place: int, not_started: RolloutFailure | None, images: dict[str, ImageTokens]
     ) -> Iterator[Episode]:
         """The episodes of one sample, which share all objects that do not differ between them."""
+        request = valid.request
+        sample = request.samples[place]
         max_seq_len = request.max_seq_len or self.generator.max_model_len
+        task = not_started or valid.tasks.get(sample.task_name)
         failure = task if isinstance(task, RolloutFailure) else None
         described = task if isinstance(task, TaskDescription) else None
-        chat = chat_options(request, sample, described)
-        chat = replace(chat, images=images)
+        chat = replace(chat_options(request, sample, described), images=images)
         message_log: Sequence[Message] = ()
         agent = self.agents.get(sample.task_name)
         stop_strings = tuple(stop_strings_of(request, sample))
@@ -143,7 +122,12 @@ class EpisodeFactory:
                 message_log = self._message_log(sample, chat, max_seq_len, stop_strings)
             except PromptRejected as error:
                 failure = error
-                log_rejected_prompt(error, context.request_id, sample_position, sample)
+                log_fields = {
+                    "request_id": valid.request_id,
+                    "task_name": sample.task_name,
+                    "sample": _index_of(place, sample),
+                }
+                logger.warning("A prompt was rejected; its rollouts end as errors.", exc_info=error, extra=log_fields)
         limits = EpisodeLimits(
             max_seq_len=max_seq_len,
             max_new_tokens=request.sampling.max_new_tokens,
@@ -159,18 +143,29 @@ class EpisodeFactory:
             sampling=sampling_options(request.sampling),
             chat=chat,
             min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
-            bounds=context.bounds,
-            share=context.share,
-            include=context.include,
-            echo=None if request.num_generations == 1 else echo_of(sample, prompt, chat, context.include),
+            bounds=valid.bounds,
+            share=valid.share,
+            include=valid.include,
+            echo=None if request.num_generations == 1 else _echo_of(sample, prompt, chat, valid.include),
             build=build_of(self.generator.settings_hash),
             keeps_states=self.keeps_states,
             forks_sessions=described is not None and described.forks_sessions,
         )
-        agent_task = None if agent is None else agent_task_of(agent, request, sample_position, sample)
-        seed = group_seed(request, sample_position, sample)
+        agent_task = None if agent is None else _agent_task_of(agent, request, place, sample)
+        seed = group_seed(request, place, sample)
         for generation_index in range(request.num_generations):
-            identity = identity_of(request, context, sample_position, sample, generation_index)
+            identity = EpisodeIdentity(
+                request_id=valid.request_id,
+                unique_request_id=valid.share.id,
+                position=place * request.num_generations + generation_index,
+                group=place,
+                generation_index=generation_index,
+                idx=_index_of(place, sample),
+                task_name=sample.task_name,
+                id=sample.id,
+                parent=None if sample.fork is None else sample.fork.rollout,
+                further_fields=sample.model_extra or {},
+            )
             seeded_start = seeded(start, seed, generation_index)
             if agent_task is None:
                 episode = Episode(identity, seeded_start, limits, self.tokenizer)
@@ -209,7 +204,7 @@ def build_of(settings_hash: str) -> ServiceBuild:
     return ServiceBuild(version_of("rollout-service"), settings_hash)
 
 
-def agent_task_of(
+def _agent_task_of(
     agent: AgentSettings, request: RolloutRequest, sample_position: int, sample: SampleInput
 ) -> AgentTask:
     """The task with which the rollouts of the sample open their sessions."""
@@ -225,24 +220,7 @@ def agent_task_of(
     return AgentTask(session, agent.scored_by)
 
 
-def identity_of(
-    request: RolloutRequest, context: RequestContext, sample_position: int, sample: SampleInput, generation_index: int
-) -> EpisodeIdentity:
-    return EpisodeIdentity(
-        request_id=context.request_id,
-        unique_request_id=context.unique_id,
-        position=sample_position * request.num_generations + generation_index,
-        group=sample_position,
-        generation_index=generation_index,
-        idx=index_of(sample_position, sample),
-        task_name=sample.task_name,
-        id=sample.id,
-        parent=None if sample.fork is None else sample.fork.rollout,
-        further_fields=sample.model_extra or {},
-    )
-
-
-def echo_of(sample: SampleInput, prompt: Prompt, chat: ChatOptions, include: IncludedColumns) -> Echo:
+def _echo_of(sample: SampleInput, prompt: Prompt, chat: ChatOptions, include: IncludedColumns) -> Echo:
     fields = {
         "id": sample.id,
         "extra_env_info": sample.extra_env_info,
@@ -255,7 +233,7 @@ def echo_of(sample: SampleInput, prompt: Prompt, chat: ChatOptions, include: Inc
     return Echo(messages, {name: value for name, value in fields.items() if value is not None})
 
 
-def index_of(sample_position: int, sample: SampleInput) -> int:
+def _index_of(sample_position: int, sample: SampleInput) -> int:
     return sample_position if sample.idx is None else sample.idx
 
 
@@ -299,15 +277,3 @@ def seeded(start: EpisodeStart, seed: int | None, generation_index: int) -> Epis
     if seed is None:
         return start
     return replace(start, sampling=replace(start.sampling, seed=derived_seed(seed, generation_index)))
-
-
-def log_rejected_prompt(error: PromptRejected, request_id: str, sample_position: int, sample: SampleInput) -> None:
-    logger.warning(
-        "A prompt was rejected; its rollouts end as errors.",
-        exc_info=error,
-        extra={
-            "request_id": request_id,
-            "task_name": sample.task_name,
-            "sample": index_of(sample_position, sample),
-        },
-    )

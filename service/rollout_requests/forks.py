@@ -86,7 +86,7 @@ async def take_forks(
             message = f"the logs of the forks take more than {most_bytes} bytes; fork fewer in one request"
             raise invalid_request(FieldProblem(field="samples", message=message))
         hold(size)
-    samples = await asyncio.to_thread(forked_samples, request.samples, forks, kept, tokenizer)
+    samples = await asyncio.to_thread(_forked_samples, request.samples, forks, kept, tokenizer)
     for place, sample in samples.items():
         request.samples[place] = sample
     if progress is not None:
@@ -94,7 +94,7 @@ async def take_forks(
     return size
 
 
-def forked_samples(
+def _forked_samples(
     samples: Sequence[SampleInput], forks: dict[int, Fork], kept: dict[str, Kept | None], tokenizer: ChatTokenizer
 ) -> dict[int, SampleInput]:
     """The samples with their logs, by place. Raises `RequestProblem`."""
@@ -104,7 +104,7 @@ def forked_samples(
         try:
             found = kept[fork.rollout]
             taken[place] = forked(samples[place], fork, None if found is None else found[0], tokenizer)
-        except CannotFork as refused:
+        except _CannotFork as refused:
             field = f"samples[{place}].fork.{refused.field}"
             value = getattr(fork, refused.field)
             problems.append(FieldProblem(field=field, message=str(refused), value=value))
@@ -113,7 +113,7 @@ def forked_samples(
     return taken
 
 
-class CannotFork(Exception):
+class _CannotFork(Exception):
     """The rollout cannot be forked there. `field` is the one of the `Fork` that the message is about."""
 
     def __init__(self, field: str, message: str) -> None:
@@ -122,28 +122,30 @@ class CannotFork(Exception):
 
 
 def forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokenizer: ChatTokenizer) -> SampleInput:
-    """The sample with the log and the state of the rollout at the point of the fork. Raises `CannotFork`."""
+    """The sample with the log and the state of the rollout at the point of the fork. Raises `_CannotFork`."""
     if record is None:
         message = (
             "there is no record of it: it has not ended, it is another key's, or its time is over "
             "(rollout_records.keep_s); post its message_log in its place"
         )
-        raise CannotFork("rollout", message)
+        raise _CannotFork("rollout", message)
     rollout = record.rollout
     if rollout.task_name != sample.task_name:
         message = f"it is a rollout of task {rollout.task_name!r}, and the sample's task is {sample.task_name!r}"
-        raise CannotFork("rollout", f"{message}; send its task_name")
+        raise _CannotFork("rollout", f"{message}; send its task_name")
     if not record.states:
-        raise CannotFork("rollout", "a program has played it, which cannot go on from a turn; play its sample again")
+        raise _CannotFork("rollout", "a program has played it, which cannot go on from a turn; play its sample again")
     point = "turn" if fork.token is None else "token"
-    turn, log = log_at_turn(record, fork.turn) if fork.turn is not None else log_at_token(record, fork.token, tokenizer)
+    turn, log = (
+        _log_at_turn(record, fork.turn) if fork.turn is not None else _log_at_token(record, fork.token, tokenizer)
+    )
     state = next((state for state in reversed(record.states) if state.turn <= turn), None)
     if state is None:
         message = (
             f"the states of its environment are known from turn {record.states[0].turn} on, where its own log was "
             f"posted; fork there or later, or fork {rollout.parent or 'the rollout that played the turns before'}"
         )
-        raise CannotFork(point, message)
+        raise _CannotFork(point, message)
     of_rollout = {
         "extra_env_info": state.extra_env_info,
         "stop_strings": state.stop_strings,
@@ -156,35 +158,35 @@ def forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokeni
     return sample.model_copy(update={**update, "message_log": given, "fork": Fork(rollout=fork.rollout)})
 
 
-def log_at_turn(record: RolloutRecord, turn: int, field: str = "turn") -> tuple[int, list[Message]]:
-    """The turn, and the messages before it. Raises `CannotFork`."""
+def _log_at_turn(record: RolloutRecord, turn: int, field: str = "turn") -> tuple[int, list[Message]]:
+    """The turn, and the messages before it. Raises `_CannotFork`."""
     log = record.rollout.message_log
-    generated = places_of_turns(log)
+    generated = _places_of_turns(log)
     if turn < len(generated):
         return turn, log[: generated[turn]]
     goes_on = not record.rollout.terminated and log[-1].generation_logprobs is None
     if turn > len(generated) or not goes_on:
         last = len(generated) if goes_on else len(generated) - 1
         message = f"the last turn that it can be forked at is {last}"
-        raise CannotFork(field, f"{message}: the environment ended it there" if record.rollout.terminated else message)
+        raise _CannotFork(field, f"{message}: the environment ended it there" if record.rollout.terminated else message)
     return turn, log
 
 
-def log_at_token(record: RolloutRecord, token: int | None, tokenizer: ChatTokenizer) -> tuple[int, list[Message]]:
-    """The turn of which token `token` would be, and the messages with all tokens before it. Raises `CannotFork`."""
+def _log_at_token(record: RolloutRecord, token: int | None, tokenizer: ChatTokenizer) -> tuple[int, list[Message]]:
+    """The turn of which token `token` would be, and the messages with all tokens before it. Raises `_CannotFork`."""
     assert token is not None
     log = record.rollout.message_log
     ends = list(accumulate(len(message.token_ids) for message in log))
     place = next((place for place, end in enumerate(ends) if token <= end), None)
     if place is None:
-        raise CannotFork("token", f"it has {ends[-1] if ends else 0} tokens; send at most as many")
-    generated = places_of_turns(log)
+        raise _CannotFork("token", f"it has {ends[-1] if ends else 0} tokens; send at most as many")
+    generated = _places_of_turns(log)
     turn = sum(one < place for one in generated)
     if place not in generated:
         if token == ends[place] and (place + 1 in generated or place + 1 == len(log)):
-            return log_at_turn(record, turn, "token")
+            return _log_at_turn(record, turn, "token")
         message = f"it is within what was said before turn {turn}, where nothing is generated; fork at that turn"
-        raise CannotFork("token", message)
+        raise _CannotFork("token", message)
     response = log[place]
     kept = token - ends[place] + len(response.token_ids)
     if kept < len(response.token_ids):
@@ -194,6 +196,6 @@ def log_at_token(record: RolloutRecord, token: int | None, tokenizer: ChatTokeni
     return turn, [*log[:place], Message.model_construct(**fields)]
 
 
-def places_of_turns(log: Sequence[Message]) -> list[int]:
+def _places_of_turns(log: Sequence[Message]) -> list[int]:
     """The places of the messages that were generated."""
     return [place for place, message in enumerate(log) if message.generation_logprobs is not None]

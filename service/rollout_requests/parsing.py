@@ -64,64 +64,45 @@ def checked_fields(body: bytes | bytearray, media_type: str, bounds: BodyBounds)
     Raises:
         RequestProblem: 400 or 422, the first `MOST_PROBLEMS` problems of the body.
     """
-    fields = arrow_fields(body) if media_type == ARROW else json_fields(body)
-    if problems := list(islice(body_size_problems(fields, bounds), MOST_PROBLEMS)):
+    fields = arrow_fields(body) if media_type == ARROW else _json_fields(body)
+    if problems := list(islice(_body_size_problems(fields, bounds), MOST_PROBLEMS)):
         raise invalid_request(*problems)
-    findings: list[ErrorDetails] = []
-    for part in parts(fields):
-        findings += part_findings(part)
-        if len(findings) >= MOST_PROBLEMS:
-            break
-    if findings:
+    if findings := list(islice(_findings(fields), MOST_PROBLEMS + 1)):
         raise found_problem(findings)
     return fields
 
 
-def json_fields(body: bytes | bytearray) -> Any:
+def _json_fields(body: bytes | bytearray) -> Any:
     try:
         return from_json(body)
     except ValueError as error:
         raise invalid_json(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A request with some of the samples. The first part has the other fields of the request as well."""
-
-    fields: Any
-    first_sample: int
-
-
-def parts(fields: Any) -> Iterator[Part]:
+def _findings(fields: Any) -> Iterator[ErrorDetails]:
+    """The errors of pydantic, `SAMPLES_AT_ONCE` samples at a time, the other fields with the first of them."""
     samples = fields.get("samples") if isinstance(fields, dict) else None
     if not isinstance(samples, list):
-        yield Part(fields, 0)
+        yield from _errors_of(fields)
         return
-    yield Part({**fields, "samples": samples[:SAMPLES_AT_ONCE]}, 0)
-    for begin in range(SAMPLES_AT_ONCE, len(samples), SAMPLES_AT_ONCE):
-        yield Part({"samples": samples[begin : begin + SAMPLES_AT_ONCE]}, begin)
+    for first in range(0, max(len(samples), 1), SAMPLES_AT_ONCE):
+        some = {"samples": samples[first : first + SAMPLES_AT_ONCE]}
+        for finding in _errors_of(some if first else {**fields, **some}):
+            match finding["loc"]:
+                case ("samples", int(place), *rest):
+                    finding["loc"] = ("samples", place + first, *rest)
+            yield _of_whole_field(finding)
 
 
-def part_findings(part: Part) -> Sequence[ErrorDetails]:
-    """The errors of pydantic in a part, at their places in the whole request."""
+def _errors_of(fields: Any) -> Sequence[ErrorDetails]:
     try:
-        RolloutRequest.model_validate(part.fields, strict=True)
+        RolloutRequest.model_validate(fields, strict=True)
     except ValidationError as error:
-        findings = error.errors(include_url=False)
-        for finding in findings:
-            finding["loc"] = moved(finding["loc"], part.first_sample)
-        return [of_whole_field(finding) for finding in findings]
+        return error.errors(include_url=False)
     return ()
 
 
-def moved(location: tuple[int | str, ...], first_sample: int) -> tuple[int | str, ...]:
-    match location:
-        case ("samples", int(place), *rest):
-            return ("samples", place + first_sample, *rest)
-    return location
-
-
-def of_whole_field(finding: ErrorDetails) -> ErrorDetails:
+def _of_whole_field(finding: ErrorDetails) -> ErrorDetails:
     """NaN or infinity deep in a field of any JSON as a problem of that field, in the words for small bodies.
 
     Pydantic's own location names the alternatives of its type for JSON.
@@ -132,13 +113,13 @@ def of_whole_field(finding: ErrorDetails) -> ErrorDetails:
     return finding
 
 
-def body_size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem]:
+def _body_size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem]:
     """Yields the parts that are too large, before anything is validated."""
     if not isinstance(fields, dict):
         return
-    yield from object_problems("body", fields)
+    yield from _object_problems("body", fields)
     for name in OBJECTS_OF_A_REQUEST:
-        yield from nested_object_problems(name, fields.get(name))
+        yield from _nested_object_problems(name, fields.get(name))
     samples = fields.get("samples")
     if not isinstance(samples, list):
         return
@@ -149,7 +130,7 @@ def body_size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem
         return
     for place, sample in enumerate(samples):
         if isinstance(sample, dict):
-            yield from sample_size_problems(f"samples[{place}]", sample, bounds.max_sample_bytes)
+            yield from _sample_size_problems(f"samples[{place}]", sample, bounds.max_sample_bytes)
 
 
 def rollouts_problem(samples: int, num_generations: int, max_rollouts: int) -> FieldProblem | None:
@@ -162,23 +143,23 @@ def rollouts_problem(samples: int, num_generations: int, max_rollouts: int) -> F
     return FieldProblem(field="samples", message=message, value=samples)
 
 
-def object_problems(field: str, value: Any) -> Iterator[FieldProblem]:
+def _object_problems(field: str, value: Any) -> Iterator[FieldProblem]:
     if isinstance(value, dict) and len(value) > MOST_FIELDS:
         message = f"it has {len(value)} fields; send at most {MOST_FIELDS}"
         yield FieldProblem(field=field, message=message, value=len(value))
 
 
-def nested_object_problems(field: str, value: Any) -> Iterator[FieldProblem]:
+def _nested_object_problems(field: str, value: Any) -> Iterator[FieldProblem]:
     """Yields the objects in `value`, itself included, that have too many fields."""
     if isinstance(value, dict):
-        yield from object_problems(field, value)
+        yield from _object_problems(field, value)
         for name, inside in islice(value.items(), MOST_FIELDS):
-            yield from nested_object_problems(f"{field}.{name}", inside)
+            yield from _nested_object_problems(f"{field}.{name}", inside)
 
 
-def sample_size_problems(field: str, sample: Mapping[str, Any], most_bytes: int) -> Iterator[FieldProblem]:
+def _sample_size_problems(field: str, sample: Mapping[str, Any], most_bytes: int) -> Iterator[FieldProblem]:
     free = {name: value for name, value in sample.items() if name not in FIELDS_WITH_MESSAGES}
-    if (count := value_count(free)) > MOST_VALUES_PER_SAMPLE:
+    if (count := _value_count(free)) > MOST_VALUES_PER_SAMPLE:
         message = f"it holds {count} JSON values outside of its messages; send at most {MOST_VALUES_PER_SAMPLE}"
         yield FieldProblem(field=field, message=message, value=count)
     elif (size := len(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL))) > most_bytes:
@@ -187,10 +168,10 @@ def sample_size_problems(field: str, sample: Mapping[str, Any], most_bytes: int)
     for name in FIELDS_WITH_MESSAGES:
         messages = sample.get(name)
         for place, message in enumerate(messages if isinstance(messages, list) else ()):
-            yield from object_problems(f"{field}.{name}[{place}]", message)
+            yield from _object_problems(f"{field}.{name}[{place}]", message)
 
 
-def value_count(value: Any) -> int:
+def _value_count(value: Any) -> int:
     """The number of JSON values in `value`, itself included."""
     count, inside = 0, [value]
     while inside:
@@ -203,27 +184,9 @@ def value_count(value: Any) -> int:
     return count
 
 
-def split_fields(fields: dict[str, Any], slice_bytes: int) -> Iterator[bytes]:
-    """`fields` as pickles: first those other than the samples, then slices of samples of about `slice_bytes`."""
-    yield pickle.dumps({name: value for name, value in fields.items() if name != "samples"}, pickle.HIGHEST_PROTOCOL)
-    pickled, size = list[bytes](), 0
-    for sample in fields.get("samples", ()):
-        pickled.append(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL))
-        size += len(pickled[-1])
-        if size >= slice_bytes:
-            yield pickle.dumps(pickled, pickle.HIGHEST_PROTOCOL)
-            pickled, size = [], 0
-    yield pickle.dumps(pickled, pickle.HIGHEST_PROTOCOL)
-
-
-def joined_request(options: Mapping[str, Any], slices: Iterable[bytes]) -> RolloutRequest:
-    """The request whose fields `split_fields` has split. No step of it takes longer than the largest sample needs."""
-    samples = [
-        SampleInput.model_validate(pickle.loads(sample), strict=True)
-        for pickled in slices
-        for sample in pickle.loads(pickled)
-    ]
-    first = {"samples": samples[:1]} if samples else {}
-    request = RolloutRequest.model_validate({**options, **first}, strict=True)
-    request.samples = samples
+def joined_request(options: Mapping[str, Any], samples: Iterable[dict[str, Any]]) -> RolloutRequest:
+    """The request of the parts that `split_fields` makes. No step of it takes longer than the largest sample needs."""
+    valid = [SampleInput.model_validate(sample, strict=True) for sample in samples]
+    request = RolloutRequest.model_validate({**options, **({"samples": valid[:1]} if valid else {})}, strict=True)
+    request.samples = valid
     return request

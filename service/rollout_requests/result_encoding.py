@@ -8,9 +8,7 @@ line is one JSON object.
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Callable, Container, Iterable, Iterator, Sequence
-from contextlib import aclosing
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -21,10 +19,8 @@ from pydantic_core import to_json
 
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, encoded_base64
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
-from service.problems import SAMPLE_FAILED, RequestProblem
-from service.rollout_requests.running_rollout import RunningRollout, SampleFailed
+from service.problems import RequestProblem
 from service.rollouts.episode_records import Echo
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
 
@@ -56,8 +52,6 @@ class ResponseEncoder(Protocol):
 JSON = "application/json"
 PART_BYTES = 2**20
 """Large enough that passing a part on costs nothing, small enough that the next one is made while it is being sent."""
-SHARED_BYTES = 1024
-"""Shorter JSON is copied into each rollout: dividing a rollout there takes about as much memory."""
 PLACE = b"\0"
 """Stands in the JSON of a rollout for what it shares with its group. JSON has no such byte: strings escape it."""
 
@@ -68,14 +62,14 @@ class JsonResponseEncoder(ResponseEncoder):
     def __init__(self) -> None:
         self._encoded: dict[int, Sequence[bytes]] = {}
         """JSON of each rollout by position, in pieces, of which those that a group shares are the same objects."""
-        self._echoes: dict[Echo, EncodedEcho] = {}
+        self._echoes: dict[Echo, _EncodedEcho] = {}
 
     def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
         if echo is None:
             self._encoded[position] = (json_of(result),)
             return
         if echo not in self._echoes:
-            self._echoes[echo] = EncodedEcho(echo)
+            self._echoes[echo] = _EncodedEcho(echo)
         self._encoded[position] = self._echoes[echo].json_of(result)
 
     def body(self, summary: RolloutSummary) -> Iterator[bytes]:
@@ -84,39 +78,29 @@ class JsonResponseEncoder(ResponseEncoder):
         yield from document_in_parts(json_of(summary), b"samples", rollouts)
 
 
-class EncodedEcho:
+class _EncodedEcho:
     """The JSON of what the rollouts of one group repeat of their sample."""
 
     def __init__(self, echo: Echo) -> None:
         self._echo = echo
-        self._messages = SharedJson(b",".join(map(json_of, echo.messages)))
-        self._fields = {name: SharedJson(json_of(value)) for name, value in echo.fields.items()}
+        self._messages = b",".join(map(json_of, echo.messages))
+        self._fields = {name: json_of(value) for name, value in echo.fields.items()}
 
     def json_of(self, result: SampleResult) -> Sequence[bytes]:
         """The JSON of a result of the group, in pieces."""
-        fields, shared = set_fields(result), list[SharedJson]()
+        fields, shared, place = set_fields(result), list[bytes](), orjson.Fragment(PLACE)
         for name, value in fields.items():
             if name == "message_log" and self._echo.messages:
-                fields[name] = [self._messages.fragment, *value[len(self._echo.messages) :]]
+                fields[name] = [place, *value[len(self._echo.messages) :]]
                 shared.append(self._messages)
             elif name in self._fields and value is self._echo.fields[name]:
-                fields[name] = self._fields[name].fragment
+                fields[name] = place
                 shared.append(self._fields[name])
         try:
             own = orjson.dumps(fields, default=plain).split(PLACE)
         except orjson.JSONEncodeError:
             return (json_of(result),)
-        pieces_between = [each.json for each in shared if each.has_place]
-        return [own[0], *chain.from_iterable(zip(pieces_between, own[1:], strict=True))]
-
-
-class SharedJson:
-    """Some JSON that many rollouts have. `fragment` writes it or, if it is long, leaves a `PLACE` for it."""
-
-    def __init__(self, json: bytes) -> None:
-        self.json = json
-        self.has_place = len(json) >= SHARED_BYTES
-        self.fragment = orjson.Fragment(PLACE if self.has_place else json)
+        return [own[0], *chain.from_iterable(zip(shared, own[1:], strict=True))]
 
 
 def pieces(data: bytes | bytearray) -> Iterator[bytes]:
@@ -179,8 +163,6 @@ MOST_TOKENS_INLINE = 8192
 """Encoding this many takes half a millisecond, several times the cost of handing them to a thread."""
 BYTES_PER_TOKEN = 16
 """Bytes of text that take as long to encode as a token with its log-probability."""
-MOST_ROLLOUTS_INLINE = 512
-"""Computing the metrics of so many takes some milliseconds."""
 Encoded = TypeVar("Encoded")
 
 
@@ -215,57 +197,3 @@ def columns_of(message: Message) -> Iterator[tuple[str, PackedNumbers]]:
         column = getattr(message, name)
         if column is not None:
             yield name, column
-
-
-class EncodedRollouts:
-    """The rollouts of a running request, each encoded when it ends."""
-
-    def __init__(self, running: RunningRollout, echoed_bytes: int) -> None:
-        """Plays nothing yet. `echoed_bytes` is about the size of what each rollout repeats of its sample."""
-        self._running = running
-        self._echoed_bytes = echoed_bytes
-        self._count = 0
-        self.size = 0
-        """The sizes of the rollouts so far."""
-
-    async def each(
-        self, encode: Callable[[int, SampleResult, Echo | None], Encoded], skipped: Container[int] = ()
-    ) -> AsyncGenerator[tuple[int, Encoded], None]:
-        """Yields each rollout, encoded, with its position; those at the `skipped` positions count in the summary alone.
-
-        Raises:
-            RequestProblem: a sample failed, and the request has `on_error: fail`.
-        """
-        try:
-            async with aclosing(self._running) as ended:
-                async for position, result, echo in ended:
-                    self._count += 1
-                    if position in skipped:
-                        continue
-                    size = size_of(result, self._echoed_bytes)
-                    self.size += size
-                    work = partial(encode, position, result, echo)
-                    yield position, await encode_beside_others(size, work, self._running.observer)
-        except SampleFailed as failed:
-            field = f"samples[{failed.sample_position}]"
-            problem = FieldProblem(field=field, message=str(failed), value=failed.kind)
-            raise RequestProblem(SAMPLE_FAILED, [problem]) from failed
-
-    def lines(self, skipped: Container[int] = ()) -> AsyncGenerator[tuple[int, bytes], None]:
-        """`each` as the lines of a stream."""
-        return self.each(lambda position, result, _: sample_line(position, result), skipped)
-
-    @property
-    def selected(self) -> tuple[int, int] | None:
-        """How many samples were drawn, and how many groups kept; `None` for a request that selects no groups."""
-        return self._running.selected
-
-    def place_of(self, group: int) -> int:
-        """The place of a group of the answer among the samples that were drawn."""
-        return self._running.place_of(group)
-
-    async def summary(self) -> RolloutSummary:
-        """The summary after the last rollout; that of many is computed in a thread."""
-        if max(self._count, self._running.counted) > MOST_ROLLOUTS_INLINE:
-            return await asyncio.to_thread(self._running.final_summary)
-        return self._running.summary

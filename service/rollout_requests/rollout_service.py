@@ -1,11 +1,16 @@
 """One request without HTTP: validates it, waits for its weights, plays it, computes its metrics."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from time import monotonic
+from typing import TypeVar
 
-from deployments.protocols.chat import ResponseParser
+from deployments.failures import RolloutFailure
+from deployments.protocols.chat import ResponseParser, images_of
 from deployments.protocols.generation import Environment, Generator
+from deployments.protocols.images import ImageTokens
 from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.info import ServiceInfo
 from rollout_client.contract.rollouts import RolloutRequest, SampleResult
@@ -14,28 +19,36 @@ from service.admission.admission import Admission
 from service.images.request_images import RequestImages, bytes_of_files, refuse_images
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.body_parser import BodyParser
-from service.rollout_requests.episode_maker import EpisodeMaker, done_in_thread_unless
-from service.rollout_requests.episodes import EpisodeFactory, request_context
+from service.rollout_requests.episodes import EpisodeFactory, ValidRequest
 from service.rollout_requests.forks import RolloutRecords, take_forks
 from service.rollout_requests.garbage_collection import PacedCollections
 from service.rollout_requests.parsing import BodyBounds
-from service.rollout_requests.running_rollout import PreparedEpisodes, RunningRollout, free_beside_others
-from service.rollout_requests.sample_preparation import refuse_bad_extra_env_info, task_descriptions
+from service.rollout_requests.running_rollout import RunningRollout, free_beside_others
+from service.rollout_requests.sample_preparation import (
+    outcome_of,
+    refuse_bad_extra_env_info,
+    start_samples,
+    task_descriptions,
+    tasks_with_start,
+)
 from service.rollout_requests.service_status import service_info
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollout_requests.validation import refuse_large_echo
 from service.rollouts.agent_episode import Agents
 from service.rollouts.episode import Episode
+from service.rollouts.group_selection import GroupSelection, fault_of
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext
-from service.rollouts.pacing import LoopPacer
+from service.rollouts.pacing import AsyncSchedule, LockstepSchedule, LoopPacer
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
-from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
+from service.rollouts.retries import RetryBudget
+from service.rollouts.selected_groups import DrawGroups, GroupsToSelect
 from service.settings import RequestLimits
 
 MOST_BYTES_PREPARED_INLINE = 2**12
 MOST_GENERATIONS_PREPARED_INLINE = 16
 """Rendering and tokenizing a request within these bounds takes 1 to 2 ms, little more than a call in a thread costs."""
+Result = TypeVar("Result")
 
 
 class RolloutService:
@@ -139,36 +152,88 @@ class RolloutService:
             PolicyUnknown: it names a policy that does not exist.
             PolicyStoreLost: the policy store does not answer.
         """
+        echoed_bytes = body_bytes // max(1, len(request.samples))
         refuse_large_echo(request, body_bytes - await bytes_of_files(request), self.limits)
         tasks = await task_descriptions(request, request_id, self.environments)
         is_small = body_bytes <= MOST_BYTES_PREPARED_INLINE
         is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
-        await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
+        await _done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
         await refuse_bad_extra_env_info(request, request_id, self.environments)
         request = await self._with_named_images(request, caller)
-        maker = EpisodeMaker(
-            request.model_copy(),
-            request_context(request, request_id, caller),
-            tasks,
-            self._episode_factory,
-            self.environments,
-            self._observer,
-            progress,
-            self._images,
-            is_small,
-        )
-        prepared = await self._prepared(maker)
+        valid = ValidRequest.of(request.model_copy(), request_id, tasks, caller)
+        draw = partial(self._drawn, valid, progress, is_small)
+        selected = _groups_to_select(valid.request, draw)
+        if selected is None:
+            places = range(len(request.samples))
+        else:
+            places = selected.selection.draw(0 if progress is None else progress.begun_groups)
+        first = await draw(places)
         samples, request.samples = request.samples, []
-        if prepared.groups is None:
+        if selected is None:
             # Unused from here on; at the end of the request they would be freed at once.
+            valid.request.samples = []
             await free_beside_others(samples)
         await self.policy.wait_for_version(request.policy)
         if request.policy.max_staleness is not None and request.policy.name is None:
             await self.policy.learn_version()
-        name = request.policy.name
-        context = self._context(request, caller, progress)
-        current = partial(self.policy.current, name)
-        return RunningRollout(request, request_id, prepared, context, current, self._note_end)
+        return RunningRollout(
+            valid.request,
+            request_id,
+            first,
+            selected,
+            self._context(request, caller, progress),
+            partial(self.policy.current, request.policy.name),
+            self._note_end,
+            echoed_bytes,
+        )
+
+    async def _drawn(
+        self, valid: ValidRequest, progress: ProgressLog | None, is_small: bool, places: range
+    ) -> list[Episode]:
+        """The episodes of the samples at these places, which their environments have started where they do so.
+
+        Those that another process has played are at the turns that it has recorded.
+        """
+        not_started: dict[int, RolloutFailure] = {}
+        if with_start := tasks_with_start(valid.tasks):
+            request, request_id, owner = valid.request, valid.request_id, valid.share.key
+            not_started = await start_samples(
+                request, request_id, with_start, self.environments, progress, places, owner
+            )
+        images: dict[str, ImageTokens] = {}
+        not_started |= await self._unknown_images(valid, places, images)
+
+        def made() -> list[Episode]:
+            began = monotonic()
+            episodes = self._episode_factory.groups(valid, places, not_started, images)
+            self._observer.took("tokenize", monotonic() - began)
+            return episodes
+
+        episodes = await _done_in_thread_unless(is_small, made)
+        if progress is not None:
+            await _done_in_thread_unless(is_small, partial(progress.restore, episodes))
+        return episodes
+
+    async def _unknown_images(
+        self, valid: ValidRequest, places: range, images: dict[str, ImageTokens]
+    ) -> dict[int, RolloutFailure]:
+        """Learns the tokens of all images of the samples; returns the failures, by place, of those that have others."""
+        samples = valid.request.samples
+        shown = {
+            place: names
+            for place in places
+            if (names := [name for message in samples[place].messages or () for name in images_of(message)])
+        }
+        learned = await asyncio.gather(
+            *(
+                outcome_of(
+                    partial(self._images.learn, names, images),
+                    RetryBudget({"request_id": valid.request_id, "sample": place}, valid.request.retries),
+                )
+                for place, names in shown.items()
+            )
+        )
+        return {place: end for place, end in zip(shown, learned, strict=True) if end is not None}
 
     def _note_end(self, episode: Episode, result: SampleResult, ago_s: float) -> None:
         self._observer.ended(result, episode.versions.at_end)
@@ -186,14 +251,6 @@ class RolloutService:
             samples, request.samples = request.samples, []
             await free_beside_others(samples)
         return named
-
-    async def _prepared(self, maker: EpisodeMaker) -> PreparedEpisodes:
-        groups = maker.groups_to_select()
-        if groups is None:
-            return PreparedEpisodes(await maker.episodes(range(len(maker.request.samples))))
-        begun = 0 if maker.progress is None else maker.progress.begun_groups
-        first = await maker.episodes(groups.selection.draw(begun))
-        return PreparedEpisodes(first, groups, maker.request.samples)
 
     def _context(self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None) -> RolloutContext:
         return RolloutContext(
@@ -229,3 +286,33 @@ class RolloutService:
     def vocabulary(self) -> list[str | None]:
         """The token of each id."""
         return self._episode_factory.tokenizer.vocabulary
+
+
+def _groups_to_select(request: RolloutRequest, draw: DrawGroups) -> GroupsToSelect | None:
+    """The groups of a request with `keep.where`, none of which is drawn yet; `None` without it."""
+    keep = request.keep
+    if keep.where is None:
+        return None
+    assert keep.groups is not None
+    selection = GroupSelection(keep.groups, len(request.samples), request.groups_at_once)
+    judge = partial(fault_of, where=keep.where, full=keep.per_group or request.num_generations)
+    return GroupsToSelect(keep, judge, selection, draw)
+
+
+async def _done_in_thread_unless(is_small: bool, work: Callable[[], Result]) -> Result:
+    """Does `work`, in a thread unless it is small. A caller that is cancelled goes on when the thread has ended.
+
+    A thread cannot be interrupted, and until it ends its request is in flight: it counts for admission, and no full
+    collection of garbage looks at what it makes. What it made for a cancelled caller is freed in a thread as well.
+    """
+    if is_small:
+        return work()
+    made: list[Result] = []
+    thread = asyncio.create_task(asyncio.to_thread(lambda: made.append(work())))
+    try:
+        await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait([thread])
+        await asyncio.to_thread(made.clear)
+        raise
+    return made.pop()

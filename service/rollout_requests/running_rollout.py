@@ -1,43 +1,29 @@
-"""One request while it is played: its rollouts as they end, and the summary of them."""
+"""One request while it is played: its rollouts as they end, encoded for its caller, and the summary of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleError, SampleInput, SampleResult
+from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleInput, SampleResult
 from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange, following, moved_past
+from service.problems import SAMPLE_FAILED, RequestProblem
 from service.rollout_requests.garbage_collection import free_items
-from service.rollouts.early_stopping import EarlyStopping
+from service.rollout_requests.result_encoding import encode_beside_others, sample_line, size_of
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo
+from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.metrics import RequestMetricsAccumulator
 from service.rollouts.selected_groups import GroupsToSelect, play_selected_groups
 
 MOST_SAMPLES_FREED_INLINE = 512
+MOST_ROLLOUTS_INLINE = 512
+"""Computing the metrics of so many takes some milliseconds."""
 EndedRollout = tuple[int, SampleResult, Echo | None]
-
-
-class SampleFailed(Exception):
-    """A sample failed in a request that has `on_error: fail`. `sample_position` is its place in the request."""
-
-    def __init__(self, sample_position: int, generation_index: int, error: SampleError) -> None:
-        self.sample_position = sample_position
-        self.kind = error.kind
-        super().__init__(f"generation {generation_index} failed: {error.message}")
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedEpisodes:
-    """The episodes that are played first: all of them, unless groups are selected."""
-
-    episodes: Sequence[Episode]
-    groups: GroupsToSelect | None = None
-    """Set for a request with `keep.where`."""
-    samples: list[SampleInput] = field(default_factory=list)
-    """Those from which groups are drawn. Thousands are freed in a thread at the end."""
+Encoded = TypeVar("Encoded")
 
 
 class RunningRollout:
@@ -47,43 +33,71 @@ class RunningRollout:
     never iterated needs no closing; after `aclose`, no call of the request is under way.
     """
 
-    counted = 0
-    """Rollouts in the summary so far: those of groups that were dropped are in it."""
+    size = 0
+    """The sizes of the rollouts that were encoded so far, as `size_of` has them."""
 
     def __init__(
         self,
         request: RolloutRequest,
         request_id: str,
-        prepared: PreparedEpisodes,
+        first: Sequence[Episode],
+        selected: GroupsToSelect | None,
         context: RolloutContext,
         current_version: Callable[[], int | None],
         note_end: Callable[[Episode, SampleResult, float], None],
+        echoed_bytes: int = 0,
     ) -> None:
         """Plays nothing yet.
 
         Args:
+            request: of one that selects groups, its samples are freed at the end.
+            first: the episodes that are played first: all of them, unless groups are selected.
+            selected: set for a request with `keep.where`.
             note_end: called once for each rollout, when it is delivered, with how many seconds ago it ended.
+            echoed_bytes: about the size of what each rollout repeats of its sample.
         """
         self.request_id = request_id
         self._request = request
-        self._prepared: PreparedEpisodes | None = prepared
-        self._selection = None if prepared.groups is None else prepared.groups.selection
+        self._first: Sequence[Episode] = first
+        self._groups = selected
         self._kept: list[int] = []
         """The places of the groups that were selected so far."""
         self._context = context
         self._current_version = current_version
         self._report_end = note_end
-        self.observer = context.observer
+        self.echoed_bytes = echoed_bytes
+        self._counted = 0
+        """Rollouts in the summary so far: those of groups that were dropped are in it."""
         self._metrics = RequestMetricsAccumulator(request.policy.name)
         self._results = self._play()
 
     def __aiter__(self) -> AsyncGenerator[EndedRollout, None]:
-        """Raises `SampleFailed` after it has yielded a failed sample of a request that has `on_error: fail`."""
+        """Raises `RequestProblem` after it has yielded a failed sample of a request that has `on_error: fail`."""
         return self._results
 
     async def aclose(self) -> None:
         """Cancels the samples that still run."""
         await self._results.aclose()
+
+    async def encoded(
+        self, encode: Callable[[int, SampleResult, Echo | None], Encoded], skipped: Container[int] = ()
+    ) -> AsyncGenerator[tuple[int, Encoded], None]:
+        """Yields each rollout, encoded, with its position; those at the `skipped` positions count in the summary alone.
+
+        Raises:
+            RequestProblem: a sample failed, and the request has `on_error: fail`.
+        """
+        async with aclosing(self) as ended:
+            async for position, result, echo in ended:
+                if position not in skipped:
+                    size = size_of(result, self.echoed_bytes)
+                    self.size += size
+                    work = partial(encode, position, result, echo)
+                    yield position, await encode_beside_others(size, work, self._context.observer)
+
+    def lines(self, skipped: Container[int] = ()) -> AsyncGenerator[tuple[int, bytes], None]:
+        """`encoded` as the lines of a stream."""
+        return self.encoded(lambda position, result, _: sample_line(position, result), skipped)
 
     @property
     def summary(self) -> RolloutSummary:
@@ -95,48 +109,53 @@ class RunningRollout:
             **self._optional_fields(),
         )
 
+    async def final_summary(self) -> RolloutSummary:
+        """The `summary` after the last rollout; that of many is computed, and its parts freed, in a thread."""
+        if self._counted <= MOST_ROLLOUTS_INLINE:
+            return self.summary
+
+        def computed() -> RolloutSummary:
+            summary = self.summary
+            self._metrics.free_samples()
+            return summary
+
+        return await asyncio.to_thread(computed)
+
     def _optional_fields(self) -> dict[str, Any]:
-        drawn, selection, fields = self._request.samples_from, self._selection, dict[str, Any]()
+        drawn, groups, fields = self._request.samples_from, self._groups, dict[str, Any]()
         moved: Iterable[SampleRange] = map(following, drawn)
-        if selection is not None:
-            fields["groups"] = selection.counts
+        if groups is not None:
+            fields["groups"] = groups.selection.counts
             if drawn:
-                moved = moved_past(drawn, selection.decided)
+                moved = moved_past(drawn, groups.selection.decided)
         if drawn:
-            fields["next_samples_from"] = next_ranges(moved)
+            fields["next_samples_from"] = _next_ranges(moved)
         return fields
 
     def place_of(self, group: int) -> int:
         """The place of a group of the answer among the samples that were drawn."""
-        return group if self._selection is None else self._kept[group]
+        return group if self._groups is None else self._kept[group]
 
     @property
     def selected(self) -> tuple[int, int] | None:
         """How many samples were drawn and judged, and how many groups kept; `None` if no groups are selected."""
-        if self._selection is None:
+        if self._groups is None:
             return None
-        return self._selection.counts.drawn, self._selection.counts.kept
-
-    def final_summary(self) -> RolloutSummary:
-        """The `summary` after the last sample, in a thread; frees what it was computed from there."""
-        summary = self.summary
-        self._metrics.free_samples()
-        return summary
+        counts = self._groups.selection.counts
+        return counts.drawn, counts.kept
 
     async def _play(self) -> AsyncGenerator[EndedRollout, None]:
         # Only the loop refers to the episodes: each is freed when it has ended, not thousands at once at the end.
-        prepared, self._prepared = self._prepared, None
-        assert prepared is not None
-        if prepared.groups is not None:
-            async with aclosing(self._play_selected(prepared.episodes, prepared.groups)) as selected:
+        first, self._first = self._first, ()
+        if self._groups is not None:
+            async with aclosing(self._play_selected(first, self._groups)) as selected:
                 async for ended_rollout in selected:
                     yield ended_rollout
-            await free_beside_others(prepared.samples)
+            await free_beside_others(self._request.samples)
             return
-        groups = {episode: episode.identity.group for episode in prepared.episodes}
-        early_stopping = EarlyStopping(self._request.keep, groups)
-        playing = play_request(prepared.episodes, self._context, early_stopping, self._request.deadline_s)
-        del prepared, groups, early_stopping
+        early_stopping = EarlyStopping(self._request.keep, {episode: episode.identity.group for episode in first})
+        playing = play_request(first, self._context, early_stopping, self._request.deadline_s)
+        del first, early_stopping
         async with aclosing(playing) as ended:
             async for episode in ended:
                 result = episode.result()
@@ -178,12 +197,14 @@ class RunningRollout:
         self._raise_failure(episode)
 
     def _count(self, episode: Episode, result: SampleResult) -> None:
-        self.counted += 1
+        self._counted += 1
         self._metrics.add(result, episode.versions.at_end, episode.metrics.tokens_by_replica)
 
     def _raise_failure(self, episode: Episode) -> None:
         if episode.error is not None and self._request.on_error == "fail":
-            raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
+            message = f"generation {episode.identity.generation_index} failed: {episode.error.message}"
+            field = f"samples[{episode.identity.group}]"
+            raise RequestProblem(SAMPLE_FAILED, [FieldProblem(field=field, message=message, value=episode.error.kind)])
 
 
 async def free_beside_others(samples: list[SampleInput]) -> None:
@@ -192,7 +213,7 @@ async def free_beside_others(samples: list[SampleInput]) -> None:
         await asyncio.to_thread(free_items, samples)
 
 
-def next_ranges(moved: Iterable[SampleRange]) -> list[NextSampleRange]:
+def _next_ranges(moved: Iterable[SampleRange]) -> list[NextSampleRange]:
     """The ranges with the fields that were given; an empty `without` is left out."""
     given = (drawn.model_dump(exclude_unset=True, exclude=set() if drawn.without else {"without"}) for drawn in moved)
     return [NextSampleRange(**fields) for fields in given]

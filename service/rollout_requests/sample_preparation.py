@@ -9,7 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from deployments.failures import EnvironmentLost, RolloutFailure, TurnTimedOut
@@ -24,7 +24,8 @@ from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
 from service.rollouts.progress import ProgressLog
 from service.rollouts.retries import RetryBudget, with_retries, with_timeout
 
-CHECKED_WITHIN_S = 10.0
+ANSWERED_WITHIN_S = 10.0
+Answer = TypeVar("Answer")
 logger = logging.getLogger("rollout_service.requests")
 
 
@@ -44,16 +45,12 @@ async def refuse_bad_extra_env_info(
     problems: list[FieldProblem] = []
     for task_name, of_task in positions.items():
         extra_env_infos = [request.samples[position].extra_env_info for position in of_task]
-        try:
-            checked = environments[task_name].refused_fields(extra_env_infos)
-            refused = await with_timeout(CHECKED_WITHIN_S, checked, f"The check of the samples by task {task_name!r}")
-        except (EnvironmentLost, TurnTimedOut) as error:
-            context = {"request_id": request_id, "task_name": task_name}
-            logger.warning("The samples of a request were not checked: %s", error, exc_info=error, extra=context)
-            continue
-        problems += (
-            problem_of(task_name, of_task[field.place], extra_env_infos[field.place], field) for field in refused
-        )
+        checked = environments[task_name].refused_fields(extra_env_infos)
+        refused = await _answer(checked, "The check of the samples", task_name, request_id)
+        if not isinstance(refused, RolloutFailure):
+            problems += (
+                problem_of(task_name, of_task[field.place], extra_env_infos[field.place], field) for field in refused
+            )
     if problems:
         raise invalid_request(*problems[:MOST_PROBLEMS])
 
@@ -76,7 +73,6 @@ def value_at(extra_env_info: dict[str, Any], location: tuple[str | int, ...]) ->
     return value
 
 
-DESCRIBED_WITHIN_S = 10.0
 TaskDescriptions = Mapping[str, TaskDescription | RolloutFailure]
 """By task name."""
 
@@ -88,14 +84,18 @@ async def task_descriptions(
     descriptions: dict[str, TaskDescription | RolloutFailure] = {}
     for task_name in {sample.task_name for sample in request.samples} & environments.keys():
         described = environments[task_name].known_description()
-        try:
-            who = f"The description of task {task_name!r}"
-            descriptions[task_name] = await with_timeout(DESCRIBED_WITHIN_S, described, who)
-        except (EnvironmentLost, TurnTimedOut) as error:
-            context = {"request_id": request_id, "task_name": task_name}
-            logger.warning("Task %s has not described itself: %s", task_name, error, exc_info=error, extra=context)
-            descriptions[task_name] = error
+        descriptions[task_name] = await _answer(described, "The description", task_name, request_id)
     return descriptions
+
+
+async def _answer(call: Awaitable[Answer], what: str, task_name: str, request_id: str) -> Answer | RolloutFailure:
+    """The answer of an environment, or its failure, which is logged."""
+    try:
+        return await with_timeout(ANSWERED_WITHIN_S, call, f"{what} by task {task_name!r}")
+    except (EnvironmentLost, TurnTimedOut) as error:
+        context = {"request_id": request_id, "task_name": task_name}
+        logger.warning("An environment did not answer: %s", error, exc_info=error, extra=context)
+        return error
 
 
 def tasks_with_start(descriptions: TaskDescriptions) -> frozenset[str]:
@@ -160,9 +160,10 @@ async def start_samples(
     return failures
 
 
-async def outcome_of(start: Callable[[], Awaitable[StepOutcome]], retries: RetryBudget) -> StepOutcome | RolloutFailure:
+async def outcome_of(call: Callable[[], Awaitable[Answer]], retries: RetryBudget) -> Answer | RolloutFailure:
+    """The result of a call that is retried, or its last failure."""
     try:
-        return await with_retries(start, retries)
+        return await with_retries(call, retries)
     except RolloutFailure as failure:
         return failure
 

@@ -5,10 +5,10 @@ Readiness asks each deployment, replica by replica, and names what does not answ
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Environment, Generator
@@ -72,35 +72,26 @@ StorePart = Literal["data", "policy", "jobs", "sessions", "images"]
 logger = logging.getLogger("rollout_service.readiness")
 
 
-class Checkable(Protocol):
-    """A deployment whose replicas can be checked: a `Generator` or an `Environment`."""
-
-    def replicas(self) -> Sequence[str]: ...
-
-    async def answer(self, replica: str) -> None: ...
-
-    async def describe(self) -> object: ...
+_Answers = dict[str | None, RolloutFailure | None]
+"""The failure of each replica of one deployment, `None` for those that answered. The replica `None` stands for
+whichever was asked, where none is known."""
 
 
-class ReplicaAnswers(NamedTuple):
-    """The failure of each replica of one deployment; `None` for those that answered."""
+def _is_serving(answers: _Answers) -> bool:
+    return None in answers.values()
 
-    by_replica: dict[str | None, RolloutFailure | None]
-    """`None` stands for whichever replica was asked, where none is known."""
 
-    @property
-    def is_serving(self) -> bool:
-        return None in self.by_replica.values()
-
-    def degraded(self, part: Literal["generator", "environment"], task_name: str | None = None) -> list[DegradedPart]:
-        failures = {replica: failure for replica, failure in self.by_replica.items() if failure is not None}
-        if not self.is_serving:
-            # One line for the whole deployment.
-            failures = {None: next(iter(failures.values()))}
-        return [
-            DegradedPart(part=part, task_name=task_name, replica_id=replica, reason=str(failure))
-            for replica, failure in failures.items()
-        ]
+def _degraded(
+    answers: _Answers, part: Literal["generator", "environment"], task_name: str | None = None
+) -> list[DegradedPart]:
+    failures = {replica: failure for replica, failure in answers.items() if failure is not None}
+    if not _is_serving(answers):
+        # One line for the whole deployment.
+        failures = {None: next(iter(failures.values()))}
+    return [
+        DegradedPart(part=part, task_name=task_name, replica_id=replica, reason=str(failure))
+        for replica, failure in failures.items()
+    ]
 
 
 class Readiness:
@@ -137,20 +128,20 @@ class Readiness:
         return await self._checking.result()
 
     async def _check_all(self) -> list[DegradedPart]:
-        asked = (check_replicas(f"environment {name!r}", asked) for name, asked in self._environments.items())
+        asked = (_check_replicas(f"environment {name!r}", asked) for name, asked in self._environments.items())
         generator, stores, environments = await asyncio.gather(
-            check_replicas("generator", self._generator),
+            _check_replicas("generator", self._generator),
             asyncio.gather(
-                *(failure_of_check(f"deployment {part.title()}", ask()) for part, ask in self._stores.items())
+                *(_failure_of_check(f"deployment {part.title()}", ask()) for part, ask in self._stores.items())
             ),
             asyncio.gather(*asked),
         )
-        degraded = generator.degraded("generator")
-        if not generator.is_serving:
+        degraded = _degraded(generator, "generator")
+        if not _is_serving(generator):
             raise RolloutFailure(degraded[0].reason)
         for name, answers in zip(self._environments, environments, strict=True):
-            degraded += answers.degraded("environment", name)
-        if not any(answers.is_serving for answers in environments):
+            degraded += _degraded(answers, "environment", name)
+        if not any(map(_is_serving, environments)):
             raise RolloutFailure(" ".join(part.reason for part in degraded if part.part == "environment"))
         return degraded + [
             DegradedPart(part=part, reason=str(failure))
@@ -159,17 +150,17 @@ class Readiness:
         ]
 
 
-async def check_replicas(who: str, asked: Checkable) -> ReplicaAnswers:
+async def _check_replicas(who: str, asked: Generator | Environment) -> _Answers:
     replicas = asked.replicas()
     if not replicas:
-        return ReplicaAnswers({None: await failure_of_check(who, asked.describe())})
+        return {None: await _failure_of_check(who, asked.describe())}
     failures = await asyncio.gather(
-        *(failure_of_check(f"replica {replica} of the {who}", asked.answer(replica)) for replica in replicas)
+        *(_failure_of_check(f"replica {replica} of the {who}", asked.answer(replica)) for replica in replicas)
     )
-    return ReplicaAnswers(dict(zip(replicas, failures, strict=True)))
+    return dict(zip(replicas, failures, strict=True))
 
 
-async def failure_of_check(who: str, answer: Awaitable[object]) -> RolloutFailure | None:
+async def _failure_of_check(who: str, answer: Awaitable[object]) -> RolloutFailure | None:
     """Why there is no answer within `ANSWER_WITHIN_S`; `None` if there is one."""
     try:
         await with_timeout(ANSWER_WITHIN_S, answer, f"The answer of the {who}")

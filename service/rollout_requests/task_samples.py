@@ -22,6 +22,9 @@ from service.rollout_requests.parsing import rollouts_problem
 from service.rollout_requests.validation import DRAW_AT_MOST, draws_problem, keep_problems
 from service.settings import RequestLimits
 
+BEGIN = b'{"samples":['
+"""A document of samples begins with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskSampler:
@@ -59,14 +62,14 @@ class TaskSampler:
             RequestProblem: 422, there is no such split, or a row of the data is not a sample.
             RolloutFailure: the data or the environment do not answer.
         """
-        page = SamplesJson()
-        await self._add(page, self._lines(wanted, most_bytes), "query")
-        fields = {"next_start": wanted.start + page.count}
+        page = bytearray(BEGIN)
+        count = await self._add(page, self._lines(wanted, most_bytes), "query")
+        fields = {"next_start": wanted.start + count}
         if wanted.task_name not in self.tasks_with_data:
             description = await self.environments[wanted.task_name].known_description()
             if description.sample_count is not None:
                 fields["sample_count"] = description.sample_count
-        return page.document(fields)
+        return _document(page, fields)
 
     async def with_revisions(self, ranges: Sequence[SampleRange]) -> list[SampleRange]:
         """The ranges with the revisions of their data. Those of a task without data have none.
@@ -110,19 +113,17 @@ class TaskSampler:
         self._refuse_invalid(request, limits)
         if any(drawn.revision is not None for drawn in request.samples_from):
             await self.with_revisions(request.samples_from)
-        body = SamplesJson()
+        body = bytearray(BEGIN)
         for field, wanted in self._wanted(request):
-            count_before = body.count
-            lines = self._lines(wanted, limits.max_body_bytes - body.size, needs_all=True)
-            await self._add(body, lines, field, hold)
-            if body.count < count_before + wanted.size:
+            lines = self._lines(wanted, limits.max_body_bytes - len(body), needs_all=True)
+            if await self._add(body, lines, field, hold) < wanted.size:
                 message = f"the samples take more than {limits.max_body_bytes} bytes; ask for fewer"
                 at, value = f"{field}.count", wanted.count
                 if request.keep.where is not None:
                     at, value = DRAW_AT_MOST, request.sample_count
                 raise invalid_request(FieldProblem(field=at, message=message, value=value))
-        size = body.size
-        request.samples = (await parser.parse(body.document({}), JSON)).samples
+        size = len(body)
+        request.samples = (await parser.parse(_document(body, {}), JSON)).samples
         return size
 
     def _wanted(self, request: RolloutRequest) -> Iterator[tuple[str, SampleRange]]:
@@ -133,7 +134,7 @@ class TaskSampler:
             wanted = drawn_ranges(given, request.sample_count)
             if len(given) == 1 and given[0].task_name in self.tasks_with_data:
                 # Data have the same samples in one range; what an environment makes depends on where a range starts.
-                wanted = joined_ranges(list(wanted))
+                wanted = _joined_ranges(list(wanted))
         for place, drawn in enumerate(wanted):
             yield f"samples_from[{place % len(given)}]", drawn
 
@@ -156,16 +157,21 @@ class TaskSampler:
 
     async def _add(
         self,
-        samples: "SamplesJson",
+        document: bytearray,
         lines: AsyncGenerator[bytes, None],
         field: str,
         hold: Callable[[int], None] = lambda _size: None,
-    ) -> None:
+    ) -> int:
+        """Adds samples to the document, whose JSON is not parsed. Returns how many."""
+        count = 0
         with refusals(field):
             async with aclosing(lines) as parts:
                 async for part in parts:
-                    hold(samples.size + len(part))
-                    samples.add(part)
+                    hold(len(document) + len(part))
+                    count += part.count(b"\n")
+                    # A newline is nowhere else in JSON: texts escape it.
+                    document += part.replace(b"\n", b",")
+        return count
 
     def _lines(self, wanted: SampleRange, most_bytes: int, needs_all: bool = False) -> AsyncGenerator[bytes, None]:
         """Parts of JSON lines, fewer than wanted if they would take more than `most_bytes`.
@@ -174,7 +180,7 @@ class TaskSampler:
             needs_all: an environment that makes fewer than wanted raises `DataRefused`.
         """
         if self.data is not None and wanted.task_name in self.tasks_with_data:
-            return lines_of_data(self.data, wanted, most_bytes)
+            return _lines_of_data(self.data, wanted, most_bytes)
         return self._lines_of_environment(wanted, most_bytes, needs_all)
 
     async def _lines_of_environment(
@@ -194,7 +200,7 @@ class TaskSampler:
         yield await asyncio.to_thread(lambda: b"".join(sample + b"\n" for sample in samples))
 
 
-def joined_ranges(ranges: Sequence[SampleRange]) -> list[SampleRange]:
+def _joined_ranges(ranges: Sequence[SampleRange]) -> list[SampleRange]:
     """One range of ranges that follow one another in the same data."""
     without = [left_out for drawn in ranges for left_out in drawn.without]
     count = ranges[-1].end - ranges[0].start
@@ -211,7 +217,7 @@ def refusals(field: str) -> Iterator[None]:
         raise invalid_request(FieldProblem(field=path, message=str(error), value=error.value)) from error
 
 
-async def lines_of_data(data: DataReader, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
+async def _lines_of_data(data: DataReader, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
     """The lines piece by piece; the last piece may be cut off."""
     left_bytes = most_bytes
     for piece in wanted.pieces():
@@ -226,30 +232,12 @@ async def lines_of_data(data: DataReader, wanted: SampleRange, most_bytes: int) 
             return
 
 
-class SamplesJson:
-    """One JSON document of JSON lines, which are not parsed."""
-
-    def __init__(self) -> None:
-        self._json = bytearray(b'{"samples":[')
-        self.count = 0
-        """Samples so far."""
-
-    @property
-    def size(self) -> int:
-        return len(self._json)
-
-    def add(self, part: bytes) -> None:
-        """`part` may end within a line."""
-        self.count += part.count(b"\n")
-        # A newline is nowhere else in JSON: texts escape it.
-        self._json += part.replace(b"\n", b",")
-
-    def document(self, further_fields: Mapping[str, int]) -> bytearray:
-        """The samples and these fields. Nothing can be added after it."""
-        if self._json.endswith(b","):
-            del self._json[-1:]
-        self._json += b"]"
-        for name, value in further_fields.items():
-            self._json += f',"{name}":{value}'.encode()
-        self._json += b"}"
-        return self._json
+def _document(samples: bytearray, further_fields: Mapping[str, int]) -> bytearray:
+    """Ends the document of the samples, with these fields behind them."""
+    if samples.endswith(b","):
+        del samples[-1:]
+    samples += b"]"
+    for name, value in further_fields.items():
+        samples += f',"{name}":{value}'.encode()
+    samples += b"}"
+    return samples

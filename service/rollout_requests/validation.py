@@ -18,7 +18,7 @@ from rollout_client.contract.messages import Message
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import DRAWN_PER_GROUP, Keep, RolloutRequest, SampleInput, SampleResult
 from rollout_client.contract.sessions import SessionRequest
-from service.problems import NON_FINITE, invalid_request, unknown_task
+from service.problems import NON_FINITE, invalid_request, unknown_task, unknown_token
 from service.rollout_requests.parsing import rollouts_problem
 from service.settings import RequestLimits
 
@@ -44,10 +44,10 @@ class Capabilities:
 
 def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
     """Yields every problem of the request; none if it can be played."""
-    yield from size_problems(request, capabilities)
+    yield from _size_problems(request, capabilities)
     yield from keep_problems(request)
     yield from include_problems(request, capabilities.generator)
-    yield from template_problems("chat_template_kwargs", request.chat_template_kwargs)
+    yield from _template_problems("chat_template_kwargs", request.chat_template_kwargs)
     played = {sample.task_name for sample in request.samples} & capabilities.agent_tasks
     if request.schedule == "lockstep" and played:
         message = f"a program plays {', '.join(sorted(played))}, and has no turns in lockstep; choose async"
@@ -71,7 +71,7 @@ def refuse_large_echo(request: RolloutRequest, body_bytes: int, limits: RequestL
         raise invalid_request(FieldProblem(field="num_generations", message=message, value=num_generations))
 
 
-def size_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
+def _size_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
     max_rollouts = capabilities.limits.max_rollouts_per_request
     if problem := rollouts_problem(len(request.samples), request.num_generations, max_rollouts):
         yield problem
@@ -93,7 +93,7 @@ def keep_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
             value=keep.per_group,
         )
     if keep.where is not None:
-        yield from where_problems(request)
+        yield from _where_problems(request)
         return
     if (keep.groups or 0) > samples:
         yield FieldProblem(
@@ -119,14 +119,14 @@ def draws_problem(request: RolloutRequest, max_rollouts: int) -> FieldProblem | 
     return FieldProblem(field=DRAW_AT_MOST, message=message, value=request.keep.draw_at_most)
 
 
-def where_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
+def _where_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
     """The problems of a request that selects groups."""
     keep = request.keep
     if keep.groups is None:
         message = "it is missing, and keep.where draws samples until so many groups are kept; send it"
         yield FieldProblem(field="keep.groups", message=message)
     else:
-        yield from draw_problems(request, keep, keep.groups)
+        yield from _draw_problems(request, keep, keep.groups)
     if request.schedule == "lockstep":
         message = "keep.where draws further groups while others play, which have no turns in lockstep; choose async"
         yield FieldProblem(field="schedule", message=message, value=request.schedule)
@@ -136,10 +136,12 @@ def where_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
         message = 'it has no condition, so every group passes; give one, such as {"reward_std": {"gt": 0}}'
         yield FieldProblem(field="keep.where", message=message)
     for condition in conditions:
-        yield from bounds_problems(f"keep.where.{condition.path}", condition, keep.per_group or request.num_generations)
+        yield from _bounds_problems(
+            f"keep.where.{condition.path}", condition, keep.per_group or request.num_generations
+        )
 
 
-def draw_problems(request: RolloutRequest, keep: Keep, groups: int) -> Iterator[FieldProblem]:
+def _draw_problems(request: RolloutRequest, keep: Keep, groups: int) -> Iterator[FieldProblem]:
     if keep.draw_at_most is not None and keep.draw_at_most < groups:
         message = f"keep.groups asks for {groups} groups, one per sample; draw at least as many, or keep fewer"
         yield FieldProblem(field=DRAW_AT_MOST, message=message, value=keep.draw_at_most)
@@ -151,7 +153,7 @@ def draw_problems(request: RolloutRequest, keep: Keep, groups: int) -> Iterator[
         yield FieldProblem(field=DRAW_AT_MOST, message=message, value=keep.draw_at_most)
 
 
-def bounds_problems(field: str, condition: Condition, group_size: int) -> Iterator[FieldProblem]:
+def _bounds_problems(field: str, condition: Condition, group_size: int) -> Iterator[FieldProblem]:
     bounds = condition.bounds
     value = bounds.model_dump(exclude_none=True)
     if not value:
@@ -217,20 +219,22 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
         taken = "a program plays this task, and cannot go on with a log; post the sample's messages in its place"
         yield FieldProblem(field=f"{field}.message_log", message=taken)
     if sample.fork is not None and sample.message_log is not None:
-        yield from fork_problems(f"{field}.fork", sample, sample.message_log, capabilities)
+        yield from _fork_problems(f"{field}.fork", sample, sample.message_log, capabilities)
     makes_its_prompt = sample.task_name in capabilities.started_tasks | capabilities.agent_tasks
     if sample.messages is None and sample.message_log is None and not makes_its_prompt:
         missing = "messages and message_log are both missing: send one of them as the prompt"
         yield FieldProblem(field=field, message=missing)
-    yield from template_problems(f"{field}.chat_template_kwargs", sample.chat_template_kwargs)
+    yield from _template_problems(f"{field}.chat_template_kwargs", sample.chat_template_kwargs)
     yield from further_field_problems(field, sample)
     if sample.message_log and not any(message.token_ids for message in sample.message_log):
         yield FieldProblem(field=f"{field}.message_log", message="it has no token; send at least one")
     for index, message in enumerate(sample.message_log or ()):
-        yield from message_problems(f"{field}.message_log[{index}]", message, capabilities.generator.vocab_size)
+        place = f"{field}.message_log[{index}].token_ids"
+        if problem := unknown_token(place, message.token_ids, capabilities.generator.vocab_size):
+            yield problem
 
 
-def fork_problems(
+def _fork_problems(
     field: str, sample: SampleInput, message_log: Sequence[Message], capabilities: Capabilities
 ) -> Iterator[FieldProblem]:
     """Yields the problem of a fork with turns that its environment cannot go on from."""
@@ -259,17 +263,7 @@ def further_field_problems(
             )
 
 
-def message_problems(field: str, message: Message, vocab_size: int) -> Iterator[FieldProblem]:
-    highest = max(message.token_ids, default=0)
-    if highest >= vocab_size:
-        yield FieldProblem(
-            field=f"{field}.token_ids[{message.token_ids.index(highest)}]",
-            message=f"{highest} is not a token of the model; its ids are 0 to {vocab_size - 1}",
-            value=highest,
-        )
-
-
-def template_problems(field: str, chat_template_kwargs: dict[str, JsonValue] | None) -> Iterator[FieldProblem]:
+def _template_problems(field: str, chat_template_kwargs: dict[str, JsonValue] | None) -> Iterator[FieldProblem]:
     for name in RENDERING_ARGUMENTS & (chat_template_kwargs or {}).keys():
         yield FieldProblem(field=f"{field}.{name}", message="the service sets this argument itself; leave it out")
 

@@ -227,7 +227,7 @@ class AgentEpisode(Episode):
                 self.versions.add(WeightSpan(span.version, span.start, span.end) for span in spans)
                 has_generated = True
             elif has_generated:
-                self.metrics.add_observation(len(message.token_ids))
+                self.metrics.env_tokens += len(message.token_ids)
             length += len(message.token_ids)
         self.log.replace(main.message_log)
 

@@ -8,6 +8,7 @@ the concatenation of all token ids so far; an episode ends in exactly one status
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -36,7 +37,7 @@ from service.rollouts.episode_records import (
 )
 from service.rollouts.message_log import MessageLog
 from service.rollouts.messages import was_parsed, with_parsed, without_open_stop_string
-from service.rollouts.metrics import UNNAMED_REWARD, SampleMetricsAccumulator
+from service.rollouts.metrics import UNNAMED_REWARD, MetricCounts
 from service.rollouts.retries import RetryBudget
 from service.rollouts.staleness import RolloutVersions
 
@@ -79,7 +80,7 @@ class Episode:
         self._stop_strings = start.stop_strings
         self._rewards: dict[str, float] = {}
         self._answer: str | None = None
-        self.metrics = SampleMetricsAccumulator()
+        self.metrics = MetricCounts()
         self.generations: list[PlayedGeneration] = []
         self.steps: list[PlayedStep] = []
         """Those of an earlier process are not known."""
@@ -213,7 +214,7 @@ class Episode:
             return
         self.log.added[-1] = with_parsed(self.log.added[-1], parsed)
         if parsed.parse_error is not None:
-            self.metrics.add_parse_error()
+            self.metrics.parse_errors += 1
 
     def step_request(self, in_lockstep: bool = False) -> StepRequest:
         """The step of the environment that comes next. In lockstep it belongs with the other steps of its request."""
@@ -256,7 +257,7 @@ class Episode:
         # Messages that had no room left are not among those that were tokenized.
         for message, tokens in zip(outcome.observations, observed, strict=False):
             self.log.add_observation(message, tokens)
-        self.metrics.add_observation(sum(len(tokens.token_ids) for tokens in observed))
+        self.metrics.env_tokens += sum(len(tokens.token_ids) for tokens in observed)
         if outcome.metrics:
             self.metrics.add_environment_metrics(outcome.metrics)
         self._steps += 1
@@ -335,7 +336,7 @@ class Episode:
             stop_strings=self._stop_strings,
             rewards=self._rewards.copy(),
             answer=self._answer,
-            metrics=self.metrics.counts(),
+            metrics=deepcopy(self.metrics),
             terminated=self._terminated,
             truncated=self._truncated,
             steps=self._steps,
@@ -360,7 +361,7 @@ class Episode:
         self.generations = list(state.generations)
         if self.start.keeps_states:
             self.states += [*state.before, state.turn_state]
-        self.metrics.restore(state.metrics)
+        self.metrics = deepcopy(state.metrics)
         self._terminated, self._truncated = state.terminated, state.truncated
         self._steps, self.restarts, self.retries.left = state.steps, state.restarts, state.retries_left
         self.status, self.error = state.status, state.error

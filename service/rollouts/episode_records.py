@@ -26,6 +26,7 @@ from deployments.protocols.token_columns import RoutedExperts
 from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import SampleError, SampleStatus
+from service.rollouts.metrics import MetricCounts
 from service.rollouts.staleness import VersionBounds, oldest_version
 
 
@@ -179,19 +180,6 @@ class EpisodeLimits:
     max_rollout_turns: int
     retries: int = 0
     token_timeout_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MetricCounts:
-    """The counts of a `SampleMetricsAccumulator`. Lengths are in tokens."""
-
-    turn_input_tokens: list[int] = field(default_factory=list)
-    turn_gen_tokens: list[int] = field(default_factory=list)
-    env_tokens: int = 0
-    parse_errors: int = 0
-    environment: dict[str, float] = field(default_factory=dict)
-    clipped_turns: int = 0
-    tokens_by_replica: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,13 @@ from deployments.protocols.generation import Environment, Generator, takes_no_im
 from rollout_client.contract.rollouts import SampleError
 from rollout_env import StepOutcome
 from service.rollouts.agent_episode import AgentEpisode, Agents
-from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
 from service.rollouts.episode_records import PlayedStep
+from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.images import ImageReader
-from service.rollouts.pacing import LoopPacer, PacedWork
+from service.rollouts.pacing import LoopPacer, PacedWork, Schedule
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver, traced
 from service.rollouts.retries import with_retries
-from service.rollouts.schedule import Schedule
 from service.rollouts.staleness import VersionFeed
 
 MOST_CHARACTERS_INLINE = 2**13
@@ -64,21 +63,21 @@ async def play_turn(episode: Episode, context: RolloutContext) -> None:
     whole run of an agent is one turn, whatever the number of the agent's calls.
     """
     if isinstance(episode, AgentEpisode):
-        await play_run(episode, context)
+        await _play_run(episode, context)
         if not episode.done:
-            await play_step(episode, context)
+            await _play_step(episode, context)
         return
     begins_with_the_step = episode.step_is_due
     await context.schedule.wait_for_phase()
     if not begins_with_the_step:
-        await play_generation(episode, context)
+        await _play_generation(episode, context)
     await parse_response(episode, context)
     if not episode.done:
         await context.schedule.wait_for_phase()
-        await play_step(episode, context)
+        await _play_step(episode, context)
 
 
-async def play_run(episode: AgentEpisode, context: RolloutContext) -> None:
+async def _play_run(episode: AgentEpisode, context: RolloutContext) -> None:
     """Runs the agent, again where a failure of the fleet ended it. Raises what `AgentEpisode.add_run` raises."""
     agents = context.agents
     assert agents is not None
@@ -92,13 +91,13 @@ async def play_run(episode: AgentEpisode, context: RolloutContext) -> None:
     await with_retries(run, episode.retries, context.pacer)
 
 
-async def play_generation(episode: Episode, context: RolloutContext) -> None:
+async def _play_generation(episode: Episode, context: RolloutContext) -> None:
     """Generates until the response is whole: an interrupted generation goes on where it ended."""
     while not (episode.done or episode.step_is_due):
-        await with_retries(partial(generate_part, episode, context), episode.retries, context.pacer)
+        await with_retries(partial(_generate_part, episode, context), episode.retries, context.pacer)
 
 
-async def generate_part(episode: Episode, context: RolloutContext) -> None:
+async def _generate_part(episode: Episode, context: RolloutContext) -> None:
     """Generates the response, or what is missing of it.
 
     Raises:
@@ -126,7 +125,7 @@ async def parse_response(episode: Episode, context: RolloutContext) -> None:
         logger.info("A response was not parsed: %s", parsed.parse_error, extra=episode.identity.log_fields())
 
 
-async def play_step(episode: Episode, context: RolloutContext) -> None:
+async def _play_step(episode: Episode, context: RolloutContext) -> None:
     """Steps the environment. An episode whose session is lost restarts at its prompt, where that is possible."""
     request = episode.step_request(context.schedule.in_lockstep)
     environment = context.environments[episode.identity.task_name]
@@ -147,7 +146,7 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
         episode.retries.note(lost)
         logger.info("A rollout is played anew: %s", lost, extra=episode.identity.log_fields())
         return
-    await learn_images(outcome, episode, context)
+    await _learn_images(outcome, episode, context)
     observed = None
     characters = sum(len(message["content"]) for message in outcome.observations)
     if characters > MOST_CHARACTERS_INLINE:
@@ -156,7 +155,7 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
     episode.add_outcome(outcome, observed)
 
 
-async def learn_images(outcome: StepOutcome, episode: Episode, context: RolloutContext) -> None:
+async def _learn_images(outcome: StepOutcome, episode: Episode, context: RolloutContext) -> None:
     """Asks for the tokens of the images that the observation shows. Raises what `ImageReader.learn` raises."""
     if names := images_shown(outcome.observations):
         if context.images is None:
@@ -165,7 +164,7 @@ async def learn_images(outcome: StepOutcome, episode: Episode, context: RolloutC
         await with_retries(learn, episode.retries, context.pacer)
 
 
-async def play_turns(episode: Episode, context: RolloutContext) -> None:
+async def _play_turns(episode: Episode, context: RolloutContext) -> None:
     """Plays until the episode is done, and notes each turn that has ended."""
     while not episode.done:
         with context.observer.during("turn", episode):
@@ -180,7 +179,7 @@ async def play_sample(episode: Episode, context: RolloutContext) -> Episode:
     episode.began_at = time()
     try:
         with context.observer.during("rollout", episode):
-            await play_turns(episode, context)
+            await _play_turns(episode, context)
     except Exception as error:
         # A named failure was logged with its traceback where it was noticed, once for all the rollouts that it hit.
         # Thousands of tracebacks of one dead replica would keep the event loop busy for seconds.

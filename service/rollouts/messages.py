@@ -4,7 +4,7 @@ A response is made from one generation, or from the parts of one that was interr
 it. An observation has the tokens that it got.
 
 How much of a response that goes on can stay, so that no stop string is missed across the cut: of an interrupted
-generation, and of a partial response that a fork leaves or a caller posts (`closed_length`). The engine looks for stop
+generation, and of a partial response that a fork leaves or a caller posts (`_closed_length`). The engine looks for stop
 strings only in the text of one generation. One that begins before the cut and ends after it would be missed. So tokens
 at the end are dropped, and generated again, as long as the text ends with what could be the beginning of a stop string.
 Proof that the rest finds what an uncut generation finds: let T be the text that stays. No end of T is the beginning of
@@ -54,13 +54,13 @@ def tokens_to_keep(length: int, stop_strings: Sequence[str], pieces_from: Callab
         first = length - window
         # A match that begins before the window is invisible here, but none is longer than this.
         hidden = max(map(len, stop_strings)) - 1
-        if (kept := last_closed_end(pieces_from(first), stop_strings, hidden)) is not None:
+        if (kept := _last_closed_end(pieces_from(first), stop_strings, hidden)) is not None:
             return first + kept
         window *= 4
-    return last_closed_end(pieces_from(0), stop_strings, hidden=0) or 0
+    return _last_closed_end(pieces_from(0), stop_strings, hidden=0) or 0
 
 
-def last_closed_end(pieces: Pieces, stop_strings: Sequence[str], hidden: int) -> int | None:
+def _last_closed_end(pieces: Pieces, stop_strings: Sequence[str], hidden: int) -> int | None:
     """The highest number of first pieces after which no beginning of a stop string is open, and no character.
 
     Ends within the first `hidden` characters do not count. `None` if there is no such end but that of no piece.
@@ -83,15 +83,15 @@ def open_match_lengths(text: str, stop_string: str) -> list[int]:
     """
     borders = [0]
     for character in stop_string[1:]:
-        borders.append(longer_match(stop_string, borders, borders[-1], character))
+        borders.append(_longer_match(stop_string, borders, borders[-1], character))
     lengths = [0]
     for character in text:
-        matched = longer_match(stop_string, borders, lengths[-1], character)
+        matched = _longer_match(stop_string, borders, lengths[-1], character)
         lengths.append(borders[-1] if matched == len(stop_string) else matched)
     return lengths
 
 
-def longer_match(stop_string: str, borders: Sequence[int], matched: int, character: str) -> int:
+def _longer_match(stop_string: str, borders: Sequence[int], matched: int, character: str) -> int:
     """The longest match after one more character, given the longest one before it, which is proper."""
     while matched and stop_string[matched] != character:
         matched = borders[matched - 1]
@@ -106,12 +106,12 @@ def response_of(generation: Generation, tokenizer: ChatTokenizer) -> Message:
         token_ids=generation.token_ids,
         generation_logprobs=generation.logprobs,
         finish_reason=None if generation.finish_reason == "abort" else generation.finish_reason,
-        weight_versions=[version_span(span.version, span.start, span.end) for span in generation.weight_versions],
-        **own_columns(generation),
+        weight_versions=[_version_span(span.version, span.start, span.end) for span in generation.weight_versions],
+        **_own_columns(generation),
     )
 
 
-def own_columns(generation: Generation) -> dict[str, Any]:
+def _own_columns(generation: Generation) -> dict[str, Any]:
     """The columns of its message. Those of routed experts begin before it, and are the log's."""
     return {name: column for name, column in generation.columns.items() if name != EXPERTS}
 
@@ -125,19 +125,19 @@ def continued(partial: Message, part: Generation, tokenizer: ChatTokenizer) -> M
         "token_ids": token_ids,
         "generation_logprobs": packed_logprobs(chain(partial.generation_logprobs or (), part.logprobs)),
         "finish_reason": None if part.finish_reason == "abort" else part.finish_reason,
-        "weight_versions": joined_spans(partial.weight_versions or (), part.weight_versions, there, version_span),
+        "weight_versions": joined_spans(partial.weight_versions or (), part.weight_versions, there, _version_span),
     }
     columns = {name: getattr(partial, name) for name in COLUMN_FIELDS & partial.model_fields_set - {EXPERTS}}
     # A column has a row for each token: one that did not go on would be misread.
-    joined = dict.fromkeys(columns) | joined_columns(columns, own_columns(part))
+    joined = dict.fromkeys(columns) | joined_columns(columns, _own_columns(part))
     return partial.model_copy(update=added | joined)
 
 
-def version_span(version: str, start: int, end: int) -> WeightVersionSpan:
+def _version_span(version: str, start: int, end: int) -> WeightVersionSpan:
     return WeightVersionSpan.model_construct(version=version, start=start, end=end)
 
 
-def closed_length(
+def _closed_length(
     token_ids: Sequence[int], before: Sequence[int], stop_strings: Sequence[str], tokenizer: ChatTokenizer
 ) -> int:
     """How many of the first tokens of a response that goes on can stay: those after them could begin a stop string.
@@ -156,15 +156,15 @@ def closed_length(
 def without_open_stop_string(
     interrupted: Generation, before: Sequence[int], stop_strings: Sequence[str], tokenizer: ChatTokenizer
 ) -> Generation:
-    """The interrupted generation without the tokens that `closed_length` leaves out."""
-    kept = closed_length(interrupted.token_ids, before, stop_strings, tokenizer)
+    """The interrupted generation without the tokens that `_closed_length` leaves out."""
+    kept = _closed_length(interrupted.token_ids, before, stop_strings, tokenizer)
     return interrupted if kept == len(interrupted.token_ids) else first_tokens(interrupted, kept)
 
 
 def log_without_open_stop_string(
     message_log: Sequence[Message], stop_strings: Sequence[str], tokenizer: ChatTokenizer
 ) -> Sequence[Message]:
-    """The log without the tokens of a partial response at its end that `closed_length` leaves out.
+    """The log without the tokens of a partial response at its end that `_closed_length` leaves out.
 
     A partial response of which nothing stays leaves the log.
     """
@@ -172,7 +172,7 @@ def log_without_open_stop_string(
         return message_log
     *messages, partial = message_log
     before = [token_id for message in messages[-CONTEXT_TOKENS:] for token_id in message.token_ids[-CONTEXT_TOKENS:]]
-    kept = closed_length(partial.token_ids, before, stop_strings, tokenizer)
+    kept = _closed_length(partial.token_ids, before, stop_strings, tokenizer)
     if kept == len(partial.token_ids):
         return message_log
     return [*messages, first_tokens_of(partial, kept, tokenizer)] if kept else messages
@@ -211,7 +211,7 @@ def first_tokens_of(response: Message, count: int, tokenizer: ChatTokenizer) -> 
         kept[EXPERTS] = rows_between(experts, 0, min(count, experts.shape[0]))
     if (spans := response.weight_versions) is not None:
         kept["weight_versions"] = [
-            version_span(span.version, span.start, min(span.end, count)) for span in spans if span.start < count
+            _version_span(span.version, span.start, min(span.end, count)) for span in spans if span.start < count
         ]
     kept["content"] = tokenizer.decode(token_ids)
     kept["token_ids"] = token_ids

@@ -1,35 +1,38 @@
 """The metrics of a sample and of a request, with the names that NeMo-RL's rollout module uses.
 
-A new metric of each sample is a field of the contract's `SampleMetrics`, filled by `SampleMetricsAccumulator`. A new
-request metric is one more entry in `averages`, `turn_metrics` or `spread_by_field`.
+A new metric of each sample is a field of the contract's `SampleMetrics`, filled by `MetricCounts`. A new
+request metric is one more entry in `averages`, `_turn_metrics` or `_spread_by_field`.
 """
 
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, median, stdev
 
 from rollout_client.contract.base import label_of, read_label
 from rollout_client.contract.messages import FinishReason
 from rollout_client.contract.rollouts import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult, SampleStatus
-from service.rollouts.episode_records import MetricCounts
 
 UNNAMED_REWARD = "reward"
 """The name of a reward that its environment gave as a single number."""
 
 
-class SampleMetricsAccumulator:
-    """Counts the tokens of one episode while it is played. Lengths are in tokens."""
+@dataclass(slots=True)
+class MetricCounts:
+    """Counts of one episode while it is played, of which its metrics are made. Lengths are in tokens.
 
-    def __init__(self) -> None:
-        self._turn_input_tokens: list[int] = []
-        self._turn_gen_tokens: list[int] = []
-        self._env_tokens = 0
-        self._parse_errors = 0
-        self._environment: dict[str, float] = {}
-        self._clipped_turns = 0
-        self.tokens_by_replica: dict[str, int] = {}
-        """Generated tokens, without those of unknown replicas."""
+    The journal of a job has its fields.
+    """
+
+    turn_input_tokens: list[int] = field(default_factory=list)
+    turn_gen_tokens: list[int] = field(default_factory=list)
+    env_tokens: int = 0
+    parse_errors: int = 0
+    environment: dict[str, float] = field(default_factory=dict)
+    clipped_turns: int = 0
+    tokens_by_replica: dict[str, int] = field(default_factory=dict)
+    """Generated tokens, without those of unknown replicas."""
 
     def add_generation(self, input_tokens: int, generated_tokens: int, goes_on: bool = False) -> None:
         """Counts all parts of one response as one generation.
@@ -38,74 +41,48 @@ class SampleMetricsAccumulator:
             goes_on: this part continues a response that was interrupted. The part before it is not counted if it was
                 posted.
         """
-        if goes_on and self._turn_gen_tokens:
-            self._turn_gen_tokens[-1] += generated_tokens
+        if goes_on and self.turn_gen_tokens:
+            self.turn_gen_tokens[-1] += generated_tokens
         else:
-            self._turn_input_tokens.append(input_tokens)
-            self._turn_gen_tokens.append(generated_tokens)
+            self.turn_input_tokens.append(input_tokens)
+            self.turn_gen_tokens.append(generated_tokens)
 
     def end_generation(self, finish_reason: FinishReason | None) -> None:
         """Records why the last generation is whole; `None` if it was interrupted."""
-        self._clipped_turns += finish_reason == "length"
+        self.clipped_turns += finish_reason == "length"
 
     def add_tokens_of(self, replica: str, generated_tokens: int) -> None:
         """Counts the tokens of a generation by its replica."""
         if replica:
             self.tokens_by_replica[replica] = self.tokens_by_replica.get(replica, 0) + generated_tokens
 
-    def add_parse_error(self) -> None:
-        self._parse_errors += 1
-
     def add_environment_metrics(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            self._environment[name] = self._environment.get(name, 0.0) + value
-
-    def add_observation(self, tokens: int) -> None:
-        self._env_tokens += tokens
-
-    def counts(self) -> MetricCounts:
-        return MetricCounts(
-            self._turn_input_tokens.copy(),
-            self._turn_gen_tokens.copy(),
-            self._env_tokens,
-            self._parse_errors,
-            self._environment.copy(),
-            self._clipped_turns,
-            self.tokens_by_replica.copy(),
-        )
-
-    def restore(self, counts: MetricCounts) -> None:
-        self._turn_input_tokens = counts.turn_input_tokens.copy()
-        self._turn_gen_tokens = counts.turn_gen_tokens.copy()
-        self._env_tokens = counts.env_tokens
-        self._parse_errors = counts.parse_errors
-        self._environment = counts.environment.copy()
-        self._clipped_turns = counts.clipped_turns
-        self.tokens_by_replica = counts.tokens_by_replica.copy()
+            self.environment[name] = self.environment.get(name, 0.0) + value
 
     def metrics(
         self, status: SampleStatus | None, terminated: bool, truncated: bool, total_reward: float | None
     ) -> SampleMetrics:
         """Counts only what was played here, not the turns of a message log that was posted."""
-        assistant_tokens = sum(self._turn_gen_tokens)
+        assistant_tokens = sum(self.turn_gen_tokens)
         metrics = SampleMetrics.model_construct(
-            turn_count=len(self._turn_gen_tokens),
-            total_tokens=assistant_tokens + self._env_tokens,
+            turn_count=len(self.turn_gen_tokens),
+            total_tokens=assistant_tokens + self.env_tokens,
             assistant_tokens=assistant_tokens,
-            env_tokens=self._env_tokens,
+            env_tokens=self.env_tokens,
             terminated=terminated,
             truncated=truncated,
             max_turns_reached=status == "max_turns",
             total_reward=total_reward,
-            turn_gen_tokens=self._turn_gen_tokens.copy(),
-            turn_input_tokens=self._turn_input_tokens.copy(),
+            turn_gen_tokens=self.turn_gen_tokens.copy(),
+            turn_input_tokens=self.turn_input_tokens.copy(),
         )
-        if self._parse_errors:
-            metrics.parse_errors = self._parse_errors
-        if self._clipped_turns:
-            metrics.clipped_turns = self._clipped_turns
-        if self._environment:
-            metrics.environment = self._environment.copy()
+        if self.parse_errors:
+            metrics.parse_errors = self.parse_errors
+        if self.clipped_turns:
+            metrics.clipped_turns = self.clipped_turns
+        if self.environment:
+            metrics.environment = self.environment.copy()
         return metrics
 
 
@@ -119,7 +96,7 @@ SPREAD_FIELDS = {
     "env_tokens_per_sample": "env_tokens",
     "total_reward": "total_reward",
 }
-"""Each metric of `spread_by_field` with the field of `SampleMetrics` that it is computed from."""
+"""Each metric of `_spread_by_field` with the field of `SampleMetrics` that it is computed from."""
 
 
 class RequestMetricsAccumulator:
@@ -170,13 +147,13 @@ class RequestMetricsAccumulator:
         samples = self._samples
         if not (samples or self._stale):
             return {}
-        of_samples = {**averages(samples), **turn_metrics(samples), **spread_by_field(samples)} if samples else {}
+        of_samples = {**averages(samples), **_turn_metrics(samples), **_spread_by_field(samples)} if samples else {}
         if self._tokens_by_replica:
             of_samples["per_worker_token_counts"] = dict(self._tokens_by_replica)
         return (
             of_samples
-            | spread_by_name("rewards", self._rewards)
-            | spread_by_name("environment", [sample.environment for sample in samples])
+            | _spread_by_name("rewards", self._rewards)
+            | _spread_by_name("environment", [sample.environment for sample in samples])
             | {
                 "histogram/staleness": self._staleness.copy(),
                 "stale_rate": self._stale / (len(samples) + self._stale),
@@ -225,7 +202,7 @@ def averages(samples: Sequence[SampleMetrics]) -> RequestMetrics:
     }
 
 
-def turn_metrics(samples: Sequence[SampleMetrics]) -> RequestMetrics:
+def _turn_metrics(samples: Sequence[SampleMetrics]) -> RequestMetrics:
     """Metrics of single generations, and of the longest generation of each sample. Percentiles interpolate linearly."""
     generations = [length for sample in samples for length in sample.turn_gen_tokens]
     inputs = [length for sample in samples for length in sample.turn_input_tokens]
@@ -261,15 +238,15 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return high - (high - low) * (1 - share) if share >= 0.5 else low + (high - low) * share
 
 
-def spread_by_field(samples: Sequence[SampleMetrics]) -> RequestMetrics:
+def _spread_by_field(samples: Sequence[SampleMetrics]) -> RequestMetrics:
     """Mean, extremes, median and sample standard deviation (n - 1) of each field; `stddev` of a single value is 0."""
     spread: RequestMetrics = {}
-    for name, field in SPREAD_FIELDS.items():
-        spread |= spread_of(name, [getattr(sample, field) for sample in samples])
+    for name, of_sample in SPREAD_FIELDS.items():
+        spread |= _spread_of(name, [getattr(sample, of_sample) for sample in samples])
     return spread
 
 
-def spread_by_name(kind: str, of_each: Sequence[Mapping[str, float]]) -> RequestMetrics:
+def _spread_by_name(kind: str, of_each: Sequence[Mapping[str, float]]) -> RequestMetrics:
     """The spread of each named value, over the samples that have it, in the order of their first samples."""
     values: dict[str, list[float]] = {}
     for named in of_each:
@@ -277,11 +254,11 @@ def spread_by_name(kind: str, of_each: Sequence[Mapping[str, float]]) -> Request
             values.setdefault(name, []).append(value)
     spread: RequestMetrics = {}
     for name, of_samples in values.items():
-        spread |= spread_of(f"{kind}/{name}", of_samples)
+        spread |= _spread_of(f"{kind}/{name}", of_samples)
     return spread
 
 
-def spread_of(name: str, values: Sequence[float]) -> RequestMetrics:
+def _spread_of(name: str, values: Sequence[float]) -> RequestMetrics:
     """`values` has at least one."""
     return {
         f"{name}/mean": fmean(values),

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rollout_client.contract.rollouts import Keep, SampleResult
-from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
-from service.rollouts.group_selection import GroupSelection
+from service.rollouts.group_selection import EarlyStopping, GroupSelection
 from service.rollouts.loop import RolloutContext, RunningEpisodes
 
 DrawGroups = Callable[[range], Awaitable[Sequence[Episode]]]

@@ -1,17 +1,16 @@
 """Dependencies of the routes: the parts of the ingress, the request's id, and what the request holds in flight."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 
 from deployments.images.failures import ImagesNotConfigured
 from deployments.rollout_records.failures import records_not_configured
 from deployments.sessions.failures import SessionsNotConfigured
-from rollout_client.contract.problems import FieldProblem
-from service.access.access_control import AccessControl
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.agents.sessions import AgentSessions
@@ -23,105 +22,45 @@ from service.jobs.runner import JobRunner
 from service.jobs.submission import required
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
-from service.replay.replayer import Replayer
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.rollout_service import RolloutService
-from service.rollout_requests.service_status import Readiness
-from service.scoring.scoring import Scoring
+from service.services import AppServices
 
 if TYPE_CHECKING:
     from deployments.policy.store import PolicyStore
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppServices:
-    """The parts of one ingress replica that its routes call. `app.state.services` holds them."""
-
-    rollouts: RolloutService
-    access: AccessControl
-    readiness: Readiness
-    scoring: Scoring
-    replayer: Replayer
-    calls: ModelCalls
-    tinker: TinkerSampling
-    jobs: JobRunner | None = None
-    """`None` if the service keeps no jobs."""
-    sessions: AgentSessions | None = None
-    """`None` if it keeps none."""
-    images: RequestImages | None = None
-    """`None` if it takes none."""
-    records: RolloutRecorder | None = None
-    """`None` if it keeps no records of rollouts."""
-    reports: TrainerReports | None = None
-    """`None` if `records` is."""
-
-
-# Asynchronous, although they wait for nothing: FastAPI runs other functions in a thread.
-
-
-async def app_services(request: Request) -> AppServices:
+async def _app_services(request: Request) -> AppServices:
     services: AppServices = request.app.state.services
     return services
 
 
-Services = Annotated[AppServices, Depends(app_services)]
+Services = Annotated[AppServices, Depends(_app_services)]
 
 
-async def rollout_service(services: Services) -> RolloutService:
-    return services.rollouts
+def _part(of: Callable[[AppServices], Any], missing: Callable[[], Exception] | None = None) -> Any:
+    """The dependency on a part of the services. FastAPI would call `of` itself in a thread.
+
+    Args:
+        missing: makes the failure of a request that needs a part which the service does not have.
+    """
+
+    async def part(services: Services) -> Any:
+        found = of(services)
+        if found is None and missing is not None:
+            raise missing()
+        return found
+
+    return Depends(part)
 
 
-async def policy_store(services: Services) -> "PolicyStore":
-    return services.rollouts.policy.store
-
-
-async def optional_jobs(services: Services) -> JobRunner | None:
-    return services.jobs
-
-
-async def configured_jobs(services: Services) -> JobRunner:
-    """Raises `JobsNotConfigured`."""
-    return required(services.jobs)
-
-
-async def model_calls(services: Services) -> ModelCalls:
-    return services.calls
-
-
-async def tinker_sampling(services: Services) -> TinkerSampling:
-    return services.tinker
-
-
-async def configured_sessions(services: Services) -> AgentSessions:
-    """Raises `SessionsNotConfigured`."""
-    if services.sessions is None:
-        message = "the config has no `sessions`; add `sessions: {}`"
-        raise SessionsNotConfigured(FieldProblem(field="sessions", message=message))
-    return services.sessions
-
-
-async def configured_images(services: Services) -> RequestImages:
-    """Raises `ImagesNotConfigured`."""
-    if services.images is None:
-        message = "the config has no `images`; serve a model that takes them, and add `images: {}`"
-        raise ImagesNotConfigured(FieldProblem(field="images", message=message))
-    return services.images
-
-
-async def configured_records(services: Services) -> RolloutRecorder:
-    """Raises `RolloutRecordsNotConfigured`."""
-    if services.records is None:
-        raise records_not_configured()
-    return services.records
-
-
-async def configured_reports(
-    services: Services, _: Annotated[RolloutRecorder, Depends(configured_records)]
-) -> TrainerReports:
-    """Raises `RolloutRecordsNotConfigured`."""
-    assert services.reports is not None
-    return services.reports
+_NO_SESSIONS = partial(SessionsNotConfigured.of, "sessions", "the config has no `sessions`; add `sessions: {}`")
+_NO_IMAGES = partial(
+    ImagesNotConfigured.of,
+    "images",
+    "the config has no `images`; serve a model that takes them, and add `images: {}`",
+)
 
 
 async def request_id(request: Request) -> str:
@@ -149,15 +88,15 @@ def held_request(request: Request, caller: Caller, is_of_rollout: bool = False) 
         yield held
 
 
-Rollouts = Annotated[RolloutService, Depends(rollout_service)]
+Rollouts = Annotated[RolloutService, _part(attrgetter("rollouts"))]
 Admitted = Annotated[AdmittedRequest, Depends(admitted)]
-Store = Annotated["PolicyStore", Depends(policy_store)]
-Jobs = Annotated[JobRunner, Depends(configured_jobs)]
-OptionalJobs = Annotated[JobRunner | None, Depends(optional_jobs)]
-Calls = Annotated[ModelCalls, Depends(model_calls)]
-TinkerCalls = Annotated[TinkerSampling, Depends(tinker_sampling)]
-Sessions = Annotated[AgentSessions, Depends(configured_sessions)]
-Images = Annotated[RequestImages, Depends(configured_images)]
-Records = Annotated[RolloutRecorder, Depends(configured_records)]
-Reports = Annotated[TrainerReports, Depends(configured_reports)]
+Store = Annotated["PolicyStore", _part(attrgetter("rollouts.policy.store"))]
+Jobs = Annotated[JobRunner, _part(lambda services: required(services.jobs))]
+OptionalJobs = Annotated[JobRunner | None, _part(attrgetter("jobs"))]
+Calls = Annotated[ModelCalls, _part(attrgetter("calls"))]
+TinkerCalls = Annotated[TinkerSampling, _part(attrgetter("tinker"))]
+Sessions = Annotated[AgentSessions, _part(attrgetter("sessions"), _NO_SESSIONS)]
+Images = Annotated[RequestImages, _part(attrgetter("images"), _NO_IMAGES)]
+Records = Annotated[RolloutRecorder, _part(attrgetter("records"), records_not_configured)]
+Reports = Annotated[TrainerReports, _part(attrgetter("reports"), records_not_configured)]
 RequestId = Annotated[str, Depends(request_id)]

@@ -19,7 +19,7 @@ from service.routes import (
     status,
     tinker,
 )
-from service.routes.dependencies import AppServices
+from service.services import AppServices
 from service.ui import routes as ui
 
 ROUTERS = (

@@ -7,7 +7,11 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
+from deployments.rollout_records.failures import (
+    RolloutRecordsNotConfigured,
+    RolloutUnknown,
+    records_not_configured,
+)
 from rollout_client.contract.replay import ReplayRequest, ReplayResponse
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
@@ -16,7 +20,8 @@ from service.http.openapi import json_request, limited, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.images.request_images import Source, none_taken
 from service.problems import validation_problem
-from service.routes.dependencies import Admitted, AppServices, RequestId, Services, configured_records
+from service.routes.dependencies import Admitted, RequestId, Services
+from service.services import AppServices
 
 router = APIRouter(tags=["rollouts"])
 
@@ -36,7 +41,7 @@ async def _replay(
     request: Request, services: Services, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
 ) -> Response:
     """Makes each generation of a rollout again: with the recorded tokens before it, its seed and stop strings, under
-    the same weights, on a replica that does nothing else as far as there is one.
+    the same weights, on the replica that generated then if it runs.
 
     The verdict says whether the tokens and their log-probabilities are equal, or where they part.
     """
@@ -80,5 +85,6 @@ async def _recorded_result(asked: ReplayRequest, services: AppServices, caller: 
     """Raises `RolloutRecordsNotConfigured`, `RolloutUnknown`, `StoreLost`."""
     if asked.rollout is not None:
         return asked.rollout
-    records = await configured_records(services)
-    return (await records.record(str(asked.rollout_id), caller)).rollout
+    if services.records is None:
+        raise records_not_configured()
+    return (await services.records.record(str(asked.rollout_id), caller)).rollout

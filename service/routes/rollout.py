@@ -38,7 +38,6 @@ from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.body_parser import read_rollout_request
 from service.rollout_requests.result_encoding import (
     NDJSON,
-    EncodedRollouts,
     JsonResponseEncoder,
     ResponseEncoder,
     is_small,
@@ -46,6 +45,7 @@ from service.rollout_requests.result_encoding import (
     problem_line,
     summary_line,
 )
+from service.rollout_requests.running_rollout import RunningRollout
 from service.routes.dependencies import Admitted, OptionalJobs, RequestId, Rollouts
 from service.routes.jobs import CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER, ROLLOUT_BODY
 
@@ -107,42 +107,37 @@ async def rollout(
         accepted_types, gathering = request.headers.get("accept", ""), runner.gathering(job_id)
         return await answer_of(pages, accepted_types, heartbeat_s(request.headers), gathering)
     limits, parser = rollouts.limits, rollouts.body_parser
-    received = await read_rollout_request(request, limits.max_body_bytes, parser, admitted)
-    body_bytes = await rollouts.take_samples(received.request, admitted.hold_body, caller, received.body_bytes)
-    echoed_bytes = body_bytes // len(received.request.samples)
-    running = await rollouts.rollout(received.request, request_id, body_bytes, caller)
-    encoded = EncodedRollouts(running, echoed_bytes)
+    asked, body_bytes = await read_rollout_request(request, limits.max_body_bytes, parser, admitted)
+    body_bytes = await rollouts.take_samples(asked, admitted.hold_body, caller, body_bytes)
+    running = await rollouts.rollout(asked, request_id, body_bytes, caller)
     wanted = request.headers.get("accept", "")
     if NDJSON in wanted:
-        lines = with_heartbeats(ndjson_lines(encoded, request_id), heartbeat_s(request.headers))
+        lines = with_heartbeats(_ndjson_lines(running), heartbeat_s(request.headers))
         return StreamingResponse(lines, media_type=NDJSON)
-    encoder: ResponseEncoder = JsonResponseEncoder()
-    if ARROW in wanted:
-        groups, rollouts_per_group = len(received.request.samples), received.request.num_generations
-        encoder = ArrowResponseEncoder(echoed_bytes, rollouts_per_group, groups)
-    return await whole_response(encoded, encoder)
+    encoder = ArrowResponseEncoder(running.echoed_bytes) if ARROW in wanted else JsonResponseEncoder()
+    return await _whole_response(running, encoder)
 
 
-async def whole_response(rollouts: EncodedRollouts, encoder: ResponseEncoder) -> Response:
+async def _whole_response(running: RunningRollout, encoder: ResponseEncoder) -> Response:
     """Responds when the last rollout has ended; until then the response can still become a problem document."""
-    async for _ in rollouts.each(encoder.add):
+    async for _ in running.encoded(encoder.add):
         pass
-    parts = encoder.body(await rollouts.summary())
-    if is_small(rollouts.size):
+    parts = encoder.body(await running.final_summary())
+    if is_small(running.size):
         return Response(b"".join(parts), media_type=encoder.media_type)
     return await response_in_parts(parts, encoder.media_type)
 
 
-async def ndjson_lines(rollouts: EncodedRollouts, request_id: str) -> AsyncGenerator[bytes, None]:
+async def _ndjson_lines(running: RunningRollout) -> AsyncGenerator[bytes, None]:
     """Yields the lines of a stream, each rollout when it ends, in parts if it is large."""
     try:
-        async with aclosing(rollouts.lines()) as lines:
+        async with aclosing(running.lines()) as lines:
             async for _, line in lines:
                 for part in pieces(line):
                     yield part
-        yield summary_line(await rollouts.summary())
+        yield summary_line(await running.final_summary())
     except RequestProblem as problem:
-        yield problem_line(problem, request_id)
+        yield problem_line(problem, running.request_id)
     except Exception as error:  # noqa: BLE001 - the status has been sent: only a line can still tell the caller
-        log_unexpected_error(error, request_id)
-        yield problem_line(internal_error(error), request_id)
+        log_unexpected_error(error, running.request_id)
+        yield problem_line(internal_error(error), running.request_id)

@@ -3,10 +3,10 @@
 Guarantee: at most one problem of the sequences is built, whatever the body holds; what comes out is within the bounds.
 """
 
-import pickle
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -14,9 +14,8 @@ from deployments.protocols.generation import packed_ids
 from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.scores import ScoreRequest
-from service.problems import invalid_request, validation_problem
+from service.problems import invalid_request, unknown_token, validation_problem
 
-SEQUENCES_OF_A_SLICE = 64
 MOST_NUMBERS = 2**26
 """Limit of an answer: 64 million log-probabilities and token ids are about 1 GB of JSON."""
 
@@ -89,13 +88,8 @@ def sequence_problems(
         with_top_k = " with top_k" if top_k else ""
         message = f"it has {len(token_ids)} tokens; the model takes at most {most_tokens}{with_top_k}"
         yield FieldProblem(field=field, message=message, value=len(token_ids))
-    highest = max(token_ids)
-    if highest >= bounds.vocab_size:
-        yield FieldProblem(
-            field=f"{field}[{token_ids.index(highest)}]",
-            message=f"{highest} is not a token of the model; its ids are 0 to {bounds.vocab_size - 1}",
-            value=highest,
-        )
+    if problem := unknown_token(field, token_ids, bounds.vocab_size):
+        yield problem
     for image_token in bounds.image_token_ids:
         if image_token in token_ids:
             yield FieldProblem(
@@ -109,13 +103,12 @@ def sequence_problems(
         yield FieldProblem(field="start", message=message, value=start)
 
 
-def split_score_request(request: ParsedScoreRequest) -> Iterator[bytes]:
-    """The request as pickles: first all but its sequences, then slices of these."""
-    yield pickle.dumps(replace(request, sequences=()), pickle.HIGHEST_PROTOCOL)
-    for begin in range(0, len(request.sequences), SEQUENCES_OF_A_SLICE):
-        yield pickle.dumps(request.sequences[begin : begin + SEQUENCES_OF_A_SLICE], pickle.HIGHEST_PROTOCOL)
+def split_score_request(request: ParsedScoreRequest) -> Iterator[Any]:
+    """The request in parts, each of which is pickled alone: all but its sequences, then each sequence."""
+    yield replace(request, sequences=())
+    yield from request.sequences
 
 
-def joined_score_request(first: ParsedScoreRequest, slices: Sequence[bytes]) -> ParsedScoreRequest:
+def joined_score_request(first: ParsedScoreRequest, sequences: Iterable["array[int]"]) -> ParsedScoreRequest:
     """The request that `split_score_request` has split."""
-    return replace(first, sequences=[sequence for slice_ in slices for sequence in pickle.loads(slice_)])
+    return replace(first, sequences=[*sequences])

@@ -38,7 +38,7 @@ class Scoring:
 
     Args:
         generator_for: gives the generator of a caller's requests.
-        describe: gives the limits of the engines.
+        engine: the limits of the engines.
     """
 
     def __init__(
@@ -46,19 +46,14 @@ class Scoring:
         generator_for: Callable[[Caller], Generator],
         policy: RemotePolicy,
         limits: RequestLimits,
-        describe: Callable[[], GeneratorDescription],
+        engine: GeneratorDescription,
     ) -> None:
         self._generator_for = generator_for
         self._policy = policy
         self._limits = limits
-        self._describe = describe
-
-    @property
-    def bounds(self) -> ScoreBounds:
+        most = limits.max_rollouts_per_request
+        self.bounds = ScoreBounds(most, engine.max_model_len, engine.vocab_size, engine.image_token_ids)
         """Limits of one request."""
-        engine = self._describe()
-        most = self._limits.max_rollouts_per_request
-        return ScoreBounds(most, engine.max_model_len, engine.vocab_size, engine.image_token_ids)
 
     async def score(
         self, request: ParsedScoreRequest, request_id: str, on_score: OnScore, caller: Caller = ANYBODY

@@ -29,7 +29,7 @@ from rollout_client.tensors import PaddingSide, image_inputs, images_shown, to_t
 from rollout_env import StepOutcome
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext, play_sample
-from service.rollouts.schedule import AsyncSchedule
+from service.rollouts.pacing import AsyncSchedule
 from tests.deployments.images.pictures import ImagesInProcess
 from tests.live.test_engine import EngineGenerator
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment

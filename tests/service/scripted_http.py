@@ -25,8 +25,7 @@ from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.policy import RemotePolicy
-from service.replay.replayer import QuietReplicas, Replayer
-from service.replay.same_weights import served_weights
+from service.replay.replayer import Replayer, ReplayReplicas, served_weights
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.episodes import EpisodeFactory
@@ -34,9 +33,9 @@ from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.service_status import Readiness
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.episode_records import ServiceBuild
-from service.routes.dependencies import AppServices
 from service.routes.http_app import build_http_app
 from service.scoring.scoring import Scoring
+from service.services import AppServices
 from service.settings import AdmissionSettings, RequestLimits
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
@@ -51,7 +50,7 @@ tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
 Returned = TypeVar("Returned")
 
 
-class ScriptedReplicas(QuietReplicas):
+class ScriptedReplicas(ReplayReplicas):
     """One replica without a name, which a scripted generator is."""
 
     def __init__(self, generator: Generator) -> None:
@@ -59,9 +58,6 @@ class ScriptedReplicas(QuietReplicas):
 
     def replicas(self) -> Sequence[str]:
         return ()
-
-    def ongoing_on(self, replica: str) -> int:
-        return 0
 
     async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
         return await self._generator.generate(request)
@@ -159,7 +155,7 @@ def app_of(
     calls = calls or ModelCalls(ScriptedModelServer(REFUSED), rollouts.policy, admission)
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
-    scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, lambda: DESCRIPTION)
+    scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, DESCRIPTION)
     replayer = Replayer(
         ScriptedReplicas(generator), partial(served_weights, rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild()
     )

@@ -11,7 +11,8 @@ from ray.serve.config import HTTPOptions
 from service import app
 from service.access.exposure import ServiceExposed
 from service.app import build
-from service.ingress import http_options, load_chat
+from service.ingress import http_options
+from service.services import load_chat
 from service.settings import AccessSettings, ServiceSettings
 from tests.paths import TINY_MODEL
 

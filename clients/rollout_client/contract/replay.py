@@ -53,8 +53,6 @@ class TokenDifference(Lenient):
     """Its text."""
     recorded_logprob: float | None = None
     """Its log-probability, as the log has it."""
-    recorded_logprob_now: float | None = None
-    """Its log-probability in the replay, before top-p, top-k and min-p; null if that is not known."""
     replayed_id: int | None = None
     """The token of the replay; null where the generation has ended there."""
     replayed_text: str | None = None

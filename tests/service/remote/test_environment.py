@@ -13,7 +13,7 @@ from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.environment import RemoteEnvironment
 from service.rollouts.loop import RolloutContext
-from service.rollouts.schedule import LockstepSchedule
+from service.rollouts.pacing import LockstepSchedule
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedEnvironmentHandle, ScriptedResponse
 from tests.service.rollouts.playing import collect
@@ -129,7 +129,7 @@ async def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
     await environment.step(request("a"))
     record_live_replicas(handle.deployment_id, ["two"])
     await environment.step(request("b"))
-    assert [destination.replica for destination in environment._batchers] == ["two"]
+    assert [destination.replica for destination in environment._calls] == ["two"]
 
 
 def test_a_replica_that_dies_during_a_step_is_a_lost_environment_that_names_its_task(

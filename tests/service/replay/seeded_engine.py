@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deployments.failures import GenerationRejected, TurnTimedOut
+from deployments.failures import TurnTimedOut
 from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
@@ -18,8 +18,7 @@ from deployments.protocols.generation import (
     packed_logprobs,
 )
 from rollout_client.contract.base import VersionLabel, label_of
-from service.replay.replayer import QuietReplicas
-from service.replay.same_weights import Serving
+from service.replay.replayer import ReplayReplicas, Serving
 from tests.service.scripted import ScriptedGenerator, first_part
 
 LETTERS = "abcd."
@@ -87,22 +86,17 @@ class SeededGenerator(ScriptedGenerator):
 
 
 @dataclass
-class SeededReplicas(QuietReplicas):
-    """Replicas that have every version; `busy` has generations by replica."""
+class SeededReplicas(ReplayReplicas):
+    """Replicas that have every version."""
 
     names: Sequence[str] = ("a", "b")
-    busy: dict[str, int] = field(default_factory=dict)
     requests: list[tuple[str, GenerationRequest]] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
     other_version: str | None = None
     """The version that generates in place of the one that is demanded."""
-    takes_scores: bool = True
 
     def replicas(self) -> Sequence[str]:
         return self.names
-
-    def ongoing_on(self, replica: str) -> int:
-        return self.busy.get(replica, 0)
 
     async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
         self.requests.append((replica, request))
@@ -112,8 +106,6 @@ class SeededReplicas(QuietReplicas):
         version = self.other_version or label_of(request.policy, request.weight_version or 0)
         if not isinstance(request, ScoringRequest):
             return generated(request, version)
-        if not self.takes_scores:
-            raise GenerationRejected("The engine cannot score prompts with this adapter.")
         return scored(request, version)
 
 

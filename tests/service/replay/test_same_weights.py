@@ -7,7 +7,7 @@ import pytest
 
 from rollout_client.contract.base import VersionLabel
 from rollout_client.contract.policy import NamedPolicyState, PolicyState, VersionInfo
-from service.replay.same_weights import serving
+from service.replay.replayer import serving
 
 AT = datetime.fromtimestamp(0, UTC)
 

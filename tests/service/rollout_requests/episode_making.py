@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from deployments.failures import RolloutFailure
 from rollout_client.contract.rollouts import RolloutRequest
-from service.rollout_requests.episodes import EpisodeFactory, request_context
+from service.rollout_requests.episodes import EpisodeFactory, ValidRequest
 from service.rollout_requests.sample_preparation import TaskDescriptions
 from service.rollouts.episode import Episode
 
@@ -18,5 +18,5 @@ def made_episodes(
 ) -> list[Episode]:
     """Raises `RequestProblem` for an invalid request."""
     factory.refuse_invalid(request, tasks or {})
-    context = request_context(request, request_id)
-    return factory.groups(request, context, range(len(request.samples)), tasks or {}, not_started or {})
+    valid = ValidRequest.of(request, request_id, tasks or {})
+    return factory.groups(valid, range(len(request.samples)), not_started or {}, {})

@@ -4,7 +4,6 @@ import base64
 import math
 import subprocess
 import sys
-import tracemalloc
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -279,38 +278,17 @@ def shared_rollouts(echo: Echo, count: int) -> list[SampleResult]:
 ECHOED = Message.model_construct(role="user", content="a" * 2**20, token_ids=array("i", range(2**18)))
 
 
-@pytest.mark.parametrize("echo_in_columns", [0, 2**60])
-def test_what_a_group_shares_is_written_as_if_each_rollout_were_encoded_alone(
-    echo_in_columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arrow_encoder, "ECHO_IN_COLUMNS", echo_in_columns)
+def test_what_a_group_shares_is_written_as_if_each_rollout_were_encoded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_encoder, "ROWS_PER_STEP", 2)
     given = Message.model_construct(role="user", content="a", token_ids=[1, 2])
     echo = Echo((given, given), {"extra_env_info": {"a": [1]}, "id": "mine", "note": "c"})
     results = shared_rollouts(echo, 5)
-    shared = ArrowResponseEncoder(1000, rollouts_per_group=5)
+    shared = ArrowResponseEncoder(1000)
     for position in (3, 0, 4, 1, 2):
         shared.add(position, results[position], echo)
     response = read_response(b"".join(shared.body(RolloutSummary(**SUMMARY))))
     assert response.samples == as_arrow(results).samples
     assert [sample.message_log[2].token_ids for sample in response.samples] == [[place] for place in range(5)]
-
-
-def test_a_further_rollout_of_a_group_takes_no_memory_for_what_the_group_shares() -> None:
-    """The group shares 1 MB of text, 1 MB of token ids and 1 MB of other fields."""
-    echo = Echo((ECHOED,), {"extra_env_info": {"far": "b" * 2**19}, "note": "c" * 2**19})
-    results = shared_rollouts(echo, 500)
-    encoder = ArrowResponseEncoder(2**21, rollouts_per_group=500)
-    encoder.add(0, results[0], echo)
-    columns = pa.total_allocated_bytes()
-    tracemalloc.start()
-    try:
-        for position in range(1, 500):
-            encoder.add(position, results[position], echo)
-        held = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - columns
-    finally:
-        tracemalloc.stop()
-    assert held / 499 < 4000
 
 
 def test_the_service_answers_the_same_in_either_encoding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import math
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from service.http.request_body import JSON
 from service.problems import MOST_LEVELS, NON_FINITE, RequestProblem
 from service.rollout_requests import body_parser
 from service.rollout_requests.body_parser import MOST_BYTES_INLINE, BodyParser
+from service.rollout_requests.parser_process import split_fields
 from service.rollout_requests.parsing import (
     MOST_FIELDS,
     MOST_VALUES_PER_SAMPLE,
@@ -32,7 +32,6 @@ from service.rollout_requests.parsing import (
     checked_fields,
     joined_request,
     parsed_body,
-    split_fields,
 )
 from service.scoring.parsing import ParsedScoreRequest, ScoreBounds
 
@@ -136,14 +135,11 @@ def test_a_process_that_dies_is_503_and_is_replaced() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_ends_when_the_standard_input_that_its_parent_holds_ends() -> None:
+def test_a_process_ends_when_the_connection_that_its_parent_holds_ends() -> None:
     process = body_parser.ParserProcess()
     assert joined_request(*process.parse(request(), JSON, BOUNDS)) == parsed_body(request(), JSON)
-    assert process._process.stdin is not None
-    process._process.stdin.close()
+    process._connection.close()
     assert process._process.wait(timeout=60) == 0
-    assert process._process.stdout is not None
-    process._process.stdout.close()
 
 
 def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
@@ -151,11 +147,11 @@ def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
 ) -> None:
     go_on = threading.Event()
     answered = parsed_body(request(), JSON)
-    first, *rest = split_fields(checked_fields(request(), JSON, BOUNDS), 1000)
+    first, *rest = split_fields(checked_fields(request(), JSON, BOUNDS))
 
-    def wait(*_arguments: Any) -> tuple[Any, list[bytes]]:
+    def wait(*_arguments: Any) -> tuple[Any, list[Any]]:
         assert go_on.wait(60)
-        return pickle.loads(first), rest
+        return first, rest
 
     async def parse_all() -> bool:
         large = [asyncio.create_task(parser.parse(PADDING + b" ", JSON)) for _ in range(3)]
@@ -208,10 +204,8 @@ some_requests = st.fixed_dictionaries(
 )
 
 
-@given(some_requests, st.integers(1, 2000))
-def test_whatever_the_body_both_ways_give_the_same_request_or_name_the_same_fields(
-    fields: dict[str, Any], slice_bytes: int
-) -> None:
+@given(some_requests)
+def test_whatever_the_body_both_ways_give_the_same_request_or_name_the_same_fields(fields: dict[str, Any]) -> None:
     # The small way does not count rollouts: the service does it later.
     bounds = replace(BOUNDS, max_rollouts=10**100)
     body = json.dumps(fields).encode()
@@ -222,8 +216,8 @@ def test_whatever_the_body_both_ways_give_the_same_request_or_name_the_same_fiel
     except RequestProblem as error:
         by_step = error.problem
     try:
-        options, *slices = split_fields(checked_fields(body, JSON, bounds), slice_bytes)
-        by_parts = joined_request(pickle.loads(options), slices)
+        options, *samples = split_fields(checked_fields(body, JSON, bounds))
+        by_parts = joined_request(options, samples)
     except RequestProblem as error:
         by_parts = error.problem
     assert by_parts == by_step

@@ -10,7 +10,7 @@ from rollout_client.calls.arrow_bodies import arrow_body
 from rollout_client.contract.rollouts import RolloutRequest
 from service.admission.admission import Admission
 from service.problems import RequestProblem
-from service.rollout_requests.body_parser import BodyParser, ReceivedRequest, read_rollout_request
+from service.rollout_requests.body_parser import BodyParser, read_rollout_request
 from service.rollout_requests.parsing import BodyBounds
 from service.settings import AdmissionSettings
 from tests.service.http.http_requests import http_request
@@ -23,7 +23,7 @@ JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 
 
-def read(body: bytes, content_type: str | None = None, most_bytes: int = 2**20) -> ReceivedRequest:
+def read(body: bytes, content_type: str | None = None, most_bytes: int = 2**20) -> tuple[RolloutRequest, int]:
     headers = {} if content_type is None else {"content-type": content_type}
     with Admission(AdmissionSettings(), max_model_len=1).admitted(0) as admitted:
         return asyncio.run(read_rollout_request(http_request([body], headers), most_bytes, PARSER, admitted))
@@ -31,13 +31,13 @@ def read(body: bytes, content_type: str | None = None, most_bytes: int = 2**20) 
 
 @pytest.mark.parametrize("content_type", [None, "", JSON, f"{JSON}; charset=utf-8", "APPLICATION/JSON ", FORM])
 def test_json_is_read_under_its_type_without_one_and_under_the_one_that_curl_sends(content_type: str | None) -> None:
-    assert read(BODY, content_type) == ReceivedRequest(EXPECTED, len(BODY))
+    assert read(BODY, content_type) == (EXPECTED, len(BODY))
 
 
 @pytest.mark.parametrize("content_type", [ARROW, f"{ARROW.upper()}; v=1"])
 def test_arrow_is_read_under_its_type(content_type: str) -> None:
     body = arrow_body([SAMPLE], {})
-    assert read(body, content_type) == ReceivedRequest(EXPECTED, len(body))
+    assert read(body, content_type) == (EXPECTED, len(body))
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", f"{JSON}x", "json", "application/vnd.safetensors"])
@@ -67,7 +67,7 @@ def test_a_body_that_is_not_a_request_is_refused(body: bytes, status: int, field
 
 
 def test_the_bound_is_that_of_the_body() -> None:
-    assert read(BODY, most_bytes=len(BODY)).body_bytes == len(BODY)
+    assert read(BODY, most_bytes=len(BODY))[1] == len(BODY)
     with pytest.raises(RequestProblem) as raised:
         read(BODY, most_bytes=len(BODY) - 1)
     assert raised.value.problem.status == 413

@@ -29,14 +29,12 @@ from service.admission.admission import Admission
 from service.images.request_images import MODEL_TAKES_NONE, RequestImages
 from service.problems import RequestProblem
 from service.remote.policy import RemotePolicy
-from service.rollout_requests.episodes import EpisodeFactory, RequestContext
+from service.rollout_requests.episodes import EpisodeFactory, ValidRequest
 from service.rollout_requests.rollout_service import (
     MOST_BYTES_PREPARED_INLINE,
     MOST_GENERATIONS_PREPARED_INLINE,
     RolloutService,
 )
-from service.rollout_requests.running_rollout import SampleFailed
-from service.rollout_requests.sample_preparation import TaskDescriptions
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.episode import Episode
 from service.rollouts.progress import ProgressLog
@@ -256,9 +254,10 @@ async def test_with_on_error_fail_the_first_failure_of_a_selected_request_ends_i
     running = await service.service.rollout(
         request_of(*[SAMPLE] * 3, keep=PASSES, on_error="fail", retries=0), "request", 0
     )
-    with pytest.raises(SampleFailed) as failed:
+    with pytest.raises(RequestProblem) as failed:
         _ = [ended async for ended in running]
-    assert (failed.value.sample_position, failed.value.kind) == (0, "generation")
+    [error] = failed.value.problem.errors
+    assert (error.field, error.value) == ("samples[0]", "generation")
 
 
 def test_every_rollout_of_every_sample_is_yielded_with_its_position() -> None:
@@ -360,17 +359,15 @@ class NotingFactory(EpisodeFactory):
 
     def groups(
         self,
-        request: RolloutRequest,
-        context: RequestContext,
+        valid: ValidRequest,
         places: Iterable[int],
-        tasks: TaskDescriptions,
         not_started: Mapping[int, RolloutFailure],
-        images: dict[str, ImageTokens] | None = None,
+        images: dict[str, ImageTokens],
     ) -> list[Episode]:
         self.threads.append(threading.get_ident())
         if self.waits:
             assert self.loop_went_on.wait(THREAD_STUCK_AFTER_S), "the event loop waits for the preparation"
-        return super().groups(request, context, places, tasks, not_started, images)
+        return super().groups(valid, places, not_started, images)
 
 
 @pytest.fixture
@@ -481,11 +478,12 @@ async def test_with_on_error_fail_the_failed_sample_is_yielded_then_raised_and_t
         async for position, result, _ in running:
             yielded.append((position, result.status))
 
-    with pytest.raises(SampleFailed) as failed:
+    with pytest.raises(RequestProblem) as failed:
         await drain()
     assert yielded == [(3, "error")]
-    assert (failed.value.sample_position, failed.value.kind) == (1, "generation")
-    assert str(failed.value) == "generation 1 failed: no"
+    [error] = failed.value.problem.errors
+    assert (error.field, error.value) == ("samples[1]", "generation")
+    assert error.message == "generation 1 failed: no"
     assert service.generator.cancelled == 3
 
 

@@ -13,7 +13,7 @@ from rollout_client.contract.rollouts import RolloutRequest, SampleError
 from rollout_env import StepOutcome
 from service.problems import RequestProblem
 from service.rollout_requests.episodes import EpisodeFactory
-from service.rollout_requests.sample_preparation import CHECKED_WITHIN_S, refuse_bad_extra_env_info, start_samples
+from service.rollout_requests.sample_preparation import ANSWERED_WITHIN_S, refuse_bad_extra_env_info, start_samples
 from service.rollouts.episode import Episode
 from tests import virtual_time
 from tests.service.rollout_requests.episode_making import made_episodes
@@ -210,7 +210,7 @@ def test_a_long_value_is_shortened() -> None:
         (PickyEnvironment(error=EnvironmentLost("The replica died.")), "The replica died."),
         (
             PickyEnvironment(answers_after_s=3600),
-            f"The check of the samples by task 'picky' took longer than {CHECKED_WITHIN_S:g} s.",
+            f"The check of the samples by task 'picky' took longer than {ANSWERED_WITHIN_S:g} s.",
         ),
     ],
 )
@@ -219,5 +219,5 @@ def test_an_environment_that_does_not_answer_refuses_nothing_and_is_logged(
 ) -> None:
     virtual_time.run(refuse_bad_extra_env_info(request_of({}), "request", {"picky": picky}))
     [record] = caplog.records
-    assert record.getMessage() == f"The samples of a request were not checked: {why}"
+    assert record.getMessage() == f"An environment did not answer: {why}"
     assert (vars(record)["request_id"], vars(record)["task_name"]) == ("request", "picky")

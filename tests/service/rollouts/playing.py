@@ -21,10 +21,10 @@ from deployments.protocols.generation import (
 )
 from rollout_client.contract.rollouts import Keep, SampleResult
 from rollout_env import StepOutcome
-from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
+from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request, play_sample
-from service.rollouts.schedule import AsyncSchedule
+from service.rollouts.pacing import AsyncSchedule
 from tests import virtual_time
 from tests.service.scripted import (
     EpisodeRecipe,

@@ -14,7 +14,7 @@ from rollout_env import StepOutcome
 from service.rollouts.agent_episode import AgentRunOutcome, AgentTask
 from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext
-from service.rollouts.schedule import AsyncSchedule
+from service.rollouts.pacing import AsyncSchedule
 from service.rollouts.staleness import VersionBounds
 from tests.service.agents.agent_runs import TWO_CALLS, AgentRecipe, ScriptedAgents, branch, generated, said
 from tests.service.rollouts.playing import KEEP_ALL, collect, texts

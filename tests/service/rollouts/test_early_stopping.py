@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client.contract.rollouts import Keep
-from service.rollouts.early_stopping import EarlyStopping
+from service.rollouts.group_selection import EarlyStopping
 
 GROUPS = {"a1": 0, "a2": 0, "a3": 0, "b1": 1, "b2": 1, "b3": 1, "c1": 2, "c2": 2, "c3": 2}
 

@@ -23,7 +23,7 @@ from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext, play_sample
-from service.rollouts.schedule import AsyncSchedule
+from service.rollouts.pacing import AsyncSchedule
 from tests import virtual_time
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
 from tests.vision_model import vision_tokenizer

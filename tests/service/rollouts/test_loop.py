@@ -19,8 +19,8 @@ from deployments.protocols.generation import Generation, GenerationRequest
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import Keep, SampleInput
 from rollout_env import StepOutcome
-from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
+from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import (
     MOST_CHARACTERS_INLINE,
     RolloutContext,
@@ -28,9 +28,8 @@ from service.rollouts.loop import (
     play_request,
     play_sample,
 )
-from service.rollouts.pacing import LoopPacer
+from service.rollouts.pacing import AsyncSchedule, LockstepSchedule, LoopPacer
 from service.rollouts.progress import ProgressLog
-from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from tests import virtual_time
 from tests.service.rollouts.playing import (
     KEEP_ALL,

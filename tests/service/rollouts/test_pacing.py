@@ -10,16 +10,16 @@ import pytest
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Generation, GenerationRequest
-from service.rollouts.early_stopping import EarlyStopping
+from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.pacing import (
     EPISODES_PER_ITERATION,
     LONGEST_ITERATION_S,
     TOKENS_PER_EPISODE,
+    AsyncSchedule,
     LoopPacer,
     PacedWork,
 )
-from service.rollouts.schedule import AsyncSchedule
 from tests import virtual_time
 from tests.service.rollouts.playing import KEEP_ALL
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome

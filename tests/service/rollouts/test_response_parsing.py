@@ -12,7 +12,7 @@ from rollout_client.contract.messages import GivenMessage
 from rollout_client.contract.rollouts import SampleResult
 from rollout_env import StepOutcome
 from service.rollouts.loop import RolloutContext, play_sample
-from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
+from service.rollouts.pacing import AsyncSchedule, LockstepSchedule
 from tests import virtual_time
 from tests.service.rollouts.playing import collect
 from tests.service.scripted import (

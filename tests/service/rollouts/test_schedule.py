@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from service.rollouts.pacing import EPISODES_PER_ITERATION
-from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
+from service.rollouts.pacing import EPISODES_PER_ITERATION, AsyncSchedule, LockstepSchedule
 from tests import virtual_time
 
 

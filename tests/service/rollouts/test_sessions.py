@@ -10,7 +10,7 @@ from deployments.protocols.generation import Generation, GenerationRequest
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import Keep
 from rollout_env import StepOutcome
-from service.rollouts.early_stopping import EarlyStopping
+from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import play_request
 from tests import virtual_time
 from tests.service.rollouts.playing import KEEP_ALL, async_context, collect, play, texts

@@ -18,11 +18,11 @@ from deployments.protocols.weight_versions import refuse_other_version
 from rollout_client.contract.messages import FinishReason, Message, WeightVersionSpan
 from rollout_client.contract.rollouts import Keep, SampleResult
 from rollout_env import StepOutcome
-from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
+from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.metrics import STATUSES_WITH_FINAL_REWARD, RequestMetricsAccumulator
-from service.rollouts.schedule import AsyncSchedule
+from service.rollouts.pacing import AsyncSchedule
 from service.rollouts.staleness import (
     RolloutVersions,
     VersionBounds,

@@ -165,8 +165,6 @@ READS_PICKLES: dict[str, str] = {
     "service/rollout_records/recorder.py": "records that ingress replicas have written",
     "service/rollout_requests/body_parser.py": "answers of the process that parses bodies, its own child",
     "service/rollout_requests/parser_process.py": "parameters that its parent writes",
-    "service/rollout_requests/parsing.py": "slices that the parsing process has made",
-    "service/scoring/parsing.py": "slices that the parsing process has made",
 }
 """Files that may call `pickle.loads`, and whose bytes these are."""
 LOADERS = {"loads", "load", "Unpickler"}

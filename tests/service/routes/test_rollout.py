@@ -13,7 +13,7 @@ from deployments.failures import GenerationRejected
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import read_response
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from service.rollout_requests import result_encoding
+from service.rollout_requests import result_encoding, running_rollout
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.garbage_collection import PacedCollections
 from service.rollout_requests.result_encoding import JsonResponseEncoder, sample_line
@@ -124,7 +124,7 @@ def test_a_rollout_of_many_tokens_is_encoded_in_another_thread(
         return noting
 
     if encoder is None:
-        monkeypatch.setattr("service.rollout_requests.result_encoding.sample_line", noted(sample_line))
+        monkeypatch.setattr("service.rollout_requests.running_rollout.sample_line", noted(sample_line))
     else:
         monkeypatch.setattr(encoder, "add", noted(encoder.add))
     monkeypatch.setattr(result_encoding, "MOST_TOKENS_INLINE", 10)
@@ -184,7 +184,7 @@ def test_the_summary_of_many_rollouts_is_computed_in_another_thread(monkeypatch:
         return metrics(self)
 
     monkeypatch.setattr(RequestMetricsAccumulator, "metrics", noted)
-    monkeypatch.setattr(result_encoding, "MOST_ROLLOUTS_INLINE", 2)
+    monkeypatch.setattr(running_rollout, "MOST_ROLLOUTS_INLINE", 2)
     for accept in (JSON, NDJSON):
         for count in (2, 3):
             assert ScriptedHttp().post({"samples": [GOOD] * count}, accept=accept).status_code == 200

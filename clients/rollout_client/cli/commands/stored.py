@@ -279,9 +279,8 @@ def difference_facts(difference: TokenDifference | None) -> Iterator[tuple[str, 
         return
     recorded, replayed = difference.recorded_id, difference.replayed_id
     yield "at", f"message {difference.message}, token {difference.token}"
-    then, now = probability(difference.recorded_logprob), probability(difference.recorded_logprob_now)
     shown = "the generation had ended" if recorded is None else token_text(recorded, difference.recorded_text)
-    yield "recorded", shown if recorded is None else f"{shown}, probability {then} then and {now} now"
+    yield "recorded", shown if recorded is None else f"{shown}, probability {probability(difference.recorded_logprob)}"
     shown = "the generation has ended" if replayed is None else token_text(replayed, difference.replayed_text)
     yield "replayed", shown if replayed is None else f"{shown}, probability {probability(difference.replayed_logprob)}"
 
