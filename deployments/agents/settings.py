@@ -8,7 +8,6 @@ from deployments.agents.game_settings import GameSettings
 from deployments.harbor.settings import HarborSettings
 from deployments.strict_settings import StrictSettings, UrlWithoutKey
 from rollout_client.contract.sessions import SessionLimits
-from rollout_env.loopback import is_loopback
 
 PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
 LONGEST_RUN_S = 86_400.0
@@ -48,8 +47,7 @@ class HarnessSettings(StrictSettings):
     """A program behind an HTTP server, which is asked once for each rollout."""
 
     url: UrlWithoutKey
-    """Takes a `POST` with `base_url`, `api_key` and `sample`, for a Harbor task `sandbox` too, and answers when the run
-    has ended."""
+    """Takes a `POST` with `base_url`, `api_key` and `sample`, and answers when the run has ended."""
     api_key_variable: str | None = None
     """The environment variable of the service's processes whose value is sent as `Authorization: Bearer`."""
 
@@ -65,8 +63,8 @@ class AgentSettings(StrictSettings):
     harness: HarnessSettings | None = None
     """A program behind an HTTP server."""
     harbor: HarborSettings | None = None
-    """The rollouts are tasks in Harbor's format: each gets a sandbox of its own, in which the command runs, which the
-    function gets as its fourth argument or the harness as an address, and the task's verifier scores it."""
+    """The rollouts are tasks in Harbor's format: each gets a sandbox of its own, in which the command runs or which the
+    function gets as its fourth argument, and the task's verifier scores it."""
     game: GameSettings | None = None
     """A game whose seats the policy and others play."""
     scored_by: Literal["environment", "agent"] = "environment"
@@ -97,13 +95,8 @@ class AgentSettings(StrictSettings):
         if "scored_by" in self.model_fields_set and self.scored_by != "agent":
             raise ValueError("scored_by: the verifier of a Harbor task scores it: leave scored_by out")
         self.scored_by = "agent"
-        if self.game is not None:
-            raise ValueError("harbor: a game gets no sandbox: name a command, a harness, or a function that takes one")
-        if self.harness is not None and not is_loopback(str(self.harness.url)):
-            raise ValueError(
-                f"harbor: the sandbox is served on loopback alone, which a harness at {self.harness.url} does not "
-                "reach: run it beside the service, at a URL of 127.0.0.1"
-            )
+        if self.game is not None or self.harness is not None:
+            raise ValueError("harbor: name a command, or a function that takes the sandbox; no other agent gets one")
         if self.command is not None and not self.command.sandbox:
             raise ValueError("harbor: its command runs in the sandbox of the task: write sandbox: true")
         if self.command is not None and "passed_variables" in self.command.model_fields_set:

@@ -15,7 +15,7 @@ class HarborInfo(BaseModel):
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     task: str
-    """Name of the task, as its `task.toml` or the registry has it."""
+    """Name of the task, as its `task.toml` has it, else that of its folder."""
 
 
 class HarborTasks(TaskEnvironment):

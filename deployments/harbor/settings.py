@@ -16,23 +16,13 @@ class SandboxProviderSettings(StrictSettings):
     """`local`: bubblewrap on the machine of the replica."""
     options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
     """Arguments of the provider, which its page lists. Keys come from environment variables, never from here."""
-    most: int | None = Field(default=None, ge=1)
-    """Sandboxes of one replica at once, warm ones included; further rollouts wait. By default `max_concurrent_runs`."""
-    warm: int = Field(default=0, ge=0)
-    """Sandboxes that a replica keeps ready for the task that it played last, for the other rollouts of its group."""
-    warm_s: float = Field(default=60.0, gt=0)
-    """Seconds after which a warm sandbox is destroyed that no rollout has taken."""
 
 
 class HarborSettings(StrictSettings):
     """Tasks in Harbor's format, and the sandboxes in which they are played."""
 
     tasks: str
-    """A folder whose folders are tasks, the folder of one task, or a registry file (`registry.json`)."""
-    dataset: str | None = None
-    """With a registry: `name` or `name@version` of the data set; it may be missing where the registry has only one."""
-    checkouts: dict[str, str] = Field(default_factory=dict)
-    """With a registry: the folder in which a repository lies that tasks name, by its `git_url`. Nothing is fetched."""
+    """A folder whose folders are tasks, or the folder of one task."""
     passed_variables: list[str] = Field(default_factory=list)
     """Names of variables of the service's own processes that tasks may take by `${NAME}`, for the sandbox in which the
     agent works and for their verifiers. All others stay with the service: there are keys among them."""

@@ -1,6 +1,6 @@
-"""Tasks in Harbor's format: a folder with `task.toml`, `instruction.md`, `environment/` and `tests/`, and its registry.
+"""Tasks in Harbor's format: a folder with `task.toml`, `instruction.md`, `environment/` and `tests/`.
 
-Read as Harbor 0.26 reads them (`harbor/models/task/config.py`, `harbor/models/registry.py`). A field that would change
+Read as Harbor 0.26 reads them (`harbor/models/task/config.py`). A field that would change
 how a task is played, and that is not carried out here, refuses the task with the field's name; all others are kept out.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deployments.harbor.settings import HarborSettings
 from deployments.sandbox.providers.dockerfile import text_in
@@ -29,7 +29,7 @@ LARGEST_REWARD_BYTES, MOST_REWARDS = 2**16, 1000
 
 
 class HarborTaskRefused(ValueError):
-    """A task or a registry cannot be played here. The message names the file, the field and what to do."""
+    """A task cannot be played here. The message names the file, the field and what to do."""
 
 
 class _Section(BaseModel):
@@ -172,10 +172,10 @@ class HarborTask:
 
 
 def load_tasks(settings: HarborSettings) -> dict[str, HarborTask]:
-    """The tasks of the settings by name, in the order of the folder or registry. Raises `HarborTaskRefused`."""
+    """The tasks of the settings by name, in the order of their folders. Raises `HarborTaskRefused`."""
     tasks: dict[str, HarborTask] = {}
-    for name, folder in _task_folders(settings):
-        task = load_task(folder, name, tuple(settings.passed_variables))
+    for folder in _task_folders(settings.tasks):
+        task = load_task(folder, tuple(settings.passed_variables))
         if (other := tasks.get(task.name)) is not None:
             raise HarborTaskRefused(f"{folder} and {other.folder} are both named {task.name}: give one another name.")
         tasks[task.name] = task
@@ -200,63 +200,15 @@ def tasks_within(settings: HarborSettings, timeout_s: float) -> dict[str, Harbor
     return tasks
 
 
-def _task_folders(settings: HarborSettings) -> Iterator[tuple[str | None, Path]]:
-    """The folder of each task, with the name that the registry gives it. Raises `HarborTaskRefused`."""
-    path = Path(settings.tasks).expanduser()
-    if path.is_file():
-        yield from _registry_folders(path, settings)
-    elif (path / "task.toml").is_file():
-        yield None, path
-    elif path.is_dir():
-        yield from ((None, folder) for folder in sorted(path.iterdir()) if (folder / "task.toml").is_file())
-    else:
-        raise HarborTaskRefused(f"{path} is neither a folder of tasks nor a registry file.")
+def _task_folders(tasks: str) -> Iterator[Path]:
+    """Raises `HarborTaskRefused`."""
+    path = Path(tasks).expanduser()
+    if not path.is_dir():
+        raise HarborTaskRefused(f"{path} is no folder of tasks.")
+    return (folder for folder in (path, *sorted(path.iterdir())) if (folder / "task.toml").is_file())
 
 
-class _RegistryTask(_Section):
-    name: str
-    git_url: str | None = None
-    git_commit_id: str | None = None
-    path: str
-
-
-class _DataSet(_Section):
-    name: str
-    version: str
-    tasks: list[_RegistryTask]
-
-
-REGISTRY = TypeAdapter(list[_DataSet])
-
-
-def _registry_folders(path: Path, settings: HarborSettings) -> Iterator[tuple[str, Path]]:
-    try:
-        data_sets = REGISTRY.validate_json(path.read_bytes())
-    except OSError as error:
-        raise HarborTaskRefused(f"{path} cannot be read: {error}.") from error
-    except ValidationError as error:
-        raise HarborTaskRefused(f"{path} is not a registry of Harbor: {_problem_of(error)}.") from error
-    known = [f"{data_set.name}@{data_set.version}" for data_set in data_sets]
-    wanted = [
-        data_set
-        for data_set in data_sets
-        if settings.dataset in (None, data_set.name, f"{data_set.name}@{data_set.version}")
-    ]
-    if len(wanted) != 1:
-        raise HarborTaskRefused(f"dataset must name one of {path}: {', '.join(known)}; got {settings.dataset!r}.")
-    for task in wanted[0].tasks:
-        if task.git_url is None:
-            yield task.name, path.parent / Path(task.path).expanduser()
-        elif task.git_url in settings.checkouts:
-            yield task.name, Path(settings.checkouts[task.git_url]).expanduser() / task.path
-        else:
-            raise HarborTaskRefused(
-                f"{path}: the task {task.name} lies in {task.git_url}, which is not fetched from here: clone it"
-                f"{f' at {task.git_commit_id}' if task.git_commit_id else ''}, and name the folder in checkouts."
-            )
-
-
-def load_task(folder: Path, name: str | None = None, passed_variables: tuple[str, ...] = ()) -> HarborTask:
+def load_task(folder: Path, passed_variables: tuple[str, ...] = ()) -> HarborTask:
     """Reads one task. Raises `HarborTaskRefused`."""
     config = _config_in(folder / "task.toml")
     instruction = without_canary(text_in(folder / "instruction.md", HarborTaskRefused))
@@ -264,8 +216,8 @@ def load_task(folder: Path, name: str | None = None, passed_variables: tuple[str
         raise HarborTaskRefused(f"{folder} has no tests/test.sh, which judges it.")
     for field, reason in _unplayable(config):
         raise HarborTaskRefused(f"{folder / 'task.toml'}: {field} {reason}")
-    named = config.task.name if config.task is not None else folder.name
-    task = HarborTask(name or named, folder, instruction, config, passed_variables)
+    name = config.task.name if config.task is not None else folder.name
+    task = HarborTask(name, folder, instruction, config, passed_variables)
     task.refuse_unpassed()
     return task
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from deployments.harbor.tasks import LARGEST_REWARD_BYTES, HarborTask, rewards_in
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.interface import ExecTimedOut, RunningSandbox, files_below
+from deployments.sandbox.providers.files import files_below
+from deployments.sandbox.providers.interface import ExecTimedOut, RunningSandbox
 from deployments.sandbox.providers.leftover import end_others, processes_of
 
 TESTS = "/tests"

@@ -102,9 +102,8 @@ def _resolve_models(config: ServeDeploySchema, folder: Path) -> None:
                 data["files"] = _resolved_files(data["files"], folder)
             agent = environment.get("agent") if isinstance(environment, dict) else None
             harbor = agent.get("harbor") if isinstance(agent, dict) else None
-            if isinstance(harbor, dict):
-                named = {name: harbor[name] for name in ("tasks", "checkouts") if name in harbor}
-                harbor.update({name: _resolved_files(paths, folder) for name, paths in named.items()})
+            if isinstance(harbor, dict) and "tasks" in harbor:
+                harbor["tasks"] = _resolved_files(harbor["tasks"], folder)
 
 
 def _resolved_files(names: Any, folder: Path) -> Any:

@@ -10,7 +10,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import IO, Any
 from uuid import uuid4
 
@@ -18,21 +18,22 @@ import yaml
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.launch import HeldFds
+from deployments.sandbox.providers.files import tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     LARGEST_OUTPUT_BYTES,
     OWNER_LABEL,
     ExecResult,
     RunningSandbox,
+    SandboxFile,
     SandboxRefused,
     SandboxSpec,
 )
 from deployments.sandbox.providers.leftover import FIRST
-from deployments.sandbox.providers.owned import OwningProvider
-from deployments.sandbox.providers.shell import ShellSandbox, refuse_folders
+from deployments.sandbox.providers.reaper import ReapedProvider
+from deployments.sandbox.providers.shell import CALLS_OF_OURS_S, ShellSandbox, refuse_folders
 
 CONTAINER = "sandbox"
-READY_WITHIN_S = 600.0
 ANSWERS_WITHIN_S = 60.0
 NO_SUCH_POD = "NotFound"
 BAD_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
@@ -40,7 +41,7 @@ POLL_S = 1.0
 CHUNK_BYTES = 65536
 
 
-class KubernetesProvider(OwningProvider):
+class KubernetesProvider(ReapedProvider):
     name = "kubernetes"
     has_network = True
 
@@ -75,6 +76,7 @@ class KubernetesProvider(OwningProvider):
         """
         # In a thread: see `_start_process` of `deployments/agents/command_program.py`.
         started: list[subprocess.Popen[bytes]] = []
+        nobody_waits = Event()
 
         def run() -> tuple[int, bytearray, bytearray]:
             argv, out, err = [*self._kubectl, *arguments], bytearray(), bytearray()
@@ -85,6 +87,8 @@ class KubernetesProvider(OwningProvider):
                 ) as process,
             ):
                 started.append(process)
+                if nobody_waits.is_set():
+                    process.kill()
                 beside = Thread(target=_read_last, args=(process.stderr, err, most_bytes))
                 beside.start()
                 _read_last(process.stdout, out, most_bytes)
@@ -98,14 +102,15 @@ class KubernetesProvider(OwningProvider):
         except OSError as error:
             raise SandboxLost(f"kubectl was not started: {error}.") from error
         except BaseException as error:
+            nobody_waits.set()
             for process in started:
                 process.kill()
-            if isinstance(error, TimeoutError) and limit_s == ANSWERS_WITHIN_S:
+            if isinstance(error, TimeoutError):
                 raise SandboxLost(f"kubectl did not answer within {limit_s:g} s.") from error
             raise
         return ExecResult(code, out.decode(errors="replace"), err.decode(errors="replace"))
 
-    async def checked(self, *arguments: str, stdin: bytes = b"") -> str:
+    async def _checked(self, *arguments: str, stdin: bytes = b"") -> str:
         """The output of `kubectl`. Raises `SandboxLost` if it fails."""
         done = await self.call(*arguments, stdin=stdin)
         if done.exit_code != 0:
@@ -126,13 +131,14 @@ class KubernetesProvider(OwningProvider):
             )
         self.start_reaper()
         name = f"rollout-{uuid4().hex[:20]}"
+        sandbox = KubernetesSandbox(self, name, spec)
         try:
-            await self.checked("create", "-f", "-", stdin=json.dumps(self._manifest(name, spec)).encode())
+            await self._checked("create", "-f", "-", stdin=json.dumps(self._manifest(name, spec)).encode())
             await self._ready(name, spec)
         except BaseException:
-            await asyncio.shield(asyncio.ensure_future(self.remove_or_leave(name)))
+            await sandbox.close()
             raise
-        return KubernetesSandbox(self, name, spec)
+        return sandbox
 
     def _manifest(self, name: str, spec: SandboxSpec) -> dict[str, Any]:
         manifest = json.loads(json.dumps(self._template)) or {}
@@ -167,9 +173,9 @@ class KubernetesProvider(OwningProvider):
 
     async def _ready(self, name: str, spec: SandboxSpec) -> None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(READY_WITHIN_S, spec.build_timeout_s)
+        deadline = loop.time() + spec.build_timeout_s
         while True:
-            status = json.loads(await self.checked("get", "pod", name, "-o", "json")).get("status", {})
+            status = json.loads(await self._checked("get", "pod", name, "-o", "json")).get("status", {})
             containers = status.get("containerStatuses", [])
             waiting = [container.get("state", {}).get("waiting", {}).get("reason") for container in containers]
             if any(reason in BAD_IMAGE for reason in waiting):
@@ -180,14 +186,14 @@ class KubernetesProvider(OwningProvider):
                 raise SandboxLost(f"The pod {name} did not start: its phase is {status.get('phase')}.")
             await asyncio.sleep(POLL_S)
 
-    async def owners_by_id(self) -> dict[str, str | None]:
-        """See `OwningProvider.owners_by_id`."""
-        pods = json.loads(await self.checked("get", "pods", "-l", OWNER_LABEL, "-o", "json"))["items"]
-        return {pod["metadata"]["name"]: pod["metadata"]["labels"][OWNER_LABEL] for pod in pods}
+    async def ids_of(self, owner: str) -> list[str]:
+        """See `ReapedProvider.ids_of`."""
+        pods = json.loads(await self._checked("get", "pods", "-l", f"{OWNER_LABEL}={owner}", "-o", "json"))["items"]
+        return [pod["metadata"]["name"] for pod in pods]
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `OwningProvider.remove`."""
-        await self.checked("delete", "pod", sandbox_id, "--ignore-not-found", "--now", "--wait=true")
+        """See `ShellProvider.remove`."""
+        await self._checked("delete", "pod", sandbox_id, "--ignore-not-found", "--now", "--wait=true")
 
 
 class KubernetesSandbox(ShellSandbox):
@@ -205,12 +211,12 @@ class KubernetesSandbox(ShellSandbox):
                 raise SandboxLost(f"kubectl exec failed: {done.stderr.strip()[-500:]}")
         return done
 
-    async def put(self, path: str, content: bytes) -> None:
-        """See `OwnedSandbox.put`."""
-        folder = str(Path(path).parent)
-        done = await self.run_shell(f"mkdir -p '{folder}' && cat > '{path}'", None, content)
+    async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
+        """See `RunningSandbox.write_files`."""
+        archive = await asyncio.to_thread(tar_of, files)
+        done = await self.run_shell("tar --no-same-owner -xf - -C /", CALLS_OF_OURS_S, archive)
         if done.exit_code != 0:
-            raise SandboxLost(f"A file was not written: {done.stderr.strip()[-500:]}")
+            raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")
 
 
 def _read_last(pipe: IO[bytes] | None, kept: bytearray, most_bytes: int | None) -> None:

@@ -11,13 +11,13 @@ import struct
 import subprocess
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.launch import HeldFds, leased_uid
+from deployments.sandbox.providers.files import tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     LARGEST_FILE_BYTES,
@@ -29,9 +29,8 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
-    tar_of,
 )
-from deployments.sandbox.providers.local_walls import PORT, STARTS_WITHIN_S, Processors, SandboxWalls
+from deployments.sandbox.providers.local_walls import PORT, STARTS_WITHIN_S, SandboxWalls
 from deployments.sandbox.supervisor import ProcessTree
 
 MEASURE_EVERY_S = 0.25
@@ -44,7 +43,7 @@ class LocalRunningSandbox(RunningSandbox):
     def __init__(
         self,
         walls: SandboxWalls,
-        processors: Processors,
+        pinned: Sequence[str],
         spec: SandboxSpec,
         variables: Mapping[str, str],
         workdir: str,
@@ -52,10 +51,11 @@ class LocalRunningSandbox(RunningSandbox):
         """Starts nothing yet.
 
         Args:
+            pinned: the beginning of the command that starts it, see `Processors`.
             variables: of all commands, those of its image and of `spec`.
         """
         self._walls = walls
-        self._processors = processors
+        self._pinned = pinned
         self._spec = spec
         self.variables = variables
         self.workdir = workdir
@@ -78,14 +78,13 @@ class LocalRunningSandbox(RunningSandbox):
         """Raises `SandboxLost` or `SandboxRefused`."""
         loop = asyncio.get_running_loop()
         uid = self._closing.enter_context(leased_uid())
-        pinned = self._closing.enter_context(self._processors.pinned(self._spec.cpus))
         self._ready: asyncio.Future[int] = loop.create_future()
         stderr = os.memfd_create("sandbox", os.MFD_CLOEXEC)
         self._closing.callback(os.close, stderr)
         with HeldFds() as held, self._control_inside as control:
             inside, status = control.fileno(), self._tree.status_fd
             launch = self._walls.launch(self._spec, uid, inside, status, self.workdir, held)
-            launch = replace(launch, command=[*pinned, *launch.command], pass_fds=(*launch.pass_fds, inside))
+            launch = replace(launch, command=[*self._pinned, *launch.command], pass_fds=(*launch.pass_fds, inside))
             # By the thread of the event loop: the sandbox ends with the thread that started it.
             self._tree.start(launch, subprocess.DEVNULL, subprocess.DEVNULL, stderr)
         loop.add_reader(self._control, self._received)
@@ -226,12 +225,12 @@ class LocalRunningSandbox(RunningSandbox):
             raise SandboxRefused(f"{path} cannot be read: {problem}.")
         return None if answer.get("missing") else bytes(content)
 
-    async def pack(self, archive: Path) -> None:
+    async def pack(self, archive: BinaryIO) -> None:
         """Writes the files of the sandbox's own to a tar archive."""
         async with self._asked(b"pack", self._walls.read_only(self._spec)) as (reader, _):
-            with archive.open("wb") as file:
-                while (frame := await _read_frame(reader))[0] != b"x":
-                    file.write(frame[1])
+            while (frame := await _read_frame(reader))[0] != b"x":
+                archive.write(frame[1])
+        archive.flush()
         if problem := json.loads(frame[1]).get("error"):
             raise SandboxRefused(f"The files of the sandbox cannot be kept: {problem}.")
 

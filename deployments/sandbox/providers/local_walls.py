@@ -1,13 +1,15 @@
 """The walls around a sandbox of the provider `local`, and the processors that it may use."""
 
 import contextlib
+import itertools
 import math
 import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, Profile, bubblewrap_launch
 from deployments.sandbox.interface import MIB
@@ -18,8 +20,8 @@ from deployments.sandbox.providers.interface import (
     OWNER_LABEL,
     ProviderUnusable,
     SandboxSpec,
-    owner_of_process,
 )
+from deployments.workers.cleanup import has_died, owner_of
 
 PORT = 8000
 """The port of the sandbox's own loopback that leads to the service."""
@@ -47,7 +49,7 @@ class SandboxWalls:
         if shutil.which("bwrap") is None:
             raise ProviderUnusable("the provider local needs bubblewrap: apt-get install bubblewrap.")
         self._python, self._python_folders = _interpreter()
-        self._owner = f"{OWNER_LABEL}={owner_of_process(os.getpid())}"
+        self._owner = f"{OWNER_LABEL}={owner_of(os.getpid())}"
         with HeldFds() as held, leased_uid() as uid:
             launch = self.launch(SandboxSpec(image="none"), uid, 0, 2, "/", held)
             tried = subprocess.run(
@@ -95,31 +97,20 @@ class SandboxWalls:
 
 
 class Processors:
-    """Spreads sandboxes over the processors that this process may use."""
+    """Spreads sandboxes over the processors that this process may use, by taking these in turn."""
 
     def __init__(self) -> None:
-        self._sandboxes = dict.fromkeys(os.sched_getaffinity(0), 0)
-
-    @contextlib.contextmanager
-    def pinned(self, cpus: float | None) -> Iterator[list[str]]:
-        """The beginning of a command that may use so many of them, rounded up: those with the fewest sandboxes so far.
-
-        It is empty for a command that may use all. The sandbox counts until the end of the block.
-        """
-        most = len(self._sandboxes) if cpus is None else math.ceil(cpus)
-        if most >= len(self._sandboxes):
-            yield []
-            return
+        known = os.sched_getaffinity(0)
+        self._count = len(known)
         # Other replicas of the machine choose among the same ones.
-        shuffled = random.sample(list(self._sandboxes), len(self._sandboxes))
-        chosen = sorted(shuffled, key=self._sandboxes.__getitem__)[:most]
-        for processor in chosen:
-            self._sandboxes[processor] += 1
-        try:
-            yield ["taskset", "--cpu-list", ",".join(map(str, chosen))]
-        finally:
-            for processor in chosen:
-                self._sandboxes[processor] -= 1
+        self._in_turn = itertools.cycle(random.sample(sorted(known), len(known)))
+
+    def pinned(self, cpus: float | None) -> list[str]:
+        """The beginning of a command that may use so many of them, rounded up; empty for one that may use all."""
+        if cpus is None or math.ceil(cpus) >= self._count:
+            return []
+        chosen = itertools.islice(self._in_turn, math.ceil(cpus))
+        return ["taskset", "--cpu-list", ",".join(map(str, chosen))]
 
 
 def _interpreter() -> tuple[str, list[str]]:
@@ -130,11 +121,13 @@ def _interpreter() -> tuple[str, list[str]]:
     raise ProviderUnusable("the provider local needs a Python below /usr: apt-get install python3.")
 
 
-def owners_of_processes() -> Iterator[tuple[int, str]]:
-    """The processes that have the label of an owner as an argument: those that make a sandbox, and its first one."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                for argument in (folder / "cmdline").read_bytes().split(b"\0"):
-                    if argument.startswith(f"{OWNER_LABEL}=".encode()):
-                        yield int(folder.name), argument.decode().partition("=")[2]
+def end_dead_owners() -> None:
+    """Ends processes that were making a sandbox when their owner died.
+
+    Until bubblewrap has the rights to, such a process does not end with its parent. The label is among its arguments.
+    """
+    for process in psutil.process_iter(["cmdline"]):
+        labels = [part for part in process.info["cmdline"] or () if part.startswith(f"{OWNER_LABEL}=")]
+        if labels and has_died(labels[0].partition("=")[2]):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process.kill()
