@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -10,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 import orjson
 import psutil
@@ -54,7 +54,9 @@ class CommandProgram(AgentProgram):
         self._argv = ["setpriv", "--pdeathsig", "KILL", "prlimit", *limits_of(settings), *settings.argv]
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
-        async with _run_folder() as folder:
+        held = tempfile.TemporaryDirectory(prefix="rollout-agent-", ignore_cleanup_errors=True)
+        folder = Path(held.name)
+        try:
             (folder / SAMPLE_FILE).write_bytes(call.sample_json())
             code = await self._exit_code(call, folder, said)
             if code == TRY_AGAIN_LATER:
@@ -62,6 +64,8 @@ class CommandProgram(AgentProgram):
             if code != 0:
                 raise AgentFailed(f"The agent {_describe_exit(code)}. {said.sentence}")
             return _reward_in(folder)
+        finally:
+            await asyncio.shield(asyncio.to_thread(held.cleanup))
 
     async def _exit_code(self, call: AgentCall, folder: Path, said: RunNotes) -> int:
         environment = {
@@ -69,12 +73,9 @@ class CommandProgram(AgentProgram):
             **self._settings.environment_variables,
             **_session_variables(call.base_url, call.api_key, str(folder)),
         }
-        async with _stderr_tail(said) as stderr:
-            try:
-                with (folder / SAMPLE_FILE).open("rb") as sample:
-                    process = _start_process(self._argv, sample.fileno(), stderr, folder, environment)
-            finally:
-                os.close(stderr)
+        with (folder / SAMPLE_FILE).open("rb") as sample:
+            process = _start_process(self._argv, sample, folder, environment)
+        async with _stderr_tail(process, said):
             try:
                 return await _exit_code_of(process)
             except asyncio.CancelledError:
@@ -85,7 +86,7 @@ class CommandProgram(AgentProgram):
 
 
 def _start_process(
-    argv: Sequence[str], stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
+    argv: Sequence[str], stdin: BinaryIO, folder: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts the process, which takes a few milliseconds. Raises `EnvironmentLost`.
 
@@ -95,9 +96,10 @@ def _start_process(
     try:
         return subprocess.Popen(
             argv,
+            bufsize=0,
             stdin=stdin,
             stdout=subprocess.DEVNULL,
-            stderr=stderr,
+            stderr=subprocess.PIPE,
             cwd=folder,
             env=environment,
             start_new_session=True,
@@ -117,19 +119,15 @@ async def _exit_code_of(process: subprocess.Popen[bytes]) -> int:
 
 
 @asynccontextmanager
-async def _stderr_tail(said: RunNotes) -> AsyncIterator[int]:
-    """A pipe whose writing end the block gets, and closes. It is read until shortly after the block.
-
-    A process that outlives the command may hold it open.
-    """
-    reading_end, writing_end = os.pipe()
+async def _stderr_tail(process: subprocess.Popen[bytes], said: RunNotes) -> AsyncIterator[None]:
+    """Reads the stderr of a process within the block, and shortly after it: one that outlives it may hold it open."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading_end, "rb", buffering=0)
+        lambda: asyncio.StreamReaderProtocol(reader), process.stderr
     )
     reading = asyncio.create_task(_keep_tail(reader, said))
     try:
-        yield writing_end
+        yield
     finally:
         await asyncio.wait([reading], timeout=READ_AFTER_END_S)
         reading.cancel()
@@ -289,14 +287,3 @@ def sandbox_failures(what: str, said: RunNotes) -> Iterator[None]:
         raise AgentFailed(f"{error} {said.sentence}".strip()) from error
     except (SandboxRefused, HarborTaskRefused) as error:
         raise EnvironmentRejected(f"{what} cannot be played in this sandbox: {error}") from error
-
-
-@asynccontextmanager
-async def _run_folder() -> AsyncIterator[Path]:
-    """A folder of one run, which is removed with all that is in it."""
-    folder = Path(tempfile.mkdtemp(prefix="rollout-agent-"))
-    try:
-        yield folder
-    finally:
-        removing = asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        await asyncio.shield(removing)

@@ -232,7 +232,7 @@ def test_the_memory_of_a_command_is_bounded() -> None:
 
 def harness(answer: Callable[[httpx.Request], httpx.Response], **settings: Any) -> HarnessProgram:
     program = HarnessProgram(HarnessSettings(url=HttpUrl("http://harness.test/run"), **settings))
-    program._client = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=program._headers)
+    program._client = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=program._client.headers)
     return program
 
 
@@ -261,7 +261,7 @@ def test_a_harness_answers_its_reward_or_none(body: bytes, reward: dict[str, flo
     ("response", "failure", "message"),
     [
         (httpx.Response(500, text="stack trace"), AgentFailed, "answered 500. stack trace"),
-        (httpx.Response(503, text="busy"), EnvironmentLost, "cannot run the agent just now: 503. busy"),
+        (httpx.Response(503, text="busy"), EnvironmentLost, "answered 503. busy"),
         (httpx.Response(200, text="fine"), AgentFailed, "answered without JSON: fine"),
         (httpx.Response(200, content=b"1" * 2**21), AgentFailed, "more than 1048576 bytes"),
     ],
