@@ -51,7 +51,7 @@ class CommandProgram(AgentProgram):
         self._settings = settings
         self._passed = _passed_variables(settings)
         # Linux ends the command with the replica, whose event loop has a thread that lives as long as it does.
-        self._argv = ["setpriv", "--pdeathsig", "KILL", "prlimit", *limits_of(settings), *settings.argv]
+        self._argv = ["setpriv", "--pdeathsig", "KILL", "prlimit", *_limits_of(settings), *settings.argv]
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         held = tempfile.TemporaryDirectory(prefix="rollout-agent-", ignore_cleanup_errors=True)
@@ -165,7 +165,7 @@ def _passed_variables(settings: CommandSettings) -> dict[str, str]:
     return {name: os.environ[name] for name in settings.passed_variables if name in os.environ}
 
 
-def limits_of(settings: CommandSettings) -> list[str]:
+def _limits_of(settings: CommandSettings) -> list[str]:
     """The arguments of `prlimit`."""
     limits = ["--core=0"]
     if settings.memory_limit_mib is not None:
@@ -266,7 +266,7 @@ async def run_in_sandbox(
     of_session = _session_variables(base_url, call.api_key, folder)
     environment = {**command.environment_variables, **of_session, **variables}
     limited = command.memory_limit_mib is not None or command.processor_time_limit_s is not None
-    argv = [*(["prlimit", *limits_of(command)] if limited else []), *command.argv]
+    argv = [*(["prlimit", *_limits_of(command)] if limited else []), *command.argv]
     done = await sandbox.exec(argv, environment=environment, stdin=sample)
     shown = last_of(done.stderr)
     said.sentence = f"It wrote to stderr last: {shown}" if shown else "It wrote nothing to stderr."

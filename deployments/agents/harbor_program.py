@@ -82,7 +82,7 @@ class HarborProgram(AgentProgram):
         return SandboxSpec(
             image=environment.docker_image,
             folder=task.build_folder,
-            environment=task.variables("environment"),
+            environment=environment.env,
             workdir=environment.workdir,
             cpus=environment.cpus,
             memory_mb=environment.memory_mb,

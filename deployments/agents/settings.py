@@ -82,19 +82,17 @@ class AgentSettings(StrictSettings):
         given = [name for name in ("import_path", "command", "harness", "game") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"name one of import_path, command, harness and game, got {' and '.join(given) or 'none'}")
-        if self.game is not None and "scored_by" in self.model_fields_set and self.scored_by != "agent":
-            raise ValueError("scored_by: a game says the rewards of its seats itself: leave this out")
-        if self.game is not None:
-            self.scored_by = "agent"
+        if self.game is None and self.harbor is None:
+            return self
+        if "scored_by" in self.model_fields_set and self.scored_by != "agent":
+            raise ValueError("scored_by: a game and the verifier of a Harbor task say the reward: leave scored_by out")
+        self.scored_by = "agent"
         return self
 
     @model_validator(mode="after")
-    def is_scored_by_the_verifier_of_its_task(self) -> Self:
+    def gets_the_sandbox_of_its_task(self) -> Self:
         if self.harbor is None:
             return self
-        if "scored_by" in self.model_fields_set and self.scored_by != "agent":
-            raise ValueError("scored_by: the verifier of a Harbor task scores it: leave scored_by out")
-        self.scored_by = "agent"
         if self.game is not None or self.harness is not None:
             raise ValueError("harbor: name a command, or a function that takes the sandbox; no other agent gets one")
         if self.command is not None and not self.command.sandbox:

@@ -8,8 +8,9 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,8 +118,7 @@ class HarborTask:
     folder: Path
     instruction: str
     config: _TaskFile
-    passed_variables: tuple[str, ...] = ()
-    """See `HarborSettings`."""
+    """Its variables have their values."""
 
     @property
     def tests(self) -> Path:
@@ -129,53 +129,12 @@ class HarborTask:
         """The folder with the `Dockerfile`; None if the task names an image."""
         return None if self.config.environment.docker_image else self.folder / "environment"
 
-    def variables(self, section: Literal["environment", "verifier"]) -> dict[str, str]:
-        """Those of `env` in the section, with `${NAME}` and `${NAME:-default}` taken from this process.
-
-        Raises:
-            HarborTaskRefused: one is not passed, or this process does not have it.
-        """
-        variables = getattr(self.config, section).env
-        return {name: self._resolved(text, f"{section}.env.{name}") for name, text in variables.items()}
-
-    def refuse_unpassed(self) -> None:
-        """Raises `HarborTaskRefused` for a variable that is not passed, unless nobody has set it and it has a default.
-
-        So no task gets a default in silence where it would have had a value.
-        """
-        for section in ("environment", "verifier"):
-            for name, text in getattr(self.config, section).env.items():
-                for found in TEMPLATE.finditer(text):
-                    self._passes(found, f"{section}.env.{name}")
-
-    def _passes(self, found: re.Match[str], field: str) -> None:
-        variable, default = found.groups()
-        if variable not in self.passed_variables and (default is None or variable in os.environ):
-            raise HarborTaskRefused(
-                f"{self.folder / 'task.toml'}: {field} of the task {self.name} asks for the variable {variable} of the "
-                "service's process, which harbor.passed_variables does not name: add it there if the task may have "
-                "it, or write its value into the file."
-            )
-
-    def _resolved(self, text: str, field: str) -> str:
-        def value_of(found: re.Match[str]) -> str:
-            self._passes(found, field)
-            value = os.environ.get(found[1], found[2])
-            if value is None:
-                raise HarborTaskRefused(
-                    f"{self.folder / 'task.toml'}: {field} of the task {self.name} needs the variable {found[1]}: set "
-                    "it where the service starts."
-                )
-            return value
-
-        return TEMPLATE.sub(value_of, text)
-
 
 def load_tasks(settings: HarborSettings) -> dict[str, HarborTask]:
     """The tasks of the settings by name, in the order of their folders. Raises `HarborTaskRefused`."""
     tasks: dict[str, HarborTask] = {}
     for folder in _task_folders(settings.tasks):
-        task = load_task(folder, tuple(settings.passed_variables))
+        task = load_task(folder, settings.passed_variables)
         if (other := tasks.get(task.name)) is not None:
             raise HarborTaskRefused(f"{folder} and {other.folder} are both named {task.name}: give one another name.")
         tasks[task.name] = task
@@ -208,7 +167,7 @@ def _task_folders(tasks: str) -> Iterator[Path]:
     return (folder for folder in (path, *sorted(path.iterdir())) if (folder / "task.toml").is_file())
 
 
-def load_task(folder: Path, passed_variables: tuple[str, ...] = ()) -> HarborTask:
+def load_task(folder: Path, passed_variables: Collection[str] = ()) -> HarborTask:
     """Reads one task. Raises `HarborTaskRefused`."""
     config = _config_in(folder / "task.toml")
     instruction = without_canary(text_in(folder / "instruction.md", HarborTaskRefused))
@@ -217,9 +176,30 @@ def load_task(folder: Path, passed_variables: tuple[str, ...] = ()) -> HarborTas
     for field, reason in _unplayable(config):
         raise HarborTaskRefused(f"{folder / 'task.toml'}: {field} {reason}")
     name = config.task.name if config.task is not None else folder.name
-    task = HarborTask(name, folder, instruction, config, passed_variables)
-    task.refuse_unpassed()
-    return task
+    for section in ("environment", "verifier"):
+        variables = getattr(config, section).env
+        for variable, text in variables.items():
+            where = f"{folder / 'task.toml'}: {section}.env.{variable} of the task {name}"
+            variables[variable] = TEMPLATE.sub(partial(_value_of, passed_variables=passed_variables, where=where), text)
+    return HarborTask(name, folder, instruction, config)
+
+
+def _value_of(found: re.Match[str], passed_variables: Collection[str], where: str) -> str:
+    """The value of `${NAME}` or `${NAME:-default}`, taken from this process.
+
+    A variable that is not passed has its default only if nobody has set it: so no task gets a default in silence where
+    it would have had a value. Raises `HarborTaskRefused`.
+    """
+    variable, default = found.groups()
+    value = os.environ.get(variable)
+    if variable not in passed_variables and (default is None or value is not None):
+        raise HarborTaskRefused(
+            f"{where} asks for the variable {variable} of the service's process, which harbor.passed_variables does "
+            "not name: add it there if the task may have it, or write its value into the file."
+        )
+    if value is None and default is None:
+        raise HarborTaskRefused(f"{where} needs the variable {variable}: set it where the service starts.")
+    return str(default if value is None else value)
 
 
 def _config_in(path: Path) -> _TaskFile:

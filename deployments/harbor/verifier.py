@@ -61,9 +61,7 @@ async def judge(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = fro
     await sandbox.write_files(await asyncio.to_thread(files_below, task.tests, TESTS))
     await _checked(sandbox, ["chmod", "+x", f"{TESTS}/test.sh"])
     try:
-        done = await sandbox.exec(
-            ["bash", "-c", JUDGE], environment=task.variables("verifier"), timeout_s=verifier.timeout_sec
-        )
+        done = await sandbox.exec(["bash", "-c", JUDGE], environment=verifier.env, timeout_s=verifier.timeout_sec)
     except ExecTimedOut as error:
         raise NotJudged(f"The verifier was ended after {verifier.timeout_sec:g} s, its timeout_sec.") from error
     if done.exit_code == KILLED:

@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 
 from deployments.sandbox.interface import MIB, Limits, Program, WallName
 from deployments.sandbox.launch import NICENESS, HeldFds, Interpreter, Launch, program_variables, resource_limits
-from deployments.sandbox.system_calls import FilterOptions, system_call_filter
+from deployments.sandbox.system_calls import system_call_filter
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _WORK = "/tmp/work"
-_FILTER = system_call_filter(FilterOptions())
+_FILTER = system_call_filter()
 _NAMESPACES = [
     *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
     *("--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"),

@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
@@ -186,18 +186,31 @@ class LocalRunningSandbox(RunningSandbox):
             "stdin_bytes": len(stdin),
         }
         output = {b"o": bytearray(), b"e": bytearray()}
+
+        def keep(stream: bytes, part: bytes) -> None:
+            kept = output[stream]
+            kept += part
+            del kept[:-LARGEST_OUTPUT_BYTES]
+
         try:
-            async with asyncio.timeout(timeout_s), self._asked(b"exec", request) as (reader, writer):
-                writer.write(stdin)
-                await writer.drain()
-                while (frame := await _read_frame(reader))[0] != b"x":
-                    kept = output[frame[0]]
-                    kept += frame[1]
-                    del kept[:-LARGEST_OUTPUT_BYTES]
+            async with asyncio.timeout(timeout_s):
+                ended = await self._answer(b"exec", request, keep, stdin)
         except TimeoutError as error:
             raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
         stdout, stderr = (kept.decode(errors="replace") for kept in output.values())
-        return ExecResult(json.loads(frame[1])["exit_code"], stdout, stderr)
+        return ExecResult(ended["exit_code"], stdout, stderr)
+
+    async def _answer(
+        self, kind: bytes, request: object, take: Callable[[bytes, bytes], object], sent: bytes = b""
+    ) -> dict[str, Any]:
+        """The end of an answer. `take` gets the kind and the content of each frame before it."""
+        async with self._asked(kind, request) as (reader, writer):
+            writer.write(sent)
+            await writer.drain()
+            while (frame := await _read_frame(reader))[0] != b"x":
+                take(*frame)
+        ended: dict[str, Any] = json.loads(frame[1])
+        return ended
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
@@ -217,21 +230,18 @@ class LocalRunningSandbox(RunningSandbox):
     async def read_file(self, path: str) -> bytes | None:
         """See `RunningSandbox.read_file`."""
         content = bytearray()
-        async with self._asked(b"read", {"path": path, "most_bytes": LARGEST_FILE_BYTES}) as (reader, _):
-            while (frame := await _read_frame(reader))[0] != b"x":
-                content += frame[1]
-        answer = json.loads(frame[1])
-        if problem := answer.get("error"):
+        asked = {"path": path, "most_bytes": LARGEST_FILE_BYTES}
+        ended = await self._answer(b"read", asked, lambda _, part: content.extend(part))
+        if problem := ended.get("error"):
             raise SandboxRefused(f"{path} cannot be read: {problem}.")
-        return None if answer.get("missing") else bytes(content)
+        return None if ended.get("missing") else bytes(content)
 
     async def pack(self, archive: BinaryIO) -> None:
         """Writes the files of the sandbox's own to a tar archive."""
-        async with self._asked(b"pack", self._walls.read_only(self._spec)) as (reader, _):
-            while (frame := await _read_frame(reader))[0] != b"x":
-                archive.write(frame[1])
+        left_out = self._walls.read_only(self._spec)
+        ended = await self._answer(b"pack", left_out, lambda _, part: archive.write(part))
         archive.flush()
-        if problem := json.loads(frame[1]).get("error"):
+        if problem := ended.get("error"):
             raise SandboxRefused(f"The files of the sandbox cannot be kept: {problem}.")
 
     async def reach(self, base_url: str) -> str:

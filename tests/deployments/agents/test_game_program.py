@@ -229,5 +229,5 @@ def test_what_makes_no_game_is_refused_before_the_service_starts(fields: dict[st
 def test_a_game_is_scored_by_itself() -> None:
     game = {"import_path": NIM}
     assert AgentSettings.model_validate({"game": game}).scored_by == "agent"
-    with pytest.raises(ValidationError, match="a game says the rewards of its seats itself"):
+    with pytest.raises(ValidationError, match="say the reward: leave scored_by out"):
         AgentSettings.model_validate({"game": game, "scored_by": "environment"})

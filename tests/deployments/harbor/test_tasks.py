@@ -118,7 +118,7 @@ def test_variables_come_from_this_process_if_the_settings_pass_them_or_from_thei
     def variables(text: str, name: str, *passed: str) -> dict[str, str]:
         folder = task(tmp_path, f'[{section}.env]\nA = "{text}"', name=name)
         [one] = load_tasks(HarborSettings(tasks=str(folder), passed_variables=list(passed))).values()
-        return one.variables(section)
+        return dict(getattr(one.config, section).env)
 
     assert variables("x${KNOWN}y${NONE:-d}", "a", "KNOWN") == {"A": "xkyd"}
     assert variables("$SECRET $(SECRET)", "b") == {"A": "$SECRET $(SECRET)"}
