@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import httpx
 from pydantic_core import from_json, to_json
 
-from deployments.agents.game_settings import LARGEST_SEED, POLICY, GameSettings, Rival
 from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, RunNotes, http_client, post
+from deployments.agents.settings import LARGEST_SEED, POLICY, GameSettings, Rival
 from deployments.failures import AgentFailed, EnvironmentLost
 from deployments.models.chat_client import HttpChatModel
 from deployments.rpc.own_address import running_address

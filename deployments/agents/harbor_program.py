@@ -18,8 +18,7 @@ from deployments.agents.command_program import run_in_sandbox, sandbox_failures
 from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, RunNotes
 from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentFailed, EnvironmentRejected, VerifierFailed
-from deployments.harbor.settings import TIMES, HarborSettings
-from deployments.harbor.tasks import HarborTask, tasks_within
+from deployments.harbor.tasks import TIMES, HarborSettings, HarborTask, tasks_within
 from deployments.harbor.verifier import NotJudged, judge, prepare
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (

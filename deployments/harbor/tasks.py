@@ -1,7 +1,8 @@
-"""Tasks in Harbor's format: a folder with `task.toml`, `instruction.md`, `environment/` and `tests/`.
+"""Tasks in Harbor's format: their settings, their folders, and the task type that describes them.
 
-Read as Harbor 0.26 reads them (`harbor/models/task/config.py`). A field that would change
-how a task is played, and that is not carried out here, refuses the task with the field's name; all others are kept out.
+A folder has `task.toml`, `instruction.md`, `environment/` and `tests/`, which are read as Harbor 0.26 reads them
+(`harbor/models/task/config.py`). A field that would change how a task is played, and that is not carried out here,
+refuses the task with the field's name; all others are kept out.
 """
 
 import math
@@ -17,8 +18,34 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from deployments.harbor.settings import HarborSettings
 from deployments.sandbox.providers.dockerfile import text_in
+from deployments.sandbox.providers.interface import ProviderName
+from deployments.strict_settings import StrictSettings
+from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
+
+TIMES = {"create": "sandbox_create_s", "run": "agent_run_s", "judge": "verifier_s", "destroy": "sandbox_destroy_s"}
+"""The metrics of a rollout with the seconds that each of its steps in a sandbox has taken."""
+
+
+class SandboxProviderSettings(StrictSettings):
+    """Where the sandboxes of rollouts come from."""
+
+    provider: ProviderName = "local"
+    """`local`: bubblewrap on the machine of the replica."""
+    options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    """Arguments of the provider, which its page lists. Keys come from environment variables, never from here."""
+
+
+class HarborSettings(StrictSettings):
+    """Tasks in Harbor's format, and the sandboxes in which they are played."""
+
+    tasks: str
+    """A folder whose folders are tasks, or the folder of one task."""
+    passed_variables: list[str] = Field(default_factory=list)
+    """Names of variables of the service's own processes that tasks may take by `${NAME}`, for the sandbox in which the
+    agent works and for their verifiers. All others stay with the service: there are keys among them."""
+    sandbox: SandboxProviderSettings = SandboxProviderSettings()
+
 
 CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 """Marks of a benchmark at the beginning of an instruction, which no agent sees."""
@@ -280,3 +307,40 @@ def rewards_in(content: bytes, name: str) -> dict[str, float]:
     if numbers.keys() != rewards.keys() or not all(abs(value) < float("inf") for value in numbers.values()):
         raise ValueError(f"{name} must hold finite numbers, got {content[:200]!r}")
     return numbers
+
+
+class HarborInfo(BaseModel):
+    """Fields of a sample."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    task: str
+    """Name of the task, as its `task.toml` has it, else that of its folder."""
+
+
+class HarborTasks(TaskEnvironment):
+    """Describes the tasks, which `HarborProgram` plays (`deployments/agents/harbor_program.py`)."""
+
+    description = "Tasks in Harbor's format: an agent works in a sandbox, and the verifier of the task scores it."
+    ExtraEnvInfo = HarborInfo
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Raises `HarborTaskRefused`."""
+        self._tasks = list(load_tasks(HarborSettings.model_validate(settings)).values())
+        self.sample_count = len(self._tasks)
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: HarborInfo) -> StepOutcome:  # noqa: ARG002
+        """Is never called. Raises `SampleRejected`."""
+        raise SampleRejected("This task judges no conversation: its verifier judges the sandbox at the end of the run.")
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """The tasks in order, beginning with number `seed`, and again from the first one after the last."""
+        tasks = [self._tasks[number % len(self._tasks)] for number in range(seed, seed + count)]
+        return [
+            {
+                "id": task.name,
+                "messages": [{"role": "user", "content": task.instruction}],
+                "extra_env_info": {"task": task.name},
+            }
+            for task in tasks
+        ]

@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from deployments.agents.environment import AgentRunsOfTask
 from deployments.agents.game_program import GameProgram, GameTask, load_game
-from deployments.agents.game_settings import GameSettings, Rival
 from deployments.agents.programs import AgentCall, AgentNotLoadable, RunNotes
-from deployments.agents.settings import AgentSettings
+from deployments.agents.settings import AgentSettings, GameSettings, Rival
 from deployments.failures import AgentFailed, EnvironmentLost
 from deployments.models import chat_client
 from examples.nim import RULES

@@ -8,12 +8,12 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.agents.settings import AgentSettings
-from deployments.harbor.environment import HarborTasks
-from deployments.harbor.settings import HarborSettings
 from deployments.harbor.tasks import (
     LARGEST_REWARD_BYTES,
     MOST_REWARDS,
+    HarborSettings,
     HarborTaskRefused,
+    HarborTasks,
     load_task,
     load_tasks,
     rewards_in,
