@@ -87,17 +87,12 @@ def reward_of(given: Any, what: str) -> dict[str, float]:
         reward = REWARD.validate_python(given, strict=True)
     except ValidationError as error:
         raise AgentFailed(
-            f"{what} is not a reward: it must be a finite number, an object of named ones, or null, got {shown(given)}."
+            f"{what} is not a reward: it must be a finite number, an object of named ones, or null, got "
+            f"{repr(given)[:MOST_SHOWN]}."
         ) from error
     if reward is None:
         return {}
     return dict(reward) if isinstance(reward, Mapping) else {"reward": float(reward)}
-
-
-def shown(value: Any) -> str:
-    """The beginning of a value's representation."""
-    text = repr(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def last_of(text: str) -> str:
@@ -204,7 +199,7 @@ def load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., A
         agent = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:
         raise AgentNotLoadable(f"{import_path} cannot be imported: {type(error).__name__}: {error}.") from error
-    if not (callable(agent) and is_async(agent)):
+    if not (callable(agent) and _is_async(agent)):
         raise AgentNotLoadable(
             f"{import_path} is not an async function: write async def {name}({', '.join(arguments)})."
         )
@@ -216,5 +211,5 @@ def load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., A
     return agent  # type: ignore[no-any-return]
 
 
-def is_async(agent: Any) -> bool:
+def _is_async(agent: Any) -> bool:
     return inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(getattr(agent, "__call__", None))  # noqa: B004

@@ -26,7 +26,7 @@ from deployments.sandbox.providers.dockerfile import BuildPlan, Copy, build_plan
 from deployments.sandbox.providers.files import name_of
 from deployments.sandbox.providers.interface import RunningSandbox, SandboxProvider, SandboxRefused, SandboxSpec
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
-from deployments.sandbox.providers.local_walls import FIRST_VARIABLES, Processors, SandboxWalls, end_dead_owners
+from deployments.sandbox.providers.local_walls import FIRST_VARIABLES, Processors, check_bubblewrap, end_dead_owners
 
 EMPTY_IMAGE = "scratch"
 """The name of the image without files of its own."""
@@ -52,7 +52,7 @@ class LocalProvider(SandboxProvider):
 
     def __init__(self) -> None:
         """Checks that bubblewrap works. Raises `ProviderUnusable`."""
-        self._walls = SandboxWalls()
+        check_bubblewrap()
         self._processors = Processors()
         self._images: OrderedDict[tuple[str, tuple[str, ...]], _Image] = OrderedDict()
         """By what they are made of, the one that was used last at the end."""
@@ -126,7 +126,7 @@ class LocalProvider(SandboxProvider):
     async def _start(self, spec: SandboxSpec, image: _Image | None = None) -> LocalRunningSandbox:
         variables = {**FIRST_VARIABLES, **(image.environment if image else {}), **spec.environment}
         workdir = spec.workdir or (image.workdir if image else "/")
-        sandbox = LocalRunningSandbox(self._walls, self._processors.pinned(spec.cpus), spec, variables, workdir)
+        sandbox = LocalRunningSandbox(self._processors.pinned(spec.cpus), spec, variables, workdir)
         self._running.add(sandbox)
         with image.opened() if image else contextlib.nullcontext() as archive:
             try:

@@ -30,7 +30,7 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
 )
-from deployments.sandbox.providers.local_walls import PORT, STARTS_WITHIN_S, SandboxWalls
+from deployments.sandbox.providers.local_walls import PORT, STARTS_WITHIN_S, read_only_paths, sandbox_launch
 from deployments.sandbox.supervisor import ProcessTree
 
 MEASURE_EVERY_S = 0.25
@@ -42,7 +42,6 @@ class LocalRunningSandbox(RunningSandbox):
 
     def __init__(
         self,
-        walls: SandboxWalls,
         pinned: Sequence[str],
         spec: SandboxSpec,
         variables: Mapping[str, str],
@@ -54,7 +53,6 @@ class LocalRunningSandbox(RunningSandbox):
             pinned: the beginning of the command that starts it, see `Processors`.
             variables: of all commands, those of its image and of `spec`.
         """
-        self._walls = walls
         self._pinned = pinned
         self._spec = spec
         self.variables = variables
@@ -83,7 +81,7 @@ class LocalRunningSandbox(RunningSandbox):
         self._closing.callback(os.close, stderr)
         with HeldFds() as held, self._control_inside as control:
             inside, status = control.fileno(), self._tree.status_fd
-            launch = self._walls.launch(self._spec, uid, inside, status, self.workdir, held)
+            launch = sandbox_launch(self._spec, uid, inside, status, self.workdir, held)
             launch = replace(launch, command=[*self._pinned, *launch.command], pass_fds=(*launch.pass_fds, inside))
             # By the thread of the event loop: the sandbox ends with the thread that started it.
             self._tree.start(launch, subprocess.DEVNULL, subprocess.DEVNULL, stderr)
@@ -238,7 +236,7 @@ class LocalRunningSandbox(RunningSandbox):
 
     async def pack(self, archive: BinaryIO) -> None:
         """Writes the files of the sandbox's own to a tar archive."""
-        left_out = self._walls.read_only(self._spec)
+        left_out = read_only_paths(self._spec)
         ended = await self._answer(b"pack", left_out, lambda _, part: archive.write(part))
         archive.flush()
         if problem := ended.get("error"):

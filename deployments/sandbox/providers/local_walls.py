@@ -7,11 +7,12 @@ import os
 import random
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import psutil
 
-from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, Profile, bubblewrap_launch
+from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, bubblewrap_launch
 from deployments.sandbox.interface import MIB
 from deployments.sandbox.launch import HeldFds, Launch, default_interpreters, leased_uid
 from deployments.sandbox.programs import init
@@ -41,59 +42,59 @@ _ACCOUNTS = {
 }
 
 
-class SandboxWalls:
-    """Builds the launches of sandboxes."""
-
-    def __init__(self) -> None:
-        """Checks that bubblewrap works. Raises `ProviderUnusable`."""
-        if shutil.which("bwrap") is None:
-            raise ProviderUnusable("the provider local needs bubblewrap: apt-get install bubblewrap.")
-        self._python, self._python_folders = _interpreter()
-        self._owner = f"{OWNER_LABEL}={owner_of(os.getpid())}"
-        with HeldFds() as held, leased_uid() as uid:
-            launch = self.launch(SandboxSpec(image="none"), uid, 0, 2, "/", held)
-            tried = subprocess.run(
-                [*launch.command[: launch.command.index("prlimit")], "/usr/bin/env", "true"],
-                check=False,
-                capture_output=True,
-                pass_fds=launch.pass_fds,
-                timeout=STARTS_WITHIN_S,
-                text=True,
-            )
-        if tried.returncode != 0:
-            said = tried.stderr.strip()
-            raise ProviderUnusable(f"the provider local: bubblewrap does not work on this machine: {said}")
-
-    def launch(
-        self, spec: SandboxSpec, uid: int | None, control_fd: int, status_fd: int, workdir: str, held: HeldFds
-    ) -> Launch:
-        """The launch of a sandbox, whose first process is `programs/init.py`."""
-        storage = (spec.storage_mb or _DEFAULT_STORAGE_MB) * MIB
-        limits = [f"--nproc={MOST_PROCESSES}", f"--nofile={_MOST_OPEN_FILES}", "--core=0", "--msgqueue=0"]
-        init_argv = [self._python, "-I", "-S", "-B", _INIT, str(control_fd), str(PORT), self._owner, workdir]
-        folders = [folder for folder in spec.read_only_folders if not Path(folder).is_relative_to("/usr")]
-        profile = Profile(
-            outside=[] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
-            users=["--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL", "--as-pid-1"],
-            mounts=[
-                *("--size", str(storage), "--tmpfs", "/", "--perms", "1777", "--dir", "/tmp", "--dir", "/var"),
-                *("--perms", "1777", "--dir", "/var/tmp", "--perms", "0700", "--dir", "/root"),
-            ],
-            shared_memory_bytes=64 * MIB,
-            folders=[*self._python_folders, *folders],
-            files={**_ACCOUNTS, _INIT: Path(init.__file__).read_bytes()},
-            file_mode="0644",
-            variables=FIRST_VARIABLES,
-            inside=["prlimit", *limits, *init_argv],
+def check_bubblewrap() -> None:
+    """Raises `ProviderUnusable` unless a sandbox can be launched on this machine."""
+    if shutil.which("bwrap") is None:
+        raise ProviderUnusable("the provider local needs bubblewrap: apt-get install bubblewrap.")
+    with HeldFds() as held, leased_uid() as uid:
+        launch = sandbox_launch(SandboxSpec(image="none"), uid, 0, 2, "/", held)
+        tried = subprocess.run(
+            [*launch.command[: launch.command.index("prlimit")], "/usr/bin/env", "true"],
+            check=False,
+            capture_output=True,
+            pass_fds=launch.pass_fds,
+            timeout=STARTS_WITHIN_S,
+            text=True,
         )
-        return bubblewrap_launch(profile, status_fd, held)
+    if tried.returncode != 0:
+        said = tried.stderr.strip()
+        raise ProviderUnusable(f"the provider local: bubblewrap does not work on this machine: {said}")
 
-    def read_only(self, spec: SandboxSpec) -> list[str]:
-        """Paths which are no files of the sandbox's own."""
-        return [
-            *("/proc", "/dev", "/run/rollout", *SYSTEM_FOLDERS),
-            *(*self._python_folders, *spec.read_only_folders, *_ACCOUNTS),
-        ]
+
+def sandbox_launch(
+    spec: SandboxSpec, uid: int | None, control_fd: int, status_fd: int, workdir: str, held: HeldFds
+) -> Launch:
+    """The launch of a sandbox, whose first process is `programs/init.py`. Raises `ProviderUnusable`."""
+    python, python_folders = _interpreter()
+    owner = f"{OWNER_LABEL}={owner_of(os.getpid())}"
+    storage = (spec.storage_mb or _DEFAULT_STORAGE_MB) * MIB
+    limits = [f"--nproc={MOST_PROCESSES}", f"--nofile={_MOST_OPEN_FILES}", "--core=0", "--msgqueue=0"]
+    init_argv = [python, "-I", "-S", "-B", _INIT, str(control_fd), str(PORT), owner, workdir]
+    folders = [folder for folder in spec.read_only_folders if not Path(folder).is_relative_to("/usr")]
+    return bubblewrap_launch(
+        status_fd,
+        held,
+        outside=[] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
+        users=["--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL", "--as-pid-1"],
+        mounts=[
+            *("--size", str(storage), "--tmpfs", "/", "--perms", "1777", "--dir", "/tmp", "--dir", "/var"),
+            *("--perms", "1777", "--dir", "/var/tmp", "--perms", "0700", "--dir", "/root"),
+        ],
+        shared_memory_bytes=64 * MIB,
+        folders=[*python_folders, *folders],
+        files={**_ACCOUNTS, _INIT: Path(init.__file__).read_bytes()},
+        file_mode="0644",
+        variables=FIRST_VARIABLES,
+        inside=["prlimit", *limits, *init_argv],
+    )
+
+
+def read_only_paths(spec: SandboxSpec) -> list[str]:
+    """Paths which are no files of the sandbox's own."""
+    return [
+        *("/proc", "/dev", "/run/rollout", *SYSTEM_FOLDERS),
+        *(*_interpreter()[1], *spec.read_only_folders, *_ACCOUNTS),
+    ]
 
 
 class Processors:
@@ -113,6 +114,7 @@ class Processors:
         return ["taskset", "--cpu-list", ",".join(map(str, chosen))]
 
 
+@cache
 def _interpreter() -> tuple[str, list[str]]:
     """The Python of first processes, and its folders outside of the system's. Raises `ProviderUnusable`."""
     for known in reversed(default_interpreters(())):
