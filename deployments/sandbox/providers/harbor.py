@@ -86,11 +86,11 @@ class HarborProvider(ShellProvider):
             with _translated(self._label, refused=REFUSALS):
                 async with asyncio.timeout(spec.build_timeout_s):
                     await environment.start(force_build=False)
-        except TimeoutError as error:
+        except BaseException as error:
             await sandbox.close()
-            raise SandboxLost(f"{self._label} did not start a sandbox within {spec.build_timeout_s:g} s.") from error
-        except BaseException:
-            await sandbox.close()
+            if isinstance(error, TimeoutError):
+                limit = f"{spec.build_timeout_s:g} s"
+                raise SandboxLost(f"{self._label} did not start a sandbox within {limit}.") from error
             raise
         return sandbox
 

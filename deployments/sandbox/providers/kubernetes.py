@@ -6,11 +6,9 @@ label are added. A cluster builds no folders. A node enforces the pods' network 
 
 import asyncio
 import json
-import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Event, Thread
 from typing import IO, Any
 from uuid import uuid4
 
@@ -33,12 +31,12 @@ from deployments.sandbox.providers.leftover import FIRST
 from deployments.sandbox.providers.reaper import ReapedProvider
 from deployments.sandbox.providers.shell import CALLS_OF_OURS_S, ShellSandbox, refuse_folders
 
-CONTAINER = "sandbox"
-ANSWERS_WITHIN_S = 60.0
-NO_SUCH_POD = "NotFound"
-BAD_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
-POLL_S = 1.0
-CHUNK_BYTES = 65536
+_CONTAINER = "sandbox"
+_ANSWERS_WITHIN_S = 60.0
+_NO_SUCH_POD = "NotFound"
+_BAD_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
+_POLL_S = 1.0
+_CHUNK_BYTES = 65536
 
 
 class KubernetesProvider(ReapedProvider):
@@ -63,7 +61,7 @@ class KubernetesProvider(ReapedProvider):
         self,
         *arguments: str,
         stdin: bytes = b"",
-        limit_s: float | None = ANSWERS_WITHIN_S,
+        limit_s: float | None = _ANSWERS_WITHIN_S,
         most_bytes: int | None = None,
     ) -> ExecResult:
         """Runs `kubectl`. Cancelling the call ends it.
@@ -74,41 +72,31 @@ class KubernetesProvider(ReapedProvider):
         Raises:
             SandboxLost: it does not answer in time.
         """
-        # In a thread: see `_start_process` of `deployments/agents/command_program.py`.
-        started: list[subprocess.Popen[bytes]] = []
-        nobody_waits = Event()
-
-        def run() -> tuple[int, bytearray, bytearray]:
-            argv, out, err = [*self._kubectl, *arguments], bytearray(), bytearray()
-            with (
-                HeldFds() as held,
-                subprocess.Popen(
-                    argv, stdin=held.add(stdin), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-                ) as process,
-            ):
-                started.append(process)
-                if nobody_waits.is_set():
-                    process.kill()
-                beside = Thread(target=_read_last, args=(process.stderr, err, most_bytes))
-                beside.start()
-                _read_last(process.stdout, out, most_bytes)
-                beside.join()
-                return process.wait(), out, err
-
-        running = asyncio.ensure_future(asyncio.to_thread(run))
+        process = self._start(arguments, stdin)
         try:
             async with asyncio.timeout(limit_s):
-                code, out, err = await asyncio.shield(running)
-        except OSError as error:
-            raise SandboxLost(f"kubectl was not started: {error}.") from error
+                out, err = await asyncio.gather(
+                    *(_last_of(pipe, most_bytes) for pipe in (process.stdout, process.stderr))
+                )
+                code = await asyncio.to_thread(process.wait)
         except BaseException as error:
-            nobody_waits.set()
-            for process in started:
-                process.kill()
+            process.kill()
+            process.wait()
             if isinstance(error, TimeoutError):
                 raise SandboxLost(f"kubectl did not answer within {limit_s:g} s.") from error
             raise
         return ExecResult(code, out.decode(errors="replace"), err.decode(errors="replace"))
+
+    def _start(self, arguments: Sequence[str], stdin: bytes) -> subprocess.Popen[bytes]:
+        """Starts `kubectl`. Not by the event loop: see `_start_process` of `deployments/agents/command_program.py`."""
+        argv = [*self._kubectl, *arguments]
+        try:
+            with HeldFds() as held:
+                return subprocess.Popen(
+                    argv, bufsize=0, stdin=held.add(stdin), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                )
+        except OSError as error:
+            raise SandboxLost(f"kubectl was not started: {error}.") from error
 
     async def _checked(self, *arguments: str, stdin: bytes = b"") -> str:
         """The output of `kubectl`. Raises `SandboxLost` if it fails."""
@@ -154,7 +142,7 @@ class KubernetesProvider(ReapedProvider):
         requests, limits = ({**(resources.get(name) or {}), **given} for name in ("requests", "limits"))
         limits.setdefault("memory", requests.get("memory", f"{DEFAULT_MEMORY_MB}Mi"))
         containers[0] |= {
-            "name": CONTAINER,
+            "name": _CONTAINER,
             "image": spec.image,
             "command": ["/bin/sh", "-c", FIRST],
             "env": [
@@ -178,13 +166,13 @@ class KubernetesProvider(ReapedProvider):
             status = json.loads(await self._checked("get", "pod", name, "-o", "json")).get("status", {})
             containers = status.get("containerStatuses", [])
             waiting = [container.get("state", {}).get("waiting", {}).get("reason") for container in containers]
-            if any(reason in BAD_IMAGE for reason in waiting):
+            if any(reason in _BAD_IMAGE for reason in waiting):
                 raise SandboxRefused(f"The image {spec.image} cannot be had: {waiting[0]}.")
             if status.get("phase") == "Running" and all(container.get("ready") for container in containers):
                 return
             if status.get("phase") in ("Failed", "Succeeded") or loop.time() > deadline:
                 raise SandboxLost(f"The pod {name} did not start: its phase is {status.get('phase')}.")
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(_POLL_S)
 
     async def ids_of(self, owner: str) -> list[str]:
         """See `ReapedProvider.ids_of`."""
@@ -201,12 +189,12 @@ class KubernetesSandbox(ShellSandbox):
 
     async def run_shell(self, line: str, timeout_s: float | None, stdin: bytes = b"") -> ExecResult:  # noqa: ARG002
         """See `ShellSandbox.run_shell`. `kubectl` exits with the code of the command, and with 1 if it fails itself."""
-        argv = ["exec", "-i", self.id, "-c", CONTAINER, "--", "sh", "-c", line]
+        argv = ["exec", "-i", self.id, "-c", _CONTAINER, "--", "sh", "-c", line]
         done = await self._provider.call(*argv, stdin=stdin, limit_s=None, most_bytes=LARGEST_OUTPUT_BYTES)
         if (done.exit_code != 0 and "Error from server" in done.stderr) or done.exit_code == 137:
             state = await self._provider.call("get", "pod", self.id, "-o", "jsonpath={.status.phase}")
             if state.stdout != "Running":
-                raise SandboxLost(f"The pod has ended: {state.stdout or NO_SUCH_POD}.")
+                raise SandboxLost(f"The pod has ended: {state.stdout or _NO_SUCH_POD}.")
             if "Error from server" in done.stderr:
                 raise SandboxLost(f"kubectl exec failed: {done.stderr.strip()[-500:]}")
         return done
@@ -219,10 +207,17 @@ class KubernetesSandbox(ShellSandbox):
             raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")
 
 
-def _read_last(pipe: IO[bytes] | None, kept: bytearray, most_bytes: int | None) -> None:
-    """Reads a pipe to its end, and keeps so many of its last bytes."""
-    assert pipe is not None
-    while part := os.read(pipe.fileno(), CHUNK_BYTES):
-        kept += part
-        if most_bytes is not None:
-            del kept[:-most_bytes]
+async def _last_of(pipe: IO[bytes] | None, most_bytes: int | None) -> bytearray:
+    """Reads a pipe to its end, closes it, and keeps so many of its last bytes."""
+    reader, kept = asyncio.StreamReader(), bytearray()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        while part := await reader.read(_CHUNK_BYTES):
+            kept += part
+            if most_bytes is not None:
+                del kept[:-most_bytes]
+    finally:
+        transport.close()
+    return kept
