@@ -18,8 +18,9 @@ from deployments.agents.programs import AgentCall, AgentProgram, RunNotes, last_
 from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected
 from deployments.harbor.tasks import HarborTaskRefused
-from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.providers.interface import (
+    KILLED,
     OutOfMemory,
     RunningSandbox,
     SandboxFile,
@@ -29,7 +30,6 @@ from deployments.sandbox.providers.interface import (
 from deployments.sandbox.providers.local import EMPTY_IMAGE, LocalProvider
 from deployments.sandbox.supervisor import readable
 
-MIB = 2**20
 STDERR_BYTES = 16_384
 """Length of the tail of stderr that is kept."""
 END_GRACE_S = 0.4
@@ -41,7 +41,6 @@ REWARD_FILE = "reward.json"
 SAMPLE_FILE = "sample.json"
 TRY_AGAIN_LATER = os.EX_TEMPFAIL
 """The exit code of a command that could not run just now."""
-KILLED = 128 + signal.SIGKILL
 SANDBOX_FOLDER = "/tmp/work"
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 

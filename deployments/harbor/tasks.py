@@ -197,7 +197,7 @@ def _task_folders(tasks: str) -> Iterator[Path]:
 def load_task(folder: Path, passed_variables: Collection[str] = ()) -> HarborTask:
     """Reads one task. Raises `HarborTaskRefused`."""
     config = _config_in(folder / "task.toml")
-    instruction = without_canary(text_in(folder / "instruction.md", HarborTaskRefused))
+    instruction = _without_canary(text_in(folder / "instruction.md", HarborTaskRefused))
     if not (folder / "tests" / "test.sh").is_file():
         raise HarborTaskRefused(f"{folder} has no tests/test.sh, which judges it.")
     for field, reason in _unplayable(config):
@@ -270,7 +270,7 @@ def _unplayable(config: _TaskFile) -> Iterator[tuple[str, str]]:
     return ((field, reason) for field, (asked, reason) in wrong.items() if asked)
 
 
-def without_canary(text: str) -> str:
+def _without_canary(text: str) -> str:
     """The instruction without the marks of a benchmark before it, and the empty lines after them."""
     lines = text.split("\n")
     while lines and CANARY.match(lines[0].strip()):

@@ -21,6 +21,7 @@ from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.providers.files import files_below, name_of, tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
+    KILLED,
     LARGEST_OUTPUT_BYTES,
     MOST_PROCESSES,
     OWNER_LABEL,
@@ -39,7 +40,6 @@ SOCKET = "/var/run/docker.sock"
 _API = "http://docker/v1.41"
 _ANSWERS_WITHIN_S = 30.0
 _BETWEEN_CHECKS_S = 1.0
-_KILLED = 128 + 9
 _CHECKS, _CHECK_EVERY_S = 4, 0.2
 
 
@@ -209,7 +209,7 @@ class DockerSandbox(ShellSandbox):
         await self._read_output(exec_id, output)
         ended = await self._provider.call("GET", f"/exec/{exec_id}/json", 404)
         code = ended.json().get("ExitCode")
-        if code in (None, _KILLED):
+        if code in (None, KILLED):
             # The engine notices the end of a container a little after that of its processes.
             for _ in range(_CHECKS):
                 await self._check()

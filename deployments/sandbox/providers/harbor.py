@@ -65,7 +65,7 @@ class HarborProvider(ShellProvider):
         except (ImportError, ValueError, TypeError, SystemExit) as error:
             raise ProviderUnusable(f"the backend {type or import_path} of harbor cannot be used: {error}") from error
         self._label = type or str(import_path)
-        self._running: dict[str, HarborSandbox] = {}
+        self._running: dict[str, _HarborSandbox] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
@@ -81,7 +81,7 @@ class HarborProvider(ShellProvider):
         except SandboxRefused:
             shutil.rmtree(paths.trial_dir, ignore_errors=True)
             raise
-        sandbox = self._running[name] = HarborSandbox(self, name, spec, environment)
+        sandbox = self._running[name] = _HarborSandbox(self, name, spec, environment)
         try:
             with _translated(self._label, refused=REFUSALS):
                 async with asyncio.timeout(spec.build_timeout_s):
@@ -147,7 +147,7 @@ class HarborProvider(ShellProvider):
             self._closing.add(loop.create_task(sandbox.close()))
 
 
-class HarborSandbox(ShellSandbox):
+class _HarborSandbox(ShellSandbox):
     """One environment of a backend."""
 
     def __init__(self, provider: HarborProvider, name: str, spec: SandboxSpec, environment: BaseEnvironment) -> None:

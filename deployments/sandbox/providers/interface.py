@@ -20,6 +20,8 @@ OWNER_LABEL = "rollout-owner"
 """The label whose value names the process that created a sandbox."""
 LARGEST_OUTPUT_BYTES = MIB
 LARGEST_FILE_BYTES = 64 * MIB
+KILLED = 128 + 9
+"""Exit code of a command that SIGKILL ended."""
 DEFAULT_MEMORY_MB, MOST_PROCESSES = 2048, 512
 """Bounds of a sandbox beside the service: memory where its task names none, and processes, threads included."""
 

@@ -12,7 +12,6 @@ starting: until it has the rights to, such a process does not end with its paren
 
 import asyncio
 import contextlib
-import signal
 import tempfile
 import weakref
 from collections import OrderedDict, defaultdict
@@ -24,14 +23,13 @@ from typing import BinaryIO
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.dockerfile import BuildPlan, Copy, build_plan
 from deployments.sandbox.providers.files import name_of
-from deployments.sandbox.providers.interface import RunningSandbox, SandboxProvider, SandboxRefused, SandboxSpec
+from deployments.sandbox.providers.interface import KILLED, RunningSandbox, SandboxProvider, SandboxRefused, SandboxSpec
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
 from deployments.sandbox.providers.local_walls import FIRST_VARIABLES, Processors, check_bubblewrap, end_dead_owners
 
 EMPTY_IMAGE = "scratch"
 """The name of the image without files of its own."""
 MOST_IMAGES = 64
-_KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ class LocalProvider(SandboxProvider):
                     await sandbox.write_files(step.files)
                     continue
                 done = await sandbox.exec(step.argv, environment=step.environment, cwd=step.workdir)
-                if done.exit_code == _KILLED:
+                if done.exit_code == KILLED:
                     raise SandboxLost(f"{step.line} was killed.")
                 if done.exit_code != 0:
                     said = (done.stderr.strip() or done.stdout.strip())[-500:]

@@ -17,7 +17,6 @@ from deployments.harbor.tasks import (
     load_task,
     load_tasks,
     rewards_in,
-    without_canary,
 )
 from service.settings import HARBOR_TASKS, EnvironmentSettings
 from tests.paths import REPOSITORY
@@ -104,8 +103,9 @@ def test_a_task_without_tests_or_two_of_one_name_are_refused(tmp_path: Path) -> 
         load_tasks(HarborSettings(tasks=str(tmp_path / "two" / "u" / "tests")))
 
 
-def test_marks_of_a_benchmark_are_no_part_of_an_instruction() -> None:
-    assert without_canary("<!-- harbor-canary GUID 1 -->\n# canary 2\n\nDo it.\n# canary") == "Do it.\n# canary"
+def test_marks_of_a_benchmark_are_no_part_of_an_instruction(tmp_path: Path) -> None:
+    marked = "<!-- harbor-canary GUID 1 -->\n# canary 2\n\nDo it.\n# canary"
+    assert load_task(task(tmp_path, instruction=marked)).instruction == "Do it.\n# canary"
 
 
 @pytest.mark.parametrize("section", ["environment", "verifier"])
