@@ -157,7 +157,7 @@ class ShellSandbox(RunningSandbox):
 
     async def _remove(self) -> None:
         try:
-            await _REMOVING(self._provider.remove, self._id)
+            await _REMOVING.copy()(self._provider.remove, self._id)
         except SandboxLost as error:
             logger.warning("The sandbox %s of %s was not destroyed: %s", self._id, self._provider.name, error)
 

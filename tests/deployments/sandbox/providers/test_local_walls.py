@@ -120,7 +120,7 @@ def test_its_first_process_cannot_be_killed_stopped_or_changed_from_within(
     killed, memory, traced, still = tried(
         provider,
         folder,
-        "kill -9 1; kill -STOP 1; kill -TERM 1; pkill -9 python3; sleep 0.2; echo on",
+        "for name in KILL STOP TERM INT HUP CHLD; do kill -$name 1; done; pkill -9 python3; sleep 0.2; echo on",
         "echo x > /proc/1/mem || cat /proc/1/fd/* || ls -l /proc/1/fd",
         "python3 -c 'import ctypes; raise SystemExit(ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0)'",
         "echo still",
@@ -187,6 +187,20 @@ def test_sandboxes_take_the_processors_in_turn(monkeypatch: pytest.MonkeyPatch) 
     assert {*first, *second} == {3, 5, 7}
     assert third == first
     assert [taken(cpus) for cpus in (3, 2.5, None)] == [[]] * 3
+
+
+def test_commands_end_what_they_have_started_by_signals_and_orphans_are_waited_for(
+    provider: LocalProvider, folder: Path
+) -> None:
+    signals, left = tried(
+        provider,
+        folder,
+        "for name in TERM HUP; do sleep 60 & kill -$name $!; wait $!; echo $?; done",
+        "for i in 1 2 3; do (sleep 0.1 &); done; sleep 1; (sleep 0.1 &); sleep 1; ps -eo stat,args",
+    )
+    assert signals.stdout.split() == ["143", "129"]
+    assert "sleep" not in left.stdout
+    assert "Z" not in {line.split()[0][0] for line in left.stdout.splitlines()}
 
 
 def test_namespaces_and_mounts_are_refused(provider: LocalProvider, folder: Path) -> None:
