@@ -17,7 +17,6 @@ import psutil
 from deployments.agents.programs import AgentCall, AgentProgram, RunNotes, last_of, reward_of
 from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected
-from deployments.harbor.tasks import HarborTaskRefused
 from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.providers.interface import (
     KILLED,
@@ -284,5 +283,5 @@ def sandbox_failures(what: str, said: RunNotes) -> Iterator[None]:
         raise EnvironmentLost(f"{what} lost its sandbox: {error}") from error
     except OutOfMemory as error:
         raise AgentFailed(f"{error} {said.sentence}".strip()) from error
-    except (SandboxRefused, HarborTaskRefused) as error:
+    except SandboxRefused as error:
         raise EnvironmentRejected(f"{what} cannot be played in this sandbox: {error}") from error
