@@ -51,7 +51,7 @@ class TracingSettings(StrictSettings):
 MIB = 2**20
 GAME_TASK = "deployments.agents.game_program:GameTask"
 PLAIN_AGENT_TASK = "deployments.agents.environment:PlainAgentTask"
-HARBOR_TASKS = "deployments.harbor.environment:HarborTasks"
+HARBOR_TASKS = "deployments.harbor.tasks:HarborTasks"
 SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions", "Images", "Records")
 """The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`,
 `Images` and `Records` if it has `sessions`, `images` and `rollout_records`; each task has one more, named after it, and

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -10,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 import orjson
 import psutil
@@ -17,9 +17,9 @@ import psutil
 from deployments.agents.programs import AgentCall, AgentProgram, RunNotes, last_of, reward_of
 from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected
-from deployments.harbor.tasks import HarborTaskRefused
-from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.providers.interface import (
+    KILLED,
     OutOfMemory,
     RunningSandbox,
     SandboxFile,
@@ -29,7 +29,6 @@ from deployments.sandbox.providers.interface import (
 from deployments.sandbox.providers.local import EMPTY_IMAGE, LocalProvider
 from deployments.sandbox.supervisor import readable
 
-MIB = 2**20
 STDERR_BYTES = 16_384
 """Length of the tail of stderr that is kept."""
 END_GRACE_S = 0.4
@@ -41,7 +40,6 @@ REWARD_FILE = "reward.json"
 SAMPLE_FILE = "sample.json"
 TRY_AGAIN_LATER = os.EX_TEMPFAIL
 """The exit code of a command that could not run just now."""
-KILLED = 128 + signal.SIGKILL
 SANDBOX_FOLDER = "/tmp/work"
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
@@ -51,10 +49,12 @@ class CommandProgram(AgentProgram):
         self._settings = settings
         self._passed = _passed_variables(settings)
         # Linux ends the command with the replica, whose event loop has a thread that lives as long as it does.
-        self._argv = ["setpriv", "--pdeathsig", "KILL", "prlimit", *limits_of(settings), *settings.argv]
+        self._argv = ["setpriv", "--pdeathsig", "KILL", "prlimit", *_limits_of(settings), *settings.argv]
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
-        async with _run_folder() as folder:
+        held = tempfile.TemporaryDirectory(prefix="rollout-agent-", ignore_cleanup_errors=True)
+        folder = Path(held.name)
+        try:
             (folder / SAMPLE_FILE).write_bytes(call.sample_json())
             code = await self._exit_code(call, folder, said)
             if code == TRY_AGAIN_LATER:
@@ -62,6 +62,8 @@ class CommandProgram(AgentProgram):
             if code != 0:
                 raise AgentFailed(f"The agent {_describe_exit(code)}. {said.sentence}")
             return _reward_in(folder)
+        finally:
+            await asyncio.shield(asyncio.to_thread(held.cleanup))
 
     async def _exit_code(self, call: AgentCall, folder: Path, said: RunNotes) -> int:
         environment = {
@@ -69,12 +71,9 @@ class CommandProgram(AgentProgram):
             **self._settings.environment_variables,
             **_session_variables(call.base_url, call.api_key, str(folder)),
         }
-        async with _stderr_tail(said) as stderr:
-            try:
-                with (folder / SAMPLE_FILE).open("rb") as sample:
-                    process = _start_process(self._argv, sample.fileno(), stderr, folder, environment)
-            finally:
-                os.close(stderr)
+        with (folder / SAMPLE_FILE).open("rb") as sample:
+            process = _start_process(self._argv, sample, folder, environment)
+        async with _stderr_tail(process, said):
             try:
                 return await _exit_code_of(process)
             except asyncio.CancelledError:
@@ -85,7 +84,7 @@ class CommandProgram(AgentProgram):
 
 
 def _start_process(
-    argv: Sequence[str], stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
+    argv: Sequence[str], stdin: BinaryIO, folder: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts the process, which takes a few milliseconds. Raises `EnvironmentLost`.
 
@@ -95,9 +94,10 @@ def _start_process(
     try:
         return subprocess.Popen(
             argv,
+            bufsize=0,
             stdin=stdin,
             stdout=subprocess.DEVNULL,
-            stderr=stderr,
+            stderr=subprocess.PIPE,
             cwd=folder,
             env=environment,
             start_new_session=True,
@@ -117,19 +117,15 @@ async def _exit_code_of(process: subprocess.Popen[bytes]) -> int:
 
 
 @asynccontextmanager
-async def _stderr_tail(said: RunNotes) -> AsyncIterator[int]:
-    """A pipe whose writing end the block gets, and closes. It is read until shortly after the block.
-
-    A process that outlives the command may hold it open.
-    """
-    reading_end, writing_end = os.pipe()
+async def _stderr_tail(process: subprocess.Popen[bytes], said: RunNotes) -> AsyncIterator[None]:
+    """Reads the stderr of a process within the block, and shortly after it: one that outlives it may hold it open."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading_end, "rb", buffering=0)
+        lambda: asyncio.StreamReaderProtocol(reader), process.stderr
     )
     reading = asyncio.create_task(_keep_tail(reader, said))
     try:
-        yield writing_end
+        yield
     finally:
         await asyncio.wait([reading], timeout=READ_AFTER_END_S)
         reading.cancel()
@@ -167,7 +163,7 @@ def _passed_variables(settings: CommandSettings) -> dict[str, str]:
     return {name: os.environ[name] for name in settings.passed_variables if name in os.environ}
 
 
-def limits_of(settings: CommandSettings) -> list[str]:
+def _limits_of(settings: CommandSettings) -> list[str]:
     """The arguments of `prlimit`."""
     limits = ["--core=0"]
     if settings.memory_limit_mib is not None:
@@ -268,7 +264,7 @@ async def run_in_sandbox(
     of_session = _session_variables(base_url, call.api_key, folder)
     environment = {**command.environment_variables, **of_session, **variables}
     limited = command.memory_limit_mib is not None or command.processor_time_limit_s is not None
-    argv = [*(["prlimit", *limits_of(command)] if limited else []), *command.argv]
+    argv = [*(["prlimit", *_limits_of(command)] if limited else []), *command.argv]
     done = await sandbox.exec(argv, environment=environment, stdin=sample)
     shown = last_of(done.stderr)
     said.sentence = f"It wrote to stderr last: {shown}" if shown else "It wrote nothing to stderr."
@@ -287,16 +283,5 @@ def sandbox_failures(what: str, said: RunNotes) -> Iterator[None]:
         raise EnvironmentLost(f"{what} lost its sandbox: {error}") from error
     except OutOfMemory as error:
         raise AgentFailed(f"{error} {said.sentence}".strip()) from error
-    except (SandboxRefused, HarborTaskRefused) as error:
+    except SandboxRefused as error:
         raise EnvironmentRejected(f"{what} cannot be played in this sandbox: {error}") from error
-
-
-@asynccontextmanager
-async def _run_folder() -> AsyncIterator[Path]:
-    """A folder of one run, which is removed with all that is in it."""
-    folder = Path(tempfile.mkdtemp(prefix="rollout-agent-"))
-    try:
-        yield folder
-    finally:
-        removing = asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        await asyncio.shield(removing)

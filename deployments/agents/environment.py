@@ -62,15 +62,11 @@ class AgentRunsOfTask(TaskEnvironment):
         running = asyncio.create_task(self._program.run(call, said))
         try:
             await asyncio.wait([running], timeout=self._timeout_s)
-        except asyncio.CancelledError:
-            running.cancel()
-            await asyncio.wait([running], timeout=ENDED_WITHIN_S)
-            raise
-        if running.done():
-            return running.result()
-        running.cancel()
-        await asyncio.wait([running], timeout=ENDED_WITHIN_S)
-        if running.done() and not running.cancelled() and running.exception() is None:
+        finally:
+            if is_late := not running.done():
+                running.cancel()
+                await asyncio.wait([running], timeout=ENDED_WITHIN_S)
+        if not is_late or (running.done() and not running.cancelled() and running.exception() is None):
             return running.result()
         raise AgentTimedOut(f"The agent was ended after {self._timeout_s:g} s, its timeout_s. {said.sentence}".strip())
 

@@ -13,20 +13,12 @@ from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import httpx
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
-from deployments.agents.game_settings import LARGEST_SEED, POLICY, GameSettings, Rival, Seat
-from deployments.agents.programs import (
-    TEMPORARY,
-    AgentCall,
-    AgentNotLoadable,
-    AgentProgram,
-    RunNotes,
-    last_of,
-)
+from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, RunNotes, http_client, post
+from deployments.agents.settings import LARGEST_SEED, POLICY, GameSettings, Rival
 from deployments.failures import AgentFailed, EnvironmentLost
 from deployments.models.chat_client import HttpChatModel
-from deployments.models.settings import ChatModelSettings
 from deployments.rpc.own_address import running_address
 from rollout_client.contract.rollouts import SampleInput
 from rollout_env import (
@@ -39,11 +31,9 @@ from rollout_env import (
     escape_control_tokens,
     reply_text,
 )
-from rollout_env.loopback import is_loopback
 from rollout_env.models import MARKERS_BESIDE_MOVES
 from rollout_env.users import usage_of
 
-CONNECT_WITHIN_S = 10.0
 MOST_RIVALS = 64
 """Clients of rivals that are kept: each push of a trainer makes another version to play against."""
 
@@ -84,15 +74,7 @@ class GameTask(TaskEnvironment):
         return [{"extra_env_info": {"seed": number}} for number in range(first, first + count)]
 
 
-class Player(Protocol):
-    """The player of one seat in one game."""
-
-    async def answer(self, seen: str) -> str:
-        """The player's words on what it sees now. Raises `AgentFailed` or `EnvironmentLost`."""
-        ...
-
-
-class ModelPlayer(Player):
+class _ModelPlayer:
     """A model beside the policy. Nothing of it is recorded but what the others see of its moves."""
 
     def __init__(self, model: HttpChatModel, prompt: list[ChatMessage], usage: Counter[str]) -> None:
@@ -102,6 +84,7 @@ class ModelPlayer(Player):
         """Calls, tokens, seconds and cost, which this adds to."""
 
     async def answer(self, seen: str) -> str:
+        """The player's words on what it sees now. Raises `AgentFailed` or `TemporaryFailure`."""
         self._conversation.append({"role": "user", "content": seen})
         try:
             reply = await self._model.chat(self._conversation)
@@ -112,42 +95,33 @@ class ModelPlayer(Player):
         return reply.content
 
 
-class PolicyPlayer(Player):
+class _PolicyPlayer:
     """The policy, in the session of the rollout."""
 
-    def __init__(self, session: "SessionCalls", prompt: list[ChatMessage]) -> None:
-        self._session = session
-        self._conversation: list[Any] = [*prompt]
-        self.last_generation: str | None = None
-
-    async def answer(self, seen: str) -> str:
-        self._conversation.append({"role": "user", "content": seen})
-        answer = await self._session.post("/v1/chat/completions", {"messages": self._conversation})
-        message = answer["choices"][0]["message"]
-        self._conversation.append({name: value for name, value in message.items() if value is not None})
-        self.last_generation = answer["id"]
-        return message.get("content") or ""
-
-
-class SessionCalls:
-    """Calls of one session."""
-
-    def __init__(self, http: httpx.AsyncClient, call: AgentCall) -> None:
+    def __init__(self, http: httpx.AsyncClient, call: AgentCall, prompt: list[ChatMessage]) -> None:
         self._http = http
         self._call = call
+        self._conversation: list[Any] = [*prompt]
+        self._last_generation: str | None = None
 
-    async def post(self, path: str, body: Any) -> Any:
-        """The answer's JSON. Raises `AgentFailed` or `EnvironmentLost`."""
-        headers = {"authorization": f"Bearer {self._call.api_key}", "content-type": "application/json"}
-        try:
-            url = f"{self._call.base_url}{path}"
-            response = await self._http.post(url, content=to_json(body, inf_nan_mode="null"), headers=headers)
-        except httpx.TransportError as error:
-            raise EnvironmentLost(f"The session does not answer: {error!r}.") from error
-        if response.is_success:
-            return response.json()
-        refused = f"The session answered {response.status_code}. {last_of(response.text)}"
-        raise EnvironmentLost(refused) if response.status_code in TEMPORARY else AgentFailed(refused)
+    async def answer(self, seen: str) -> str:
+        """See `_ModelPlayer.answer`. Raises `AgentFailed` or `EnvironmentLost`."""
+        self._conversation.append({"role": "user", "content": seen})
+        answer = from_json(await self._post("/v1/chat/completions", {"messages": self._conversation}))
+        message = answer["choices"][0]["message"]
+        self._conversation.append({name: value for name, value in message.items() if value is not None})
+        self._last_generation = answer["id"]
+        return message.get("content") or ""
+
+    async def reward(self, rewards: Mapping[str, float]) -> None:
+        """Rewards its conversation, if it was ever asked."""
+        if self._last_generation is not None:
+            await self._post("/reward", {"rewards": rewards, "generation_id": self._last_generation})
+
+    async def _post(self, path: str, body: Any) -> bytes:
+        headers = {"authorization": f"Bearer {self._call.api_key}"}
+        content = to_json(body, inf_nan_mode="null")
+        return await post(self._http, f"{self._call.base_url}{path}", content, "The session", headers=headers)
 
 
 class GameProgram(AgentProgram):
@@ -159,8 +133,13 @@ class GameProgram(AgentProgram):
         self._make = load_game(settings)
         self._info = settings.extra_env_info()
         self._models = {name: HttpChatModel(model, name, own_url) for name, model in settings.models.items()}
-        self._rival = lru_cache(MOST_RIVALS)(partial(rival_model, settings.rivals, own_url))
         self._http: httpx.AsyncClient | None = None
+
+        @lru_cache(MOST_RIVALS)
+        def rival_model(rival: Rival) -> HttpChatModel:
+            return HttpChatModel(settings.rivals.model_copy(update=rival.model_dump()), str(rival), own_url)
+
+        self._rival = rival_model
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         """Rewards the seats of the policy in the session, and returns no reward of the whole."""
@@ -170,15 +149,10 @@ class GameProgram(AgentProgram):
             raise EnvironmentLost(f"A player does not answer: {error}") from error
 
     async def _play(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
+        usage: Counter[str] = Counter()
         sample = SampleInput.model_validate(call.sample)
         info: Any = self._info.model_validate(sample.extra_env_info)
-        try:
-            seats = self._settings.seated(info.seed, {int(seat): player for seat, player in info.seats.items()})
-        except ValueError as error:
-            raise AgentFailed(str(error)) from error
-        session = SessionCalls(self._client(call), call)
-        usage: Counter[str] = Counter()
-        players = [self._player(seat, session, prompt_of(sample), usage) for seat in seats]
+        players = self._players(call, sample, info, usage)
         game: MultiplayerGame = await asyncio.to_thread(self._make, seed=info.seed)
         moves = 0
         while (turn := await asyncio.to_thread(game.turn)) is not None:
@@ -191,38 +165,32 @@ class GameProgram(AgentProgram):
         rewards = game.rewards()
         said.metrics = {
             "moves": moves,
-            **{f"seat_{seat}_reward": rewards[seat] for seat in range(self._settings.seats)},
+            **{f"seat_{seat}_reward": rewards[seat] for seat in range(len(players))},
             **usage,
         }
         for seat, player in enumerate(players):
-            if isinstance(player, PolicyPlayer) and player.last_generation is not None:
-                reward = {"rewards": {f"seat_{seat}": rewards[seat]}, "generation_id": player.last_generation}
-                await session.post("/reward", reward)
+            if isinstance(player, _PolicyPlayer):
+                await player.reward({f"seat_{seat}": rewards[seat]})
         return {}
 
-    def _player(
-        self, seat: Seat, session: SessionCalls, prompt: list[ChatMessage], usage: Counter[str]
-    ) -> PolicyPlayer | ModelPlayer:
-        if seat == POLICY:
-            return PolicyPlayer(session, prompt)
-        return ModelPlayer(self._rival(seat) if isinstance(seat, Rival) else self._models[seat], prompt, usage)
-
-    def _client(self, call: AgentCall) -> httpx.AsyncClient:
-        if self._http is None:
-            timeout, limits = httpx.Timeout(None, connect=CONNECT_WITHIN_S), httpx.Limits(max_connections=None)
-            self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=not is_loopback(call.base_url))
-        return self._http
-
-
-def rival_model(settings: ChatModelSettings, own_url: Callable[[], str], rival: Rival) -> HttpChatModel:
-    """The client of a rival. Raises `KeyMissing`."""
-    return HttpChatModel(settings.model_copy(update=rival.model_dump()), str(rival), own_url)
-
-
-def prompt_of(sample: SampleInput) -> list[ChatMessage]:
-    """The messages of the sample, such as a system prompt, before what a player sees."""
-    prompt: list[Any] = [message.model_dump(exclude_unset=True) for message in sample.messages or ()]
-    return prompt
+    def _players(
+        self, call: AgentCall, sample: SampleInput, info: Any, usage: Counter[str]
+    ) -> list[_PolicyPlayer | _ModelPlayer]:
+        """The players by seat. The messages of the sample come before what each one sees. Raises `AgentFailed`."""
+        prompt: list[Any] = [message.model_dump(exclude_unset=True) for message in sample.messages or ()]
+        try:
+            seats = self._settings.seated(info.seed, {int(seat): player for seat, player in info.seats.items()})
+        except ValueError as error:
+            raise AgentFailed(str(error)) from error
+        self._http = self._http or http_client(call.base_url)
+        players: list[_PolicyPlayer | _ModelPlayer] = []
+        for seat in seats:
+            if seat == POLICY:
+                players.append(_PolicyPlayer(self._http, call, prompt))
+            else:
+                model = self._rival(seat) if isinstance(seat, Rival) else self._models[seat]
+                players.append(_ModelPlayer(model, [*prompt], usage))
+        return players
 
 
 def load_game(settings: GameSettings) -> Callable[..., MultiplayerGame]:

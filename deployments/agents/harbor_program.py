@@ -15,12 +15,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from deployments.agents.command_program import run_in_sandbox, sandbox_failures
-from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes
-from deployments.agents.sandbox_endpoint import HarnessCall, SandboxEndpoint
+from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, RunNotes
 from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentFailed, EnvironmentRejected, VerifierFailed
-from deployments.harbor.settings import TIMES, HarborSettings
-from deployments.harbor.tasks import HarborTask, tasks_within
+from deployments.harbor.tasks import TIMES, HarborSettings, HarborTask, tasks_within
 from deployments.harbor.verifier import NotJudged, judge, prepare
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
@@ -28,16 +26,13 @@ from deployments.sandbox.providers.interface import (
     OutOfMemory,
     RunningSandbox,
     SandboxFile,
-    SandboxRefused,
     SandboxSpec,
     open_provider,
 )
 from deployments.sandbox.providers.leftover import ProcessesLeft
-from deployments.sandbox.providers.pool import SandboxPool
 
 FOLDER = "/run/rollout"
 INSTRUCTION_FILE = f"{FOLDER}/instruction.md"
-SANDBOXES_AT_ONCE = 16
 MAIN_REWARD = "reward"
 """The reward of a verifier that gives several numbers; the others are metrics."""
 logger = logging.getLogger("rollout_service.agents")
@@ -45,22 +40,14 @@ logger = logging.getLogger("rollout_service.agents")
 
 class HarborProgram(AgentProgram):
     def __init__(self, settings: AgentSettings, harbor: HarborSettings) -> None:
-        """Raises `HarborTaskRefused`, `ProviderUnusable`, `AgentNotLoadable` or `KeyMissing`."""
+        """Raises `HarborTaskRefused`, `ProviderUnusable` or `AgentNotLoadable`."""
         self._tasks = tasks_within(harbor, settings.timeout_s)
         self._command = settings.command
         self._function = None if settings.import_path is None else CallableProgram(settings.import_path, ["sandbox"])
-        self._harness = None if settings.harness is None else HarnessProgram(settings.harness)
-        self._endpoint = SandboxEndpoint()
         self._timeout_s = settings.timeout_s
-        most = harbor.sandbox.most or settings.max_concurrent_runs or SANDBOXES_AT_ONCE
-        self._pool = SandboxPool(
-            open_provider(harbor.sandbox.provider, harbor.sandbox.options),
-            most,
-            harbor.sandbox.warm,
-            harbor.sandbox.warm_s,
-        )
+        self._provider = open_provider(harbor.sandbox.provider, harbor.sandbox.options)
         offline = [task.name for task in self._tasks.values() if task.config.environment.wants_network]
-        if offline and not self._pool.provider.has_network:
+        if offline and not self._provider.has_network:
             logger.warning(
                 "%d tasks ask for a network, and sandboxes of %s have none.", len(offline), harbor.sandbox.provider
             )
@@ -69,17 +56,16 @@ class HarborProgram(AgentProgram):
         task = self._task_of(call)
         with sandbox_failures(f"The task {task.name}", said):
             with _timed(said, "create"):
-                sandbox = await self._pool.take(self._spec_of(task))
+                sandbox = await self._provider.open(self._spec_of(task))
             try:
                 return await self._played(call, task, sandbox, said)
             finally:
                 with _timed(said, "destroy"):
-                    await self._pool.give_back(sandbox)
+                    await sandbox.close()
 
     def close(self) -> None:
         """Destroys all sandboxes."""
-        self._endpoint.close()
-        self._pool.close()
+        self._provider.close()
 
     def _task_of(self, call: AgentCall) -> HarborTask:
         info: Any = call.sample.get("extra_env_info") or {}
@@ -91,21 +77,16 @@ class HarborProgram(AgentProgram):
         return task
 
     def _spec_of(self, task: HarborTask) -> SandboxSpec:
-        environment, reaches_by_network = task.config.environment, self._pool.provider.has_network
-        if self._command is not None and reaches_by_network and not environment.wants_network:
-            raise SandboxRefused(
-                f"its network_mode is no-network, and a command in a sandbox of {self._pool.provider.name} reaches the "
-                "service by its network: use the provider local, or a function, which is outside of the sandbox."
-            )
+        environment = task.config.environment
         return SandboxSpec(
             image=environment.docker_image,
             folder=task.build_folder,
-            environment=task.variables("environment"),
+            environment=environment.env,
             workdir=environment.workdir,
             cpus=environment.cpus,
             memory_mb=environment.memory_mb,
             storage_mb=environment.storage_mb,
-            network=environment.wants_network and reaches_by_network,
+            network=environment.wants_network and self._provider.has_network,
             read_only_folders=tuple(self._command.folders) if self._command is not None else (),
             build_timeout_s=environment.build_timeout_sec,
             lifetime_s=self._timeout_s,
@@ -136,9 +117,6 @@ class HarborProgram(AgentProgram):
             async with asyncio.timeout(timeout_s):
                 if self._function is not None:
                     await self._function.play(call, sandbox)
-                elif self._harness is not None:
-                    async with self._endpoint.opened(sandbox) as address:
-                        await self._harness.run(HarnessCall(**call.model_dump(), sandbox=address), said)
                 else:
                     assert self._command is not None
                     instruction = {INSTRUCTION_FILE: SandboxFile(task.instruction.encode())}

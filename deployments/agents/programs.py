@@ -87,17 +87,12 @@ def reward_of(given: Any, what: str) -> dict[str, float]:
         reward = REWARD.validate_python(given, strict=True)
     except ValidationError as error:
         raise AgentFailed(
-            f"{what} is not a reward: it must be a finite number, an object of named ones, or null, got {shown(given)}."
+            f"{what} is not a reward: it must be a finite number, an object of named ones, or null, got "
+            f"{repr(given)[:MOST_SHOWN]}."
         ) from error
     if reward is None:
         return {}
     return dict(reward) if isinstance(reward, Mapping) else {"reward": float(reward)}
-
-
-def shown(value: Any) -> str:
-    """The beginning of a value's representation."""
-    text = repr(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def last_of(text: str) -> str:
@@ -108,7 +103,7 @@ def last_of(text: str) -> str:
 
 CONNECT_WITHIN_S = 10.0
 MOST_BYTES = 2**20
-TEMPORARY = {
+_TEMPORARY = {
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.TOO_EARLY,
     HTTPStatus.TOO_MANY_REQUESTS,
@@ -118,48 +113,56 @@ TEMPORARY = {
 }
 
 
+def http_client(url: str, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
+    """A client of the server at the URL, whose answers may take as long as a run."""
+    return httpx.AsyncClient(
+        timeout=httpx.Timeout(None, connect=CONNECT_WITHIN_S),
+        limits=httpx.Limits(max_connections=None),
+        headers={"content-type": "application/json", **(headers or {})},
+        trust_env=not is_loopback(url),
+    )
+
+
+async def post(client: httpx.AsyncClient, url: str, content: bytes, what: str, **options: Any) -> bytes:
+    """The body of a successful answer, of at most `MOST_BYTES`.
+
+    Args:
+        what: the subject of the failure's message.
+
+    Raises:
+        AgentFailed: the answer is another one, or longer.
+        EnvironmentLost: there is none, or it says that another try may succeed.
+    """
+    body = bytearray()
+    try:
+        async with client.stream("POST", url, content=content, **options) as response:
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise AgentFailed(f"{what} answered more than {MOST_BYTES} bytes.")
+    except httpx.TransportError as error:
+        raise EnvironmentLost(f"{what} does not answer: {error!r}.") from error
+    if response.is_success:
+        return bytes(body)
+    failure = EnvironmentLost if response.status_code in _TEMPORARY else AgentFailed
+    raise failure(f"{what} answered {response.status_code}. {last_of(body.decode(errors='replace'))}")
+
+
 class HarnessProgram(AgentProgram):
     def __init__(self, settings: HarnessSettings) -> None:
         """Raises `KeyMissing`."""
         self._url = str(settings.url)
-        self._headers = bearer_headers(settings.api_key_variable)
-        self._client: httpx.AsyncClient | None = None
+        self._client = http_client(self._url, bearer_headers(settings.api_key_variable))
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:  # noqa: ARG002
-        try:
-            status, body = await self._answer(call)
-        except httpx.TransportError as error:
-            raise EnvironmentLost(f"The harness at {self._url} does not answer: {error!r}.") from error
-        answered = last_of(body.decode(errors="replace"))
-        if status in TEMPORARY:
-            raise EnvironmentLost(f"The harness at {self._url} cannot run the agent just now: {status}. {answered}")
-        if not httpx.codes.is_success(status):
-            raise AgentFailed(f"The harness at {self._url} answered {status}. {answered}")
+        what = f"The harness at {self._url}"
+        # orjson writes no integers of more than 64 bits.
+        body = await post(self._client, self._url, call.model_dump_json().encode(), what)
         try:
             answer = orjson.loads(body) if body.strip() else None
         except orjson.JSONDecodeError as error:
-            raise AgentFailed(f"The harness at {self._url} answered without JSON: {answered}") from error
+            raise AgentFailed(f"{what} answered without JSON: {last_of(body.decode(errors='replace'))}") from error
         return reward_of(answer, f"The answer of the harness at {self._url}")
-
-    async def _answer(self, call: AgentCall) -> tuple[int, bytes]:
-        """The status and at most `MOST_BYTES` of the body. Raises `AgentFailed` for more."""
-        if self._client is None:
-            self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(None, connect=CONNECT_WITHIN_S),
-                limits=httpx.Limits(max_connections=None),
-                headers=self._headers,
-                trust_env=not is_loopback(self._url),
-            )
-        # orjson writes no integers of more than 64 bits.
-        sent = call.model_dump_json().encode()
-        headers = {"content-type": "application/json"}
-        async with self._client.stream("POST", self._url, content=sent, headers=headers) as response:
-            body = bytearray()
-            async for part in response.aiter_bytes():
-                body += part
-                if len(body) > MOST_BYTES:
-                    raise AgentFailed(f"The harness at {self._url} answered more than {MOST_BYTES} bytes.")
-            return response.status_code, bytes(body)
 
 
 class AgentNotLoadable(Exception):
@@ -196,7 +199,7 @@ def load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., A
         agent = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:
         raise AgentNotLoadable(f"{import_path} cannot be imported: {type(error).__name__}: {error}.") from error
-    if not (callable(agent) and is_async(agent)):
+    if not (callable(agent) and _is_async(agent)):
         raise AgentNotLoadable(
             f"{import_path} is not an async function: write async def {name}({', '.join(arguments)})."
         )
@@ -208,5 +211,5 @@ def load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., A
     return agent  # type: ignore[no-any-return]
 
 
-def is_async(agent: Any) -> bool:
+def _is_async(agent: Any) -> bool:
     return inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(getattr(agent, "__call__", None))  # noqa: B004

@@ -1,23 +1,51 @@
-"""Tasks in Harbor's format: a folder with `task.toml`, `instruction.md`, `environment/` and `tests/`, and its registry.
+"""Tasks in Harbor's format: their settings, their folders, and the task type that describes them.
 
-Read as Harbor 0.26 reads them (`harbor/models/task/config.py`, `harbor/models/registry.py`). A field that would change
-how a task is played, and that is not carried out here, refuses the task with the field's name; all others are kept out.
+A folder has `task.toml`, `instruction.md`, `environment/` and `tests/`, which are read as Harbor 0.26 reads them
+(`harbor/models/task/config.py`). A field that would change how a task is played, and that is not carried out here,
+refuses the task with the field's name; all others are kept out.
 """
 
 import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from deployments.harbor.settings import HarborSettings
 from deployments.sandbox.providers.dockerfile import text_in
+from deployments.sandbox.providers.interface import ProviderName
+from deployments.strict_settings import StrictSettings
+from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
+
+TIMES = {"create": "sandbox_create_s", "run": "agent_run_s", "judge": "verifier_s", "destroy": "sandbox_destroy_s"}
+"""The metrics of a rollout with the seconds that each of its steps in a sandbox has taken."""
+
+
+class SandboxProviderSettings(StrictSettings):
+    """Where the sandboxes of rollouts come from."""
+
+    provider: ProviderName = "local"
+    """`local`: bubblewrap on the machine of the replica."""
+    options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    """Arguments of the provider, which its page lists. Keys come from environment variables, never from here."""
+
+
+class HarborSettings(StrictSettings):
+    """Tasks in Harbor's format, and the sandboxes in which they are played."""
+
+    tasks: str
+    """A folder whose folders are tasks, or the folder of one task."""
+    passed_variables: list[str] = Field(default_factory=list)
+    """Names of variables of the service's own processes that tasks may take by `${NAME}`, for the sandbox in which the
+    agent works and for their verifiers. All others stay with the service: there are keys among them."""
+    sandbox: SandboxProviderSettings = SandboxProviderSettings()
+
 
 CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 """Marks of a benchmark at the beginning of an instruction, which no agent sees."""
@@ -29,7 +57,7 @@ LARGEST_REWARD_BYTES, MOST_REWARDS = 2**16, 1000
 
 
 class HarborTaskRefused(ValueError):
-    """A task or a registry cannot be played here. The message names the file, the field and what to do."""
+    """A task cannot be played here. The message names the file, the field and what to do."""
 
 
 class _Section(BaseModel):
@@ -117,8 +145,7 @@ class HarborTask:
     folder: Path
     instruction: str
     config: _TaskFile
-    passed_variables: tuple[str, ...] = ()
-    """See `HarborSettings`."""
+    """Its variables have their values."""
 
     @property
     def tests(self) -> Path:
@@ -129,53 +156,12 @@ class HarborTask:
         """The folder with the `Dockerfile`; None if the task names an image."""
         return None if self.config.environment.docker_image else self.folder / "environment"
 
-    def variables(self, section: Literal["environment", "verifier"]) -> dict[str, str]:
-        """Those of `env` in the section, with `${NAME}` and `${NAME:-default}` taken from this process.
-
-        Raises:
-            HarborTaskRefused: one is not passed, or this process does not have it.
-        """
-        variables = getattr(self.config, section).env
-        return {name: self._resolved(text, f"{section}.env.{name}") for name, text in variables.items()}
-
-    def refuse_unpassed(self) -> None:
-        """Raises `HarborTaskRefused` for a variable that is not passed, unless nobody has set it and it has a default.
-
-        So no task gets a default in silence where it would have had a value.
-        """
-        for section in ("environment", "verifier"):
-            for name, text in getattr(self.config, section).env.items():
-                for found in TEMPLATE.finditer(text):
-                    self._passes(found, f"{section}.env.{name}")
-
-    def _passes(self, found: re.Match[str], field: str) -> None:
-        variable, default = found.groups()
-        if variable not in self.passed_variables and (default is None or variable in os.environ):
-            raise HarborTaskRefused(
-                f"{self.folder / 'task.toml'}: {field} of the task {self.name} asks for the variable {variable} of the "
-                "service's process, which harbor.passed_variables does not name: add it there if the task may have "
-                "it, or write its value into the file."
-            )
-
-    def _resolved(self, text: str, field: str) -> str:
-        def value_of(found: re.Match[str]) -> str:
-            self._passes(found, field)
-            value = os.environ.get(found[1], found[2])
-            if value is None:
-                raise HarborTaskRefused(
-                    f"{self.folder / 'task.toml'}: {field} of the task {self.name} needs the variable {found[1]}: set "
-                    "it where the service starts."
-                )
-            return value
-
-        return TEMPLATE.sub(value_of, text)
-
 
 def load_tasks(settings: HarborSettings) -> dict[str, HarborTask]:
-    """The tasks of the settings by name, in the order of the folder or registry. Raises `HarborTaskRefused`."""
+    """The tasks of the settings by name, in the order of their folders. Raises `HarborTaskRefused`."""
     tasks: dict[str, HarborTask] = {}
-    for name, folder in _task_folders(settings):
-        task = load_task(folder, name, tuple(settings.passed_variables))
+    for folder in _task_folders(settings.tasks):
+        task = load_task(folder, settings.passed_variables)
         if (other := tasks.get(task.name)) is not None:
             raise HarborTaskRefused(f"{folder} and {other.folder} are both named {task.name}: give one another name.")
         tasks[task.name] = task
@@ -200,74 +186,47 @@ def tasks_within(settings: HarborSettings, timeout_s: float) -> dict[str, Harbor
     return tasks
 
 
-def _task_folders(settings: HarborSettings) -> Iterator[tuple[str | None, Path]]:
-    """The folder of each task, with the name that the registry gives it. Raises `HarborTaskRefused`."""
-    path = Path(settings.tasks).expanduser()
-    if path.is_file():
-        yield from _registry_folders(path, settings)
-    elif (path / "task.toml").is_file():
-        yield None, path
-    elif path.is_dir():
-        yield from ((None, folder) for folder in sorted(path.iterdir()) if (folder / "task.toml").is_file())
-    else:
-        raise HarborTaskRefused(f"{path} is neither a folder of tasks nor a registry file.")
+def _task_folders(tasks: str) -> Iterator[Path]:
+    """Raises `HarborTaskRefused`."""
+    path = Path(tasks).expanduser()
+    if not path.is_dir():
+        raise HarborTaskRefused(f"{path} is no folder of tasks.")
+    return (folder for folder in (path, *sorted(path.iterdir())) if (folder / "task.toml").is_file())
 
 
-class _RegistryTask(_Section):
-    name: str
-    git_url: str | None = None
-    git_commit_id: str | None = None
-    path: str
-
-
-class _DataSet(_Section):
-    name: str
-    version: str
-    tasks: list[_RegistryTask]
-
-
-REGISTRY = TypeAdapter(list[_DataSet])
-
-
-def _registry_folders(path: Path, settings: HarborSettings) -> Iterator[tuple[str, Path]]:
-    try:
-        data_sets = REGISTRY.validate_json(path.read_bytes())
-    except OSError as error:
-        raise HarborTaskRefused(f"{path} cannot be read: {error}.") from error
-    except ValidationError as error:
-        raise HarborTaskRefused(f"{path} is not a registry of Harbor: {_problem_of(error)}.") from error
-    known = [f"{data_set.name}@{data_set.version}" for data_set in data_sets]
-    wanted = [
-        data_set
-        for data_set in data_sets
-        if settings.dataset in (None, data_set.name, f"{data_set.name}@{data_set.version}")
-    ]
-    if len(wanted) != 1:
-        raise HarborTaskRefused(f"dataset must name one of {path}: {', '.join(known)}; got {settings.dataset!r}.")
-    for task in wanted[0].tasks:
-        if task.git_url is None:
-            yield task.name, path.parent / Path(task.path).expanduser()
-        elif task.git_url in settings.checkouts:
-            yield task.name, Path(settings.checkouts[task.git_url]).expanduser() / task.path
-        else:
-            raise HarborTaskRefused(
-                f"{path}: the task {task.name} lies in {task.git_url}, which is not fetched from here: clone it"
-                f"{f' at {task.git_commit_id}' if task.git_commit_id else ''}, and name the folder in checkouts."
-            )
-
-
-def load_task(folder: Path, name: str | None = None, passed_variables: tuple[str, ...] = ()) -> HarborTask:
+def load_task(folder: Path, passed_variables: Collection[str] = ()) -> HarborTask:
     """Reads one task. Raises `HarborTaskRefused`."""
     config = _config_in(folder / "task.toml")
-    instruction = without_canary(text_in(folder / "instruction.md", HarborTaskRefused))
+    instruction = _without_canary(text_in(folder / "instruction.md", HarborTaskRefused))
     if not (folder / "tests" / "test.sh").is_file():
         raise HarborTaskRefused(f"{folder} has no tests/test.sh, which judges it.")
     for field, reason in _unplayable(config):
         raise HarborTaskRefused(f"{folder / 'task.toml'}: {field} {reason}")
-    named = config.task.name if config.task is not None else folder.name
-    task = HarborTask(name or named, folder, instruction, config, passed_variables)
-    task.refuse_unpassed()
-    return task
+    name = config.task.name if config.task is not None else folder.name
+    for section in ("environment", "verifier"):
+        variables = getattr(config, section).env
+        for variable, text in variables.items():
+            where = f"{folder / 'task.toml'}: {section}.env.{variable} of the task {name}"
+            variables[variable] = TEMPLATE.sub(partial(_value_of, passed_variables=passed_variables, where=where), text)
+    return HarborTask(name, folder, instruction, config)
+
+
+def _value_of(found: re.Match[str], passed_variables: Collection[str], where: str) -> str:
+    """The value of `${NAME}` or `${NAME:-default}`, taken from this process.
+
+    A variable that is not passed has its default only if nobody has set it: so no task gets a default in silence where
+    it would have had a value. Raises `HarborTaskRefused`.
+    """
+    variable, default = found.groups()
+    value = os.environ.get(variable)
+    if variable not in passed_variables and (default is None or value is not None):
+        raise HarborTaskRefused(
+            f"{where} asks for the variable {variable} of the service's process, which harbor.passed_variables does "
+            "not name: add it there if the task may have it, or write its value into the file."
+        )
+    if value is None and default is None:
+        raise HarborTaskRefused(f"{where} needs the variable {variable}: set it where the service starts.")
+    return str(default if value is None else value)
 
 
 def _config_in(path: Path) -> _TaskFile:
@@ -311,7 +270,7 @@ def _unplayable(config: _TaskFile) -> Iterator[tuple[str, str]]:
     return ((field, reason) for field, (asked, reason) in wrong.items() if asked)
 
 
-def without_canary(text: str) -> str:
+def _without_canary(text: str) -> str:
     """The instruction without the marks of a benchmark before it, and the empty lines after them."""
     lines = text.split("\n")
     while lines and CANARY.match(lines[0].strip()):
@@ -348,3 +307,40 @@ def rewards_in(content: bytes, name: str) -> dict[str, float]:
     if numbers.keys() != rewards.keys() or not all(abs(value) < float("inf") for value in numbers.values()):
         raise ValueError(f"{name} must hold finite numbers, got {content[:200]!r}")
     return numbers
+
+
+class HarborInfo(BaseModel):
+    """Fields of a sample."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    task: str
+    """Name of the task, as its `task.toml` has it, else that of its folder."""
+
+
+class HarborTasks(TaskEnvironment):
+    """Describes the tasks, which `HarborProgram` plays (`deployments/agents/harbor_program.py`)."""
+
+    description = "Tasks in Harbor's format: an agent works in a sandbox, and the verifier of the task scores it."
+    ExtraEnvInfo = HarborInfo
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Raises `HarborTaskRefused`."""
+        self._tasks = list(load_tasks(HarborSettings.model_validate(settings)).values())
+        self.sample_count = len(self._tasks)
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: HarborInfo) -> StepOutcome:  # noqa: ARG002
+        """Is never called. Raises `SampleRejected`."""
+        raise SampleRejected("This task judges no conversation: its verifier judges the sandbox at the end of the run.")
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """The tasks in order, beginning with number `seed`, and again from the first one after the last."""
+        tasks = [self._tasks[number % len(self._tasks)] for number in range(seed, seed + count)]
+        return [
+            {
+                "id": task.name,
+                "messages": [{"role": "user", "content": task.instruction}],
+                "extra_env_info": {"task": task.name},
+            }
+            for task in tasks
+        ]

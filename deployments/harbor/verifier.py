@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from deployments.harbor.tasks import LARGEST_REWARD_BYTES, HarborTask, rewards_in
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.interface import ExecTimedOut, RunningSandbox, files_below
+from deployments.sandbox.providers.files import files_below
+from deployments.sandbox.providers.interface import KILLED, ExecTimedOut, RunningSandbox
 from deployments.sandbox.providers.leftover import end_others, processes_of
 
 TESTS = "/tests"
@@ -20,7 +21,6 @@ LOGS = ("/logs/agent", OF_VERIFIER, "/logs/artifacts")
 REWARD_FILES = (f"{OF_VERIFIER}/reward.json", f"{OF_VERIFIER}/reward.txt")
 """The first one that is there counts."""
 OUTPUT = f"{OF_VERIFIER}/test-stdout.txt"
-KILLED = 128 + 9
 MOST_SHOWN = 1000
 JUDGE = f"""({TESTS}/test.sh) > {OUTPUT} 2>&1
 code=$?
@@ -34,14 +34,14 @@ class NotJudged(Exception):
     """The verifier gave no reward. The message is a sentence with what it wrote last."""
 
 
-class Verdict(NamedTuple):
+class _Verdict(NamedTuple):
     rewards: dict[str, float]
     """By name."""
     ended: int
     """Processes that the agent had left, and that were ended before the verifier ran."""
 
 
-async def judge(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = frozenset()) -> Verdict:
+async def judge(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = frozenset()) -> _Verdict:
     """Has the task's verifier judge what the agent has left.
 
     Args:
@@ -60,9 +60,7 @@ async def judge(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = fro
     await sandbox.write_files(await asyncio.to_thread(files_below, task.tests, TESTS))
     await _checked(sandbox, ["chmod", "+x", f"{TESTS}/test.sh"])
     try:
-        done = await sandbox.exec(
-            ["bash", "-c", JUDGE], environment=task.variables("verifier"), timeout_s=verifier.timeout_sec
-        )
+        done = await sandbox.exec(["bash", "-c", JUDGE], environment=verifier.env, timeout_s=verifier.timeout_sec)
     except ExecTimedOut as error:
         raise NotJudged(f"The verifier was ended after {verifier.timeout_sec:g} s, its timeout_sec.") from error
     if done.exit_code == KILLED:
@@ -70,7 +68,7 @@ async def judge(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = fro
     for path in REWARD_FILES:
         try:
             if (content := await _reward_file(sandbox, path, done.stdout)) is not None:
-                return Verdict(rewards_in(content, path), ended)
+                return _Verdict(rewards_in(content, path), ended)
         except ValueError as error:
             raise NotJudged(f"The verifier gave no reward: {str(error).removesuffix('.')}.") from error
     raise NotJudged(

@@ -7,62 +7,61 @@ kernel count the processes of one launch alone: it does not for root.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from deployments.sandbox.interface import MIB, Limits, Program, WallName
 from deployments.sandbox.launch import NICENESS, HeldFds, Interpreter, Launch, program_variables, resource_limits
-from deployments.sandbox.system_calls import FilterOptions, system_call_filter
+from deployments.sandbox.system_calls import system_call_filter
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _WORK = "/tmp/work"
-_FILTER = system_call_filter(FilterOptions())
+_FILTER = system_call_filter()
 _NAMESPACES = [
     *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
     *("--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"),
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Walls of one launch, besides those that all have."""
+def bubblewrap_launch(
+    status_fd: int,
+    held: HeldFds,
+    *,
+    users: Sequence[str],
+    mounts: Sequence[str],
+    folders: Sequence[str],
+    files: Mapping[str, bytes],
+    file_mode: str,
+    variables: Mapping[str, str],
+    inside: Sequence[str],
+    outside: Sequence[str] = (),
+    shared_memory_bytes: int = MIB,
+    at_last: Sequence[str] = (),
+) -> Launch:
+    """A launch that has ended when `held` is closed, with these walls besides those that all have.
 
-    users: Sequence[str]
-    """Options about user ids and capabilities."""
-    mounts: Sequence[str]
-    """Options that make the file systems to write."""
-    folders: Sequence[str]
-    """Folders outside of the system's, to read."""
-    files: Mapping[str, bytes]
-    """By absolute path."""
-    file_mode: str
-    variables: Mapping[str, str]
-    inside: Sequence[str]
-    """The command behind the walls."""
-    outside: Sequence[str] = ()
-    """The beginning of the command that starts bubblewrap."""
-    shared_memory_bytes: int = MIB
-    """Size of `/dev/shm`, where the locks of `multiprocessing` are."""
-    at_last: Sequence[str] = ()
-    """Options after all mounts and files."""
-
-
-def bubblewrap_launch(profile: Profile, status_fd: int, held: HeldFds) -> Launch:
-    """A launch that has ended when `held` is closed."""
-    command = ["nice", "-n", str(NICENESS), *profile.outside, "bwrap", "--json-status-fd", str(status_fd)]
-    command += [*_NAMESPACES, *profile.users]
+    Args:
+        users: options about user ids and capabilities.
+        mounts: options that make the file systems to write.
+        folders: outside of the system's, to read.
+        files: by absolute path.
+        inside: the command behind the walls.
+        outside: the beginning of the command that starts bubblewrap.
+        shared_memory_bytes: size of `/dev/shm`, where the locks of `multiprocessing` are.
+        at_last: options after all mounts and files.
+    """
+    command = ["nice", "-n", str(NICENESS), *outside, "bwrap", "--json-status-fd", str(status_fd)]
+    command += [*_NAMESPACES, *users]
     if _FILTER is not None:
         command += ["--seccomp", str(held.add(_FILTER))]
-    shared_memory = str(profile.shared_memory_bytes)
-    command += [*profile.mounts, "--proc", "/proc", "--dev", "/dev"]
-    command += ["--perms", "1777", "--size", shared_memory, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-    command += [*_system_mounts(), *_folder_mounts(profile.folders)]
-    for path, content in profile.files.items():
-        command += ["--perms", profile.file_mode, "--file", str(held.add(content)), path]
-    command += profile.at_last
-    for name, value in profile.variables.items():
+    command += [*mounts, "--proc", "/proc", "--dev", "/dev"]
+    command += ["--perms", "1777", "--size", str(shared_memory_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    command += [*_system_mounts(), *_folder_mounts(folders)]
+    for path, content in files.items():
+        command += ["--perms", file_mode, "--file", str(held.add(content)), path]
+    command += at_last
+    for name, value in variables.items():
         command += ["--setenv", name, value]
-    return Launch([*command, *profile.inside], tuple(held.fds))
+    return Launch([*command, *inside], tuple(held.fds))
 
 
 def _system_mounts() -> list[str]:
@@ -128,18 +127,19 @@ class Bubblewrap:
         folders = {str(parent) for name in files for parent in PurePosixPath(name).parents}
         for folder in sorted(folders):
             mounts += ["--perms", "0777", "--dir", str(PurePosixPath(_WORK, folder))]
-        profile = Profile(
-            users=users,
-            mounts=mounts,
-            folders=self._interpreter.folders,
-            files={f"{_WORK}/{name}": content for name, content in files.items()},
-            file_mode="0666",
-            at_last=["--remount-ro", "/", "--chdir", _WORK],
-            variables=program_variables(self._interpreter, _WORK),
-            inside=[
-                *(*owner, "prlimit", *(f"--{name}={soft}:{hard}" for name, (soft, hard) in values)),
-                *self._interpreter.command(program),
-            ],
-        )
         with HeldFds() as held:
-            yield bubblewrap_launch(profile, status_fd, held)
+            yield bubblewrap_launch(
+                status_fd,
+                held,
+                users=users,
+                mounts=mounts,
+                folders=self._interpreter.folders,
+                files={f"{_WORK}/{name}": content for name, content in files.items()},
+                file_mode="0666",
+                at_last=["--remount-ro", "/", "--chdir", _WORK],
+                variables=program_variables(self._interpreter, _WORK),
+                inside=[
+                    *(*owner, "prlimit", *(f"--{name}={soft}:{hard}" for name, (soft, hard) in values)),
+                    *self._interpreter.command(program),
+                ],
+            )

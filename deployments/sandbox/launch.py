@@ -8,7 +8,7 @@ import random
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.sandbox.interface import MAIN, Limits, Program, SandboxLost
@@ -21,11 +21,6 @@ _UID_LEASES = "rollout-sandbox-uid-"
 """Begins the abstract socket names by which the services of one machine lease user ids, one name for each id."""
 _START = (Path(__file__).parent / "programs" / "start.py").read_text(encoding="utf-8")
 """Runs the program, with the builtins that people expect of Python."""
-
-
-def _own_path() -> dict[str, str]:
-    """The environment of launchers."""
-    return {"PATH": os.environ.get("PATH", os.defpath)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,6 @@ class Launch:
     pass_fds: tuple[int, ...] = ()
     stop_signal: int = 9
     """Ends all of its processes when it is sent to the process."""
-    environment: dict[str, str] = field(default_factory=_own_path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, Bubblewrap
 from deployments.sandbox.interface import Limits, Program, WallName
 from deployments.sandbox.launch import NICENESS, Interpreter, Launch, program_variables, resource_limits
-from deployments.sandbox.system_calls import FilterOptions, system_call_filter
+from deployments.sandbox.system_calls import system_call_filter
 
 LANDLOCK_WITH_SIGNALS = 6
 _LAUNCHER = Path(__file__).parent / "programs" / "jail.py"
@@ -41,8 +41,7 @@ class LimitJail:
         self._interpreter = interpreter
         self._landlock = landlock_version()
         can_signal_outside = not (self._landlock >= LANDLOCK_WITH_SIGNALS or os.geteuid() == 0)
-        options = FilterOptions(sockets=False, signals=not can_signal_outside)
-        self._filter = (system_call_filter(options) or b"").hex()
+        self._filter = (system_call_filter(sockets=False, signals=not can_signal_outside) or b"").hex()
         system = [Path(folder) for folder in SYSTEM_FOLDERS]
         of_system = [str(path) for path in system if path.exists() and not path.is_symlink()]
         self._folders = of_system + interpreter.folders

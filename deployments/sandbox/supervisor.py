@@ -64,7 +64,7 @@ class ProcessTree:
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                env=launch.environment,
+                env={"PATH": os.environ.get("PATH", os.defpath)},
                 pass_fds=(*launch.pass_fds, self.status_fd),
                 start_new_session=True,
             )

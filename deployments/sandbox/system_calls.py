@@ -8,7 +8,6 @@ processes and to the kernel itself that ordinary Python programs do not need, an
 import errno
 import platform
 import struct
-from dataclasses import dataclass
 
 LOAD_WORD, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL_PROCESS, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
@@ -68,18 +67,13 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The column of the tables and the kernel's name of the architecture."""
 
 
-@dataclass(frozen=True, slots=True)
-class FilterOptions:
-    """Further refusals besides `REFUSED`, where no namespace makes a call harmless."""
+def system_call_filter(*, sockets: bool = True, signals: bool = True, machine: str | None = None) -> bytes | None:
+    """The filter as an array of the kernel's `struct sock_filter`; None for a machine that has no table here.
 
-    sockets: bool = True
-    """Whether sockets of the families `UNIX`, `INET` and `INET6` may be made. Pairs of sockets always may."""
-    signals: bool = True
-    """Whether signals may be sent to other process groups."""
-
-
-def system_call_filter(options: FilterOptions, machine: str | None = None) -> bytes | None:
-    """The filter as an array of the kernel's `struct sock_filter`; None for a machine that has no table here."""
+    Args:
+        sockets: whether sockets of the families `UNIX`, `INET` and `INET6` may be made. Pairs of sockets always may.
+        signals: whether signals may be sent to other process groups.
+    """
     if (known := MACHINES.get(machine or platform.machine())) is None:
         return None
     column, architecture = known
@@ -90,7 +84,7 @@ def system_call_filter(options: FilterOptions, machine: str | None = None) -> by
     ]
     if column == 0:
         code += _jump_if(JUMP_GREATER_OR_EQUAL, X32_CALLS, [_refuse(errno.ENOSYS)])
-    refused = [*REFUSED.values(), *([] if options.signals else SIGNALS.values())]
+    refused = [*REFUSED.values(), *([] if signals else SIGNALS.values())]
     for numbers in refused:
         code += _jump_if(JUMP_EQUAL, numbers[column], [_refuse(errno.EPERM)])
     # Its flags are behind a pointer, where a filter cannot look; the C library then uses `clone`.
@@ -100,10 +94,10 @@ def system_call_filter(options: FilterOptions, machine: str | None = None) -> by
     code += _jump_if(
         JUMP_EQUAL, CLONE[column], [first, *_jump_if(JUMP_ANY_BIT, NEW_NAMESPACE_FLAGS, [_refuse(errno.EPERM)]), allow]
     )
-    families = (UNIX, INET, INET6) if options.sockets else ()
+    families = (UNIX, INET, INET6) if sockets else ()
     known_families = [line for family in families for line in _jump_if(JUMP_EQUAL, family, [allow])]
     code += _jump_if(JUMP_EQUAL, SOCKET[column], [first, *known_families, _refuse(errno.EAFNOSUPPORT)])
-    if not options.signals:
+    if not signals:
         # 0 is the program's own process group.
         code += _jump_if(JUMP_EQUAL, KILL[column], [first, *_jump_if(JUMP_EQUAL, 0, [allow]), _refuse(errno.EPERM)])
     return b"".join([*code, allow])

@@ -85,7 +85,7 @@ def free_left_over(folder: Path = FOLDER) -> int:
     freed = 0
     for file in [*folder.glob(f"{MARK}-*"), *folder.glob(f"sem.{MARK}-*")]:
         owner = file.name.partition(f"{MARK}-")[2].rpartition("-")[0]
-        if owner.partition("-")[0] == process_namespace() and not is_alive(owner):
+        if has_died(owner):
             # Another replica may free the same at this moment.
             file.unlink(missing_ok=True)
             freed += 1
@@ -113,7 +113,7 @@ def remove_left_over(parent: Path | None = None) -> None:
     """Removes the folders of replicas on this machine that are gone; those that cannot be seen from here stay."""
     for folder in (parent or Path(tempfile.gettempdir())).glob(f"{MARK}-*"):
         owner = folder.name.removeprefix(f"{MARK}-")
-        if owner.partition("-")[0] == process_namespace() and not is_alive(owner):
+        if has_died(owner):
             # Another replica may remove the same at this moment.
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -124,23 +124,27 @@ def owner_of(process_id: int) -> str:
     Raises:
         OSError: there is no such process.
     """
-    return f"{process_namespace()}-{process_id}-{state_and_start_of(process_id)[1]}"
+    return f"{_process_namespace()}-{process_id}-{_state_and_start_of(process_id)[1]}"
 
 
-def process_namespace() -> str:
+def has_died(owner: str) -> bool:
+    """Whether a process has ended that can be seen from here: one of another namespace (a container) cannot."""
+    namespace, _, process = owner.partition("-")
+    if namespace != _process_namespace():
+        return False
+    process_id, _, began = process.partition("-")
+    try:
+        state, start = _state_and_start_of(int(process_id))
+    except OSError:
+        return True
+    return start != began or state == "Z"
+
+
+def _process_namespace() -> str:
     return str(Path("/proc/self/ns/pid").stat().st_ino)
 
 
-def is_alive(owner: str) -> bool:
-    _, process_id, began = owner.split("-")
-    try:
-        state, start = state_and_start_of(int(process_id))
-    except OSError:
-        return False
-    return start == began and state != "Z"
-
-
-def state_and_start_of(process_id: int) -> tuple[str, str]:
+def _state_and_start_of(process_id: int) -> tuple[str, str]:
     """The letter of its state, and when it began, in clock ticks since the machine started (`man proc_pid_stat`)."""
     values = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
     return values[0], values[19]

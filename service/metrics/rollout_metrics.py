@@ -10,7 +10,7 @@ from time import monotonic
 from types import MappingProxyType
 
 from deployments.failures import RolloutFailure
-from deployments.harbor.settings import TIMES
+from deployments.harbor.tasks import TIMES
 from deployments.instruments import Instrument, SummedCounter, SummedHistogram
 from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.episode import Episode

@@ -106,7 +106,7 @@ def _resolve_paths(config: ServeDeploySchema, folder: Path) -> None:
             if isinstance(environment, dict):
                 _resolve(environment.get("data"), folder, "files")
                 agent = environment.get("agent")
-                _resolve(agent.get("harbor") if isinstance(agent, dict) else None, folder, "tasks", "checkouts")
+                _resolve(agent.get("harbor") if isinstance(agent, dict) else None, folder, "tasks")
 
 
 def _resolve(section: Any, folder: Path, *fields: str) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.harbor.settings import HarborSettings
-from deployments.harbor.tasks import HarborTask, load_tasks
+from deployments.harbor.tasks import HarborSettings, HarborTask, load_tasks
 from examples import harbor_functions
 from tests.deployments.agents.test_harbor_program import played, works
 from tests.examples.scripted_model import ScriptedModel, says

@@ -41,46 +41,16 @@ TRUSTED: "Any" = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_
 """An archive comes from the owner, or from a sandbox like this one, and is unpacked with no more rights."""
 
 
-class Children:
-    """Waits for all processes of the sandbox: those that it started, and the orphans of the others."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Condition()
-        self._codes: dict[int, int] = {}
-        self._started: set[int] = set()
-
-    def start(self, argv: "list[str]", **options: "Any") -> "subprocess.Popen[bytes]":
-        with self._lock:
-            process = subprocess.Popen(argv, start_new_session=True, **options)
-            self._started.add(process.pid)
-            self._lock.notify_all()
-        return process
-
-    def wait(self, process: "subprocess.Popen[bytes]") -> int:
-        with self._lock:
-            self._lock.wait_for(lambda: process.pid in self._codes)
-            process.returncode = self._codes.pop(process.pid)
-        return process.returncode
-
-    def reap_for_ever(self) -> None:
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            except ChildProcessError:
-                with self._lock:
-                    self._lock.wait(0.05)
-                continue
-            assert ended is not None
-            with self._lock:
-                _, status = os.waitpid(ended.si_pid, 0)
-                if ended.si_pid in self._started:
-                    self._started.discard(ended.si_pid)
-                    code = os.waitstatus_to_exitcode(status)
-                    self._codes[ended.si_pid] = code if code >= 0 else 128 - code
-                    self._lock.notify_all()
+LOCK = threading.RLock()
+STARTED: "set[int]" = set()
+"""The processes that threads of this one wait for."""
 
 
-CHILDREN = Children()
+def reap_orphans(*_: object) -> None:
+    """Waits for the processes that have ended and that nobody else waits for: what commands have left."""
+    with LOCK, contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in STARTED:
+            os.waitpid(ended.si_pid, 0)
 
 
 class Frames:
@@ -103,10 +73,10 @@ def main(control_fd: int, port: int, workdir: str) -> None:
     control.set_inheritable(False)
     # A program of the sandbox with the same user may not write to the memory of this one.
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    # The kernel keeps signals without a handler from the first process of a namespace. Commands inherit ignored ones.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, reap_orphans)
     os.makedirs(workdir, exist_ok=True)
-    threading.Thread(target=CHILDREN.reap_for_ever, daemon=True).start()
     listening = socket.create_server(("127.0.0.1", port), backlog=128)
     threading.Thread(target=_hand_over, args=(control, listening), daemon=True).start()
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -143,14 +113,17 @@ def run(received: io.BufferedReader, frames: Frames, workdir: str) -> None:
     asked = json.loads(received.readline())
     stdin = received.read(asked["stdin_bytes"])
     try:
-        process = CHILDREN.start(
-            asked["argv"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=asked["cwd"] or workdir,
-            env=asked["environment"],
-        )
+        with LOCK:
+            process = subprocess.Popen(
+                asked["argv"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=asked["cwd"] or workdir,
+                env=asked["environment"],
+                start_new_session=True,
+            )
+            STARTED.add(process.pid)
     # An argument that no process can have, such as one with a null byte, is a `ValueError`.
     except (OSError, ValueError) as error:
         frames.send(b"e", f"{error}\n".encode())
@@ -164,11 +137,15 @@ def run(received: io.BufferedReader, frames: Frames, workdir: str) -> None:
     for thread in reading:
         thread.start()
     threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
-    code = CHILDREN.wait(process)
+    code = process.wait()
     ended.set()
+    with LOCK:
+        STARTED.discard(process.pid)
+    # It may have stood before orphans.
+    reap_orphans()
     for thread in reading:
         thread.join(READ_AFTER_END_S)
-    frames.end(exit_code=code)
+    frames.end(exit_code=code if code >= 0 else 128 - code)
 
 
 def _end_with(received: io.BufferedReader, process: "subprocess.Popen[bytes]", ended: threading.Event) -> None:

@@ -6,22 +6,22 @@ One without a network has none at all. What the engine does not enforce is refus
 """
 
 import asyncio
-import io
 import json
 import struct
-import tarfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
 
 from deployments.sandbox.interface import MIB, SandboxLost
-from deployments.sandbox.providers.folder_state import FolderStates
+from deployments.sandbox.providers.files import files_below, name_of, tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
-    LARGEST_FILE_BYTES,
+    KILLED,
     LARGEST_OUTPUT_BYTES,
     MOST_PROCESSES,
     OWNER_LABEL,
@@ -31,33 +31,19 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
-    context_of,
-    read_bounded,
-    tar_of,
-    unreadable,
 )
 from deployments.sandbox.providers.leftover import FIRST
-from deployments.sandbox.providers.owned import FOLDER, OwnedSandbox, OwningProvider
+from deployments.sandbox.providers.reaper import ReapedProvider
+from deployments.sandbox.providers.shell import ShellSandbox
 
 SOCKET = "/var/run/docker.sock"
-API = "http://docker/v1.41"
-ANSWERS_WITHIN_S = 30.0
-MOST_ANSWER_BYTES = LARGEST_FILE_BYTES + MIB
-"""The largest file in its archive."""
-BETWEEN_CHECKS_S = 1.0
-KILLED = 128 + 9
-BOUNDED_BY = ("overlay2", "btrfs", "zfs")
-"""Storage drivers that bound a container's files, or refuse to. With containerd's the engine leaves the bound out."""
-CHECKS, CHECK_EVERY_S = 4, 0.2
-STARTED = f'mkdir -p {FOLDER}; echo $$ > "$1"; exec < "$2"; shift 2; exec "$@"'
-"""The engine ends no command of a container, so each writes the id of its process group."""
+_API = "http://docker/v1.41"
+_ANSWERS_WITHIN_S = 30.0
+_BETWEEN_CHECKS_S = 1.0
+_CHECKS, _CHECK_EVERY_S = 4, 0.2
 
 
-class _AnswerTooLong(SandboxLost):
-    """An answer of the engine has more than `MOST_ANSWER_BYTES`, and was read no further."""
-
-
-class DockerProvider(OwningProvider):
+class DockerProvider(ReapedProvider):
     name = "docker"
     has_network = True
 
@@ -70,70 +56,57 @@ class DockerProvider(OwningProvider):
             runtime: the engine's runtime, such as `runsc`; by default its own.
         """
         super().__init__({"socket": socket, "network": network, "runtime": runtime})
-        self._socket = socket
-        self.network = network
+        self._engine = f"The Docker engine at {socket}"
+        self._network = network
         self._runtime = runtime
-        self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
-        self._building: dict[str, asyncio.Lock] = {}
-        self._engine: dict[str, Any] | None = None
-        """The engine's own description, once it was asked for."""
-        self._folders = FolderStates()
+        transport = httpx.AsyncHTTPTransport(uds=socket, limits=httpx.Limits(max_connections=None))
+        self._client = httpx.AsyncClient(transport=transport, base_url=_API, timeout=_ANSWERS_WITHIN_S)
+        self._building: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._has_limits = False
 
     @asynccontextmanager
-    async def stream(
-        self, method: str, path: str, limit_s: float | None = ANSWERS_WITHIN_S, **options: Any
-    ) -> AsyncIterator[httpx.Response]:
-        """A streamed answer of the engine. Raises `SandboxLost` if it cannot be had."""
-        loop = asyncio.get_running_loop()
-        if (client := self._clients.get(loop)) is None:
-            transport = httpx.AsyncHTTPTransport(uds=self._socket, limits=httpx.Limits(max_connections=None))
-            headers = {"accept-encoding": "identity"}
-            client = self._clients[loop] = httpx.AsyncClient(transport=transport, base_url=API, headers=headers)
-        timeout = httpx.Timeout(ANSWERS_WITHIN_S, read=limit_s)
+    async def stream(self, path: str, **options: Any) -> AsyncIterator[httpx.Response]:
+        """A streamed answer of the engine to a `POST`, without a time limit. Raises `SandboxLost`."""
+        timeout = httpx.Timeout(_ANSWERS_WITHIN_S, read=None)
         try:
-            async with client.stream(method, path, timeout=timeout, **options) as answer:
+            async with self._client.stream("POST", path, timeout=timeout, **options) as answer:
                 yield answer
         except httpx.HTTPError as error:
-            raise SandboxLost(f"The Docker engine at {self._socket} does not answer: {error!r}.") from error
+            raise SandboxLost(f"{self._engine} does not answer: {error!r}.") from error
 
-    async def call(
-        self, method: str, path: str, *also: int, limit_s: float | None = ANSWERS_WITHIN_S, **options: Any
-    ) -> tuple[int, Any]:
-        """The status and the content of an answer that is a success, or has one of the statuses in `also`.
+    async def call(self, method: str, path: str, *also: int, **options: Any) -> httpx.Response:
+        """An answer that is a success, or has one of the statuses in `also`.
 
         Raises:
-            SandboxLost: it has another status, or is too long (`_AnswerTooLong`).
+            SandboxLost: it has another status, or there is none.
         """
-        async with self.stream(method, path, limit_s, **options) as answer:
-            body = await _body_of(answer)
-            if not (answer.is_success or answer.status_code in also):
-                raise SandboxLost(
-                    f"The Docker engine answered {answer.status_code} to {method} {path}: {body[:500]!r}."
-                )
-            is_json = answer.headers.get("content-type", "").startswith("application/json")
-            return answer.status_code, json.loads(body) if is_json and body else body
+        try:
+            answer = await self._client.request(method, path, **options)
+        except httpx.HTTPError as error:
+            raise SandboxLost(f"{self._engine} does not answer: {error!r}.") from error
+        if not (answer.is_success or answer.status_code in also):
+            raise SandboxLost(f"{self._engine} answered {answer.status_code} to {method} {path}: {answer.text[:500]}")
+        return answer
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.open`."""
+        spec.refuse_limits("a Docker engine bounds no files of a container with most storage drivers", "storage_mb")
         self.start_reaper()
-        await self._refuse_unenforced(spec)
+        await self._refuse_without_limits()
         image = spec.image or await self._built(spec)
-        if spec.storage_mb is not None:
-            await self._refuse_volumes(image, spec)
-        name = f"rollout-{uuid4().hex}"
-        creating = asyncio.ensure_future(self._created(name, image, spec))
+        sandbox = DockerSandbox(self, f"rollout-{uuid4().hex}", spec)
+        creating = asyncio.ensure_future(self._create(sandbox.id, image, spec))
         try:
             await asyncio.shield(creating)
         except BaseException:
-            # The engine may make it even so.
-            await asyncio.shield(asyncio.ensure_future(self._removed_after(creating, name)))
+            await asyncio.shield(asyncio.ensure_future(_close_after(creating, sandbox)))
             raise
-        return DockerSandbox(self, name, spec)
+        return sandbox
 
-    async def _created(self, name: str, image: str, spec: SandboxSpec) -> None:
+    async def _create(self, name: str, image: str, spec: SandboxSpec) -> None:
         memory = (spec.memory_mb or DEFAULT_MEMORY_MB) * MIB
         host: dict[str, Any] = {
-            "NetworkMode": self.network if spec.network else "none",
+            "NetworkMode": self._network if spec.network else "none",
             "Init": False,
             "Binds": [f"{folder}:{folder}:ro" for folder in spec.read_only_folders],
             "SecurityOpt": ["no-new-privileges"],
@@ -145,8 +118,6 @@ class DockerProvider(OwningProvider):
             host["Runtime"] = self._runtime
         if spec.cpus is not None:
             host["NanoCpus"] = round(spec.cpus * 1e9)
-        if spec.storage_mb is not None:
-            host["StorageOpt"] = {"size": f"{spec.storage_mb}m"}
         body = {
             "Image": image,
             "Entrypoint": ["/bin/sh", "-c"],
@@ -156,126 +127,93 @@ class DockerProvider(OwningProvider):
             "HostConfig": host,
             **({"WorkingDir": spec.workdir} if spec.workdir is not None else {}),
         }
-        status, answer = await self.call("POST", f"/containers/create?name={name}", 400, 404, 500, json=body)
-        if status in (400, 500) and b"storage-opt" in _dumped(answer):
-            spec.refuse_limits(f"the Docker engine at {self._socket} bounds no files: {answer}", "storage_mb")
-        if status == httpx.codes.INTERNAL_SERVER_ERROR:
-            raise SandboxLost(f"The Docker engine made no container of {image}: {answer}.")
-        if status in (400, 404):
-            raise SandboxRefused(f"The Docker engine cannot make a container of {image}: {answer}.")
+        answer = await self.call("POST", f"/containers/create?name={name}", 400, 404, json=body)
+        if not answer.is_success:
+            raise SandboxRefused(f"{self._engine} cannot make a container of {image}: {answer.text}.")
         await self.call("POST", f"/containers/{name}/start")
 
-    async def _refuse_unenforced(self, spec: SandboxSpec) -> None:
-        """Raises `SandboxRefused` for what the engine would leave out in silence."""
-        if self._engine is None:
-            _, self._engine = await self.call("GET", "/info")
+    async def _refuse_without_limits(self) -> None:
+        """Raises `SandboxRefused` for an engine that would leave out limits in silence."""
+        if self._has_limits:
+            return
+        info = (await self.call("GET", "/info")).json()
         limits = {"MemoryLimit": "memory", "PidsLimit": "processes"}
-        if missing := [limit for name, limit in limits.items() if not self._engine.get(name)]:
+        if missing := [limit for name, limit in limits.items() if not info.get(name)]:
             raise SandboxRefused(
-                f"The Docker engine at {self._socket} bounds no {' and no '.join(missing)} of a container: give it the "
-                "controllers of control groups, or use the provider local."
+                f"{self._engine} bounds no {' and no '.join(missing)} of a container: give it the controllers of "
+                "control groups, or use the provider local."
             )
-        if (driver := self._engine.get("Driver")) not in BOUNDED_BY:
-            reason = f"the storage driver {driver} of the Docker engine at {self._socket} bounds no files"
-            spec.refuse_limits(f"{reason} ({', '.join(BOUNDED_BY)} do)", "storage_mb")
-
-    async def _refuse_volumes(self, image: str, spec: SandboxSpec) -> None:
-        """Raises `SandboxRefused` for an image with volumes, whose files are not the container's."""
-        status, found = await self.call("GET", f"/images/{image}/json", 404)
-        volumes = None if status == httpx.codes.NOT_FOUND else (found.get("Config") or {}).get("Volumes")
-        if volumes:
-            spec.refuse_limits(f"it bounds no files of the volumes of {image}, {', '.join(volumes)}", "storage_mb")
-
-    async def _removed_after(self, creating: "asyncio.Future[None]", name: str) -> None:
-        await asyncio.wait([creating])
-        await self.remove(name)
+        self._has_limits = True
 
     async def _built(self, spec: SandboxSpec) -> str:
         assert spec.folder is not None
-        tag = f"rollout-sandbox:{(await self._folders.name_of(spec.folder))[:32]}"
-        async with self._building.setdefault(tag, asyncio.Lock()):
-            status, _ = await self.call("GET", f"/images/{tag}/json", 404)
-            if status != httpx.codes.NOT_FOUND:
+        async with self._building[spec.folder]:
+            tag = f"rollout-sandbox:{(await name_of(spec.folder))[:32]}"
+            if (await self.call("GET", f"/images/{tag}/json", 404)).is_success:
                 return tag
+            context = await asyncio.to_thread(lambda folder: tar_of(files_below(folder, "/")), spec.folder)
             try:
                 async with asyncio.timeout(spec.build_timeout_s):
-                    await self._build(tag, await context_of(spec.folder), spec)
+                    await self._build(tag, context, spec)
             except TimeoutError as error:
                 raise SandboxRefused(f"{spec.folder} was not built within {spec.build_timeout_s:g} s.") from error
         return tag
 
     async def _build(self, tag: str, context: bytes, spec: SandboxSpec) -> None:
-        headers, query = (
-            {"content-type": "application/x-tar"},
-            {"t": tag, "rm": "1", "forcerm": "1", "networkmode": "host"},
-        )
-        async with self.stream("POST", "/build", None, params=query, content=context, headers=headers) as answer:
+        headers = {"content-type": "application/x-tar"}
+        query = {"t": tag, "rm": "1", "forcerm": "1", "networkmode": "host"}
+        async with self.stream("/build", params=query, content=context, headers=headers) as answer:
             async for line in answer.aiter_lines():
                 said = json.loads(line) if line.strip() else {}
                 if problem := said.get("error") or said.get("message"):
                     raise SandboxRefused(f"{spec.folder} cannot be built: {problem.strip()}.")
 
-    async def owners_by_id(self) -> dict[str, str | None]:
-        """See `OwningProvider.owners_by_id`."""
-        query = {"all": "1", "filters": json.dumps({"label": [OWNER_LABEL]})}
-        _, containers = await self.call("GET", "/containers/json", params=query)
-        return {container["Id"]: container["Labels"][OWNER_LABEL] for container in containers}
+    async def ids_of(self, owner: str) -> list[str]:
+        """See `ReapedProvider.ids_of`."""
+        query = {"all": "1", "filters": json.dumps({"label": [f"{OWNER_LABEL}={owner}"]})}
+        return [container["Id"] for container in (await self.call("GET", "/containers/json", params=query)).json()]
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `OwningProvider.remove`."""
+        """See `ShellProvider.remove`."""
         # 409: it is being removed already.
-        status, _ = await self.call("DELETE", f"/containers/{sandbox_id}?force=1&v=1", 404, 409)
-        while status == httpx.codes.CONFLICT:
-            await asyncio.sleep(BETWEEN_CHECKS_S)
-            status, _ = await self.call("GET", f"/containers/{sandbox_id}/json", 404)
-            if status == httpx.codes.NOT_FOUND:
-                return
-            status = httpx.codes.CONFLICT
+        answer = await self.call("DELETE", f"/containers/{sandbox_id}?force=1&v=1", 404, 409)
+        is_left = answer.status_code == httpx.codes.CONFLICT
+        while is_left:
+            await asyncio.sleep(_BETWEEN_CHECKS_S)
+            is_left = (await self.call("GET", f"/containers/{sandbox_id}/json", 404)).is_success
 
 
-class DockerSandbox(OwnedSandbox):
+async def _close_after(creating: "asyncio.Future[None]", sandbox: RunningSandbox) -> None:
+    """Destroys a sandbox that nobody waits for any longer: the engine may make it even so."""
+    await asyncio.wait([creating])
+    await sandbox.close()
+
+
+class DockerSandbox(ShellSandbox):
     """One container."""
 
     _provider: DockerProvider
 
-    async def _call(self, method: str, path: str, *also: int, **options: Any) -> tuple[int, Any]:
-        """A call of this container. Raises `SandboxLost` or `OutOfMemory` if it has ended."""
-        status, answer = await self._provider.call(method, f"/containers/{self.id}{path}", 404, 409, *also, **options)
-        if status == httpx.codes.CONFLICT or (
-            status == httpx.codes.NOT_FOUND and b"No such container" in _dumped(answer)
-        ):
+    async def _call(self, method: str, path: str, *also: int, **options: Any) -> httpx.Response:
+        """A call of this container. Raises `SandboxLost` if it has ended."""
+        answer = await self._provider.call(method, f"/containers/{self.id}{path}", 404, 409, *also, **options)
+        if answer.status_code in (httpx.codes.NOT_FOUND, httpx.codes.CONFLICT):
             raise SandboxLost("The container has ended.")
-        return status, answer
+        return answer
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        environment: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        stdin: bytes = b"",
-        timeout_s: float | None = None,
-    ) -> ExecResult:
-        """See `RunningSandbox.exec`."""
-        path, stdin_path = await self.with_stdin(stdin)
-        body = {
-            "AttachStdout": True,
-            "AttachStderr": True,
-            "Env": [f"{name}={value}" for name, value in (environment or {}).items()],
-            "Cmd": ["/bin/sh", "-c", STARTED, "sh", path, stdin_path, *argv],
-            **({"WorkingDir": cwd} if cwd is not None else {}),
-        }
-        _, made = await self._call("POST", "/exec", json=body)
+    async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:  # noqa: ARG002
+        """See `ShellSandbox.run_shell`."""
+        body = {"AttachStdout": True, "AttachStderr": True, "Cmd": ["/bin/sh", "-c", line]}
+        exec_id = (await self._call("POST", "/exec", json=body)).json()["Id"]
         output = {1: bytearray(), 2: bytearray()}
-        async with self.end_early(path, timeout_s):
-            await self._read_output(made["Id"], output)
-        _, ended = await self._provider.call("GET", f"/exec/{made['Id']}/json", 404)
-        if not isinstance(ended, dict) or ended.get("ExitCode") in (None, KILLED):
+        await self._read_output(exec_id, output)
+        ended = await self._provider.call("GET", f"/exec/{exec_id}/json", 404)
+        code = ended.json().get("ExitCode")
+        if code in (None, KILLED):
             # The engine notices the end of a container a little after that of its processes.
-            for _ in range(CHECKS):
+            for _ in range(_CHECKS):
                 await self._check()
-                await asyncio.sleep(CHECK_EVERY_S)
-        code = ended.get("ExitCode") if isinstance(ended, dict) else None
+                await asyncio.sleep(_CHECK_EVERY_S)
         if code is None:
             raise SandboxLost("The engine does not know how a command has ended.")
         stdout, stderr = (bytes(kept).decode(errors="replace") for kept in output.values())
@@ -284,9 +222,9 @@ class DockerSandbox(OwnedSandbox):
     async def _read_output(self, exec_id: str, output: Mapping[int, bytearray]) -> None:
         """Reads the frames of a command until it has ended: the stream in a byte, a length in bytes 4 to 8, bytes."""
         start, pending = {"Detach": False, "Tty": False}, bytearray()
-        async with self._provider.stream("POST", f"/exec/{exec_id}/start", None, json=start) as answer:
+        async with self._provider.stream(f"/exec/{exec_id}/start", json=start) as answer:
             if not answer.is_success:
-                raise SandboxLost(f"The command was not started: {(await _body_of(answer))[:500]!r}.")
+                raise SandboxLost(f"The command was not started: the engine answered {answer.status_code}.")
             async for part in answer.aiter_raw():
                 pending += part
                 while len(pending) >= 8 and len(pending) >= 8 + (length := struct.unpack(">I", pending[4:8])[0]):
@@ -294,19 +232,9 @@ class DockerSandbox(OwnedSandbox):
                     kept += pending[8 : 8 + length]
                     del kept[:-LARGEST_OUTPUT_BYTES], pending[: 8 + length]
 
-    async def kill(self, path: str) -> None:
-        """See `OwnedSandbox.kill`. Ends its process group."""
-        _, made = await self._call("POST", "/exec", json={"Cmd": ["/bin/sh", "-c", f"kill -9 -$(cat {path})"]})
-        await self._provider.call("POST", f"/exec/{made['Id']}/start", json={"Detach": True})
-
-    async def put(self, path: str, content: bytes) -> None:
-        """See `OwnedSandbox.put`."""
-        await self.write_files({path: SandboxFile(content)})
-
     async def _check(self) -> None:
         """Raises `SandboxLost` or `OutOfMemory` if the container does not run."""
-        _, found = await self._call("GET", "/json")
-        state = found["State"]
+        state = (await self._call("GET", "/json")).json()["State"]
         if state.get("OOMKilled"):
             raise OutOfMemory("The container used more than its memory.")
         if not state.get("Running") or state.get("Dead") or state.get("Status") == "removing":
@@ -315,36 +243,6 @@ class DockerSandbox(OwnedSandbox):
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
         headers, archive = {"content-type": "application/x-tar"}, await asyncio.to_thread(tar_of, files)
-        status, answer = await self._call("PUT", "/archive?path=/", 400, 403, content=archive, headers=headers)
-        if status != httpx.codes.OK:
-            raise SandboxRefused(f"The files cannot be written in the container: {answer}.")
-
-    async def read_file(self, path: str) -> bytes | None:
-        """See `RunningSandbox.read_file`."""
-        # The end of a link is not followed by the engine.
-        try:
-            status, content = await self._call("GET", "/archive", 400, params={"path": path})
-        except _AnswerTooLong as error:
-            raise unreadable(path) from error
-        if status == httpx.codes.NOT_FOUND:
-            return None
-        if status != httpx.codes.OK:
-            raise unreadable(path)
-        try:
-            with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-                member = archive.next()
-        except tarfile.TarError as error:
-            raise SandboxLost(f"The engine's archive of {path} cannot be read: {error}.") from error
-        if member is None or not member.isreg() or member.size > LARGEST_FILE_BYTES:
-            raise unreadable(path)
-        return bytes(content[member.offset_data : member.offset_data + member.size])
-
-
-async def _body_of(answer: httpx.Response) -> bytes:
-    """The content of an answer. Raises `_AnswerTooLong`."""
-    excess = _AnswerTooLong(f"The Docker engine answers with more than {MOST_ANSWER_BYTES} bytes.")
-    return await read_bounded(answer.aiter_bytes(), MOST_ANSWER_BYTES, excess)
-
-
-def _dumped(answer: object) -> bytes:
-    return answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        answer = await self._call("PUT", "/archive?path=/", 400, 403, content=archive, headers=headers)
+        if not answer.is_success:
+            raise SandboxRefused(f"The files cannot be written in the container: {answer.text}.")

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from deployments.sandbox.providers.interface import SandboxFile, SandboxRefused, file_at, files_below
+from deployments.sandbox.providers.files import file_at, files_below
+from deployments.sandbox.providers.interface import SandboxFile, SandboxRefused
 
 WITHOUT_EFFECT = {"CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL"}
 """Instructions that change nothing in which commands run."""

@@ -23,15 +23,16 @@ from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPol
 from harbor.models.trial.paths import TrialPaths
 
 from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers.files import tar_of
 from deployments.sandbox.providers.interface import (
     ExecResult,
     ProviderUnusable,
     RunningSandbox,
+    SandboxFile,
     SandboxRefused,
     SandboxSpec,
 )
-from deployments.sandbox.providers.owned import OwningProvider
-from deployments.sandbox.providers.shell import ShellSandbox, refuse_folders
+from deployments.sandbox.providers.shell import CALLS_OF_OURS_S, ShellProvider, ShellSandbox, refuse_folders
 
 LONGEST_COMMAND_S = 86_400
 BOUNDS_FILES = ("daytona", "prime")
@@ -41,7 +42,7 @@ REFUSALS = (ValueError, FileNotFoundError, ImportError, SandboxBuildFailedError)
 logger = logging.getLogger("rollout_service.sandbox")
 
 
-class HarborProvider(OwningProvider):
+class HarborProvider(ShellProvider):
     name = "harbor"
     has_network = True
 
@@ -56,7 +57,6 @@ class HarborProvider(OwningProvider):
         Raises:
             ProviderUnusable: there is no such backend, its SDK or its key is missing, or an option is wrong.
         """
-        super().__init__({"type": type, "import_path": import_path, **options})
         self._backend_options = options
         try:
             known = None if type is None else EnvironmentType(type)
@@ -65,7 +65,7 @@ class HarborProvider(OwningProvider):
         except (ImportError, ValueError, TypeError, SystemExit) as error:
             raise ProviderUnusable(f"the backend {type or import_path} of harbor cannot be used: {error}") from error
         self._label = type or str(import_path)
-        self._running: dict[str, BaseEnvironment] = {}
+        self._running: dict[str, _HarborSandbox] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
@@ -77,18 +77,22 @@ class HarborProvider(OwningProvider):
         try:
             # A backend refuses at once what it does not support.
             with _translated(self._label, refused=(*REFUSALS, RuntimeError)):
-                environment = self._running[name] = self._environment(name, spec, paths)
+                environment = self._environment(name, spec, paths)
+        except SandboxRefused:
+            shutil.rmtree(paths.trial_dir, ignore_errors=True)
+            raise
+        sandbox = self._running[name] = _HarborSandbox(self, name, spec, environment)
+        try:
             with _translated(self._label, refused=REFUSALS):
                 async with asyncio.timeout(spec.build_timeout_s):
                     await environment.start(force_build=False)
-        except TimeoutError as error:
-            await self.remove_or_leave(name)
-            raise SandboxLost(f"{self._label} did not start a sandbox within {spec.build_timeout_s:g} s.") from error
-        except BaseException:
-            await asyncio.shield(asyncio.ensure_future(self.remove_or_leave(name)))
-            shutil.rmtree(paths.trial_dir, ignore_errors=True)
+        except BaseException as error:
+            await sandbox.close()
+            if isinstance(error, TimeoutError):
+                limit = f"{spec.build_timeout_s:g} s"
+                raise SandboxLost(f"{self._label} did not start a sandbox within {limit}.") from error
             raise
-        return HarborSandbox(self, name, spec, environment)
+        return sandbox
 
     def _environment(self, name: str, spec: SandboxSpec, paths: TrialPaths) -> BaseEnvironment:
         can = self._backend.resource_capabilities()
@@ -124,50 +128,51 @@ class HarborProvider(OwningProvider):
             if not is_enforced:
                 spec.refuse_limits(f"the backend {self._label} of harbor does not bound it", limit)
 
-    async def owners_by_id(self) -> Mapping[str, str | None]:
-        """The sandboxes of this process: Harbor knows of no others."""
-        return dict.fromkeys(self._running, self.owner)
-
     async def remove(self, sandbox_id: str) -> None:
-        """See `OwningProvider.remove`."""
-        if (environment := self._running.get(sandbox_id)) is not None:
+        """See `ShellProvider.remove`."""
+        if (sandbox := self._running.get(sandbox_id)) is not None:
             with _translated(self._label):
-                await environment.stop(delete=True)
+                await sandbox.environment.stop(delete=True)
             self._running.pop(sandbox_id, None)
-            await asyncio.to_thread(shutil.rmtree, environment.trial_paths.trial_dir, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, sandbox.environment.trial_paths.trial_dir, ignore_errors=True)
 
     def close(self) -> None:
         """Has what is left destroyed by the event loop, if one runs: Harbor's backends are asynchronous alone."""
-        for name in list(self._running):
+        for name, sandbox in self._running.items():
             try:
                 loop = asyncio.get_running_loop()
             except RuntimeError:
                 logger.warning("The sandbox %s was not destroyed: its vendor's time limit ends it.", name)
                 continue
-            self._closing.add(loop.create_task(self.remove_or_leave(name)))
+            self._closing.add(loop.create_task(sandbox.close()))
 
 
-class HarborSandbox(ShellSandbox):
+class _HarborSandbox(ShellSandbox):
     """One environment of a backend."""
 
     def __init__(self, provider: HarborProvider, name: str, spec: SandboxSpec, environment: BaseEnvironment) -> None:
         super().__init__(provider, name, spec)
-        self._environment = environment
+        self.environment = environment
         self._backend = environment.type()
 
     async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
         """See `ShellSandbox.run_shell`."""
         limit = LONGEST_COMMAND_S if timeout_s is None else math.ceil(timeout_s) + 1
         with _translated(self._backend):
-            done = await self._environment.exec(line, timeout_sec=limit, user="root")
+            done = await self.environment.exec(line, timeout_sec=limit, user="root")
         return ExecResult(done.return_code, done.stdout or "", done.stderr or "")
 
-    async def put(self, path: str, content: bytes) -> None:
-        """See `OwnedSandbox.put`."""
+    async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
+        """See `RunningSandbox.write_files`."""
+        archive = f"/tmp/{uuid4().hex}.tar"
         with tempfile.NamedTemporaryFile() as file:
+            content = await asyncio.to_thread(tar_of, files)
             await asyncio.to_thread(Path(file.name).write_bytes, content)
             with _translated(self._backend):
-                await self._environment.upload_file(file.name, path)
+                await self.environment.upload_file(file.name, archive)
+        done = await self.run_shell(f"tar --no-same-owner -xf {archive} -C / && rm {archive}", CALLS_OF_OURS_S)
+        if done.exit_code != 0:
+            raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")
 
 
 @contextmanager

@@ -4,17 +4,12 @@
 processes from one command to the next, until it is destroyed. A `SandboxProvider` makes them.
 
 Guarantees of every provider: a sandbox has the label of its owner, the process that created it, from its first moment
-on; `close` returns when nothing of it is left; what a dead owner left is destroyed by a living provider, or by
-its own `Reaper`.
+on; `close` returns when nothing of it is left; a dead owner leaves nothing (`harbor` alone cannot give that).
 """
 
-import asyncio
 import importlib
 import inspect
-import io
-import os
-import tarfile
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -25,17 +20,14 @@ OWNER_LABEL = "rollout-owner"
 """The label whose value names the process that created a sandbox."""
 LARGEST_OUTPUT_BYTES = MIB
 LARGEST_FILE_BYTES = 64 * MIB
+KILLED = 128 + 9
+"""Exit code of a command that SIGKILL ended."""
 DEFAULT_MEMORY_MB, MOST_PROCESSES = 2048, 512
 """Bounds of a sandbox beside the service: memory where its task names none, and processes, threads included."""
 
 
 class SandboxRefused(ValueError):
     """A sandbox cannot be made as it is asked for, however often one tries. The message says what, and what to do."""
-
-
-def unreadable(path: str) -> SandboxRefused:
-    """The refusal of what `read_file` does not read."""
-    return SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")
 
 
 class ProviderUnusable(Exception):
@@ -156,7 +148,10 @@ class RunningSandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends all processes and removes all files. Returns also if it is gone already; never raises `SandboxLost`."""
+        """Ends all processes and removes all files, to the end also if the caller is cancelled.
+
+        Returns also if it is gone already; never raises `SandboxLost`.
+        """
         ...
 
 
@@ -178,10 +173,6 @@ class SandboxProvider(Protocol):
             SandboxRefused: it cannot be made, or a limit of it cannot be enforced.
             SandboxLost: it was not made now; another try may succeed.
         """
-        ...
-
-    async def reap(self) -> int:
-        """Destroys what owners left that are dead, and returns how many sandboxes that were."""
         ...
 
     def close(self) -> None:
@@ -215,63 +206,3 @@ def open_provider(name: str, options: Mapping[str, Any]) -> SandboxProvider:
 class SandboxFile:
     content: bytes
     executable: bool = False
-
-
-def files_below(folder: Path, target: str) -> dict[str, SandboxFile]:
-    """The files of a folder of this machine, by their absolute path below `target`.
-
-    Links inside the folder are followed; one that leads out of it raises `SandboxRefused`.
-    """
-    files, root = {}, folder.resolve()
-    for path in sorted(folder.rglob("*")):
-        if not path.resolve().is_relative_to(root):
-            raise SandboxRefused(f"{path} is a link out of {folder}: replace it by the file itself.")
-        if path.is_file():
-            files[f"{target.rstrip('/')}/{path.relative_to(folder).as_posix()}"] = file_at(path)
-    return files
-
-
-def file_at(path: Path) -> SandboxFile:
-    return SandboxFile(path.read_bytes(), os.access(path, os.X_OK))
-
-
-async def context_of(folder: Path) -> bytes:
-    """The files of a folder as a tar archive. Raises `SandboxRefused` as `files_below`."""
-    return await asyncio.to_thread(lambda: tar_of(files_below(folder, "/")))
-
-
-def tar_of(files: Mapping[str, SandboxFile]) -> bytes:
-    """The files as a tar archive, with paths relative to the root, owned by root."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path, file in files.items():
-            member = tarfile.TarInfo(path.lstrip("/"))
-            member.size, member.mode = len(file.content), 0o755 if file.executable else 0o644
-            archive.addfile(member, io.BytesIO(file.content))
-    return buffer.getvalue()
-
-
-async def read_bounded(parts: AsyncIterable[bytes], most_bytes: int, excess: Exception) -> bytes:
-    """All parts together. Raises `excess` as soon as they have more bytes."""
-    body = bytearray()
-    async for part in parts:
-        body += part
-        if len(body) > most_bytes:
-            raise excess
-    return bytes(body)
-
-
-def owner_of_process(pid: int) -> str | None:
-    """The name of a living process among all that this machine ever had: its id and when it started; None if dead."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    state, *fields = stat.rpartition(")")[2].split()
-    return None if state in ("Z", "X") else f"{pid}-{fields[18]}"
-
-
-def is_dead(owner: str) -> bool:
-    """Whether the owner that the label names has died. Of an owner on this machine alone."""
-    pid, _, _ = owner.partition("-")
-    return pid.isdigit() and owner_of_process(int(pid)) != owner

@@ -6,11 +6,9 @@ label are added. A cluster builds no folders. A node enforces the pods' network 
 
 import asyncio
 import json
-import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Thread
 from typing import IO, Any
 from uuid import uuid4
 
@@ -18,29 +16,30 @@ import yaml
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.launch import HeldFds
+from deployments.sandbox.providers.files import tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     LARGEST_OUTPUT_BYTES,
     OWNER_LABEL,
     ExecResult,
     RunningSandbox,
+    SandboxFile,
     SandboxRefused,
     SandboxSpec,
 )
 from deployments.sandbox.providers.leftover import FIRST
-from deployments.sandbox.providers.owned import OwningProvider
-from deployments.sandbox.providers.shell import ShellSandbox, refuse_folders
+from deployments.sandbox.providers.reaper import ReapedProvider
+from deployments.sandbox.providers.shell import CALLS_OF_OURS_S, ShellSandbox, refuse_folders
 
-CONTAINER = "sandbox"
-READY_WITHIN_S = 600.0
-ANSWERS_WITHIN_S = 60.0
-NO_SUCH_POD = "NotFound"
-BAD_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
-POLL_S = 1.0
-CHUNK_BYTES = 65536
+_CONTAINER = "sandbox"
+_ANSWERS_WITHIN_S = 60.0
+_NO_SUCH_POD = "NotFound"
+_BAD_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
+_POLL_S = 1.0
+_CHUNK_BYTES = 65536
 
 
-class KubernetesProvider(OwningProvider):
+class KubernetesProvider(ReapedProvider):
     name = "kubernetes"
     has_network = True
 
@@ -62,7 +61,7 @@ class KubernetesProvider(OwningProvider):
         self,
         *arguments: str,
         stdin: bytes = b"",
-        limit_s: float | None = ANSWERS_WITHIN_S,
+        limit_s: float | None = _ANSWERS_WITHIN_S,
         most_bytes: int | None = None,
     ) -> ExecResult:
         """Runs `kubectl`. Cancelling the call ends it.
@@ -73,39 +72,33 @@ class KubernetesProvider(OwningProvider):
         Raises:
             SandboxLost: it does not answer in time.
         """
-        # In a thread: see `_start_process` of `deployments/agents/command_program.py`.
-        started: list[subprocess.Popen[bytes]] = []
-
-        def run() -> tuple[int, bytearray, bytearray]:
-            argv, out, err = [*self._kubectl, *arguments], bytearray(), bytearray()
-            with (
-                HeldFds() as held,
-                subprocess.Popen(
-                    argv, stdin=held.add(stdin), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-                ) as process,
-            ):
-                started.append(process)
-                beside = Thread(target=_read_last, args=(process.stderr, err, most_bytes))
-                beside.start()
-                _read_last(process.stdout, out, most_bytes)
-                beside.join()
-                return process.wait(), out, err
-
-        running = asyncio.ensure_future(asyncio.to_thread(run))
+        process = self._start(arguments, stdin)
         try:
             async with asyncio.timeout(limit_s):
-                code, out, err = await asyncio.shield(running)
-        except OSError as error:
-            raise SandboxLost(f"kubectl was not started: {error}.") from error
+                out, err = await asyncio.gather(
+                    *(_last_of(pipe, most_bytes) for pipe in (process.stdout, process.stderr))
+                )
+                code = await asyncio.to_thread(process.wait)
         except BaseException as error:
-            for process in started:
-                process.kill()
-            if isinstance(error, TimeoutError) and limit_s == ANSWERS_WITHIN_S:
+            process.kill()
+            process.wait()
+            if isinstance(error, TimeoutError):
                 raise SandboxLost(f"kubectl did not answer within {limit_s:g} s.") from error
             raise
         return ExecResult(code, out.decode(errors="replace"), err.decode(errors="replace"))
 
-    async def checked(self, *arguments: str, stdin: bytes = b"") -> str:
+    def _start(self, arguments: Sequence[str], stdin: bytes) -> subprocess.Popen[bytes]:
+        """Starts `kubectl`. Not by the event loop: see `_start_process` of `deployments/agents/command_program.py`."""
+        argv = [*self._kubectl, *arguments]
+        try:
+            with HeldFds() as held:
+                return subprocess.Popen(
+                    argv, bufsize=0, stdin=held.add(stdin), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                )
+        except OSError as error:
+            raise SandboxLost(f"kubectl was not started: {error}.") from error
+
+    async def _checked(self, *arguments: str, stdin: bytes = b"") -> str:
         """The output of `kubectl`. Raises `SandboxLost` if it fails."""
         done = await self.call(*arguments, stdin=stdin)
         if done.exit_code != 0:
@@ -126,13 +119,14 @@ class KubernetesProvider(OwningProvider):
             )
         self.start_reaper()
         name = f"rollout-{uuid4().hex[:20]}"
+        sandbox = KubernetesSandbox(self, name, spec)
         try:
-            await self.checked("create", "-f", "-", stdin=json.dumps(self._manifest(name, spec)).encode())
+            await self._checked("create", "-f", "-", stdin=json.dumps(self._manifest(name, spec)).encode())
             await self._ready(name, spec)
         except BaseException:
-            await asyncio.shield(asyncio.ensure_future(self.remove_or_leave(name)))
+            await sandbox.close()
             raise
-        return KubernetesSandbox(self, name, spec)
+        return sandbox
 
     def _manifest(self, name: str, spec: SandboxSpec) -> dict[str, Any]:
         manifest = json.loads(json.dumps(self._template)) or {}
@@ -148,7 +142,7 @@ class KubernetesProvider(OwningProvider):
         requests, limits = ({**(resources.get(name) or {}), **given} for name in ("requests", "limits"))
         limits.setdefault("memory", requests.get("memory", f"{DEFAULT_MEMORY_MB}Mi"))
         containers[0] |= {
-            "name": CONTAINER,
+            "name": _CONTAINER,
             "image": spec.image,
             "command": ["/bin/sh", "-c", FIRST],
             "env": [
@@ -167,27 +161,27 @@ class KubernetesProvider(OwningProvider):
 
     async def _ready(self, name: str, spec: SandboxSpec) -> None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(READY_WITHIN_S, spec.build_timeout_s)
+        deadline = loop.time() + spec.build_timeout_s
         while True:
-            status = json.loads(await self.checked("get", "pod", name, "-o", "json")).get("status", {})
+            status = json.loads(await self._checked("get", "pod", name, "-o", "json")).get("status", {})
             containers = status.get("containerStatuses", [])
             waiting = [container.get("state", {}).get("waiting", {}).get("reason") for container in containers]
-            if any(reason in BAD_IMAGE for reason in waiting):
+            if any(reason in _BAD_IMAGE for reason in waiting):
                 raise SandboxRefused(f"The image {spec.image} cannot be had: {waiting[0]}.")
             if status.get("phase") == "Running" and all(container.get("ready") for container in containers):
                 return
             if status.get("phase") in ("Failed", "Succeeded") or loop.time() > deadline:
                 raise SandboxLost(f"The pod {name} did not start: its phase is {status.get('phase')}.")
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(_POLL_S)
 
-    async def owners_by_id(self) -> dict[str, str | None]:
-        """See `OwningProvider.owners_by_id`."""
-        pods = json.loads(await self.checked("get", "pods", "-l", OWNER_LABEL, "-o", "json"))["items"]
-        return {pod["metadata"]["name"]: pod["metadata"]["labels"][OWNER_LABEL] for pod in pods}
+    async def ids_of(self, owner: str) -> list[str]:
+        """See `ReapedProvider.ids_of`."""
+        pods = json.loads(await self._checked("get", "pods", "-l", f"{OWNER_LABEL}={owner}", "-o", "json"))["items"]
+        return [pod["metadata"]["name"] for pod in pods]
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `OwningProvider.remove`."""
-        await self.checked("delete", "pod", sandbox_id, "--ignore-not-found", "--now", "--wait=true")
+        """See `ShellProvider.remove`."""
+        await self._checked("delete", "pod", sandbox_id, "--ignore-not-found", "--now", "--wait=true")
 
 
 class KubernetesSandbox(ShellSandbox):
@@ -195,28 +189,35 @@ class KubernetesSandbox(ShellSandbox):
 
     async def run_shell(self, line: str, timeout_s: float | None, stdin: bytes = b"") -> ExecResult:  # noqa: ARG002
         """See `ShellSandbox.run_shell`. `kubectl` exits with the code of the command, and with 1 if it fails itself."""
-        argv = ["exec", "-i", self.id, "-c", CONTAINER, "--", "sh", "-c", line]
+        argv = ["exec", "-i", self.id, "-c", _CONTAINER, "--", "sh", "-c", line]
         done = await self._provider.call(*argv, stdin=stdin, limit_s=None, most_bytes=LARGEST_OUTPUT_BYTES)
         if (done.exit_code != 0 and "Error from server" in done.stderr) or done.exit_code == 137:
             state = await self._provider.call("get", "pod", self.id, "-o", "jsonpath={.status.phase}")
             if state.stdout != "Running":
-                raise SandboxLost(f"The pod has ended: {state.stdout or NO_SUCH_POD}.")
+                raise SandboxLost(f"The pod has ended: {state.stdout or _NO_SUCH_POD}.")
             if "Error from server" in done.stderr:
                 raise SandboxLost(f"kubectl exec failed: {done.stderr.strip()[-500:]}")
         return done
 
-    async def put(self, path: str, content: bytes) -> None:
-        """See `OwnedSandbox.put`."""
-        folder = str(Path(path).parent)
-        done = await self.run_shell(f"mkdir -p '{folder}' && cat > '{path}'", None, content)
+    async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
+        """See `RunningSandbox.write_files`."""
+        archive = await asyncio.to_thread(tar_of, files)
+        done = await self.run_shell("tar --no-same-owner -xf - -C /", CALLS_OF_OURS_S, archive)
         if done.exit_code != 0:
-            raise SandboxLost(f"A file was not written: {done.stderr.strip()[-500:]}")
+            raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")
 
 
-def _read_last(pipe: IO[bytes] | None, kept: bytearray, most_bytes: int | None) -> None:
-    """Reads a pipe to its end, and keeps so many of its last bytes."""
-    assert pipe is not None
-    while part := os.read(pipe.fileno(), CHUNK_BYTES):
-        kept += part
-        if most_bytes is not None:
-            del kept[:-most_bytes]
+async def _last_of(pipe: IO[bytes] | None, most_bytes: int | None) -> bytearray:
+    """Reads a pipe to its end, closes it, and keeps so many of its last bytes."""
+    reader, kept = asyncio.StreamReader(), bytearray()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        while part := await reader.read(_CHUNK_BYTES):
+            kept += part
+            if most_bytes is not None:
+                del kept[:-most_bytes]
+    finally:
+        transport.close()
+    return kept

@@ -13,7 +13,7 @@ import re
 from collections.abc import Set
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.interface import ExecResult, ExecTimedOut, RunningSandbox
+from deployments.sandbox.providers.interface import KILLED, ExecResult, ExecTimedOut, RunningSandbox
 
 SHELL = r"""
 stat_of() {
@@ -64,7 +64,6 @@ while :; do (read -r pid _ < /proc/self/stat; kill -STOP "$pid") & wait $!; done
 """The program of a container's first process: it reaps the others, and starts no program, which might be replaced."""
 TRIES, TRY_EVERY_S = 50, 0.1
 ANSWERS_WITHIN_S = 60.0
-KILLED = 128 + 9
 MOST_SHOWN = 200
 LISTED = re.compile(r"(\d+:\d+\n)*")
 

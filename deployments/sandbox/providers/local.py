@@ -6,19 +6,15 @@ knows, and the files that came of it are kept as an image. Its network is empty 
 service.
 
 A sandbox ends with the process that created it, by the kernel: its first process (`programs/init.py`) ends when the
-owner's end of their socket is closed. `reap` removes the images of dead owners, and processes of bubblewrap whose owner
-died while they were starting: until it has the rights to, such a process does not end with its parent.
+owner's end of their socket is closed. A new provider ends processes of bubblewrap whose owner died while they were
+starting: until it has the rights to, such a process does not end with its parent.
 """
 
 import asyncio
 import contextlib
-import hashlib
-import os
-import shutil
-import signal
 import tempfile
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,31 +22,26 @@ from typing import BinaryIO
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.dockerfile import BuildPlan, Copy, build_plan
-from deployments.sandbox.providers.folder_state import FolderStates
-from deployments.sandbox.providers.interface import (
-    RunningSandbox,
-    SandboxProvider,
-    SandboxRefused,
-    SandboxSpec,
-    is_dead,
-    owner_of_process,
-)
+from deployments.sandbox.providers.files import name_of
+from deployments.sandbox.providers.interface import KILLED, RunningSandbox, SandboxProvider, SandboxRefused, SandboxSpec
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
-from deployments.sandbox.providers.local_walls import FIRST_VARIABLES, Processors, SandboxWalls, owners_of_processes
+from deployments.sandbox.providers.local_walls import FIRST_VARIABLES, Processors, check_bubblewrap, end_dead_owners
 
-IMAGES_PREFIX = "rollout-sandbox-images-"
 EMPTY_IMAGE = "scratch"
 """The name of the image without files of its own."""
 MOST_IMAGES = 64
-KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    archive: Path
-    """Its files."""
+    archive: BinaryIO
+    """Its files. It has no name, so that it is gone with this process."""
     environment: Mapping[str, str]
     workdir: str
+
+    def opened(self) -> BinaryIO:
+        """The archive at its start, which can be read also when the image is forgotten."""
+        return Path(f"/proc/self/fd/{self.archive.fileno()}").open("rb")
 
 
 class LocalProvider(SandboxProvider):
@@ -59,64 +50,54 @@ class LocalProvider(SandboxProvider):
 
     def __init__(self) -> None:
         """Checks that bubblewrap works. Raises `ProviderUnusable`."""
-        self._walls = SandboxWalls()
+        check_bubblewrap()
         self._processors = Processors()
-        self._images: OrderedDict[str, _Image] = OrderedDict()
-        self._building: dict[str, asyncio.Lock] = {}
-        self._folders = FolderStates()
+        self._images: OrderedDict[tuple[str, tuple[str, ...]], _Image] = OrderedDict()
+        """By what they are made of, the one that was used last at the end."""
+        self._building: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._running: weakref.WeakSet[LocalRunningSandbox] = weakref.WeakSet()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{IMAGES_PREFIX}{owner_of_process(os.getpid())}-"))
-        _reap_dead_owners()
+        end_dead_owners()
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
         if spec.network:
             raise SandboxRefused("The provider local gives no network but the service: ask for none, or use docker.")
         if spec.image == EMPTY_IMAGE:
             return await self._start(spec)
-        return await self._start(spec, *await self._image(spec))
-
-    async def reap(self) -> int:
-        return await asyncio.to_thread(_reap_dead_owners)
+        return await self._start(spec, await self._image(spec))
 
     def close(self) -> None:
         for sandbox in list(self._running):
             sandbox.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        while self._images:
+            self._forget_oldest()
 
-    async def _image(self, spec: SandboxSpec) -> tuple[_Image, BinaryIO]:
+    async def _image(self, spec: SandboxSpec) -> _Image:
         if spec.image is not None:
             raise SandboxRefused(
                 f"The provider local has no image {spec.image!r}: it knows folders with a Dockerfile. Use a provider "
                 "that has images, such as docker."
             )
         assert spec.folder is not None
-        made_of = await self._folders.name_of(spec.folder), spec.read_only_folders
-        key = hashlib.sha256(repr(made_of).encode()).hexdigest()
-        async with self._building.setdefault(key, asyncio.Lock()):
-            # While the sandbox of its build is destroyed, an image may be forgotten for newer ones.
-            while (held := self._held(key)) is None:
+        async with self._building[spec.folder]:
+            key = await name_of(spec.folder), spec.read_only_folders
+            if key not in self._images:
                 try:
                     async with asyncio.timeout(spec.build_timeout_s):
-                        await self._build(key, await asyncio.to_thread(build_plan, spec.folder), spec)
+                        image = await self._build(await asyncio.to_thread(build_plan, spec.folder), spec)
                 except TimeoutError as error:
                     limit = f"build_timeout_s of {spec.build_timeout_s:g} s"
                     raise SandboxRefused(f"{spec.folder} was not built within its {limit}.") from error
-            return held
+                self._images[key] = image
+                if len(self._images) > MOST_IMAGES:
+                    self._forget_oldest()
+            self._images.move_to_end(key)
+            return self._images[key]
 
-    def _held(self, key: str) -> tuple[_Image, BinaryIO] | None:
-        """The image, and its archive open: what unlinks the file later takes nothing away. None if it is not kept."""
-        image = self._images.get(key)
-        if image is None:
-            return None
-        try:
-            archive = image.archive.open("rb")
-        except FileNotFoundError:
-            del self._images[key]
-            return None
-        self._images.move_to_end(key)
-        return image, archive
+    def _forget_oldest(self) -> None:
+        _, oldest = self._images.popitem(last=False)
+        oldest.archive.close()
 
-    async def _build(self, key: str, plan: BuildPlan, spec: SandboxSpec) -> None:
+    async def _build(self, plan: BuildPlan, spec: SandboxSpec) -> _Image:
         sandbox = await self._start(replace(spec, workdir=None, environment={}))
         try:
             for step in plan.steps:
@@ -132,45 +113,25 @@ class LocalProvider(SandboxProvider):
                         f"{step.line} of {spec.folder} ended with exit code {done.exit_code} over the programs of this "
                         f"machine, which are read-only in sandboxes without images: {said}"
                     )
-            await self._keep(key, sandbox, plan.environment, plan.workdir)
+            with contextlib.ExitStack() as closing:
+                archive = closing.enter_context(tempfile.TemporaryFile())
+                await sandbox.pack(archive)
+                closing.pop_all()
+            return _Image(archive, plan.environment, plan.workdir)
         finally:
             await sandbox.close()
 
-    async def _keep(self, key: str, sandbox: LocalRunningSandbox, variables: Mapping[str, str], workdir: str) -> None:
-        archive = self._folder / f"{key}.tar"
-        await sandbox.pack(archive)
-        self._images[key] = _Image(archive, variables, workdir)
-        while len(self._images) > MOST_IMAGES:
-            _, oldest = self._images.popitem(last=False)
-            oldest.archive.unlink(missing_ok=True)
-
-    async def _start(
-        self, spec: SandboxSpec, image: _Image | None = None, archive: BinaryIO | None = None
-    ) -> LocalRunningSandbox:
-        """A sandbox with the files of the archive, which is closed."""
+    async def _start(self, spec: SandboxSpec, image: _Image | None = None) -> LocalRunningSandbox:
         variables = {**FIRST_VARIABLES, **(image.environment if image else {}), **spec.environment}
         workdir = spec.workdir or (image.workdir if image else "/")
-        sandbox = LocalRunningSandbox(self._walls, self._processors, spec, variables, workdir)
+        sandbox = LocalRunningSandbox(self._processors.pinned(spec.cpus), spec, variables, workdir)
         self._running.add(sandbox)
-        try:
-            with archive or contextlib.nullcontext():
+        with image.opened() if image else contextlib.nullcontext() as archive:
+            try:
                 await sandbox.start()
                 if archive is not None:
                     await sandbox.unpack(archive)
-        except BaseException:
-            await sandbox.close()
-            raise
+            except BaseException:
+                await sandbox.close()
+                raise
         return sandbox
-
-
-def _reap_dead_owners() -> int:
-    """Ends the processes and removes the images of dead owners, and returns how many of both there were."""
-    known = Path(tempfile.gettempdir()).glob(f"{IMAGES_PREFIX}*")
-    folders = [path for path in known if is_dead(path.name.removeprefix(IMAGES_PREFIX).rpartition("-")[0])]
-    for path in folders:
-        shutil.rmtree(path, ignore_errors=True)
-    processes = [pid for pid, owner in owners_of_processes() if is_dead(owner)]
-    for pid in processes:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    return len(folders) + len(processes)

@@ -9,15 +9,15 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.launch import HeldFds, leased_uid
+from deployments.sandbox.providers.files import tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     LARGEST_FILE_BYTES,
@@ -29,9 +29,8 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
-    tar_of,
 )
-from deployments.sandbox.providers.local_walls import PORT, STARTS_WITHIN_S, Processors, SandboxWalls
+from deployments.sandbox.providers.local_walls import PORT, STARTS_WITHIN_S, read_only_paths, sandbox_launch
 from deployments.sandbox.supervisor import ProcessTree
 
 MEASURE_EVERY_S = 0.25
@@ -43,8 +42,7 @@ class LocalRunningSandbox(RunningSandbox):
 
     def __init__(
         self,
-        walls: SandboxWalls,
-        processors: Processors,
+        pinned: Sequence[str],
         spec: SandboxSpec,
         variables: Mapping[str, str],
         workdir: str,
@@ -52,10 +50,10 @@ class LocalRunningSandbox(RunningSandbox):
         """Starts nothing yet.
 
         Args:
+            pinned: the beginning of the command that starts it, see `Processors`.
             variables: of all commands, those of its image and of `spec`.
         """
-        self._walls = walls
-        self._processors = processors
+        self._pinned = pinned
         self._spec = spec
         self.variables = variables
         self.workdir = workdir
@@ -78,14 +76,13 @@ class LocalRunningSandbox(RunningSandbox):
         """Raises `SandboxLost` or `SandboxRefused`."""
         loop = asyncio.get_running_loop()
         uid = self._closing.enter_context(leased_uid())
-        pinned = self._closing.enter_context(self._processors.pinned(self._spec.cpus))
         self._ready: asyncio.Future[int] = loop.create_future()
         stderr = os.memfd_create("sandbox", os.MFD_CLOEXEC)
         self._closing.callback(os.close, stderr)
         with HeldFds() as held, self._control_inside as control:
             inside, status = control.fileno(), self._tree.status_fd
-            launch = self._walls.launch(self._spec, uid, inside, status, self.workdir, held)
-            launch = replace(launch, command=[*pinned, *launch.command], pass_fds=(*launch.pass_fds, inside))
+            launch = sandbox_launch(self._spec, uid, inside, status, self.workdir, held)
+            launch = replace(launch, command=[*self._pinned, *launch.command], pass_fds=(*launch.pass_fds, inside))
             # By the thread of the event loop: the sandbox ends with the thread that started it.
             self._tree.start(launch, subprocess.DEVNULL, subprocess.DEVNULL, stderr)
         loop.add_reader(self._control, self._received)
@@ -187,18 +184,31 @@ class LocalRunningSandbox(RunningSandbox):
             "stdin_bytes": len(stdin),
         }
         output = {b"o": bytearray(), b"e": bytearray()}
+
+        def keep(stream: bytes, part: bytes) -> None:
+            kept = output[stream]
+            kept += part
+            del kept[:-LARGEST_OUTPUT_BYTES]
+
         try:
-            async with asyncio.timeout(timeout_s), self._asked(b"exec", request) as (reader, writer):
-                writer.write(stdin)
-                await writer.drain()
-                while (frame := await _read_frame(reader))[0] != b"x":
-                    kept = output[frame[0]]
-                    kept += frame[1]
-                    del kept[:-LARGEST_OUTPUT_BYTES]
+            async with asyncio.timeout(timeout_s):
+                ended = await self._answer(b"exec", request, keep, stdin)
         except TimeoutError as error:
             raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
         stdout, stderr = (kept.decode(errors="replace") for kept in output.values())
-        return ExecResult(json.loads(frame[1])["exit_code"], stdout, stderr)
+        return ExecResult(ended["exit_code"], stdout, stderr)
+
+    async def _answer(
+        self, kind: bytes, request: object, take: Callable[[bytes, bytes], object], sent: bytes = b""
+    ) -> dict[str, Any]:
+        """The end of an answer. `take` gets the kind and the content of each frame before it."""
+        async with self._asked(kind, request) as (reader, writer):
+            writer.write(sent)
+            await writer.drain()
+            while (frame := await _read_frame(reader))[0] != b"x":
+                take(*frame)
+        ended: dict[str, Any] = json.loads(frame[1])
+        return ended
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
@@ -218,21 +228,18 @@ class LocalRunningSandbox(RunningSandbox):
     async def read_file(self, path: str) -> bytes | None:
         """See `RunningSandbox.read_file`."""
         content = bytearray()
-        async with self._asked(b"read", {"path": path, "most_bytes": LARGEST_FILE_BYTES}) as (reader, _):
-            while (frame := await _read_frame(reader))[0] != b"x":
-                content += frame[1]
-        answer = json.loads(frame[1])
-        if problem := answer.get("error"):
+        asked = {"path": path, "most_bytes": LARGEST_FILE_BYTES}
+        ended = await self._answer(b"read", asked, lambda _, part: content.extend(part))
+        if problem := ended.get("error"):
             raise SandboxRefused(f"{path} cannot be read: {problem}.")
-        return None if answer.get("missing") else bytes(content)
+        return None if ended.get("missing") else bytes(content)
 
-    async def pack(self, archive: Path) -> None:
+    async def pack(self, archive: BinaryIO) -> None:
         """Writes the files of the sandbox's own to a tar archive."""
-        async with self._asked(b"pack", self._walls.read_only(self._spec)) as (reader, _):
-            with archive.open("wb") as file:
-                while (frame := await _read_frame(reader))[0] != b"x":
-                    file.write(frame[1])
-        if problem := json.loads(frame[1]).get("error"):
+        left_out = read_only_paths(self._spec)
+        ended = await self._answer(b"pack", left_out, lambda _, part: archive.write(part))
+        archive.flush()
+        if problem := ended.get("error"):
             raise SandboxRefused(f"The files of the sandbox cannot be kept: {problem}.")
 
     async def reach(self, base_url: str) -> str:

@@ -1,15 +1,18 @@
 """The walls around a sandbox of the provider `local`, and the processors that it may use."""
 
 import contextlib
+import itertools
 import math
 import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, Profile, bubblewrap_launch
+import psutil
+
+from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, bubblewrap_launch
 from deployments.sandbox.interface import MIB
 from deployments.sandbox.launch import HeldFds, Launch, default_interpreters, leased_uid
 from deployments.sandbox.programs import init
@@ -18,8 +21,8 @@ from deployments.sandbox.providers.interface import (
     OWNER_LABEL,
     ProviderUnusable,
     SandboxSpec,
-    owner_of_process,
 )
+from deployments.workers.cleanup import has_died, owner_of
 
 PORT = 8000
 """The port of the sandbox's own loopback that leads to the service."""
@@ -39,89 +42,79 @@ _ACCOUNTS = {
 }
 
 
-class SandboxWalls:
-    """Builds the launches of sandboxes."""
-
-    def __init__(self) -> None:
-        """Checks that bubblewrap works. Raises `ProviderUnusable`."""
-        if shutil.which("bwrap") is None:
-            raise ProviderUnusable("the provider local needs bubblewrap: apt-get install bubblewrap.")
-        self._python, self._python_folders = _interpreter()
-        self._owner = f"{OWNER_LABEL}={owner_of_process(os.getpid())}"
-        with HeldFds() as held, leased_uid() as uid:
-            launch = self.launch(SandboxSpec(image="none"), uid, 0, 2, "/", held)
-            tried = subprocess.run(
-                [*launch.command[: launch.command.index("prlimit")], "/usr/bin/env", "true"],
-                check=False,
-                capture_output=True,
-                pass_fds=launch.pass_fds,
-                timeout=STARTS_WITHIN_S,
-                text=True,
-            )
-        if tried.returncode != 0:
-            said = tried.stderr.strip()
-            raise ProviderUnusable(f"the provider local: bubblewrap does not work on this machine: {said}")
-
-    def launch(
-        self, spec: SandboxSpec, uid: int | None, control_fd: int, status_fd: int, workdir: str, held: HeldFds
-    ) -> Launch:
-        """The launch of a sandbox, whose first process is `programs/init.py`."""
-        storage = (spec.storage_mb or _DEFAULT_STORAGE_MB) * MIB
-        limits = [f"--nproc={MOST_PROCESSES}", f"--nofile={_MOST_OPEN_FILES}", "--core=0", "--msgqueue=0"]
-        init_argv = [self._python, "-I", "-S", "-B", _INIT, str(control_fd), str(PORT), self._owner, workdir]
-        folders = [folder for folder in spec.read_only_folders if not Path(folder).is_relative_to("/usr")]
-        profile = Profile(
-            outside=[] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
-            users=["--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL", "--as-pid-1"],
-            mounts=[
-                *("--size", str(storage), "--tmpfs", "/", "--perms", "1777", "--dir", "/tmp", "--dir", "/var"),
-                *("--perms", "1777", "--dir", "/var/tmp", "--perms", "0700", "--dir", "/root"),
-            ],
-            shared_memory_bytes=64 * MIB,
-            folders=[*self._python_folders, *folders],
-            files={**_ACCOUNTS, _INIT: Path(init.__file__).read_bytes()},
-            file_mode="0644",
-            variables=FIRST_VARIABLES,
-            inside=["prlimit", *limits, *init_argv],
+def check_bubblewrap() -> None:
+    """Raises `ProviderUnusable` unless a sandbox can be launched on this machine."""
+    if shutil.which("bwrap") is None:
+        raise ProviderUnusable("the provider local needs bubblewrap: apt-get install bubblewrap.")
+    with HeldFds() as held, leased_uid() as uid:
+        launch = sandbox_launch(SandboxSpec(image="none"), uid, 0, 2, "/", held)
+        tried = subprocess.run(
+            [*launch.command[: launch.command.index("prlimit")], "/usr/bin/env", "true"],
+            check=False,
+            capture_output=True,
+            pass_fds=launch.pass_fds,
+            timeout=STARTS_WITHIN_S,
+            text=True,
         )
-        return bubblewrap_launch(profile, status_fd, held)
+    if tried.returncode != 0:
+        said = tried.stderr.strip()
+        raise ProviderUnusable(f"the provider local: bubblewrap does not work on this machine: {said}")
 
-    def read_only(self, spec: SandboxSpec) -> list[str]:
-        """Paths which are no files of the sandbox's own."""
-        return [
-            *("/proc", "/dev", "/run/rollout", *SYSTEM_FOLDERS),
-            *(*self._python_folders, *spec.read_only_folders, *_ACCOUNTS),
-        ]
+
+def sandbox_launch(
+    spec: SandboxSpec, uid: int | None, control_fd: int, status_fd: int, workdir: str, held: HeldFds
+) -> Launch:
+    """The launch of a sandbox, whose first process is `programs/init.py`. Raises `ProviderUnusable`."""
+    python, python_folders = _interpreter()
+    owner = f"{OWNER_LABEL}={owner_of(os.getpid())}"
+    storage = (spec.storage_mb or _DEFAULT_STORAGE_MB) * MIB
+    limits = [f"--nproc={MOST_PROCESSES}", f"--nofile={_MOST_OPEN_FILES}", "--core=0", "--msgqueue=0"]
+    init_argv = [python, "-I", "-S", "-B", _INIT, str(control_fd), str(PORT), owner, workdir]
+    folders = [folder for folder in spec.read_only_folders if not Path(folder).is_relative_to("/usr")]
+    return bubblewrap_launch(
+        status_fd,
+        held,
+        outside=[] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
+        users=["--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL", "--as-pid-1"],
+        mounts=[
+            *("--size", str(storage), "--tmpfs", "/", "--perms", "1777", "--dir", "/tmp", "--dir", "/var"),
+            *("--perms", "1777", "--dir", "/var/tmp", "--perms", "0700", "--dir", "/root"),
+        ],
+        shared_memory_bytes=64 * MIB,
+        folders=[*python_folders, *folders],
+        files={**_ACCOUNTS, _INIT: Path(init.__file__).read_bytes()},
+        file_mode="0644",
+        variables=FIRST_VARIABLES,
+        inside=["prlimit", *limits, *init_argv],
+    )
+
+
+def read_only_paths(spec: SandboxSpec) -> list[str]:
+    """Paths which are no files of the sandbox's own."""
+    return [
+        *("/proc", "/dev", "/run/rollout", *SYSTEM_FOLDERS),
+        *(*_interpreter()[1], *spec.read_only_folders, *_ACCOUNTS),
+    ]
 
 
 class Processors:
-    """Spreads sandboxes over the processors that this process may use."""
+    """Spreads sandboxes over the processors that this process may use, by taking these in turn."""
 
     def __init__(self) -> None:
-        self._sandboxes = dict.fromkeys(os.sched_getaffinity(0), 0)
-
-    @contextlib.contextmanager
-    def pinned(self, cpus: float | None) -> Iterator[list[str]]:
-        """The beginning of a command that may use so many of them, rounded up: those with the fewest sandboxes so far.
-
-        It is empty for a command that may use all. The sandbox counts until the end of the block.
-        """
-        most = len(self._sandboxes) if cpus is None else math.ceil(cpus)
-        if most >= len(self._sandboxes):
-            yield []
-            return
+        known = os.sched_getaffinity(0)
+        self._count = len(known)
         # Other replicas of the machine choose among the same ones.
-        shuffled = random.sample(list(self._sandboxes), len(self._sandboxes))
-        chosen = sorted(shuffled, key=self._sandboxes.__getitem__)[:most]
-        for processor in chosen:
-            self._sandboxes[processor] += 1
-        try:
-            yield ["taskset", "--cpu-list", ",".join(map(str, chosen))]
-        finally:
-            for processor in chosen:
-                self._sandboxes[processor] -= 1
+        self._in_turn = itertools.cycle(random.sample(sorted(known), len(known)))
+
+    def pinned(self, cpus: float | None) -> list[str]:
+        """The beginning of a command that may use so many of them, rounded up; empty for one that may use all."""
+        if cpus is None or math.ceil(cpus) >= self._count:
+            return []
+        chosen = itertools.islice(self._in_turn, math.ceil(cpus))
+        return ["taskset", "--cpu-list", ",".join(map(str, chosen))]
 
 
+@cache
 def _interpreter() -> tuple[str, list[str]]:
     """The Python of first processes, and its folders outside of the system's. Raises `ProviderUnusable`."""
     for known in reversed(default_interpreters(())):
@@ -130,11 +123,13 @@ def _interpreter() -> tuple[str, list[str]]:
     raise ProviderUnusable("the provider local needs a Python below /usr: apt-get install python3.")
 
 
-def owners_of_processes() -> Iterator[tuple[int, str]]:
-    """The processes that have the label of an owner as an argument: those that make a sandbox, and its first one."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                for argument in (folder / "cmdline").read_bytes().split(b"\0"):
-                    if argument.startswith(f"{OWNER_LABEL}=".encode()):
-                        yield int(folder.name), argument.decode().partition("=")[2]
+def end_dead_owners() -> None:
+    """Ends processes that were making a sandbox when their owner died.
+
+    Until bubblewrap has the rights to, such a process does not end with its parent. The label is among its arguments.
+    """
+    for process in psutil.process_iter(["cmdline"]):
+        labels = [part for part in process.info["cmdline"] or () if part.startswith(f"{OWNER_LABEL}=")]
+        if labels and has_died(labels[0].partition("=")[2]):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process.kill()

@@ -1,44 +1,75 @@
 """Sandboxes of which a provider gives little more than a shell: commands, files and their ends by what a shell can do.
 
-A module of such a provider adds two calls: run a line of shell, put a file.
+A module of such a provider adds three calls: run a line of shell, write files, destroy the sandbox. Each command writes
+its process to a file before it begins, and reads its stdin from another one, because the provider cannot end it.
 """
 
 import asyncio
 import base64
 import binascii
+import logging
 import shlex
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from uuid import uuid4
 
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
     LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
     ExecResult,
+    ExecTimedOut,
+    OutOfMemory,
+    RunningSandbox,
     SandboxFile,
+    SandboxProvider,
     SandboxRefused,
     SandboxSpec,
-    tar_of,
-    unreadable,
 )
-from deployments.sandbox.providers.owned import FOLDER, OwnedSandbox
 
-MISSING, NOT_A_FILE = 44, 45
 CALLS_OF_OURS_S = 120.0
 PART_BYTES = 512 * 1024
-LONGEST_SIZE = 18
+_FOLDER = "/tmp/.rollout"
+"""In sandboxes: files of commands."""
+_MISSING, _NOT_A_FILE = 44, 45
+_LONGEST_SIZE = 18
 """Digits."""
+_REMOVING = AsyncRetrying(
+    stop=stop_after_attempt(5), wait=wait_fixed(2.0), retry=retry_if_exception_type(SandboxLost), reraise=True
+)
+logger = logging.getLogger("rollout_service.sandbox")
 
 
-class ShellSandbox(OwnedSandbox):
-    """One sandbox. A command that is ended early is killed; what it has started goes on until the sandbox ends."""
+class ShellProvider(SandboxProvider):
+    """Base of their providers."""
+
+    @abstractmethod
+    async def remove(self, sandbox_id: str) -> None:
+        """Destroys a sandbox; returns also if it is gone. Raises `SandboxLost`."""
+
+
+class ShellSandbox(RunningSandbox):
+    """One sandbox. A command that is ended early is killed with its process group, where it has one of its own."""
+
+    def __init__(self, provider: ShellProvider, sandbox_id: str, spec: SandboxSpec) -> None:
+        self._provider = provider
+        self._id = sandbox_id
+        self._spec = spec
+
+    @property
+    def id(self) -> str:
+        return self._id
 
     @abstractmethod
     async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
-        """Runs a line by `sh -c` as root. `timeout_s` is a bound for the provider, above that of the command.
+        """Runs a line by `sh -c`. `timeout_s` is a bound for the provider, above that of the command.
 
         Raises:
             SandboxLost: the sandbox is gone, or does not answer.
+            OutOfMemory: it was destroyed for its memory.
         """
 
     async def exec(
@@ -51,38 +82,41 @@ class ShellSandbox(OwnedSandbox):
         timeout_s: float | None = None,
     ) -> ExecResult:
         """See `RunningSandbox.exec`."""
-        path, stdin_path = await self.with_stdin(stdin)
+        path = f"{_FOLDER}/{uuid4().hex}"
+        if stdin:
+            await self.write_files({f"{path}.stdin": SandboxFile(stdin)})
         variables = [f"{name}={value}" for name, value in (environment or {}).items()]
         folder = cwd or self._spec.workdir
-        line = f"mkdir -p {FOLDER}; echo $$ > {path}; "
+        line = f"mkdir -p {_FOLDER}; echo $$ > {path}; "
         line += f"cd {shlex.quote(folder)} && " if folder is not None else ""
-        line += f"exec {shlex.join(['env', *variables, *argv])} < {stdin_path}"
-        async with self.end_early(path, timeout_s):
-            done = await self.run_shell(line, timeout_s)
+        line += f"exec {shlex.join(['env', *variables, *argv])} < {f'{path}.stdin' if stdin else '/dev/null'}"
+        try:
+            async with asyncio.timeout(timeout_s):
+                done = await self.run_shell(line, timeout_s)
+        except (SandboxLost, OutOfMemory):
+            raise
+        except BaseException as error:
+            with suppress(SandboxLost, OutOfMemory):
+                await asyncio.shield(asyncio.ensure_future(self._kill(path)))
+            if isinstance(error, TimeoutError):
+                raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
+            raise
         return ExecResult(done.exit_code, end_of(done.stdout), end_of(done.stderr))
 
-    async def kill(self, path: str) -> None:
-        """See `OwnedSandbox.kill`. Its process alone."""
-        await self.run_shell(f"kill -9 $(cat {path})", CALLS_OF_OURS_S)
-
-    async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
-        """See `RunningSandbox.write_files`."""
-        archive = f"{FOLDER}/{uuid4().hex}.tar"
-        await self.put(archive, await asyncio.to_thread(tar_of, files))
-        done = await self.run_shell(f"tar --no-same-owner -xf {archive} -C / && rm {archive}", CALLS_OF_OURS_S)
-        if done.exit_code != 0:
-            raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")
+    async def _kill(self, path: str) -> None:
+        """Ends the command that has written its process to the file."""
+        await self.run_shell(f"kill -9 -$(cat {path}) || kill -9 $(cat {path})", CALLS_OF_OURS_S)
 
     async def read_file(self, path: str) -> bytes | None:
         """See `RunningSandbox.read_file`."""
         quoted = shlex.quote(path)
-        line = f"test -e {quoted} || exit {MISSING}; test -f {quoted} || exit {NOT_A_FILE}; wc -c < {quoted}"
+        line = f"test -e {quoted} || exit {_MISSING}; test -f {quoted} || exit {_NOT_A_FILE}; wc -c < {quoted}"
         found = await self.run_shell(line, CALLS_OF_OURS_S)
-        if found.exit_code == MISSING:
+        if found.exit_code == _MISSING:
             return None
-        size = found.stdout.strip()[:LONGEST_SIZE]
+        size = found.stdout.strip()[:_LONGEST_SIZE]
         if found.exit_code != 0 or not size.isdecimal() or int(size) > LARGEST_FILE_BYTES:
-            raise unreadable(path)
+            raise _unreadable(path)
         # It may grow until it is read.
         content = bytearray()
         is_last = False
@@ -91,7 +125,7 @@ class ShellSandbox(OwnedSandbox):
             content += part
             is_last = len(part) < PART_BYTES
             if len(content) > LARGEST_FILE_BYTES:
-                raise unreadable(path)
+                raise _unreadable(path)
         if len(content) < int(size):
             raise SandboxRefused(f"{path} cannot be read: {len(content)} of its {size} bytes came out of the sandbox.")
         return bytes(content)
@@ -108,6 +142,25 @@ class ShellSandbox(OwnedSandbox):
             raise SandboxRefused(f"{path} cannot be read: {done.stderr.strip()[-500:]}")
         return part
 
+    async def reach(self, base_url: str) -> str:
+        """The address itself: `sessions.base_url` must be one that the provider's network reaches."""
+        if not self._spec.network:
+            raise SandboxRefused(
+                f"network_mode is no-network, and a command in a sandbox of {self._provider.name} reaches {base_url} "
+                "by its network: use the provider local, or call the service from outside of the sandbox."
+            )
+        return base_url
+
+    async def close(self) -> None:
+        """See `RunningSandbox.close`. A provider that does not answer is tried a few times."""
+        await asyncio.shield(asyncio.ensure_future(self._remove()))
+
+    async def _remove(self) -> None:
+        try:
+            await _REMOVING.copy()(self._provider.remove, self._id)
+        except SandboxLost as error:
+            logger.warning("The sandbox %s of %s was not destroyed: %s", self._id, self._provider.name, error)
+
 
 def refuse_folders(provider: str, spec: SandboxSpec) -> None:
     """Raises `SandboxRefused` for folders of this machine."""
@@ -123,3 +176,7 @@ def end_of(text: str) -> str:
     if len(text) * 4 <= LARGEST_OUTPUT_BYTES:
         return text
     return text.encode(errors="replace")[-LARGEST_OUTPUT_BYTES:].decode(errors="replace")
+
+
+def _unreadable(path: str) -> SandboxRefused:
+    return SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -66,7 +65,3 @@ def strike(mark: str, draw: random.Random) -> bool:
     except psutil.NoSuchProcess:
         return False
     return True
-
-
-def image_folders() -> set[Path]:
-    return set(Path("/tmp").glob("rollout-sandbox-images-*"))

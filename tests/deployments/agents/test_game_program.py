@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from deployments.agents.environment import AgentRunsOfTask
 from deployments.agents.game_program import GameProgram, GameTask, load_game
-from deployments.agents.game_settings import GameSettings, Rival
 from deployments.agents.programs import AgentCall, AgentNotLoadable, RunNotes
-from deployments.agents.settings import AgentSettings
+from deployments.agents.settings import AgentSettings, GameSettings, Rival
 from deployments.failures import AgentFailed, EnvironmentLost
 from deployments.models import chat_client
 from examples.nim import RULES
@@ -229,5 +228,5 @@ def test_what_makes_no_game_is_refused_before_the_service_starts(fields: dict[st
 def test_a_game_is_scored_by_itself() -> None:
     game = {"import_path": NIM}
     assert AgentSettings.model_validate({"game": game}).scored_by == "agent"
-    with pytest.raises(ValidationError, match="a game says the rewards of its seats itself"):
+    with pytest.raises(ValidationError, match="say the reward: leave scored_by out"):
         AgentSettings.model_validate({"game": game, "scored_by": "environment"})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from deployments.agents.environment import AgentRunsOfTask
 from deployments.agents.harbor_program import HarborProgram
 from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import AgentSettings
@@ -129,6 +130,14 @@ def test_a_function_gets_the_sandbox_as_its_fourth_argument() -> None:
 async def solves(_base_url: str, _api_key: str, sample: SampleInput, sandbox: RunningSandbox) -> None:
     done = await sandbox.exec(["bash", "-c", str((sample.extra_env_info or {})["script"])])
     assert done.exit_code == 0, done
+
+
+@pytest.mark.parametrize(("given", "most"), [({}, 16), ({"max_concurrent_runs": 3}, 3)])
+def test_a_replica_has_as_many_sandboxes_at_once_as_runs(given: dict[str, Any], most: int) -> None:
+    settings = AgentSettings.model_validate(
+        {"harbor": {"tasks": str(TASKS)}, "import_path": f"{__name__}:solves", **given}
+    )
+    assert AgentRunsOfTask(settings).max_concurrent_steps == most
 
 
 def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_path: Path) -> None:

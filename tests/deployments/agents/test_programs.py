@@ -15,7 +15,7 @@ import pytest
 import uvloop
 from pydantic import HttpUrl, ValidationError
 
-from deployments.agents.command_program import CommandProgram, limits_of
+from deployments.agents.command_program import CommandProgram
 from deployments.agents.environment import AgentRunsOfTask
 from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, HarnessProgram, RunNotes, load_agent
 from deployments.agents.settings import AgentSettings, CommandSettings, HarnessSettings
@@ -218,9 +218,10 @@ def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
 
 
 def test_the_limits_of_a_command_are_those_of_the_config() -> None:
-    bounded = CommandSettings(argv=["c"], processor_time_limit_s=60, memory_limit_mib=1024)
-    assert limits_of(bounded) == ["--core=0", "--as=1073741824", "--cpu=60:61"]
-    assert limits_of(CommandSettings(argv=["c"])) == ["--core=0"]
+    script = '[ "$(ulimit -c) $(ulimit -v) $(ulimit -St) $(ulimit -Ht)" = "{}" ]'
+    bounded = command(script.format("0 1048576 60 61"), processor_time_limit_s=60, memory_limit_mib=1024)
+    assert stepped(**bounded).reward == {}
+    assert stepped(**command(script.format("0 unlimited unlimited unlimited"))).reward == {}
 
 
 def test_the_memory_of_a_command_is_bounded() -> None:
@@ -232,7 +233,7 @@ def test_the_memory_of_a_command_is_bounded() -> None:
 
 def harness(answer: Callable[[httpx.Request], httpx.Response], **settings: Any) -> HarnessProgram:
     program = HarnessProgram(HarnessSettings(url=HttpUrl("http://harness.test/run"), **settings))
-    program._client = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=program._headers)
+    program._client = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=program._client.headers)
     return program
 
 
@@ -261,7 +262,7 @@ def test_a_harness_answers_its_reward_or_none(body: bytes, reward: dict[str, flo
     ("response", "failure", "message"),
     [
         (httpx.Response(500, text="stack trace"), AgentFailed, "answered 500. stack trace"),
-        (httpx.Response(503, text="busy"), EnvironmentLost, "cannot run the agent just now: 503. busy"),
+        (httpx.Response(503, text="busy"), EnvironmentLost, "answered 503. busy"),
         (httpx.Response(200, text="fine"), AgentFailed, "answered without JSON: fine"),
         (httpx.Response(200, content=b"1" * 2**21), AgentFailed, "more than 1048576 bytes"),
     ],

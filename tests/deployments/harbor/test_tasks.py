@@ -8,16 +8,15 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.agents.settings import AgentSettings
-from deployments.harbor.environment import HarborTasks
-from deployments.harbor.settings import HarborSettings
 from deployments.harbor.tasks import (
     LARGEST_REWARD_BYTES,
     MOST_REWARDS,
+    HarborSettings,
     HarborTaskRefused,
+    HarborTasks,
     load_task,
     load_tasks,
     rewards_in,
-    without_canary,
 )
 from service.settings import HARBOR_TASKS, EnvironmentSettings
 from tests.paths import REPOSITORY
@@ -39,14 +38,9 @@ def named_numbers(count: int) -> bytes:
     return json.dumps({f"n{number}": number for number in range(count)}).encode()
 
 
-def test_the_examples_are_the_same_by_folder_and_by_registry() -> None:
-    by_folder = load_tasks(HarborSettings(tasks=str(EXAMPLES)))
-    by_registry = load_tasks(HarborSettings(tasks=str(EXAMPLES / "registry.json"), dataset="examples@1.0"))
-    assert (
-        list(by_folder)
-        == list(by_registry)
-        == [f"examples/{name}" for name in ("count-lines", "fix-median", "greet-server")]
-    )
+def test_tasks_are_the_folders_of_a_folder_or_the_folder_of_one() -> None:
+    found = load_tasks(HarborSettings(tasks=str(EXAMPLES)))
+    assert list(found) == [f"examples/{name}" for name in ("count-lines", "fix-median", "greet-server")]
     [one] = load_tasks(HarborSettings(tasks=str(EXAMPLES / "fix-median"))).values()
     assert (one.config.environment.memory_mb, one.config.agent.timeout_sec) == (512, 120.0)
 
@@ -103,26 +97,15 @@ def test_a_task_without_tests_or_two_of_one_name_are_refused(tmp_path: Path) -> 
         task(tmp_path / "two", '[task]\nname = "a/b"', name=name)
     with pytest.raises(HarborTaskRefused, match="are both named a/b"):
         load_tasks(HarborSettings(tasks=str(tmp_path / "two")))
+    with pytest.raises(HarborTaskRefused, match="is no folder of tasks"):
+        load_tasks(HarborSettings(tasks=str(tmp_path / "nowhere")))
     with pytest.raises(HarborTaskRefused, match="has no tasks"):
         load_tasks(HarborSettings(tasks=str(tmp_path / "two" / "u" / "tests")))
 
 
-def test_a_registry_names_folders_of_checkouts_and_fetches_nothing(tmp_path: Path) -> None:
-    task(tmp_path / "clone" / "tasks")
-    git = {"name": "t", "git_url": "https://git/x.git", "git_commit_id": "abc", "path": "tasks/t"}
-    sets = [{"name": name, "version": "1", "description": "", "tasks": [git]} for name in ("one", "two")]
-    (tmp_path / "registry.json").write_text(json.dumps(sets))
-    settings: Any = {"tasks": str(tmp_path / "registry.json"), "dataset": "two"}
-    with pytest.raises(HarborTaskRefused, match=r"lies in https://git/x\.git, .* clone it at abc"):
-        load_tasks(HarborSettings(**settings))
-    checkouts = {"https://git/x.git": str(tmp_path / "clone")}
-    assert list(load_tasks(HarborSettings(**settings, checkouts=checkouts))) == ["t"]
-    with pytest.raises(HarborTaskRefused, match=r"dataset must name one of .*: one@1, two@1; got 'three'"):
-        load_tasks(HarborSettings(**settings | {"dataset": "three"}))
-
-
-def test_marks_of_a_benchmark_are_no_part_of_an_instruction() -> None:
-    assert without_canary("<!-- harbor-canary GUID 1 -->\n# canary 2\n\nDo it.\n# canary") == "Do it.\n# canary"
+def test_marks_of_a_benchmark_are_no_part_of_an_instruction(tmp_path: Path) -> None:
+    marked = "<!-- harbor-canary GUID 1 -->\n# canary 2\n\nDo it.\n# canary"
+    assert load_task(task(tmp_path, instruction=marked)).instruction == "Do it.\n# canary"
 
 
 @pytest.mark.parametrize("section", ["environment", "verifier"])
@@ -135,7 +118,7 @@ def test_variables_come_from_this_process_if_the_settings_pass_them_or_from_thei
     def variables(text: str, name: str, *passed: str) -> dict[str, str]:
         folder = task(tmp_path, f'[{section}.env]\nA = "{text}"', name=name)
         [one] = load_tasks(HarborSettings(tasks=str(folder), passed_variables=list(passed))).values()
-        return one.variables(section)
+        return dict(getattr(one.config, section).env)
 
     assert variables("x${KNOWN}y${NONE:-d}", "a", "KNOWN") == {"A": "xkyd"}
     assert variables("$SECRET $(SECRET)", "b") == {"A": "$SECRET $(SECRET)"}
@@ -224,8 +207,8 @@ def test_a_task_type_of_harbor_is_described_by_its_agent_alone() -> None:
     ("given", "message"),
     [
         ({"scored_by": "environment", "command": COMMAND}, "leave scored_by out"),
-        ({"harness": {"url": "http://harness.test/"}}, "a harness at http://harness.test/ does not reach"),
-        ({"game": {"import_path": "a:B"}}, "a game gets no sandbox"),
+        ({"harness": {"url": "http://harness.test/"}}, "name a command, or a function that takes the sandbox"),
+        ({"game": {"import_path": "a:B"}}, "name a command, or a function that takes the sandbox"),
         ({"command": {"argv": ["true"]}}, "write sandbox: true"),
         ({"command": COMMAND | {"passed_variables": ["A"]}}, "passed_variables of command does not reach a sandbox"),
     ],

@@ -13,11 +13,9 @@ from deployments.sandbox.system_calls import (
     REFUSED,
     SIGNALS,
     SOCKET,
-    FilterOptions,
     system_call_filter,
 )
 
-NAMESPACES = FilterOptions()
 ALLOWED, KILLED = "allowed", "killed"
 HARMLESS = {"x86_64": (0, 1, 9, 59, 231), "aarch64": (63, 64, 222, 221, 94)}
 """Reading, writing, mapping, executing, ending."""
@@ -49,8 +47,8 @@ def machine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def filter_of(machine: str, options: FilterOptions = NAMESPACES) -> bytes:
-    code = system_call_filter(options, machine)
+def filter_of(machine: str, **options: bool) -> bytes:
+    code = system_call_filter(machine=machine, **options)
     assert code is not None
     return code
 
@@ -87,13 +85,13 @@ def test_sockets_of_three_families_may_be_made(machine: str) -> None:
 
 
 def test_without_a_network_namespace_no_socket_may_be_made(machine: str) -> None:
-    code = filter_of(machine, FilterOptions(sockets=False))
+    code = filter_of(machine, sockets=False)
     assert {decision(code, machine, SOCKET[column(machine)], family) for family in range(64)} == {errno.EAFNOSUPPORT}
 
 
 def test_signals_may_be_sent_unless_they_would_reach_the_service(machine: str) -> None:
     kill = KILL[column(machine)]
-    code, strict = filter_of(machine), filter_of(machine, FilterOptions(signals=False))
+    code, strict = filter_of(machine), filter_of(machine, signals=False)
     assert decision(code, machine, kill, 1234) == ALLOWED
     assert decision(strict, machine, kill, 1234) == errno.EPERM
     assert decision(strict, machine, kill, 0) == ALLOWED
@@ -111,4 +109,4 @@ def test_the_second_interface_of_x86_64_is_refused() -> None:
 
 
 def test_a_machine_without_a_table_has_no_filter() -> None:
-    assert system_call_filter(FilterOptions(), "riscv64") is None
+    assert system_call_filter(machine="riscv64") is None

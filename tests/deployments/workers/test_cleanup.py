@@ -18,10 +18,9 @@ from deployments.workers.cleanup import (
     claim_folder,
     claim_shared_memory,
     free_left_over,
-    is_alive,
+    has_died,
     name_by_owner,
     owner_of,
-    process_namespace,
     remove_left_over,
 )
 
@@ -40,14 +39,14 @@ def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def owner_that_is_gone() -> str:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         owner = owner_of(process.pid)
-        assert is_alive(owner)
+        assert not has_died(owner)
         process.communicate(b"\n")
     return owner
 
 
 def test_what_a_dead_replica_left_is_freed_and_all_else_stays(tmp_path: Path) -> None:
     gone, here = owner_that_is_gone(), owner_of(os.getpid())
-    elsewhere = gone.replace(process_namespace(), "1")
+    elsewhere = "1-2-3"
     left = [f"{MARK}-{gone}-1f", f"sem.{MARK}-{gone}-_a1b"]
     others = [f"{MARK}-{here}-1f", f"sem.{MARK}-{here}-_a1b", f"{MARK}-{elsewhere}-1f", "psm_1f", "sem.mp-1f"]
     for name in [*left, *others]:
@@ -103,8 +102,9 @@ def test_a_killed_replica_with_worker_processes_leaves_nothing_but_the_folder_th
 
 def test_an_id_that_is_used_again_is_another_process() -> None:
     namespace, pid, began = owner_of(os.getpid()).split("-")
-    assert is_alive(f"{namespace}-{pid}-{began}")
-    assert not is_alive(f"{namespace}-{pid}-{int(began) + 1}")
+    assert not has_died(f"{namespace}-{pid}-{began}")
+    assert has_died(f"{namespace}-{pid}-{int(began) + 1}")
+    assert not has_died(f"1-{pid}-{int(began) + 1}")
 
 
 def test_shared_memory_and_semaphores_have_the_replica_in_their_names(tmp_path: Path) -> None:

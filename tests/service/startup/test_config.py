@@ -137,14 +137,12 @@ def test_a_keys_file_is_relative_to_the_config_and_the_command_line_replaces_it(
     assert application.args["access"]["keys_file"] == str(tmp_path / "other.yaml")
 
 
-def test_tasks_of_harbor_and_checkouts_are_relative_to_the_config(tmp_path: Path) -> None:
-    harbor = {"tasks": "tasks", "checkouts": {"https://git/x.git": "/clones/x"}}
-    arguments = {"environments": {"terminal": {"agent": {"harbor": harbor}}}}
+def test_tasks_of_harbor_are_relative_to_the_config(tmp_path: Path) -> None:
+    arguments = {"environments": {"terminal": {"agent": {"harbor": {"tasks": "tasks"}}}}}
     content = {"applications": [{"name": "rollout", "import_path": "service.app:build_app", "args": arguments}]}
     [application] = config_of(content, tmp_path / "serve_config.yaml").applications
     assert application.args["environments"]["terminal"]["agent"]["harbor"] == {
         "tasks": str(tmp_path / "tasks"),
-        "checkouts": {"https://git/x.git": "/clones/x"},
     }
 
 

@@ -415,7 +415,7 @@ def test_the_configs_of_the_repository_are_found() -> None:
             f"agent.harbor.tasks: {HARBOR_EXAMPLES}/fix-median/task.toml: agent.timeout_sec and verifier.timeout_sec "
             "are 180 s together, and the agent's timeout_s, which bounds the whole rollout, is 180: set it above.",
         ),
-        ({"tasks": "/nowhere"}, "agent.harbor.tasks: /nowhere is neither a folder of tasks nor a registry file."),
+        ({"tasks": "/nowhere"}, "agent.harbor.tasks: /nowhere is no folder of tasks."),
         (
             {
                 "tasks": str(REPOSITORY / "examples" / "harbor"),

@@ -5,17 +5,16 @@ import io
 import json
 import socket
 import struct
-import tarfile
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from deployments.sandbox.interface import MIB, SandboxLost
+from deployments.sandbox.interface import MIB
 from deployments.sandbox.programs.init import Frames, read
 from deployments.sandbox.providers.docker import DockerProvider, DockerSandbox
 from deployments.sandbox.providers.interface import (
@@ -30,15 +29,13 @@ from deployments.sandbox.providers.interface import (
 )
 from deployments.sandbox.providers.kubernetes import KubernetesProvider, KubernetesSandbox
 from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, end_of
-from tests.deployments.sandbox.providers.stand_ins.docker_engine import Container, Engine
+from tests.deployments.sandbox.providers.stand_ins.docker_engine import Engine
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE
 from tests.deployments.sandbox.providers.test_contract import usable
 from tests.deployments.sandbox.providers.test_limits import provided
 
 PATH = "/logs/verifier/reward.json"
 REFUSED = f"^{PATH} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes"
-BUFFERED_BYTES = 8 * MIB
-"""Bytes that may be under way in sockets."""
 SPEC = SandboxSpec(image=KNOWN_IMAGE, network=True)
 
 
@@ -52,61 +49,38 @@ def peak_of(work: Coroutine[Any, Any, Any]) -> int:
         tracemalloc.stop()
 
 
-class Archiving(Engine):
-    """An engine whose only file has a size. Counts what it sends of its archive."""
+class Talking(Engine):
+    """An engine with a container whose command writes without an end."""
 
-    def __init__(self, kind: bytes, size: int) -> None:
-        super().__init__()
-        self.containers = {"x": Container("x", {})}
-        member = tarfile.TarInfo("reward.json")
-        member.type, member.size = kind, size
-        self.head, self.size, self.sent = member.tobuf(), size, 0
+    async def make_exec(self, _request: Request) -> Response:
+        return JSONResponse({"Id": "x"})
 
-    async def archive(self, request: Request) -> Response:
-        assert request.headers["accept-encoding"] == "identity"
+    async def start_exec(self, _request: Request) -> Response:
+        async def frames() -> AsyncIterator[bytes]:
+            for _ in range(200):
+                for stream in (1, 2):
+                    yield struct.pack(">BxxxI", stream, MIB) + bytes(MIB)
+            yield struct.pack(">BxxxI", 1, 4) + b"end\n"
 
-        async def parts() -> AsyncIterator[bytes]:
-            yield self.head
-            while self.sent < self.size:
-                await asyncio.sleep(0)
-                self.sent += MIB
-                yield bytes(MIB)
-
-        return StreamingResponse(parts(), media_type="application/x-tar")
+        self.codes["x"] = 0
+        return StreamingResponse(frames(), media_type="application/vnd.docker.raw-stream")
 
 
-async def read_by_docker(engine: Engine, folder: Path) -> bytes | None:
-    async with provided("docker", folder, engine) as provider:
-        assert isinstance(provider, DockerProvider)
-        return await DockerSandbox(provider, "x", SPEC).read_file(PATH)
+def test_of_an_output_without_an_end_docker_leaves_the_last_bytes(tmp_path: Path) -> None:
+    ended: list[ExecResult] = []
 
+    async def run() -> None:
+        async with provided("docker", tmp_path, Talking()) as provider:
+            assert isinstance(provider, DockerProvider)
+            ended.append(await DockerSandbox(provider, "x", SPEC).run_shell("yes", None))
 
-@pytest.mark.parametrize(
-    ("kind", "size"),
-    [(tarfile.REGTYPE, 3 * 2**30), (tarfile.REGTYPE, LARGEST_FILE_BYTES + 1), (tarfile.DIRTYPE, 2**40)],
-    ids=["a file", "one byte more", "a folder of many files"],
-)
-def test_an_archive_of_docker_is_read_to_the_bound_alone(kind: bytes, size: int, tmp_path: Path) -> None:
-    engine = Archiving(kind, size)
-
-    async def refused() -> None:
-        with pytest.raises(SandboxRefused, match=REFUSED):
-            await read_by_docker(engine, tmp_path)
-
-    assert peak_of(refused()) < 3 * LARGEST_FILE_BYTES
-    assert engine.sent < LARGEST_FILE_BYTES + BUFFERED_BYTES
-
-
-def test_the_largest_file_is_read_from_docker(tmp_path: Path) -> None:
-    content = asyncio.run(read_by_docker(Archiving(tarfile.REGTYPE, LARGEST_FILE_BYTES), tmp_path))
-    assert content == bytes(LARGEST_FILE_BYTES)
-
-
-def test_an_archive_of_docker_that_is_none_is_a_lost_call(tmp_path: Path) -> None:
-    engine = Archiving(tarfile.REGTYPE, 0)
-    engine.head = b"x" * 512
-    with pytest.raises(SandboxLost, match=f"The engine's archive of {PATH} cannot be read"):
-        asyncio.run(read_by_docker(engine, tmp_path))
+    assert peak_of(run()) < 20 * LARGEST_OUTPUT_BYTES
+    [done] = ended
+    assert (len(done.stdout), done.stdout[-5:], len(done.stderr)) == (
+        LARGEST_OUTPUT_BYTES,
+        "\0end\n",
+        LARGEST_OUTPUT_BYTES,
+    )
 
 
 class Scripted(ShellSandbox):
@@ -122,7 +96,7 @@ class Scripted(ShellSandbox):
         self.parts += 1
         return self.part(self.parts)
 
-    async def put(self, path: str, content: bytes) -> None:
+    async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         raise AssertionError
 
 

@@ -32,10 +32,9 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
     open_provider,
-    owner_of_process,
 )
 from deployments.sandbox.providers.leftover import end_others, processes_of
-from deployments.sandbox.providers.owned import this_machine
+from deployments.workers.cleanup import owner_of
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
@@ -164,10 +163,9 @@ def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(name: s
     async def work(sandbox: RunningSandbox) -> None:
         with pytest.raises(ExecTimedOut, match=r"after 0\.5 s"):
             await sandbox.exec(["sleep", "301"], timeout_s=0.5)
-        # Of a sandbox that is a shell alone, what a command has started goes on.
-        argv = ["sleep", "302"] if name in STAND_INS else ["sh", "-c", "sleep 302; true"]
-        waiting = asyncio.ensure_future(sandbox.exec(argv))
-        await asyncio.sleep(0.5)
+        waiting = asyncio.ensure_future(sandbox.exec(["sh", "-c", "sleep 302; true"]))
+        while not (await sandbox.exec(["sh", "-c", "ps ax | grep '[s]leep 302$'"])).stdout:
+            await asyncio.sleep(0.1)
         waiting.cancel()
         await asyncio.wait([waiting])
         for _ in range(600):
@@ -234,23 +232,21 @@ def test_what_cannot_be_built_is_refused_with_what_was_said(name: str, tmp_path:
     with_provider(name, run)
 
 
-def test_what_another_owner_left_that_is_dead_is_destroyed_and_what_is_alive_is_not(name: str, tmp_path: Path) -> None:
+def test_a_label_finds_the_sandboxes_of_its_owner_and_no_others(name: str, tmp_path: Path) -> None:
     if name == "local":
         pytest.skip("Its sandboxes end with their owner.")
 
     async def run(provider: Any) -> None:
         kept = await provider.open(spec_of(name, tmp_path))
-        mine, provider.owner = provider.owner, f"{this_machine()}.{os.getpid()}-1.x"
+        mine, provider.owner = provider.owner, "another"
         left = await provider.open(spec_of(name, tmp_path))
-        provider.owner = f"elsewhere.{os.getpid()}-1.x"
-        elsewhere = await provider.open(spec_of(name, tmp_path))
-        provider.owner = mine
-        assert await provider.reap() == 1
+        [found] = await provider.ids_of("another")
+        await provider.remove(found)
         with pytest.raises(SandboxLost):
             await left.exec(["true"])
-        for sandbox in (kept, elsewhere):
-            assert (await sandbox.exec(["true"])).exit_code == 0
-            await sandbox.close()
+        assert (await kept.exec(["true"])).exit_code == 0
+        await kept.close()
+        assert await provider.ids_of(mine) == await provider.ids_of("another") == []
 
     with_provider(name, run)
 
@@ -308,8 +304,6 @@ def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str,
                 await asyncio.sleep(0.1)
 
     asyncio.run(run())
-    if name == "local":
-        with_provider(name, lambda provider: provider.reap())
 
 
 def running(seconds: str) -> bool:
@@ -325,9 +319,9 @@ def end_reapers(label: str) -> None:
 
 @pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")
 def test_what_bubblewrap_leaves_of_a_dead_owner_is_ended_and_what_a_living_one_has_is_not() -> None:
-    argv, mine = ["sh", "-c", "while :; do sleep 1; done"], owner_of_process(os.getpid())
+    argv, mine = ["sh", "-c", "while :; do sleep 1; done"], owner_of(os.getpid())
     with (
-        subprocess.Popen([*argv, f"{OWNER_LABEL}={os.getpid()}-1"]) as left,
+        subprocess.Popen([*argv, f"{OWNER_LABEL}={mine}1"]) as left,
         subprocess.Popen([*argv, f"{OWNER_LABEL}={mine}"]) as kept,
     ):
         try:

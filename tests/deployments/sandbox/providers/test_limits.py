@@ -37,8 +37,7 @@ ENFORCED: dict[tuple[str, str], dict[str, Any]] = {
     ("docker", "no-network"): {"NetworkMode": "none"},
     ("docker", "cpus"): {"NanoCpus": 1_500_000_000, "NetworkMode": "host"},
     ("docker", "memory_mb"): {"Memory": 3000 * MIB, "MemorySwap": 3000 * MIB},
-    ("docker", "storage_mb"): {"StorageOpt": {"size": "100m"}, "Memory": 2048 * MIB, "MemorySwap": 2048 * MIB},
-    ("docker", "processes"): {"PidsLimit": 512},
+    ("docker", "processes"): {"PidsLimit": 512, "Memory": 2048 * MIB, "MemorySwap": 2048 * MIB},
     ("kubernetes", "cpus"): {
         "limits": {"cpu": "1.5", "memory": "2048Mi"},
         "requests": {"cpu": "1.5"},
@@ -51,6 +50,10 @@ ENFORCED: dict[tuple[str, str], dict[str, Any]] = {
 }
 """By provider and limit, what the provider was asked for."""
 REFUSED = {
+    (
+        "docker",
+        "storage_mb",
+    ): "^storage_mb is 100, and a Docker engine bounds no files .*: leave storage_mb out",
     ("kubernetes", "no-network"): "^network_mode is no-network, and the provider kubernetes .*: use another provider",
 }
 NOT_OURS = {("kubernetes", "processes"), *(("harbor", limit) for limit in LIMITS)}
@@ -131,35 +134,17 @@ def test_a_limit_that_a_provider_cannot_enforce_is_refused_before_anything_is_ma
 
 
 @pytest.mark.parametrize(
-    ("docker", "limits", "sentence"),
+    ("docker", "sentence"),
     [
-        (
-            Engine(info=INFO | {"Driver": "overlayfs"}),
-            {"storage_mb": 100},
-            "^storage_mb is 100, and the storage driver overlayfs .* bounds no files .overlay2, btrfs, zfs do.: leave ",
-        ),
-        (Engine(has_quotas=False), {"storage_mb": 100}, "^storage_mb is 100, and the Docker engine .* over xfs with"),
-        (
-            Engine(volumes={"/data": {}}),
-            {"storage_mb": 100},
-            f"^storage_mb is 100, and it bounds no files of the volumes of {KNOWN_IMAGE}, /data: leave storage_mb out",
-        ),
-        (Engine(info=INFO | {"MemoryLimit": False}), {}, "bounds no memory of a container: give it the controllers"),
-        (Engine(info={"Driver": "vfs"}), {}, "bounds no memory and no processes of a container: give it"),
+        (Engine(info=INFO | {"MemoryLimit": False}), "bounds no memory of a container: give it the controllers"),
+        (Engine(info={}), "bounds no memory and no processes of a container: give it"),
     ],
-    ids=["containerd", "no quotas", "volumes", "no memory", "nothing"],
+    ids=["no memory", "nothing"],
 )
-def test_what_a_docker_engine_would_leave_out_is_refused(
-    docker: Engine, limits: dict[str, Any], sentence: str, tmp_path: Path
-) -> None:
+def test_what_a_docker_engine_would_leave_out_is_refused(docker: Engine, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(SandboxRefused, match=sentence):
-        asked_of("docker", tmp_path, docker=docker, **limits)
+        asked_of("docker", tmp_path, docker=docker)
     assert docker.containers == {}
-
-
-def test_a_docker_engine_without_quotas_makes_sandboxes_whose_files_are_not_bounded(tmp_path: Path) -> None:
-    docker = Engine(info=INFO | {"Driver": "overlayfs"}, volumes={"/data": {}}, has_quotas=False)
-    assert "StorageOpt" not in asked_of("docker", tmp_path, docker=docker)
 
 
 def test_a_sandbox_without_a_network_reaches_no_service_by_it(tmp_path: Path) -> None:

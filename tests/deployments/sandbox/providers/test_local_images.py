@@ -36,10 +36,10 @@ def folder(path: Path, name: str, run: str = "") -> SandboxSpec:
     return SandboxSpec(folder=path / name)
 
 
-def remove_archives(provider: LocalProvider) -> None:
-    """As a cleaner of temporary files does."""
-    for archive in provider._folder.glob("*.tar"):
-        archive.unlink()
+def deleted_files() -> int:
+    """Files without a name that this process has open."""
+    files = [file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return sum(str(file.readlink()).endswith("(deleted)") for file in files)
 
 
 async def name_of(sandbox: RunningSandbox) -> bytes | None:
@@ -71,16 +71,22 @@ def test_an_archive_that_is_unlinked_while_its_sandbox_starts_is_read_all_the_sa
     asyncio.run(run())
 
 
-def test_an_image_whose_archive_somebody_has_removed_is_built_again(provider: LocalProvider, tmp_path: Path) -> None:
+def test_an_image_by_name_is_refused_and_the_files_of_those_that_are_forgotten_are_gone(
+    provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "MOST_IMAGES", 2)
+
     async def run() -> None:
-        spec = folder(tmp_path, "first")
-        await (await provider.open(spec)).close()
-        remove_archives(provider)
-        assert await name_of(await provider.open(spec)) == b"first\n"
         with pytest.raises(SandboxRefused, match=r"has no image 'debian'"):
             await provider.open(SandboxSpec(image="debian"))
+        for name in ("first", "second", "third", "first"):
+            assert await name_of(await provider.open(folder(tmp_path, name))) == f"{name}\n".encode()
 
+    before = deleted_files()
     asyncio.run(run())
+    assert deleted_files() - before == 2
+    provider.close()
+    assert deleted_files() == before
 
 
 def test_an_image_that_is_forgotten_before_its_own_build_has_ended_is_built_again(

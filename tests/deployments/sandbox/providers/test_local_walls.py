@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -121,7 +120,7 @@ def test_its_first_process_cannot_be_killed_stopped_or_changed_from_within(
     killed, memory, traced, still = tried(
         provider,
         folder,
-        "kill -9 1; kill -STOP 1; kill -TERM 1; pkill -9 python3; sleep 0.2; echo on",
+        "for name in KILL STOP TERM INT HUP CHLD; do kill -$name 1; done; pkill -9 python3; sleep 0.2; echo on",
         "echo x > /proc/1/mem || cat /proc/1/fd/* || ls -l /proc/1/fd",
         "python3 -c 'import ctypes; raise SystemExit(ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0)'",
         "echo still",
@@ -175,22 +174,33 @@ def test_its_processes_together_have_the_processors_of_its_cpus_rounded_up_and_c
         assert float(used) < 1.1
 
 
-def test_the_processors_of_sandboxes_are_those_with_the_fewest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandboxes_take_the_processors_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5, 7})
     processors = Processors()
 
-    def taken(closing: ExitStack, cpus: float | None) -> set[int]:
-        command = closing.enter_context(processors.pinned(cpus))
+    def taken(cpus: float | None) -> list[int]:
+        command = processors.pinned(cpus)
         assert command[:2] == ["taskset", "--cpu-list"][: len(command)]
-        return {int(number) for number in "".join(command[2:]).split(",") if number}
+        return [int(number) for number in "".join(command[2:]).split(",") if number]
 
-    with ExitStack() as closing, ExitStack() as first:
-        two = taken(first, 2)
-        one = taken(closing, 1)
-        assert (len(two), two | one) == (2, {3, 5, 7})
-        assert [taken(closing, cpus) for cpus in (3, 2.5, None)] == [set()] * 3
-        first.close()
-        assert taken(closing, 1.5) == two
+    first, second, third = taken(2), taken(1), taken(1.5)
+    assert {*first, *second} == {3, 5, 7}
+    assert third == first
+    assert [taken(cpus) for cpus in (3, 2.5, None)] == [[]] * 3
+
+
+def test_commands_end_what_they_have_started_by_signals_and_orphans_are_waited_for(
+    provider: LocalProvider, folder: Path
+) -> None:
+    signals, left = tried(
+        provider,
+        folder,
+        "for name in TERM HUP; do sleep 60 & kill -$name $!; wait $!; echo $?; done",
+        "for i in 1 2 3; do (sleep 0.1 &); done; sleep 1; (sleep 0.1 &); sleep 1; ps -eo stat,args",
+    )
+    assert signals.stdout.split() == ["143", "129"]
+    assert "sleep" not in left.stdout
+    assert "Z" not in {line.split()[0][0] for line in left.stdout.splitlines()}
 
 
 def test_namespaces_and_mounts_are_refused(provider: LocalProvider, folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.agents.game_program import load_game
-from deployments.agents.game_settings import GameSettings
+from deployments.agents.settings import GameSettings
 from deployments.tasks.bridges.textarena import SeatedGame, TextArenaEnvironment, TextArenaInfo, listed_move
 from rollout_env import SampleRejected, check, play
 

@@ -26,7 +26,7 @@ from deployments.sandbox.providers.interface import ExecResult, SandboxRefused
 from tests.deployments.sandbox.providers.stand_ins.world import ASKED, KNOWN_IMAGE, Gone, world
 
 KILLED = 137
-INFO = {"Driver": "overlay2", "MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True}
+INFO = {"MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True}
 
 
 @dataclass
@@ -43,8 +43,6 @@ class Engine:
     execs: dict[str, tuple[Container, dict[str, Any]]] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=lambda: dict(INFO))
-    volumes: dict[str, Any] = field(default_factory=dict)
-    has_quotas: bool = True
 
     async def about(self, _request: Request) -> Response:
         return JSONResponse(self.info)
@@ -59,11 +57,7 @@ class Engine:
 
     async def image(self, request: Request) -> Response:
         is_known = request.path_params["name"] in self.images
-        return (
-            JSONResponse({"Config": {"Volumes": self.volumes or None}})
-            if is_known
-            else message(404, f"No such image: {request.path_params['name']}")
-        )
+        return JSONResponse({}) if is_known else message(404, f"No such image: {request.path_params['name']}")
 
     async def build(self, request: Request) -> Response:
         folder = world().folder / uuid4().hex
@@ -83,8 +77,6 @@ class Engine:
         if config["Image"] not in self.images:
             return message(404, f"No such image: {config['Image']}")
         ASKED.append(config["HostConfig"])
-        if "StorageOpt" in config["HostConfig"] and not self.has_quotas:
-            return message(500, "--storage-opt is supported only for overlay over xfs with 'pquota' mount option")
         name = request.query_params["name"]
         self.containers[name] = Container(name, config)
         return JSONResponse({"Id": name}, 201)
@@ -136,26 +128,14 @@ class Engine:
 
     async def archive(self, request: Request) -> Response:
         sandbox_id = self.of(request).id
-        if request.method == "PUT":
-            assert request.query_params["path"] == "/"
-            with tarfile.open(fileobj=io.BytesIO(await request.body())) as archive:
-                for member in archive:
-                    file = archive.extractfile(member)
-                    assert file is not None
-                    await world().put(sandbox_id, f"/{member.name}", file.read())
-                    await world().run(sandbox_id, f"chmod {member.mode:o} /{member.name}")
-            return Response(status_code=200)
-        path = request.query_params["path"]
-        kind = (await world().run(sandbox_id, f"test -f {path} && echo file; test -d {path} && echo folder")).stdout
-        if not kind:
-            return message(404, f"Could not find the file {path} in container")
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            member = tarfile.TarInfo(Path(path).name)
-            content = await world().get(sandbox_id, path) if kind == "file\n" else b""
-            member.size, member.type = len(content), tarfile.REGTYPE if kind == "file\n" else tarfile.DIRTYPE
-            archive.addfile(member, io.BytesIO(content))
-        return Response(buffer.getvalue(), media_type="application/x-tar")
+        assert request.query_params["path"] == "/"
+        with tarfile.open(fileobj=io.BytesIO(await request.body())) as archive:
+            for member in archive:
+                file = archive.extractfile(member)
+                assert file is not None
+                await world().put(sandbox_id, f"/{member.name}", file.read())
+                await world().run(sandbox_id, f"chmod {member.mode:o} /{member.name}")
+        return Response(status_code=200)
 
     async def remove(self, request: Request) -> Response:
         container = self.of(request)
@@ -165,9 +145,13 @@ class Engine:
         return Response(status_code=204)
 
     async def listed(self, request: Request) -> Response:
-        assert json.loads(request.query_params["filters"]) == {"label": ["rollout-owner"]}
-        found = self.containers.values()
-        return JSONResponse([{"Id": each.name, "Labels": each.config["Labels"]} for each in found])
+        [label] = json.loads(request.query_params["filters"])["label"]
+        found = [
+            each
+            for each in self.containers.values()
+            if label == f"rollout-owner={each.config['Labels']['rollout-owner']}"
+        ]
+        return JSONResponse([{"Id": each.name} for each in found])
 
 
 def message(status: int, text: str) -> Response:
@@ -190,7 +174,7 @@ async def engine(socket: Path, stand_in: Engine | None = None) -> AsyncIterator[
         Route("/containers/create", stand_in.create, methods=["POST"]),
         Route("/containers/{name}/start", stand_in.start, methods=["POST"]),
         Route("/containers/{name}/exec", stand_in.make_exec, methods=["POST"]),
-        Route("/containers/{name}/archive", stand_in.archive, methods=["GET", "PUT"]),
+        Route("/containers/{name}/archive", stand_in.archive, methods=["PUT"]),
         Route("/containers/{name}/json", stand_in.state),
         Route("/containers/{name}", stand_in.remove, methods=["DELETE"]),
         Route("/exec/{key}/start", stand_in.start_exec, methods=["POST"]),

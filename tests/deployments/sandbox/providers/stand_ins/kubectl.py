@@ -43,7 +43,8 @@ class Cluster:
             case ["get", "pod", name, "-o", "jsonpath={.status.phase}"]:
                 return (0, self.pods[name]["status"]["phase"], "") if name in self.pods else not_found(name)
             case ["get", "pods", "-l", label, "-o", "json"]:
-                items = [pod for pod in self.pods.values() if label in pod["metadata"]["labels"]]
+                key, _, value = label.partition("=")
+                items = [pod for pod in self.pods.values() if pod["metadata"]["labels"].get(key) == value]
                 return 0, json.dumps({"items": items}), ""
             case ["delete", "pod", name, "--ignore-not-found", "--now", "--wait=true"]:
                 if self.pods.pop(name, None) is not None and name in self.ids:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.sandbox.interface import MIB
-from deployments.sandbox.providers import folder_state
+from deployments.sandbox.providers import files
 from deployments.sandbox.providers.dockerfile import BuildPlan, build_plan
-from deployments.sandbox.providers.folder_state import FolderStates, content_of, digest_of
+from deployments.sandbox.providers.files import _content_of, _digest, name_of
 from deployments.sandbox.providers.interface import ProviderUnusable, SandboxRefused, SandboxSpec
 from deployments.sandbox.providers.local import LocalProvider
 
@@ -24,12 +24,12 @@ class Reads:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.paths: list[str] = []
         self.threads: set[int] = set()
-        patch.setattr(folder_state, "content_of", self._read)
+        patch.setattr(files, "_content_of", self._read)
 
     def _read(self, path: Path) -> str:
         self.paths.append(path.name)
         self.threads.add(threading.get_ident())
-        return content_of(path)
+        return _content_of(path)
 
     def taken(self) -> list[str]:
         taken, self.paths = self.paths, []
@@ -48,38 +48,22 @@ def folder_with(folder: Path, **files: bytes) -> Path:
     return folder
 
 
-def test_a_folder_is_read_once_for_each_state_whoever_asks_at_once(tmp_path: Path, reads: Reads) -> None:
+def test_a_folder_is_read_once_for_each_state(tmp_path: Path, reads: Reads) -> None:
     folder = folder_with(tmp_path / "f", a=b"1", b=b"2")
 
     async def run() -> None:
-        states = FolderStates()
-        [name] = set(await asyncio.gather(*(states.name_of(folder) for _ in range(16))))
+        name = await name_of(folder)
         assert reads.taken() == ["a", "b"]
         assert reads.threads.isdisjoint({threading.get_ident()})
-        assert await states.name_of(folder) == name
+        assert await name_of(folder) == name
         assert reads.taken() == []
         os.utime(folder / "a", ns=(1, 1))
-        assert await states.name_of(folder) == name
+        assert await name_of(folder) == name
         assert reads.taken() == ["a", "b"]
         (folder / "a").write_bytes(b"3")
         os.utime(folder / "a", ns=(1, 1))
-        assert await states.name_of(folder) != name
+        assert await name_of(folder) != name
         assert reads.taken() == ["a", "b"]
-
-    asyncio.run(run())
-
-
-def test_of_more_folders_than_are_remembered_the_one_that_was_asked_for_last_stays(
-    tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(folder_state, "MOST_FOLDERS", 2)
-    folders = [folder_with(tmp_path / name, **{name: b""}) for name in "abc"]
-
-    async def run() -> None:
-        states = FolderStates()
-        for number in (0, 1, 0, 2, 0, 1):
-            await states.name_of(folders[number])
-        assert reads.taken() == ["a", "b", "c", "b"]
 
     asyncio.run(run())
 
@@ -94,12 +78,12 @@ def test_two_folders_have_one_name_if_they_have_the_same_files_and_only_then(
     second: dict[str, tuple[bytes, bool]],
 ) -> None:
     names = []
-    for files in (first, second):
+    for held in (first, second):
         folder = folder_with(tmp_path_factory.mktemp("f"))
-        for name, (content, is_executable) in files.items():
+        for name, (content, is_executable) in held.items():
             (folder / name).write_bytes(content)
             (folder / name).chmod(0o755 if is_executable else 0o644)
-        names.append(digest_of(folder, content_of))
+        names.append(_digest(folder, _content_of))
     assert (names[0] == names[1]) == (first == second)
 
 
@@ -108,11 +92,11 @@ def test_a_link_is_its_target_and_what_it_leads_to_in_the_folder(tmp_path: Path,
     folder = folder_with(tmp_path / "f", a=b"1")
     (folder / "in").symlink_to("a")
     (folder / "out").symlink_to("../out/x")
-    before = asyncio.run(FolderStates().name_of(folder))
+    before = asyncio.run(name_of(folder))
     assert reads.taken() == ["a", "in"]
     (folder / "out").unlink()
     (folder / "out").symlink_to("../out/y")
-    assert asyncio.run(FolderStates().name_of(folder)) != before
+    assert asyncio.run(name_of(folder)) != before
 
 
 def test_a_large_file_is_read_a_part_at_a_time(tmp_path: Path) -> None:
@@ -120,7 +104,7 @@ def test_a_large_file_is_read_a_part_at_a_time(tmp_path: Path) -> None:
         file.truncate(64 * MIB)
     tracemalloc.start()
     try:
-        digest_of(tmp_path / "f", content_of)
+        _digest(tmp_path / "f", _content_of)
         assert tracemalloc.get_traced_memory()[1] < 2 * MIB
     finally:
         tracemalloc.stop()
@@ -130,9 +114,9 @@ def test_a_file_that_cannot_be_read_refuses_the_folder(tmp_path: Path, monkeypat
     def refused(path: Path) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(folder_state, "content_of", refused)
+    monkeypatch.setattr(files, "_content_of", refused)
     with pytest.raises(SandboxRefused, match=r"/f cannot be read: .*Permission denied: '.*/f/a'\.$"):
-        asyncio.run(FolderStates().name_of(folder_with(tmp_path / "f", a=b"")))
+        asyncio.run(name_of(folder_with(tmp_path / "f", a=b"")))
 
 
 def test_further_sandboxes_of_a_folder_read_none_of_its_files(
@@ -153,6 +137,8 @@ def test_further_sandboxes_of_a_folder_read_none_of_its_files(
         except ProviderUnusable as error:
             pytest.skip(str(error))
         contents = []
+        at_once = await asyncio.gather(*(provider.open(SandboxSpec(folder=tmp_path)) for _ in range(4)))
+        await asyncio.gather(*(sandbox.close() for sandbox in at_once))
         for content in (None, None, b"2", None):
             if content is not None:
                 (tmp_path / "data").write_bytes(content)
