@@ -336,14 +336,9 @@ READERS = {
     "lone surrogate": Reader(
         lambda text: refused(lambda: call_bodies.parsed(text.encode("latin-1"))),
         ["\\ud800\\udc00", "\\ud800", "\\\\ud800", '\\"', '\\"a', '\\"a\\": ', "\xed", "a"],
-        tuple(f"{CALL_BODIES}::{name}" for name in ("MAYBE_SURROGATE", "NAME")),
+        (f"{CALL_BODIES}::NAME",),
         before='{"a": "\\ud800',
         after='"}',
-    ),
-    "body of a call": Reader(
-        lambda text: call_bodies.READ_HERE.search(text.encode()),
-        ['"n', '"stream', "imag", "\\", "u"],
-        (f"{CALL_BODIES}::READ_HERE",),
     ),
     "number of an event": Reader(
         lambda text: answers.SEQUENCE_NUMBER.findall(text.encode()),

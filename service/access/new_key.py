@@ -25,18 +25,13 @@ def main(
     """Make a key, print it, and write the entry with its hash to a keys file."""
     key = new_key()
     quotas = {"max_rollouts": max_rollouts, "tokens_per_minute": tokens_per_minute, "max_sandboxes": max_sandboxes}
-    fields: dict[str, Any] = {"name": name, "sha256": hash_of(key), "scopes": scope}
-    if weight != 1:
-        fields["weight"] = weight
-    if given := {field: most for field, most in quotas.items() if most is not None}:
-        fields["quotas"] = given
-    entry = f"- {yaml.safe_dump(fields, default_flow_style=True, sort_keys=False, width=math.inf)}"
+    entry = entry_of(name, key, scope, weight, {field: most for field, most in quotas.items() if most is not None})
     try:
         if file is None:
             parsed_keys(f"keys:\n{entry}".encode())
             typer.echo(f"Add this to the keys file:\n{entry}", err=True, nl=False)
         else:
-            _add(entry, file)
+            add(entry, file)
     except KeysInvalid as error:
         raise typer.BadParameter(str(error)) from None
     except OSError as error:
@@ -45,7 +40,17 @@ def main(
     typer.echo(key)
 
 
-def _add(entry: str, file: Path) -> None:
+def entry_of(name: str, key: str, scopes: list[str], weight: float, quotas: dict[str, int]) -> str:
+    """One line of a keys file."""
+    fields: dict[str, Any] = {"name": name, "sha256": hash_of(key), "scopes": scopes}
+    if weight != 1:
+        fields["weight"] = weight
+    if quotas:
+        fields["quotas"] = quotas
+    return f"- {yaml.safe_dump(fields, default_flow_style=True, sort_keys=False, width=math.inf)}"
+
+
+def add(entry: str, file: Path) -> None:
     """Appends in one write, so that a service which reads the file meanwhile sees all of the entry or nothing.
 
     Raises:

@@ -6,9 +6,8 @@ so that an agent can send the messages of its sample as they are.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from deployments.protocols.model_server import Endpoint
@@ -34,8 +33,10 @@ class _ShownImage:
 
     source: str
     place: Location
-    put: Callable[[str], None]
-    """Writes its name into the parsed body."""
+    parts: list[Any]
+    """The parts among which it stands."""
+    number: int
+    """Its index there."""
 
 
 def _openai_part(name: str) -> dict[str, Any]:
@@ -49,6 +50,16 @@ def _responses_part(name: str) -> dict[str, Any]:
 def _anthropic_block(name: str) -> dict[str, Any]:
     # vLLM makes an `image_url` of an image that is named by an address.
     return {"type": "image", "source": {"type": "url", "url": name}}
+
+
+_NAMED: Mapping[Endpoint, Callable[[str], dict[str, Any]]] = {
+    "chat/completions": _openai_part,
+    "tokenize": _openai_part,
+    "responses": _responses_part,
+    "messages": _anthropic_block,
+    "messages/count_tokens": _anthropic_block,
+}
+"""The endpoints whose calls may show images, with the part that names one."""
 
 
 async def with_names_of_images(
@@ -75,7 +86,7 @@ async def with_names_of_images(
         raise invalid_request(FieldProblem(field="body", message=f"{message}; show fewer", value=len(sources)))
     names = await images.names_of(sources, caller)
     for image in shown_images:
-        image.put(names.get(image.source, image.source))
+        image.parts[image.number] = _NAMED[endpoint](names.get(image.source, image.source))
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -87,59 +98,40 @@ def images_of(endpoint: Endpoint, fields: dict[str, Any]) -> list[_ShownImage]:
     """
     found: list[_ShownImage] = []
     problems: list[FieldProblem] = []
-    for part, place, put, can_show in _image_parts(endpoint, fields):
-        source = _source_of(part)
-        if not can_show:
-            problems.append(FieldProblem(field=dotted(place), message=NOT_SHOWN))
-        elif source is None or SOURCE.match(source) is None:
-            problems.append(FieldProblem(field=dotted(place), message=NO_SOURCE, value=shown(source)))
-        else:
-            found.append(_ShownImage(source, place, put))
+    for parts, place, can_show in _lists_of_parts(endpoint, fields):
+        for number, part in enumerate(parts):
+            if not isinstance(part, dict) or not _is_image(part):
+                continue
+            source, location = _source_of(part), (*place, number)
+            if not can_show:
+                problems.append(FieldProblem(field=dotted(location), message=NOT_SHOWN))
+            elif source is None or SOURCE.match(source) is None:
+                problems.append(FieldProblem(field=dotted(location), message=NO_SOURCE, value=shown(source)))
+            else:
+                found.append(_ShownImage(source, location, parts, number))
     if problems:
         raise invalid_request(*problems[:MOST_PROBLEMS])
     return found
 
 
-_Part = tuple[dict[str, Any], Location, Callable[[str], None], bool]
-"""An image part, its place, what puts a name in its place, and whether its message can show images."""
-
-
-def _image_parts(endpoint: Endpoint, fields: dict[str, Any]) -> Iterator[_Part]:
-    match endpoint:
-        case "chat/completions" | "tokenize":
-            yield from _in_messages("messages", fields, _openai_part)
-        case "responses":
-            yield from _in_messages("input", fields, _responses_part)
-            for number, item in enumerate(_listed(fields, "input")):
-                yield from _in_parts(_listed(item, "output"), ("input", number, "output"), _responses_part, False)
-        case "messages" | "messages/count_tokens":
-            yield from _in_parts(_listed(fields, "system"), ("system",), _anthropic_block, False)
-            yield from _in_messages("messages", fields, _anthropic_block, _ANTHROPIC_ROLES)
-            for number, message in enumerate(_listed(fields, "messages")):
-                can_show = isinstance(message, dict) and message.get("role") in _ANTHROPIC_ROLES
-                for place, block in enumerate(_listed(message, "content")):
-                    location = ("messages", number, "content", place, "content")
-                    yield from _in_parts(_listed(block, "content"), location, _anthropic_block, can_show)
-
-
-def _in_messages(
-    field: str, fields: dict[str, Any], named: Callable[[str], dict[str, Any]], roles: Sequence[str] = _SHOWING_ROLES
-) -> Iterator[_Part]:
+def _lists_of_parts(endpoint: Endpoint, fields: dict[str, Any]) -> Iterator[tuple[list[Any], Location, bool]]:
+    """Yields each list in which parts may stand, its place, and whether it can show images."""
+    if endpoint not in _NAMED:
+        return
+    field = "input" if endpoint == "responses" else "messages"
+    is_anthropic = _NAMED[endpoint] is _anthropic_block
+    if is_anthropic:
+        yield _listed(fields, "system"), ("system",), False
     for number, message in enumerate(_listed(fields, field)):
+        roles = _ANTHROPIC_ROLES if is_anthropic else _SHOWING_ROLES
         can_show = isinstance(message, dict) and message.get("role") in roles
-        yield from _in_parts(_listed(message, "content"), (field, number, "content"), named, can_show)
-
-
-def _in_parts(
-    parts: list[Any], place: Location, named: Callable[[str], dict[str, Any]], can_show: bool
-) -> Iterator[_Part]:
-    for number, part in enumerate(parts):
-        if isinstance(part, dict) and _is_image(part):
-            yield part, (*place, number), partial(_put_name, parts, number, named), can_show
-
-
-def _put_name(parts: list[Any], number: int, named: Callable[[str], dict[str, Any]], name: str) -> None:
-    parts[number] = named(name)
+        content = _listed(message, "content")
+        yield content, (field, number, "content"), can_show
+        if endpoint == "responses":
+            yield _listed(message, "output"), (field, number, "output"), False
+        if is_anthropic:
+            for place, block in enumerate(content):
+                yield _listed(block, "content"), (field, number, "content", place, "content"), can_show
 
 
 def _listed(holder: Any, field: str) -> list[Any]:

@@ -67,7 +67,7 @@ async def answer_call(
     refuse_other_than_json(request.headers)
     most_bytes = min(limits.max_body_bytes, limits.max_sample_bytes)
     body = bytes(await read_body(request, most_bytes, SHORTEN, admitted.hold_body))
-    fields = await fields_of(endpoint, body)
+    fields = await fields_of(body)
     choices = choices_of(endpoint, fields, limits.max_rollouts_per_request)
     admitted.hold_call(choices, CHOICES_FIELDS.get(endpoint, CHOICES_FIELD))
     routing_key = None

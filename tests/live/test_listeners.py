@@ -5,12 +5,12 @@ docs/security.md names the ports, and the firewall rule for what Ray cannot clos
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 import ray
 
 from rollout_client import RolloutClient
-from service.startup.local_service import token_path
 from tests.live.listeners import Answers, Listener, answers_of, listeners
 
 METRICS = 3
@@ -60,4 +60,5 @@ def test_the_service_itself_listens_on_loopback_alone(service_url: str) -> None:
 def test_the_cluster_uses_a_token_that_its_owner_alone_can_read(service_url: str) -> None:  # noqa: ARG001
     assert ray.is_initialized()
     assert os.environ["RAY_AUTH_MODE"] == "token"
-    assert stat.S_IMODE(token_path().stat().st_mode) == 0o600
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600

@@ -16,13 +16,13 @@ PIECES = st.sampled_from(["\\", "ud800", "uDC00", "x", '"', "\ud800", "\udbff", 
 ANY_TEXT = st.text(st.characters(codec=None, categories=None), max_size=8) | st.lists(PIECES, max_size=6).map("".join)
 
 
-def read(endpoint: Endpoint, body: bytes) -> dict[str, Any]:
-    return asyncio.run(fields_of(endpoint, body))
+def read(body: bytes) -> dict[str, Any]:
+    return asyncio.run(fields_of(body))
 
 
 def is_refused(body: bytes) -> bool:
     try:
-        read("chat/completions", body)
+        read(body)
     except RequestProblem:
         return True
     return False
@@ -50,7 +50,7 @@ def test_what_is_no_json_is_left_to_the_parser(body: bytes) -> None:
 
 def test_the_refusal_says_what_to_do() -> None:
     with pytest.raises(RequestProblem) as refused:
-        read("chat/completions", b'{"stop": "\\ud800"}')
+        read(b'{"stop": "\\ud800"}')
     assert refused.value.problem.status == 422
     [error] = refused.value.problem.errors
     assert error.field == "stop"
@@ -73,12 +73,12 @@ def test_the_refusal_says_what_to_do() -> None:
 )
 def test_the_refusal_names_the_nearest_field_before_it(body: bytes, field: str) -> None:
     with pytest.raises(RequestProblem) as refused:
-        read("chat/completions", body)
+        read(body)
     assert [error.field for error in refused.value.problem.errors] == [field]
 
 
 def asked_choices(endpoint: Endpoint, body: bytes, most: int) -> int:
-    return choices_of(endpoint, read(endpoint, body), most)
+    return choices_of(endpoint, read(body), most)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_n_says_is_read_however_it_is_written(body: bytes, choices: int) ->
 
 def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
     with pytest.raises(RequestProblem) as refused:
-        read("chat/completions", b'{"n": ' + b"[" * 100_000)
+        read(b'{"n": ' + b"[" * 100_000)
     assert [error.message for error in refused.value.problem.errors] == ["it is nested too deeply"]
 
 
