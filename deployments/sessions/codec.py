@@ -45,7 +45,7 @@ class SessionHead:
     calls: int = 0
     """Those that have begun; stored without those that were in flight."""
     form: int = 0
-    """The form of its stored entries; 0 where an earlier version of the service stored none."""
+    """Form of its entries. Earlier versions of the service stored none."""
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ class PromptAnswer:
     lengths: Counter[int] = field(default_factory=Counter)
     """Tokens of each choice: the call may have more of them already."""
     stop_reasons: dict[int, int | str | None] = field(default_factory=dict)
-    """Stop reasons of the choices that have ended."""
+    """By choice that has ended."""
     prompt_logprobs: Sequence[Any] = ()
     """vLLM's, a mapping for each token but the first."""
     cached_tokens: int = 0
