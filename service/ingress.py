@@ -107,7 +107,7 @@ def _generator(settings: ServiceSettings, handle: Handle, metrics: RolloutMetric
 
 
 async def _describe_tasks(tasks: Iterable[Environment]) -> None:
-    """Asks each environment for its description, which took 50 ms of the first rollout.
+    """Asks each environment for its description, which took 50 ms of the first rollout. Judges of sessions need it too.
 
     An environment that does not answer is asked again by the first request with its task.
     """

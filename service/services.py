@@ -120,9 +120,8 @@ async def build_services(
     admission = Admission(settings.admission, engine.max_model_len, most_replicas)
     tasks = {name: RemoteEnvironment(name, handle) for name, handle in handles.environments.items()}
     programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in handles.agents.items()}
-    sampler = TaskSampler(
-        tasks, None if handles.data is None else RemoteData(handles.data), settings.data_by_task.keys()
-    )
+    data = None if handles.data is None else RemoteData(handles.data)
+    sampler = TaskSampler(tasks, data, settings.data_by_task.keys())
     calls = ModelCalls(generator, policy, admission, limits.generation_timeout_s)
     sessions = _sessions(settings, handles, policy, access, tasks)
     agents_of = None
@@ -154,22 +153,22 @@ async def build_services(
     jobs = None
     if handles.jobs is not None and settings.jobs is not None:
         jobs = JobRunner(job_store_client(handles.jobs), rollouts, access, settings.jobs.max_body_bytes)
-    stores: dict[StorePart, Callable[[], Awaitable[object]]] = {
+    stores: dict[StorePart, Callable[[], Awaitable[object]] | None] = {
         "data": sampler.sizes,
         "policy": partial(policy.store.state, 0.0),
+        "sessions": None if sessions is None else sessions.store.answer,
+        "images": None if image_store is None else image_store.answer,
+        "jobs": None if jobs is None else jobs.store.answer,
     }
-    if sessions is not None:
-        stores["sessions"] = sessions.store.answer
-    if image_store is not None:
-        stores["images"] = image_store.answer
-    if jobs is not None:
-        stores["jobs"] = jobs.store.answer
-    checked = {**tasks, **{agent_deployment(name): program for name, program in programs.items()}}
     scoring = Scoring(partial(admission.metered, generator), policy, limits, engine)
     return AppServices(
         rollouts=rollouts,
         access=access,
-        readiness=Readiness(generator, checked, stores),
+        readiness=Readiness(
+            generator,
+            {**tasks, **{agent_deployment(name): program for name, program in programs.items()}},
+            {part: answer for part, answer in stores.items() if answer is not None},
+        ),
         scoring=scoring,
         replayer=Replayer(
             generator,

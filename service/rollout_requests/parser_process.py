@@ -35,7 +35,7 @@ def main() -> None:
                 connection.send_bytes(pickle.dumps(part, pickle.HIGHEST_PROTOCOL))
             connection.send_bytes(b"")
             gc.collect()
-    except EOFError:
+    except (EOFError, ConnectionError):
         return
 
 

@@ -177,12 +177,7 @@ class AgentEpisode(Episode):
         """Adds the judgement of the environment, and ends the episode. Ignored after the end."""
         if self.done:
             return
-        self.log.set_reward(self._take_reward(outcome))
-        self._answer = outcome.answer
-        if outcome.metadata is not None:
-            self._extra_env_info = outcome.metadata
-        if outcome.metrics:
-            self.metrics.add_environment_metrics(outcome.metrics)
+        self._take_outcome(outcome)
         self._end()
 
     def result(self) -> SampleResult:

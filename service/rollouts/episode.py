@@ -251,26 +251,19 @@ class Episode:
         """
         if self.done:
             return
-        if observed is None:
-            observed = self.tokenized_observations(outcome)
-        self.log.set_reward(self._take_reward(outcome))
+        observed = self.tokenized_observations(outcome) if observed is None else observed
+        self._take_outcome(outcome)
         # Messages that had no room left are not among those that were tokenized.
         for message, tokens in zip(outcome.observations, observed, strict=False):
             self.log.add_observation(message, tokens)
         self.metrics.env_tokens += sum(len(tokens.token_ids) for tokens in observed)
-        if outcome.metrics:
-            self.metrics.add_environment_metrics(outcome.metrics)
         self._steps += 1
-        self._answer = outcome.answer
-        if outcome.metadata is not None:
-            self._extra_env_info = outcome.metadata
         if outcome.next_stop_strings is not None:
             self._stop_strings = tuple(outcome.next_stop_strings)
         if self.start.keeps_states and (outcome.metadata is not None or outcome.next_stop_strings is not None):
             self.states.append(TurnState(self._steps, self._extra_env_info, self._stop_strings))
         self._terminated = outcome.terminated
-        was_cut = bool(observed) and observed[-1].was_cut
-        self._truncated = was_cut or self.log.room <= 0
+        self._truncated = bool(observed and observed[-1].was_cut) or self.log.room <= 0
         self.status = "stale" if self.versions.is_stale else self._status_after_step() or self.interrupted_by
 
     def interrupt(self, status: CutOff) -> None:
@@ -373,6 +366,15 @@ class Episode:
     def _cut_off_by(self) -> CutOff | None:
         """The status in which the episode has to end now, unless it has ended by itself."""
         return "stale" if self.versions.is_stale else self.interrupted_by
+
+    def _take_outcome(self, outcome: StepOutcome) -> None:
+        """Takes the rewards, answer, metrics and state of a step."""
+        self.log.set_reward(self._take_reward(outcome))
+        self._answer = outcome.answer
+        if outcome.metrics:
+            self.metrics.add_environment_metrics(outcome.metrics)
+        if outcome.metadata is not None:
+            self._extra_env_info = outcome.metadata
 
     def _take_reward(self, outcome: StepOutcome) -> float:
         """Adds the rewards of a step and returns their sum."""
