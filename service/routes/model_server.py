@@ -31,8 +31,9 @@ from service.model_server.call_bodies import (
 )
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
-from service.routes.dependencies import Admitted, AppServices, Calls, RequestId, Services
+from service.routes.dependencies import Admitted, Calls, RequestId, Services
 from service.scheduling.priority import share_of
+from service.services import AppServices
 
 SHORTEN = "shorten the conversation"
 ROUTING_KEY = "x-smg-routing-key"

@@ -387,7 +387,7 @@ def recording() -> Iterator[RolloutClient]:
         RequestLimits(),
         generator=SamplingGenerator([]),
         recorder=RolloutRecorder(store),
-        reports=TrainerReports(store, unused),
+        reports=TrainerReports(store, unused, dict),
     )
     with served(http.app) as url, RolloutClient(url) as rollout_client:
         yield rollout_client
