@@ -36,8 +36,6 @@ from deployments.policy.commands import (
     NumberedCommand,
     ReplicaNotRegistered,
     ReplicaRegistration,
-    SavedWeights,
-    SaveTransfer,
     SetAdapters,
     Stage,
     StartTransfer,
@@ -133,8 +131,6 @@ class ServedAdapters:
 REGISTER_AGAIN_AFTER_S = 0.5
 MOST_SHOWN = 400
 """Characters of an error's first line on the console."""
-TRANSFER_FILE = "transfer.safetensors"
-"""In the replica's own folder, beside those of its adapters: what a trainer sends, until it is saved as a version."""
 CHANGES_WEIGHTS = Swap | AbandonTransfer | FinishTransfer
 """Commands that leave the replica in an unknown state when they fail."""
 logger = logging.getLogger("rollout_service.generation")
@@ -151,7 +147,6 @@ class _Done(NamedTuple):
     """The part of `CommandReport` that a command which succeeded fills in."""
 
     costs: CommandCosts = CommandCosts()
-    saved: SavedWeights | None = None
     changes_nothing: bool = False
 
 
@@ -265,11 +260,10 @@ class CommandRunner:
                 self._start_checksum()
             case InitTransfer(init_info, timeout_s):
                 await self._weights.init_transfer(dict(init_info), timeout_s)
-            case StartTransfer(options, layout):
+            case StartTransfer(options):
                 self._in_transfer = True
                 self._stop_checksum()
-                path = None if layout is None else self._node_weights.own_folder / TRANSFER_FILE
-                await self._weights.start_transfer(options, path, layout)
+                await self._weights.start_transfer(options)
             case UpdateTransfer(update_info, silence_s):
                 await self._weights.update_transfer(update_info, silence_s)
             case AbandonTransfer():
@@ -281,11 +275,6 @@ class CommandRunner:
                 costs = await self._weights.finish_transfer(version)
                 self._in_transfer = False
                 return _Done(costs)
-            case SaveTransfer(version):
-                checksum, size_bytes = await self._weights.saved_transfer()
-                written = self._node_weights.own_folder / TRANSFER_FILE
-                stored = await asyncio.to_thread(self._node_weights.adopt, version, checksum, written)
-                return _Done(saved=SavedWeights(checksum, size_bytes, stored))
         return _Done()
 
     def _keys_of_loaded(self) -> dict[int, str]:

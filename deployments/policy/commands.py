@@ -4,7 +4,7 @@ A replica registers, and then polls for commands. `PolicyStore` and, over its Se
 implement `CommandSource`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -147,8 +147,6 @@ class StartTransfer:
     """Pause generation and prepare to receive weights from the trainer."""
 
     options: SwapOptions
-    layout: Mapping[str, tuple[str, Sequence[int]]] | None = None
-    """Write what arrives to a file too, with these tensors: dtype and shape by name. `None`: not on this replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,23 +177,6 @@ class FinishTransfer:
     """As in `VersionPayload`."""
 
 
-@dataclass(frozen=True, slots=True)
-class SaveTransfer:
-    """Finish the file that `StartTransfer.layout` asked for, as the weights of `version`; generations go on."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class SavedWeights:
-    """The weights of a transfer, as a replica has saved them."""
-
-    checksum: str
-    size_bytes: int
-    file: StoredFile
-    """On the replica's node, whose id is in it."""
-
-
 Command = (
     Stage
     | Swap
@@ -209,7 +190,6 @@ Command = (
     | AbandonTransfer
     | ApplyTransfer
     | FinishTransfer
-    | SaveTransfer
 )
 
 
@@ -261,8 +241,6 @@ class CommandReport:
     broken: bool = False
     """Whether the replica cannot be used any more."""
     costs: CommandCosts = field(default_factory=CommandCosts)
-    saved: SavedWeights | None = None
-    """By `SaveTransfer`."""
     changes_nothing: bool = False
     """By `Canary` and `SetAdapters`: the weights that were tried change no log-probability of the canary. Full weights
     may be those from before; an adapter is not zero, and so small that the engine's precision does not show it."""

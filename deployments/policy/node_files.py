@@ -205,15 +205,6 @@ class NodeWeights:
         self._paths[payload.version, payload.checksum] = file.path
         return file
 
-    def adopt(self, version: int, checksum: str, file: Path) -> StoredFile:
-        """Makes `file`, which holds the weights of a version, one that others can read here. Call it from a thread."""
-        path = self._versions / f"{version}-{checksum}.safetensors"
-        with FileLock(path.with_suffix(".lock")):
-            file.rename(path)
-        self._paths[version, checksum] = path
-        found = path.stat()
-        return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns)
-
     async def delta_of(self, payload: VersionPayload, held: int) -> Path | None:
         """The file of the delta, if the version comes as a delta of version `held`; raises as `file_of` does."""
         if payload.delta is None or payload.delta.base != held:

@@ -208,8 +208,8 @@ class ReplicaLoading:
     async def admit(self, replica: RegisteredReplica) -> None:
         """Loads what a replica that has registered lacks, or replaces it.
 
-        If a trainer sent the current weights straight to the replicas, and they were not saved, the service does not
-        have them, and the replica waits for the next version.
+        If a trainer sent the current weights straight to the replicas, the service does not have them, and the replica
+        waits for the next version.
         """
         if (reason := self._difference(replica.registration)) is not None:
             extra = {"replica_id": replica.replica_id}
@@ -237,14 +237,6 @@ class ReplicaLoading:
             extra = {"replica_id": replica.replica_id}
             logger.warning("The current weights could not be given to a replica.", exc_info=error, extra=extra)
             self._registry.replace_if_registered(replica, str(error))
-
-    async def load_waiting(self) -> None:
-        """Loads the desired weights into the replicas that waited until the service had them."""
-        async with self._update_lock.lease():
-            waiting = [replica for replica in self._registry.started if replica.loaded != self._versions.desired]
-            for replica in waiting:
-                replica.is_starting = True
-        await asyncio.gather(*map(self.load, waiting))
 
     async def _load_and_join(self, replica: RegisteredReplica) -> None:
         for _ in range(LOADS_BESIDE_UPDATES):

@@ -19,11 +19,6 @@ class TransferSettings(StrictSettings):
     as the service's own: vLLM unpickles what they send."""
     rendezvous_timeout_s: float = Field(default=30, gt=0)
     """A trainer that a replica cannot connect to within so many seconds is refused. Generations go on meanwhile."""
-    save_weights: bool = True
-    """Whether one replica writes what arrives to a file as well, from which the policy store gets it afterwards. Then a
-    replica that starts later loads it, and a transfer that breaks off later costs no replica. Lengthens the pause by
-    the time to copy the weights to the memory of the host, and by hashing and writing what half of its free memory
-    does not hold; a transfer that follows at once waits for the file."""
 
     @field_validator("trainers")
     @classmethod

@@ -5,7 +5,6 @@ updates never mix; a store that dies restarts from its last durable state.
 """
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,14 @@ from deployments.policy.commands import (
 )
 from deployments.policy.folder_follower import FolderFollower
 from deployments.policy.initial_version import InitialVersion
-from deployments.policy.node_files import WeightsSource
 from deployments.policy.policies import PolicyRegistry
 from deployments.policy.pushes import Pushes
 from deployments.policy.replica_loading import Payloads, ReplicaLoading
 from deployments.policy.replica_registry import ReplicaRegistry
 from deployments.policy.run_identity import RunIdentity
 from deployments.policy.settings import PolicySettings
-from deployments.policy.transferred_weights import TransferredWeights
 from deployments.policy.trusted_trainers import TrustedTrainers
 from deployments.policy.update import Updates
-from deployments.policy.weight_sources import generator_source
 from deployments.policy.weight_transfer import WeightTransfer, world_size
 from deployments.protocols.weight_versions import NamedVersions
 from deployments.rpc.background_tasks import BackgroundTasks
@@ -53,7 +49,6 @@ class PolicyStore(CommandSource):
         model: folder or hub name of the checkpoint that engines start with, version 0.
         revision: of a model of the hub.
         max_lora_rank: as in `PolicyLayout`.
-        source_of: where the files of a replica's node are read, by the replica's id.
 
     Raises:
         FolderRefused: the configured folder holds versions of another model or run.
@@ -65,7 +60,6 @@ class PolicyStore(CommandSource):
         model: str,
         revision: str | None = None,
         cluster: Cluster | None = None,
-        source_of: Callable[[str], WeightsSource] = generator_source,
         max_lora_rank: int | None = None,
     ) -> None:
         logs.configure()
@@ -75,7 +69,6 @@ class PolicyStore(CommandSource):
         self._initial = InitialVersion(model, folder, max_lora_rank, revision)
         self._tasks = BackgroundTasks()
         self.policies = PolicyRegistry(folder, settings, self._initial, self._tasks)
-        versions = self.policies.unnamed.versions
 
         self.registry = ReplicaRegistry(
             cluster, settings.command_timeout_s, settings.command_timeout_s_per_gb, settings.canary_timeout_s
@@ -91,23 +84,12 @@ class PolicyStore(CommandSource):
             is_rolling=settings.activation == "rolling",
         )
         self._pushes = Pushes(self._updates, settings.checkpoint_roots)
-        saving = TransferredWeights(
-            self.registry,
-            versions,
-            self._initial,
-            self._updates,
-            self._tasks,
-            source_of,
-            cluster.node_id(),
-            settings.transfer.save_weights,
-        )
         self.transfer = WeightTransfer(
             self.registry,
             self.policies,
             self._updates,
             TrustedTrainers(settings.transfer.trainers),
             self._loading,
-            saving,
             self._tasks,
             settings.transfer.rendezvous_timeout_s,
             settings.transfer_idle_s,

@@ -309,12 +309,6 @@ class Updates:
             await self._loading.start_accepting()
             self.write_full_weights()
 
-    async def use_saved_weights(self) -> None:
-        """Follows the storing of weights that only engines had: removes older ones, and lets replicas that waited for
-        them load them."""
-        self.remove_old_versions(self._policies.unnamed)
-        await self._loading.load_waiting()
-
     def remove_old_versions(self, policy: Policy) -> None:
         policy.remove_old_versions(self._payloads.pinned)
         self._tasks.start(self._policies.clean_up())

@@ -74,12 +74,6 @@ def node_weights_of_replica(store: "PolicyStore") -> NodeWeights:
     return NodeWeights(node_weights_folder(), ray.get_runtime_context().get_node_id(), sources_of)
 
 
-def generator_source(replica_id: str) -> WeightsSource:
-    """The generator replica with this id, for the policy store, which is a Serve replica of the same application."""
-    app_name = serve.get_replica_context().app_name
-    return ReplicaSource(serve.get_deployment_handle("Generator", app_name), replica_id)
-
-
 @cache
 def _own_deployment() -> DeploymentHandle[Any]:
     context = serve.get_replica_context()

@@ -30,7 +30,6 @@ from deployments.policy.failures import TransferRefused
 from deployments.policy.policies import PolicyRegistry
 from deployments.policy.replica_loading import ReplicaLoading
 from deployments.policy.replica_registry import CommandResult, RegisteredReplica, ReplicaRegistry, error_of
-from deployments.policy.transferred_weights import TransferredWeights
 from deployments.policy.trusted_trainers import TrustedTrainers
 from deployments.policy.update import Updates
 from deployments.policy.versions import Version
@@ -112,7 +111,6 @@ class WeightTransfer:
         updates: Updates,
         trainers: TrustedTrainers,
         loading: ReplicaLoading,
-        saving: TransferredWeights,
         tasks: BackgroundTasks,
         rendezvous_timeout_s: float,
         idle_s: float,
@@ -124,7 +122,6 @@ class WeightTransfer:
         self._update_lock = registry.update_lock
         self._trainers = trainers
         self._loading = loading
-        self._saving = saving
         self._tasks = tasks
         self._rendezvous_timeout_s = rendezvous_timeout_s
         self._idle_s = idle_s
@@ -262,11 +259,9 @@ class WeightTransfer:
                 return "nothing was heard from the trainer"
 
     async def _begin(self, options: SwitchOptions) -> None:
-        await self._saving.saved()
-        layouts = await self._saving.layouts(len(self._participants))
         self._keeps_prefix_cache = not options.reset_prefix_cache
         swap_options = SwapOptions(options.mode, options.reset_prefix_cache)
-        await self._send_all([StartTransfer(swap_options, layout) for layout in layouts])
+        await self._send_all([StartTransfer(swap_options)] * len(self._participants))
 
     async def _apply(self, version: int) -> dict[RegisteredReplica, CommandResult]:
         """Lets every replica apply what it received, and makes the version current on disk if one of them could."""
@@ -290,7 +285,6 @@ class WeightTransfer:
         finished = dict(zip(ready, await self._registry.send_all(ready, finish), strict=True))
         replicas = [self._registry.outcome(each, result, version) for each, result in (applied | finished).items()]
         await self._updates.activate(self._policy)
-        self._saving.start_saving(version, self._participants[0])
         keeps_prefix_cache = self._keeps_prefix_cache
         return PolicyUpdate(version=version, checksum=None, replicas=replicas, keeps_prefix_cache=keeps_prefix_cache)
 

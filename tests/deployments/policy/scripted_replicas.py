@@ -22,15 +22,12 @@ from deployments.policy.commands import (
     NumberedCommand,
     ReplicaNotRegistered,
     ReplicaRegistration,
-    SavedWeights,
-    SaveTransfer,
     SetAdapters,
     Stage,
-    StoredFile,
     Swap,
     VersionPayload,
 )
-from deployments.policy.node_files import SourceFailed, WeightsNotFetched, WeightsSource
+from deployments.policy.node_files import WeightsNotFetched
 from deployments.policy.replica_registry import ReplicaRegistry
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
@@ -114,13 +111,7 @@ class ScriptedReplica:
     keys: dict[int, str | None] = field(default_factory=dict)
     """The store's keys of the versions that were staged or transferred."""
     files: dict[int, bytes] = field(default_factory=dict)
-    """Its node's files of the versions that were staged or saved."""
-    saves: bytes | None = None
-    """The weights that it saves of each transfer."""
-    saved_checksum: str = ""
-    """The checksum that it reports of them."""
-    saved_file: Path | None = None
-    """Where it is, if the policy store is on the same node."""
+    """Its node's files of the versions that were staged."""
     taken: list[int] = field(default_factory=list)
     """The numbers of the commands that reached it."""
     named: dict[str, int] = field(default_factory=dict)
@@ -187,22 +178,9 @@ class ScriptedReplica:
         if step == "register again":
             await self.register()
             return None
-        if isinstance(numbered.command, SaveTransfer):
-            return self._saved(report, numbered.command.version)
         is_tried = isinstance(numbered.command, Canary | SetAdapters)
         costs = COSTS.get(type(numbered.command), CommandCosts())
         return replace(report, loaded=self.loaded, costs=costs, changes_nothing=is_tried and self.changes_nothing)
-
-    def _saved(self, report: CommandReport, version: int) -> CommandReport:
-        if self.saves is None:
-            return replace(report, error="WeightsNotSaved: no space left")
-        self._note("save", version)
-        self.files[version] = self.saves
-        file = StoredFile("/node/versions/file", "another node", inode=1, modified_ns=1)
-        if self.saved_file is not None:
-            self.saved_file.write_bytes(self.saves)
-            file = StoredFile(str(self.saved_file), "node", inode=1, modified_ns=1)
-        return replace(report, saved=SavedWeights(self.saved_checksum, len(self.saves), file))
 
     def _carry_out(self, numbered: NumberedCommand) -> None:
         match numbered.command:
@@ -264,16 +242,3 @@ def applied(base: bytes, delta: Path, checksum: str) -> bytes:
         if made != checksum:
             raise WeightsNotFetched(f"the delta makes weights with the checksum {made}")
         return (Path(folder) / "full").read_bytes()
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaFiles(WeightsSource):
-    """The files of a replica's node."""
-
-    replica: ScriptedReplica
-
-    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        content = self.replica.files.get(version)
-        if content is None or not self.replica.is_alive:
-            raise SourceFailed(f"{self.replica.name} does not have the version")
-        return content[offset : offset + count]

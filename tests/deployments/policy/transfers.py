@@ -13,7 +13,7 @@ from tests.deployments.policy.transferring_replicas import TransferringReplica
 from tests.virtual_time import until
 
 MakeStore = Callable[..., PolicyStore]
-TRANSFER: dict[str, Any] = {"trainers": ["10.0.0.4:29500"], "save_weights": False}
+TRANSFER: dict[str, Any] = {"trainers": ["10.0.0.4:29500"]}
 TRAINER = {"master_address": "10.0.0.4", "master_port": 29500}
 WEIGHTS = {"names": ["a"]}
 CHANGED = "the replicas have changed since the trainer was connected; call /policy/transfer/init again"
