@@ -100,7 +100,7 @@ class FolderFollower:
         taken = [info.version for info in versions.all if self._is_ours(info.source)]
         with_weights = [0, *(version for version in taken if versions.has_weights(version))]
         self._taken = max([self._taken, *taken])
-        return HeldVersions(self._policy.current.number, self._taken, with_weights)
+        return HeldVersions(self._policy.current, self._taken, with_weights)
 
     def _is_ours(self, source: str | None) -> bool:
         return source is not None and source.startswith(f"{self._settings.folder.rstrip('/')}/")

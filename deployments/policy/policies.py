@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -24,7 +24,7 @@ from deployments.policy.initial_version import InitialVersion
 from deployments.policy.lineage import last_adapter_base
 from deployments.policy.uploads import ActivePushes, Uploads, UploadStore
 from deployments.policy.versions import Version, Versions
-from deployments.protocols.weight_versions import NamedVersions, RollingActivation
+from deployments.protocols.weight_versions import CurrentVersions, RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.base import label_of
 from rollout_client.contract.policy import NamedPolicyState, PolicyUpdate
@@ -34,62 +34,8 @@ if TYPE_CHECKING:
 
 
 LONG_POLL_S = 5.0
-
-
-class CurrentVersion:
-    """The number of the current version of one policy, which can be waited for.
-
-    Args:
-        number: the version that is current on disk.
-        longest_wait_s: bounds `wait_for`, in seconds.
-    """
-
-    def __init__(self, number: int, longest_wait_s: float) -> None:
-        self._number = number
-        self._longest_wait_s = longest_wait_s
-        self._changed = asyncio.Condition()
-
-    @property
-    def number(self) -> int:
-        return self._number
-
-    async def publish(self, number: int) -> None:
-        """Tells everyone who waits."""
-        self._number = number
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def watch(self, seen: int | None) -> int:
-        """Returns the current version as soon as it differs from `seen`, or unchanged after `LONG_POLL_S`."""
-        return await self._number_when(lambda: self._number != seen, LONG_POLL_S)
-
-    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
-        """Returns the current version once it is at least `min_version` and, if given, exactly `version`.
-
-        Args:
-            wait_s: seconds; as long as the service allows if `None` or longer than that.
-
-        Raises:
-            PolicyNotCurrent: this did not happen within `wait_s`, or can no longer happen.
-        """
-        wait_s = self._longest_wait_s if wait_s is None else min(wait_s, self._longest_wait_s)
-        awaited = max(min_version, version or 0)
-        current = await self._number_when(lambda: self._number >= awaited, wait_s)
-        if current < awaited or (version is not None and current != version):
-            field, value = ("policy.min_version", min_version) if version is None else ("policy.version", version)
-            reason = f"it is not there after {wait_s:g} s" if current < awaited else "a newer one has taken its place"
-            message = f"{reason}; version {current} is current"
-            raise PolicyNotCurrent.of(field, message, value)
-        return current
-
-    async def _number_when(self, condition: Callable[[], bool], wait_s: float) -> int:
-        """The current version as soon as `condition` holds, or after `wait_s`."""
-        try:
-            async with asyncio.timeout(wait_s), self._changed:
-                await self._changed.wait_for(condition)
-        except TimeoutError:
-            return self._number
-        return self._number
+CLEAN_UP_EVERY_S = 10.0
+logger = logging.getLogger("rollout_service.policy")
 
 
 class Policy:
@@ -109,7 +55,8 @@ class Policy:
         self.versions = Versions(folder, initial, root, settings.max_version_step)
         self.upload_store = UploadStore(folder, settings.upload_expiry_s, root)
         self.upload_store.remove_unfinished(self.versions.current)
-        self.current = CurrentVersion(self.versions.current, settings.wait_s)
+        self.current = self.versions.current
+        """The version that new generations use, as it was published last."""
         self.pushes = ActivePushes(tasks)
         self.uploads = Uploads(self.upload_store, self.versions, initial, self.pushes, settings.upload_quota_bytes)
         self.numbering = asyncio.Lock()
@@ -122,7 +69,7 @@ class Policy:
     @property
     def served(self) -> Version | None:
         """The version that new generations use; `None` of a policy that was dropped, and of version 0."""
-        return self.versions.find(self.current.number)
+        return self.versions.find(self.current)
 
     @property
     def is_known(self) -> bool:
@@ -142,24 +89,16 @@ class Policy:
     def uploaded(self, version: int, digest: str) -> Version | None:
         """The version, if it is or was current and was uploaded as bytes with this digest."""
         found = self.versions.find(version)
-        if found is None or version > self.current.number or found.upload_digest != digest:
+        if found is None or version > self.current or found.upload_digest != digest:
             return None
         return found
-
-    async def publish(self) -> int:
-        """Serves the version that is current on disk from now on, and returns its number."""
-        self.versions.note_published()
-        number = self.versions.current
-        await self.current.publish(number)
-        self.uploads.drop_up_to(number)
-        return number
 
     def remove_old_versions(self, needed: Iterable[int]) -> None:
         """Removes all but the newest versions with full weights, and those that are `needed`; named: all but one."""
         if self.name is None:
             self.versions.keep_newest(self._keep_versions, needed)
         else:
-            self.versions.keep_only([self.current.number])
+            self.versions.keep_only([self.current])
 
     def drop(self) -> None:
         """Removes all versions. The number of the last one stays known."""
@@ -181,10 +120,6 @@ class Policy:
         )
 
 
-CLEAN_UP_EVERY_S = 10.0
-logger = logging.getLogger("rollout_service.policy")
-
-
 class PolicyRegistry:
     """All policies that are in the store's folder, and those that are pushed for the first time.
 
@@ -204,9 +139,9 @@ class PolicyRegistry:
         """By the name of a policy, the calls about it that are under way."""
         for path in sorted(root.glob("names/*")):
             self._policy(path.name)
+        self._longest_wait_s = settings.wait_s
         self._drop_outdated()
-        self._rolling: RollingActivation | None = None
-        self._published = NamedVersions(uuid4().hex, time.time_ns(), self._served_numbers())
+        self._published = CurrentVersions(uuid4().hex, time.time_ns(), self._served_numbers())
 
     def _policy(self, name: str) -> Policy:
         """The policy of this name; one that is not known has neither versions nor uploads."""
@@ -259,33 +194,49 @@ class PolicyRegistry:
         for name, version in versions.items():
             self._policy(name).versions.take(version)
 
-    async def watch_named(self, seen: NamedVersions | None) -> NamedVersions:
-        """Which version of each is current, as soon as that differs from `seen`, or unchanged after `LONG_POLL_S`."""
-        try:
-            async with asyncio.timeout(LONG_POLL_S), self._changed:
-                await self._changed.wait_for(lambda: self._published != seen)
-        except TimeoutError:
-            return self._published
-        return self._published
+    async def watch(self, seen: CurrentVersions | None) -> CurrentVersions:
+        """The current versions, as soon as they differ from `seen`, or unchanged after `LONG_POLL_S`."""
+        return await self._published_when(lambda: self._published != seen, LONG_POLL_S)
 
-    async def wait_for_named(
-        self, name: str, min_version: int, version: int | None, wait_s: float | None
-    ) -> NamedVersions:
-        """Returns what is current once the policy is at least at `min_version` and, if given, exactly at `version`.
+    async def wait_for(
+        self, name: str | None, min_version: int, version: int | None, wait_s: float | None
+    ) -> CurrentVersions:
+        """The current versions once that of one policy is at least `min_version` and, if given, exactly `version`.
+
+        Args:
+            wait_s: seconds; as long as the service allows if `None` or longer than that.
 
         Raises:
-            PolicyUnknown: it is not served, or no longer.
-            PolicyNotCurrent: as `CurrentVersion.wait_for` does.
+            PolicyUnknown: the policy is not served, or no longer.
+            PolicyNotCurrent: this did not happen within `wait_s`, or can no longer happen.
         """
-        await self.served(name).current.wait_for(min_version, version, wait_s)
+        policy = self.served(name)
+        wait_s = self._longest_wait_s if wait_s is None else min(wait_s, self._longest_wait_s)
+        awaited = max(min_version, version or 0)
+        await self._published_when(lambda: policy.current >= awaited, wait_s)
+        if policy.current < awaited or version not in (None, policy.current):
+            field, value = ("policy.min_version", min_version) if version is None else ("policy.version", version)
+            is_late = policy.current < awaited
+            reason = f"it is not there after {wait_s:g} s" if is_late else "a newer one has taken its place"
+            raise PolicyNotCurrent.of(field, f"{reason}; version {policy.current} is current", value)
         self.served(name)
         return self._published
 
-    def served(self, name: str) -> Policy:
+    async def _published_when(self, condition: Callable[[], bool], wait_s: float) -> CurrentVersions:
+        """The current versions as soon as `condition` holds, or after `wait_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(condition)
+        return self._published
+
+    def served(self, name: str | None) -> Policy:
         """The policy of this name; raises `PolicyUnknown` unless it is served."""
+        if name is None:
+            return self.unnamed
         served, policy = self._served_numbers(), self._named.get(name)
         if policy is not None and name in served:
             return policy
+        del served[""]
         labels = ", ".join(label_of(each, number) for each, number in sorted(served.items()))
         known = f"there are {labels}" if served else "there are none"
         message = f"there is no policy of this name; {known}"
@@ -297,38 +248,39 @@ class PolicyRegistry:
     async def drop(self, name: str) -> None:
         """Raises `PolicyUnknown` unless it is served."""
         self.served(name).drop()
-        await self._publish()
-
-    async def tell_rolling(self, rolling: RollingActivation | None) -> None:
-        """Tells everyone who watches which replicas have the version that is being activated; `None`: it has ended."""
-        if rolling != self._rolling:
-            self._rolling = rolling
-            await self._publish()
+        await self._tell()
 
     async def publish(self, policy: Policy) -> None:
-        """Another version of this policy is current: named ones for other full weights are dropped, and everyone who
-        watches learns what is current now. The caller holds the update lease."""
-        has_dropped = self._drop_outdated()
-        if has_dropped or policy.name is not None:
-            await self._publish()
+        """Serves the version of the policy that is current on disk from now on, and ends a rolling activation.
 
-    def _drop_outdated(self) -> bool:
+        Named policies for other full weights are dropped. The caller holds the update lease.
+        """
+        policy.versions.note_published()
+        policy.current = policy.versions.current
+        policy.uploads.drop_up_to(policy.current)
+        self._drop_outdated()
+        await self._tell()
+
+    async def tell_rolling(self, version: int, replicas: frozenset[str]) -> None:
+        """Tells everyone who watches which replicas have the version that is being activated, and is not current."""
+        await self._tell(RollingActivation(self.unnamed.current, version, replicas))
+
+    def _drop_outdated(self) -> None:
         base = self.unnamed.versions.desired.full
-        outdated = [
-            policy for policy in self._named.values() if policy.served is not None and policy.served.base != base
-        ]
-        for policy in outdated:
-            policy.drop()
-        return bool(outdated)
+        for policy in self._named.values():
+            if policy.served is not None and policy.served.base != base:
+                policy.drop()
 
-    async def _publish(self) -> None:
+    async def _tell(self, rolling: RollingActivation | None = None) -> None:
         revision = max(time.time_ns(), self._published.revision + 1)
-        self._published = NamedVersions(self._published.store, revision, self._served_numbers(), self._rolling)
+        self._published = CurrentVersions(self._published.store, revision, self._served_numbers(), rolling)
         async with self._changed:
             self._changed.notify_all()
 
     def _served_numbers(self) -> dict[str, int]:
-        return {name: policy.served.version for name, policy in self.named.items() if policy.served is not None}
+        """By name; that of the policy without a name is under ''."""
+        named = {name: policy.current for name, policy in self.named.items() if policy.served is not None}
+        return {"": self.unnamed.current, **named}
 
     async def run(self) -> None:
         """Cleans up every `CLEAN_UP_EVERY_S` seconds, for ever."""

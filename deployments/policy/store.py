@@ -28,7 +28,7 @@ from deployments.policy.settings import PolicySettings
 from deployments.policy.trusted_trainers import TrustedTrainers
 from deployments.policy.update import Updates
 from deployments.policy.weight_transfer import WeightTransfer, world_size
-from deployments.protocols.weight_versions import NamedVersions
+from deployments.protocols.weight_versions import CurrentVersions
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import (
     FollowState,
@@ -121,19 +121,13 @@ class PolicyStore(CommandSource):
 
     # Called by the ingress; documented in the classes that do the work.
 
-    async def watch(self, seen: int | None) -> int:
-        return await self.policies.unnamed.current.watch(seen)
+    async def watch(self, seen: CurrentVersions | None) -> CurrentVersions:
+        return await self.policies.watch(seen)
 
-    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
-        return await self.policies.unnamed.current.wait_for(min_version, version, wait_s)
-
-    async def watch_named(self, seen: NamedVersions | None) -> NamedVersions:
-        return await self.policies.watch_named(seen)
-
-    async def wait_for_named(
-        self, name: str, min_version: int, version: int | None, wait_s: float | None
-    ) -> NamedVersions:
-        return await self.policies.wait_for_named(name, min_version, version, wait_s)
+    async def wait_for(
+        self, name: str | None, min_version: int, version: int | None, wait_s: float | None
+    ) -> CurrentVersions:
+        return await self.policies.wait_for(name, min_version, version, wait_s)
 
     async def drop_policy(self, name: str) -> None:
         await self._tasks.finish(self._updates.drop(name))
@@ -144,7 +138,7 @@ class PolicyStore(CommandSource):
         await self.registry.ask_for_checksums(checksums_within_s)
         policy = self.policies.unnamed
         return PolicyState(
-            current=policy.current.number,
+            current=policy.current,
             updating_to=policy.versions.updating_to,
             versions=policy.versions.infos(),
             replicas=[

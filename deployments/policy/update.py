@@ -45,7 +45,6 @@ from deployments.policy.replica_registry import (
 )
 from deployments.policy.versions import Version
 from deployments.policy.weight_checks import changed_values
-from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, ReplicaUpdate
 
@@ -274,7 +273,6 @@ class Updates:
                         if is_adapter:
                             policy.last_adapter_base = current_full_weights(self._full)
                         await self.activate(policy)
-                        await self._policies.tell_rolling(None)
         return PolicyUpdate(
             version=info.version,
             name=policy.name,
@@ -301,9 +299,8 @@ class Updates:
     async def activate(self, policy: Policy) -> None:
         """Follows a change of the version that is current on disk: publishes it, removes what it makes useless, and
         lets replicas that waited for it accept requests. The caller holds the update lease."""
-        current = await policy.publish()
-        logger.info("Version %s is current.", policy.label(current), extra=policy.log_extra(current))
         await self._policies.publish(policy)
+        logger.info("Version %s is current.", policy.label(policy.current), extra=policy.log_extra(policy.current))
         self.remove_old_versions(policy)
         if policy.name is None:
             await self._loading.start_accepting()
@@ -361,7 +358,7 @@ class Updates:
             return await update.finish()
 
         async def tell(replicas: frozenset[str]) -> None:
-            await self._policies.tell_rolling(RollingActivation(policy.current.number, info.version, replicas))
+            await self._policies.tell_rolling(info.version, replicas)
 
         return await update.finish(tell)
 

@@ -118,7 +118,7 @@ async def policy(
     go on. Without it those are shown that are known already.
     """
     if min_version:
-        await store.wait_for(min_version, None, wait_s)
+        await store.wait_for(None, min_version, None, wait_s)
     return await store.state(checksums_within_s)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deployments.protocols.weight_versions import NamedVersions
+from deployments.protocols.weight_versions import CurrentVersions
 from rollout_client.contract.policy import (
     PolicyLayout,
     PolicyState,
@@ -39,15 +39,11 @@ class ScriptedStore:
         """The arguments of each call of `method`."""
         return [call[1:] for call in self.calls if call[0] == method]
 
-    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
-        self.note("wait_for", min_version, version, wait_s)
-        return self.current
-
-    async def wait_for_named(
-        self, name: str, min_version: int, version: int | None, wait_s: float | None
-    ) -> NamedVersions:
-        self.note("wait_for_named", name, min_version, version, wait_s)
-        return NamedVersions("store", 1, {"run-b": self.current})
+    async def wait_for(
+        self, name: str | None, min_version: int, version: int | None, wait_s: float | None
+    ) -> CurrentVersions:
+        self.note("wait_for", name, min_version, version, wait_s)
+        return CurrentVersions("store", 1, {"": self.current, "run-b": self.current})
 
     async def drop_policy(self, name: str) -> None:
         self.note("drop_policy", name)

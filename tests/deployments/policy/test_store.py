@@ -47,7 +47,7 @@ async def test_a_store_over_the_same_folder_goes_on_with_what_was_current(world:
     await world.restart()
     state = await world.store.state(0)
     assert (state.current, [info.version for info in state.versions]) == (7, [0, 7])
-    assert await world.store.wait_for(7, 7, 0.0) == 7
+    assert (await world.store.wait_for(None, 7, 7, 0.0)).versions[""] == 7
     young = await world.ready("r1")
     assert (old.loaded, young.loaded) == (LoadedWeights(7), LoadedWeights(7))
     assert world.cluster.done("stage") == [("r0", 7), ("r1", 7)]
@@ -163,7 +163,7 @@ async def test_a_replica_with_transferred_weights_goes_on_when_the_store_restart
     replica.accepts_requests = False
     await until(lambda: replica.accepts_requests)
     assert (replica.loaded, world.cluster.done("stage"), world.cluster.killed) == (LoadedWeights(7), [], [])
-    assert await world.store.wait_for(7, 7, 0.0) == 7
+    assert (await world.store.wait_for(None, 7, 7, 0.0)).versions[""] == 7
 
 
 @pytest.mark.parametrize("has_adapter", [False, True])

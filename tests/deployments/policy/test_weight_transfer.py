@@ -116,7 +116,7 @@ async def test_every_replica_takes_every_step_and_the_version_is_made(make_store
             ApplyTransfer(),
             FinishTransfer(7),
         ]
-    assert await store.wait_for(7, 7, 0.0) == 7
+    assert (await store.wait_for(None, 7, 7, 0.0)).versions[""] == 7
 
 
 @virtual_time.test
@@ -210,7 +210,7 @@ async def test_a_replica_that_fails_after_all_is_sent_is_replaced_alone(
         ("swapped", None),
     ]
     assert (first.is_alive, second.is_alive) == (False, True)
-    assert await store.wait_for(1, 1, 0.0) == 1
+    assert (await store.wait_for(None, 1, 1, 0.0)).versions[""] == 1
 
 
 @virtual_time.test

@@ -462,7 +462,7 @@ def test_the_state_is_returned_once_a_version_is_current() -> None:
     service = ScriptedHttp()
     assert service.request("GET", "/policy?min_version=3&wait_s=1.5").status_code == 200
     assert service.request("GET", "/policy?min_version=3").status_code == 200
-    assert service.store.named("wait_for") == [(3, None, 1.5), (3, None, 0.0)]
+    assert service.store.named("wait_for") == [(None, 3, None, 1.5), (None, 3, None, 0.0)]
 
 
 @pytest.mark.parametrize(
@@ -520,7 +520,7 @@ def test_a_rollout_with_a_demand_waits_for_the_store_and_is_then_played() -> Non
     service = ScriptedHttp()
     answer = service.post({"samples": [GOOD], "policy": {"min_version": 3, "wait_s": 0.5}})
     assert (answer.status_code, len(service.generator.requests)) == (200, 1)
-    assert service.store.calls == [("wait_for", 3, None, 0.5)]
+    assert service.store.calls == [("wait_for", None, 3, None, 0.5)]
     # What was reached once stays reached.
     assert service.post({"samples": [GOOD], "policy": {"min_version": 2}}).status_code == 200
     assert len(service.store.calls) == 1
@@ -534,7 +534,7 @@ def test_an_exact_version_is_checked_for_every_request() -> None:
     service = ScriptedHttp(generator=OfVersion3(["A"]))
     for _ in range(2):
         assert service.post({"samples": [GOOD], "policy": {"version": 3}}).status_code == 200
-    assert service.store.calls == [("wait_for", 0, 3, None)] * 2
+    assert service.store.calls == [("wait_for", None, 0, 3, None)] * 2
 
 
 @pytest.mark.parametrize(
@@ -631,7 +631,7 @@ def test_a_name_that_is_not_known_is_not_found() -> None:
         ("POST", "/score", {"sequences": [[1, 2]], "policy": {"name": "b"}}),
     ):
         service = ScriptedHttp()
-        service.store.failures = {name: PolicyUnknown(problem) for name in ("drop_policy", "wait_for_named")}
+        service.store.failures = {name: PolicyUnknown(problem) for name in ("drop_policy", "wait_for")}
         answer = service.request(method, path, json=body)
         assert_problem(answer, 404, "policy-unknown", [(problem.field, problem.message, "b")])
         assert not service.has_started_something
@@ -645,7 +645,7 @@ def test_a_rollout_of_a_named_policy_says_its_versions() -> None:
     generator = OfRunB(["A"])
     service = ScriptedHttp(generator=generator)
     answer = service.post({"samples": [GOOD], "policy": {"name": "run-b", "min_version": 2, "wait_s": 5}})
-    assert service.store.named("wait_for_named") == [("run-b", 2, None, 5.0)]
+    assert service.store.named("wait_for") == [("run-b", 2, None, 5.0)]
     [request] = generator.requests
     assert (request.policy, request.min_weight_version) == ("run-b", 2)
     assert answer.json()["policy"] == {"oldest": "run-b/3", "newest": "run-b/3", "current": "run-b/3"}
