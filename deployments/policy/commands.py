@@ -64,8 +64,6 @@ class VersionPayload:
     what a node makes of the delta has to have it."""
     file: StoredFile
     """If the version comes as a delta, it is written when it is read, or once the version is current."""
-    holders: tuple[str, ...] = ()
-    """Ids of replicas that have the file and accept requests; the policy store has it too."""
     keep: frozenset[int] = frozenset()
     """Versions whose files stay on the nodes; they include this one."""
     adapter_config: str | None = None

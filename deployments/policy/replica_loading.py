@@ -23,7 +23,6 @@ from deployments.policy.commands import (
     VersionPayload,
 )
 from deployments.policy.failures import PolicyFailure, VersionUnknown
-from deployments.policy.node_files import read_range
 from deployments.policy.policies import Policy, PolicyRegistry
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry, error_of
 from deployments.policy.versions import Version
@@ -89,10 +88,9 @@ class Payloads:
             VersionUnknown, WeightsRefused: as `Versions.file` does.
             OSError: a file cannot be read.
         """
-        holders = self._holders(version)
-        return await asyncio.to_thread(self._payload, version, is_delta, holders, self.pinned)
+        return await asyncio.to_thread(self._payload, version, is_delta, self.pinned)
 
-    def _payload(self, version: int, is_delta: bool, holders: tuple[str, ...], pinned: set[int]) -> VersionPayload:
+    def _payload(self, version: int, is_delta: bool, pinned: set[int]) -> VersionPayload:
         versions, info = self._versions, self._versions.find(version)
         delta = self._delta_of(info) if is_delta and info is not None and info.stored == "delta" else None
         path = versions.file(version) if delta is None else versions.weights(version)
@@ -102,7 +100,6 @@ class Payloads:
             size_bytes=path.stat().st_size if delta is None else versions.info(version).size_bytes,
             checksum=versions.checksum(version),
             file=self._stored(path),
-            holders=holders,
             keep=frozenset(pinned | {version} | (set() if delta is None else {delta.base})),
             adapter_config=None if info is None else info.adapter_config,
             delta=delta,
@@ -149,7 +146,7 @@ class Payloads:
         """
         try:
             path = await asyncio.to_thread(self._path_of, version, checksum)
-            return await asyncio.to_thread(read_range, path, offset, count)
+            return await asyncio.to_thread(_read_range, path, offset, count)
         except FileNotFoundError as error:
             raise VersionUnknown.not_stored(version) from error
 
@@ -170,13 +167,12 @@ class Payloads:
             return StoredFile(str(path), self._node_id, inode=0, modified_ns=0, is_copied=self._copy_to_nodes)
         return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns, self._copy_to_nodes)
 
-    def _holders(self, version: int) -> tuple[str, ...]:
-        """None of the initial version, which every engine loads from the model's own checkpoint."""
-        return tuple(
-            replica.replica_id
-            for replica in self._registry.replicas
-            if version and replica.accepts_requests and version in (replica.loaded.full, replica.loaded.adapter)
-        )
+
+def _read_range(path: Path, offset: int, count: int) -> bytes:
+    """Returns fewer bytes at the end of the file."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(count)
 
 
 def _versions_to_load(loaded: LoadedWeights | None, desired: LoadedWeights) -> list[int]:

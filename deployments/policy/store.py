@@ -116,7 +116,7 @@ class PolicyStore(CommandSource):
         self.registry.record_checksum(replica_id, loaded, checksum)
 
     async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        """Documented in `Payloads.read`; counterpart of `StoreSource` (`weight_sources.py`)."""
+        """Documented in `Payloads.read`; `NodeWeights` of other nodes call it."""
         return await self.payloads.read(version, checksum, offset, count)
 
     # Called by the ingress; documented in the classes that do the work.

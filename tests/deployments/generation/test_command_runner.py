@@ -183,13 +183,17 @@ class ScriptedNamedPolicies:
         return 70, True
 
 
+async def nothing_is_fetched(*_: object) -> bytes:
+    raise AssertionError("every file can be read here")
+
+
 def runner_of(
     weights: ScriptedWeights, store: ScriptedStore, folder: Path, policies: ScriptedNamedPolicies | None = None
 ) -> CommandRunner:
     updater: Any = weights
     canary: Any = weights
     named: Any = policies or ScriptedNamedPolicies()
-    node_weights = NodeWeights(folder, "node", lambda _: ())
+    node_weights = NodeWeights(folder, "node", nothing_is_fetched)
     node_weights.join()
     return CommandRunner(
         updater,
@@ -274,7 +278,7 @@ def test_an_adapter_is_staged_with_its_config(tmp_path: Path) -> None:
 
 def own_folder_with(folder: Path, *versions: int) -> Path:
     """The own folder of a replica that has staged `versions` before."""
-    own = NodeWeights(folder, "node", lambda _: ()).own_folder
+    own = NodeWeights(folder, "node", nothing_is_fetched).own_folder
     for version in versions:
         (own / str(version)).mkdir(parents=True)
     return own

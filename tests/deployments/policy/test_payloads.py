@@ -13,7 +13,6 @@ from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.delta_world import DELTA, fleet, full_weights, push_deltas, version_files
 from tests.deployments.policy.policy_world import World, adapter, in_world, play, weights
 from tests.paths import TINY_MODEL
-from tests.virtual_time import until
 
 
 async def to_load(world: World, full: int, adapter: int | None = None) -> list[int]:
@@ -46,17 +45,6 @@ def test_a_payload_says_whether_nodes_copy_what_they_could_read(tmp_path: Path, 
 
 
 @in_world()
-async def test_the_holders_of_a_version_are_the_replicas_that_serve_it(world: World) -> None:
-    await world.ready("r0")
-    assert (await payload(world, 0)).holders == ()
-    await world.push(1, weights(2.0))
-    late = await world.replica("late", command_s=5.0)
-    assert (await payload(world, 1)).holders == ("r0",)
-    await until(lambda: late.accepts_requests)
-    assert (await payload(world, 1)).holders == ("r0", "late")
-
-
-@in_world()
 async def test_of_an_adapter_its_base_stays_on_the_nodes(world: World) -> None:
     await world.push(1, weights(2.0))
     await world.push(2, adapter(), kind="adapter")
@@ -79,7 +67,7 @@ async def test_a_replica_lacks_the_base_the_adapter_or_both(world: World) -> Non
 async def test_full_weights_of_a_transfer_cannot_be_given_but_an_adapter_on_top_of_them_can(world: World) -> None:
     made_at = datetime(2026, 1, 1, tzinfo=UTC)
     world.versions.make_current(Version(version=1, kind="transfer", created_at=made_at, stored="nothing"))
-    await world.policy.publish()
+    await world.store.policies.publish(world.policy)
     assert await to_load(world, 0) == []
     await world.push(2, adapter(), kind="adapter")
     assert await to_load(world, 0) == []
