@@ -22,7 +22,7 @@ from uuid import uuid4
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.policy.initial_version import InitialVersion
 from deployments.policy.lineage import last_adapter_base
-from deployments.policy.uploads import ActivePushes, Uploads, UploadStore
+from deployments.policy.uploads import ActivePushes, Uploads
 from deployments.policy.versions import Version, Versions
 from deployments.protocols.weight_versions import CurrentVersions, RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
@@ -53,12 +53,10 @@ class Policy:
         folder = root if name is None else root / "names" / name
         self.name = name
         self.versions = Versions(folder, initial, root, settings.max_version_step)
-        self.upload_store = UploadStore(folder, settings.upload_expiry_s, root)
-        self.upload_store.remove_unfinished(self.versions.current)
         self.current = self.versions.current
         """The version that new generations use, as it was published last."""
         self.pushes = ActivePushes(tasks)
-        self.uploads = Uploads(self.upload_store, self.versions, initial, self.pushes, settings.upload_quota_bytes)
+        self.uploads = Uploads(self.versions, self.pushes, settings.upload_quota_bytes, settings.upload_expiry_s)
         self.numbering = asyncio.Lock()
         """Held while a number is chosen for a push, until its end."""
         self.last_update: PolicyUpdate | None = None
@@ -74,7 +72,7 @@ class Policy:
     @property
     def is_known(self) -> bool:
         """Whether anybody has ever begun to push it."""
-        return bool(self.versions.newest or self.upload_store.states())
+        return bool(self.versions.newest or self.uploads.states())
 
     def label(self, version: int) -> str:
         return label_of(self.name, version)
@@ -116,7 +114,7 @@ class Policy:
             created_at=None if served is None else served.created_at,
             next_version=self.next_number(),
             updating_to=self.versions.updating_to,
-            uploads=self.upload_store.states(),
+            uploads=self.uploads.states(),
         )
 
 

@@ -51,20 +51,20 @@ class Pushes:
 
         async def push() -> PolicyUpdate:
             try:
-                upload = policy.upload_store.path(version)
+                upload = policy.uploads.path(version)
                 prepare = partial(self._preparation(policy).from_upload, version, options, upload, is_zstd, digest)
                 update = await self._push(policy, version, options, prepare)
             except ChunkDamaged:
-                policy.upload_store.drop(version)
+                policy.uploads.drop(version)
                 raise
             except PolicyFailure as failure:
                 if policy.name is not None and policy.versions.newest == 0:
                     # Nobody knows the policy yet: the upload alone would make one of it.
-                    policy.upload_store.drop(version)
+                    policy.uploads.drop(version)
                 else:
                     policy.uploads.keep_refused(version, str(failure))
                 raise
-            policy.upload_store.drop(version)
+            policy.uploads.drop(version)
             return update
 
         return await policy.pushes.run(version, digest, self._recorded(policy, version, push()))

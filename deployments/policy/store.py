@@ -152,7 +152,7 @@ class PolicyStore(CommandSource):
             ],
             transfer_world_size=world_size([replica.registration.workers for replica in self.registry.started]),
             next_version=policy.next_number(),
-            uploads=policy.upload_store.states(),
+            uploads=policy.uploads.states(),
             named=[each.state() for each in self.policies.named.values() if each.is_known],
             follow=await self.follow_state(),
         )
@@ -166,7 +166,7 @@ class PolicyStore(CommandSource):
 
     async def upload_state(self, version: int, name: str | None = None) -> UploadState:
         with self.policies.used(name) as policy:
-            return policy.upload_store.state(version)
+            return policy.uploads.state(version)
 
     async def begin_chunk(
         self, version: int, first_byte: int, owner: str | None = None, name: str | None = None

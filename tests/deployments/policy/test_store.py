@@ -9,7 +9,6 @@ import pytest
 
 from deployments.policy.commands import LoadedWeights
 from deployments.policy.failures import TransferRefused, UpdateUnderWay, WeightsRefused
-from deployments.policy.uploads import UploadStore
 from deployments.policy.versions import Version, Versions
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, SwitchOptions
 from rollout_client.weights.checksum import file_checksum
@@ -72,7 +71,7 @@ async def test_a_version_that_was_not_current_when_the_store_died_is_removed(wor
     await world.push(1, weights(2.0))
     # As a store leaves it that dies during an update, before the version is current.
     await world.upload(2, weights(3.0))
-    os.link(UploadStore(world.folder).path(2), world.versions.weights(2))
+    os.link(world.policy.uploads.path(2), world.versions.weights(2))
     await world.restart()
     state = await world.store.state(0)
     assert (state.current, [info.version for info in state.versions]) == (1, [0, 1])

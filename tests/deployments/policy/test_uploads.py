@@ -172,5 +172,5 @@ async def test_an_upload_expires_when_nothing_of_it_has_arrived_for_a_while(
     await settled()
     assert [upload.version for upload in (await world.store.state(0)).uploads] == [2]
     await world.restart()
-    await until(lambda: not world.policy.upload_store.states())
+    await until(lambda: not world.policy.uploads.states())
     assert now() == pytest.approx(110.0, abs=0.1)
