@@ -84,13 +84,6 @@ class Policy:
         """The lowest number that the next version may have: above that of every push under way, too."""
         return max([self.versions.newest + 1, *(version + 1 for version in self.pushes)])
 
-    def uploaded(self, version: int, digest: str) -> Version | None:
-        """The version, if it is or was current and was uploaded as bytes with this digest."""
-        found = self.versions.find(version)
-        if found is None or version > self.current or found.upload_digest != digest:
-            return None
-        return found
-
     def remove_old_versions(self, needed: Iterable[int]) -> None:
         """Removes all but the newest versions with full weights, and those that are `needed`; named: all but one."""
         if self.name is None:

@@ -1,10 +1,20 @@
 """The policy store, one for the service: the Serve deployment that `rpc/store_client.py` calls.
 
+A push is a complete upload, a checkpoint at a path or URL, a version of the followed folder, or a stored version again,
+which every replica loads.
+
 Guarantees: the current version is on disk before any replica serves it; the bytes of a version never change; two
-updates never mix; a store that dies restarts from its last durable state.
+updates never mix; a store that dies restarts from its last durable state. A push goes on if its caller goes away; the
+same push sent again, while the first is under way or after it, has the same result; a version that is refused leaves
+the current one serving, and its number is free again; an upload that is refused stays for another try, except one that
+was damaged on its way and the first one of a named policy.
 """
 
 import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +27,12 @@ from deployments.policy.commands import (
     NumberedCommand,
     ReplicaRegistration,
 )
+from deployments.policy.failures import ChunkDamaged, PolicyFailure
 from deployments.policy.folder_follower import FolderFollower
 from deployments.policy.initial_version import InitialVersion
-from deployments.policy.policies import PolicyRegistry
-from deployments.policy.pushes import Pushes
+from deployments.policy.policies import Policy, PolicyRegistry
+from deployments.policy.preparation import PreparedVersion, VersionPreparation
+from deployments.policy.published import PublishedChain
 from deployments.policy.replica_loading import Payloads, ReplicaLoading
 from deployments.policy.replica_registry import ReplicaRegistry
 from deployments.policy.run_identity import RunIdentity
@@ -40,6 +52,10 @@ from rollout_client.contract.policy import (
     SwitchOptions,
     UploadState,
 )
+
+Prepare = Callable[[Path], PreparedVersion]
+"""Prepares a version in a folder; called in a thread."""
+logger = logging.getLogger("rollout_service.policy")
 
 
 class PolicyStore(CommandSource):
@@ -83,7 +99,7 @@ class PolicyStore(CommandSource):
             self._tasks,
             is_rolling=settings.activation == "rolling",
         )
-        self._pushes = Pushes(self._updates, settings.checkpoint_roots)
+        self._checkpoint_roots = settings.checkpoint_roots
         self.transfer = WeightTransfer(
             self.registry,
             self.policies,
@@ -96,7 +112,7 @@ class PolicyStore(CommandSource):
         )
         self._follower: FolderFollower | None = None
         if settings.follow is not None:
-            self._follower = FolderFollower(settings.follow, self.policies.unnamed, self._pushes)
+            self._follower = FolderFollower(settings.follow, self.policies.unnamed, self._take_published)
             self._tasks.start(self._follower.run())
         self._updates.write_full_weights()
         self._tasks.start(self.policies.run())
@@ -185,24 +201,128 @@ class PolicyStore(CommandSource):
             return await self._tasks.finish(policy.uploads.end_chunk(version, sender, end, total_bytes))
 
     async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
+        """The result of an earlier push of the same upload, whose answer may have been lost; `None` if there was none.
+
+        Raises:
+            PolicyFailure: as the earlier push does, which is still under way.
+        """
+        if digest is None:
+            return None
         with self.policies.used(name) as policy:
-            return await self._pushes.repeated_update(policy, version, digest)
+            if (update := await policy.pushes.result_of_same(version, digest)) is not None:
+                return update
+            stored = policy.versions.find(version)
+            if stored is None or version > policy.current or stored.upload_digest != digest:
+                return None
+            if policy.last_update is not None and policy.last_update.version == version:
+                return policy.last_update
+            return PolicyUpdate(
+                version=version,
+                name=name,
+                checksum=stored.checksum,
+                replicas=[],
+                keeps_prefix_cache=stored.keeps_prefix_cache,
+                base=stored.base if stored.kind == "adapter" else None,
+            )
 
     async def complete_upload(
         self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
     ) -> PolicyUpdate:
+        """Pushes the upload of `version`, all of which has arrived.
+
+        Args:
+            digest: the `weights_digest` of the upload, as its sender says.
+
+        Raises:
+            PolicyFailure: the current version goes on serving.
+        """
         with self.policies.used(options.name) as policy:
-            return await self._pushes.complete_upload(policy, version, sender, options, is_zstd, digest)
+            policy.pushes.refuse_active(version)
+            policy.uploads.refuse_overtaken(version, sender)
+            upload = policy.uploads.path(version)
+            prepare = partial(self._preparation(policy).from_upload, version, options, upload, is_zstd, digest)
+            push = self._push_upload(policy, version, options, prepare)
+            return await policy.pushes.run(version, digest, self._recorded(policy, version, push))
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
+        """Pushes the checkpoint at a path or URL under the configured roots; raises as `complete_upload` does."""
         with self.policies.used(options.name) as policy:
-            return await self._pushes.load_checkpoint(policy, version, checkpoint, options)
+            prepare = partial(self._preparation(policy).from_checkpoint, version, options, checkpoint)
+            return await self._push_once(policy, version, checkpoint, options, prepare)
 
     async def roll_back(
         self, to: int, version: int | None, options: SwitchOptions, name: str | None = None
     ) -> PolicyUpdate:
+        """Makes the stored weights of version `to` of the policy without a name a new version of `name`.
+
+        Args:
+            version: by default the next number.
+
+        Raises:
+            VersionUnknown: its weights are not stored here, or no longer.
+            WeightsRefused: `name` is given, and the version is no adapter for the current full weights.
+            PolicyFailure: as `complete_upload` does.
+        """
+        push_options = PushOptions(**options.model_dump())
         with self.policies.used(name) as policy:
-            return await self._pushes.roll_back(policy, to, version, options, self.policies.unnamed)
+            # One after the other: of two that run together the one with the higher number may end first.
+            async with policy.numbering if version is None else nullcontext():
+                number = policy.next_number() if version is None else version
+                source = self.policies.unnamed.versions
+                prepare = partial(self._preparation(policy).from_stored, number, to, source)
+                return await self._push_once(policy, number, f"rollback to {to}", push_options, prepare)
+
+    async def _take_published(self, chain: PublishedChain, folder: str, options: PushOptions) -> PolicyUpdate:
+        """Pushes a version of the followed `folder`; raises as `complete_upload` does, and `SourceRefused`."""
+        policy = self.policies.unnamed
+        prepare = partial(self._preparation(policy).from_publication, chain, options, folder)
+        return await self._push_once(policy, chain.version, chain.source, options, prepare)
+
+    def _preparation(self, policy: Policy) -> VersionPreparation:
+        return VersionPreparation(policy.versions, self._checkpoint_roots)
+
+    async def _push_once(
+        self, policy: Policy, version: int, content: str, options: PushOptions, prepare: Prepare
+    ) -> PolicyUpdate:
+        """Runs the push, or waits for the same one if that is under way."""
+        if (update := await policy.pushes.result_of_same(version, content)) is not None:
+            return update
+        policy.pushes.refuse_active(version)
+        push = self._push(policy, version, options, prepare)
+        return await policy.pushes.run(version, content, self._recorded(policy, version, push))
+
+    async def _push_upload(self, policy: Policy, version: int, options: PushOptions, prepare: Prepare) -> PolicyUpdate:
+        try:
+            update = await self._push(policy, version, options, prepare)
+        except PolicyFailure as failure:
+            if isinstance(failure, ChunkDamaged) or (policy.name is not None and policy.versions.newest == 0):
+                # Of a named policy that has no version yet, the upload alone would make one.
+                policy.uploads.drop(version)
+            else:
+                policy.uploads.keep_refused(version, str(failure))
+            raise
+        policy.uploads.drop(version)
+        return update
+
+    async def _push(self, policy: Policy, version: int, options: PushOptions, prepare: Prepare) -> PolicyUpdate:
+        self._updates.refuse(policy, version, options)
+        with policy.versions.workspace(version) as folder:
+            prepared = await asyncio.to_thread(prepare, folder)
+            return await self._updates.update(policy, prepared.info, prepared.file, options)
+
+    async def _recorded(self, policy: Policy, version: int, push: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:
+        label, extra = policy.label(version), policy.log_extra(version)
+        try:
+            policy.last_update = update = await push
+            for warning in update.warnings:
+                logger.warning("Version %s: %s", label, warning, extra=extra)
+        except PolicyFailure as failure:
+            logger.info("Version %s is refused: %s", label, failure, extra=extra)
+            raise
+        except Exception as error:
+            logger.warning("The update to version %s failed.", label, exc_info=error, extra=extra)
+            raise
+        return update
 
     async def init_transfer(self, init_info: dict[str, Any]) -> int:
         return await self._tasks.finish(self.transfer.init(init_info))
