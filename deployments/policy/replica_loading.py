@@ -45,7 +45,7 @@ class Payloads:
         self._node_id = node_id
         self._copy_to_nodes = copy_to_nodes
 
-    def can_complete(self, loaded: LoadedWeights) -> bool:
+    def can_complete(self, loaded: LoadedWeights | None) -> bool:
         """Whether the service has the weights that a replica which holds `loaded` lacks.
 
         Only replicas have those that a trainer sent them.
@@ -59,7 +59,7 @@ class Payloads:
         needed = {desired.full, desired.version, *self._registry.loading}
         return needed if self._versions.updating_to is None else needed | {self._versions.updating_to}
 
-    async def to_load(self, loaded: LoadedWeights | None) -> Sequence[VersionPayload]:
+    async def to_load(self, loaded: LoadedWeights | None) -> list[VersionPayload]:
         """The versions that a replica has to load, in this order, to hold what is desired.
 
         Empty if it holds it, or if the service does not have it.
@@ -71,10 +71,7 @@ class Payloads:
             VersionUnknown, WeightsRefused: as `Versions.file` does.
             OSError: a file cannot be read.
         """
-        desired = self._versions.desired
-        numbers = _versions_to_load(loaded, desired)
-        if not all(map(self._versions.has_weights, numbers)):
-            return []
+        numbers = _versions_to_load(loaded, self._versions.desired) if self.can_complete(loaded) else []
         return [await self.payload(number) for number in numbers]
 
     async def payload(self, version: int, is_delta: bool = False) -> VersionPayload:
@@ -297,49 +294,34 @@ class ReplicaLoading:
             if (error := error_of(result)) is not None:
                 self._registry.replace_if_registered(replica, error)
 
-    async def go_back(self, replica: RegisteredReplica) -> None:
-        """Lets a replica that holds a version on trial load what is current, or replaces it: also if only other
-        replicas have the current weights, since a trainer sent them there. The caller holds the update lease."""
-        if not self._payloads.can_complete(replica.loaded):
-            reason = "the weights before the trial came from a trainer's memory"
-            self._registry.replace_if_registered(replica, reason)
-        elif await self._registry.load(replica, await self._payloads.to_load(replica.loaded)):
-            await self._restore_adapters(replica)
+    async def go_back(
+        self, replica: RegisteredReplica, held: LoadedWeights | None, abandon_timeout_s: float | None = None
+    ) -> bool:
+        """Lets a replica load what is current again; returns false if it failed, and is replaced.
 
-    async def reload(self, replicas: Sequence[RegisteredReplica], abandon_timeout_s: float) -> None:
-        """Lets replicas load the current weights again after a transfer that broke off.
-
-        Returns when each of them has them, or is replaced: so are all if only engines have them. The caller holds the
-        update lease.
+        It is replaced, too, if only engines have the current weights, since a trainer sent them there. The caller holds
+        the update lease.
 
         Args:
-            abandon_timeout_s: a replica that takes longer to let go of the trainer is replaced.
+            held: what the replica holds; `None` if its weights may be of two versions.
+            abandon_timeout_s: the replica lets go of a trainer whose transfer broke off first, in so many seconds.
         """
         version = self._versions.desired.version
-        payloads: Sequence[VersionPayload] = []
+        reason, payloads = None, list[VersionPayload]()
+        if not self._payloads.can_complete(held):
+            reason = f"it has to go back, and only engines had the weights of version {version}"
         try:
-            payloads = await self._payloads.to_load(None)
+            payloads = await self._payloads.to_load(held)
         except (PolicyFailure, OSError) as failure:
-            logger.error("The weights of version %d cannot be read.", version, exc_info=failure)
-        reason = None if payloads else f"its transfer broke off, and only engines had the weights of version {version}"
-
-        async def went_back(replica: RegisteredReplica) -> bool:
-            error = reason or error_of(
-                await self._registry.send(replica, AbandonTransfer(), timeout_s=abandon_timeout_s)
-            )
-            if error is not None:
-                self._registry.replace_if_registered(replica, error, version)
-                return False
-            if not await self._registry.load(replica, payloads):
-                return False
-            await self._restore_adapters(replica)
-            return True
-
-        back = await asyncio.gather(*map(went_back, replicas))
-        extra = {"version": version}
-        logger.info("%d of %d replicas are at version %d again.", sum(back), len(replicas), version, extra=extra)
-
-    async def _restore_adapters(self, replica: RegisteredReplica) -> None:
-        """A swap of full weights took the adapters of named policies off."""
+            reason = f"it has to go back, and the weights of version {version} cannot be read: {failure}"
+        if reason is None and abandon_timeout_s is not None:
+            reason = error_of(await self._registry.send(replica, AbandonTransfer(), timeout_s=abandon_timeout_s))
+        if reason is not None:
+            self._registry.replace_if_registered(replica, reason, version)
+            return False
+        if not await self._registry.load(replica, payloads):
+            return False
         if self._needs_adapters(replica):
+            # A swap of full weights took the adapters of named policies off.
             await self.set_adapters([replica])
+        return True

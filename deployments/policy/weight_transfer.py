@@ -6,7 +6,7 @@ order in which they registered.
 
 Guarantees: a transfer reaches every replica that has started, or it is refused and has to begin with `init` again; one
 that fails or is abandoned midway leaves no replica with a part of the weights, since all of them load the current ones
-(`ReplicaLoading.reload`); the update lease is held from `start` until the transfer is finished or they have them;
+(`ReplicaLoading.go_back`); the update lease is held from `start` until the transfer is finished or they have them;
 replicas connect only to trainers that the config lists.
 """
 
@@ -231,7 +231,7 @@ class WeightTransfer:
             if reason is not None:
                 logger.warning("A weight transfer is abandoned, and its replicas go back: %s", reason)
                 participants, self._participants = self._participants, []
-                await self._loading.reload(participants, self._idle_s + ENDS_WITHIN_S)
+                await self._go_back(participants)
 
     async def _receive(self, step: _Step, steps: "asyncio.Queue[_Step]") -> str | None:
         """Carries the steps out one after the other; returns why the transfer broke off, if it did."""
@@ -257,6 +257,13 @@ class WeightTransfer:
                     step = await steps.get()
             except TimeoutError:
                 return "nothing was heard from the trainer"
+
+    async def _go_back(self, replicas: Sequence[RegisteredReplica]) -> None:
+        timeout_s = self._idle_s + ENDS_WITHIN_S
+        back = await asyncio.gather(*(self._loading.go_back(each, None, timeout_s) for each in replicas))
+        version = self._versions.desired.version
+        extra = {"version": version}
+        logger.info("%d of %d replicas are at version %d again.", sum(back), len(replicas), version, extra=extra)
 
     async def _begin(self, options: SwitchOptions) -> None:
         self._keeps_prefix_cache = not options.reset_prefix_cache

@@ -102,7 +102,7 @@ async def test_where_only_engines_had_the_weights_all_replicas_are_replaced(
     await store.start_transfer(SwitchOptions())
     for replica in replicas:
         await replica.killed.wait()
-    reason = "its transfer broke off, and only engines had the weights of version 1"
+    reason = "it has to go back, and only engines had the weights of version 1"
     assert caplog.messages[-2:] == [f"A generator replica is replaced: {reason}"] * 2
 
 
