@@ -12,8 +12,8 @@ replicas connect only to trainers that the config lists.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -85,17 +85,6 @@ class _ReplicaFailed(Exception):
     """A replica failed a step of a transfer; the message is its error."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A request of the trainer in a transfer."""
-
-    work: Callable[[], Awaitable[Any]]
-    """If it raises, the replicas go back."""
-    conclude: Callable[[Any], Awaitable[PolicyUpdate]] | None = None
-    """Ends the transfer, with the result of `work`."""
-    done: "asyncio.Future[Any]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
 class WeightTransfer:
     """Connects the replicas to a trainer, and takes them through the steps of a transfer.
 
@@ -127,8 +116,11 @@ class WeightTransfer:
         self._idle_s = idle_s
         self._participants: list[RegisteredReplica] = []
         """The replicas that are connected to the trainer, in the order of their ranks."""
-        self._steps: asyncio.Queue[_Step] | None = None
-        """Those of the transfer that is under way."""
+        self._lease: AsyncExitStack | None = None
+        """The update lease of the transfer that is under way."""
+        self._stepping = asyncio.Lock()
+        self._silence: asyncio.TimerHandle | None = None
+        """Abandons the transfer that is under way if no step follows."""
         self._keeps_prefix_cache = False
         """Whether the transfer that is under way keeps the prefix cache."""
 
@@ -172,9 +164,16 @@ class WeightTransfer:
         """
         self._trainers.refuse_unless_configured()
         self._update_lock.refuse_if_busy(options)
-        step = _Step(lambda: self._begin(options))
-        self._tasks.start(self._run(step))
-        await step.done
+        async with AsyncExitStack() as lease:
+            await lease.enter_async_context(self._update_lock.lease("a trainer is sending weights to the replicas"))
+            await self._registry.drop_dead()
+            if not self._participants or self._participants != self._registry.started:
+                raise TransferRefused.of("transfer", REPLICAS_CHANGED)
+            self._lease = lease.pop_all()
+        async with self._step():
+            self._keeps_prefix_cache = not options.reset_prefix_cache
+            start = StartTransfer(SwapOptions(options.mode, options.reset_prefix_cache))
+            await self._send_all([start] * len(self._participants))
 
     async def update(self, update_info: UpdateInfo) -> None:
         """Lets every replica receive what the trainer sends meanwhile.
@@ -184,11 +183,11 @@ class WeightTransfer:
             TransferRefused: no transfer is under way, or a replica failed.
         """
         self._trainers.refuse_unless_configured()
-        steps = self._steps_under_way()
+        if self._lease is None:
+            raise TransferRefused.of("transfer", NOT_UNDER_WAY)
         of_each = shares(update_info, _workers_of(self._participants))
-        step = _Step(lambda: self._send_all([UpdateTransfer(share, self._idle_s) for share in of_each]))
-        steps.put_nowait(step)
-        await step.done
+        async with self._step():
+            await self._send_all([UpdateTransfer(share, self._idle_s) for share in of_each])
 
     async def finish(self, version: int | None) -> PolicyUpdate:
         """Makes what was sent the current version, by default the next number.
@@ -203,72 +202,52 @@ class WeightTransfer:
         self._trainers.refuse_unless_configured()
         number = self._versions.newest + 1 if version is None else version
         self._versions.refuse_taken(number)
-        step = _Step(lambda: self._apply(number), lambda applied: self._resume(number, applied))
-        self._steps_under_way().put_nowait(step)
-        update: PolicyUpdate = await step.done
-        return update
+        async with self._step() as lease:
+            applied = await self._apply(number)
+            self._lease = None
+        async with lease:
+            return await self._resume(number, applied)
 
-    def _steps_under_way(self) -> "asyncio.Queue[_Step]":
-        if self._steps is None:
-            raise TransferRefused.of("transfer", NOT_UNDER_WAY)
-        return self._steps
+    @asynccontextmanager
+    async def _step(self) -> AsyncIterator[AsyncExitStack]:
+        """Takes a step after those before it; if it fails, or none follows, the replicas go back.
 
-    async def _run(self, first: _Step) -> None:
-        """One transfer, which holds the update lease until it is finished or its replicas have gone back."""
-        async with self._update_lock.lease("a trainer is sending weights to the replicas"):
+        Raises:
+            TransferRefused: no transfer is under way, or a replica failed.
+        """
+        async with self._stepping:
+            if self._lease is None:
+                raise TransferRefused.of("transfer", NOT_UNDER_WAY)
+            if self._silence is not None:
+                self._silence.cancel()
             try:
-                await self._registry.drop_dead()
-                if not self._participants or self._participants != self._registry.started:
-                    raise TransferRefused.of("transfer", REPLICAS_CHANGED)
-            except Exception as error:  # noqa: BLE001 - raised to the trainer
-                first.done.set_exception(error)
-                return
-            steps = self._steps = asyncio.Queue()
-            reason = await self._receive(first, steps)
-            self._steps = None
-            while not steps.empty():
-                steps.get_nowait().done.set_exception(TransferRefused.of("transfer", NOT_UNDER_WAY))
-            if reason is not None:
-                logger.warning("A weight transfer is abandoned, and its replicas go back: %s", reason)
-                participants, self._participants = self._participants, []
-                await self._go_back(participants)
-
-    async def _receive(self, step: _Step, steps: "asyncio.Queue[_Step]") -> str | None:
-        """Carries the steps out one after the other; returns why the transfer broke off, if it did."""
-        while True:
-            try:
-                result = await step.work()
+                yield self._lease
             except _ReplicaFailed as failure:
+                self._abandon(str(failure))
                 message = f"it broke, and the replicas go back to the weights before it: {failure}"
-                step.done.set_exception(TransferRefused.of("transfer", message))
-                return str(failure)
-            except Exception as error:  # noqa: BLE001 - raised to the trainer
-                step.done.set_exception(error)
-                return f"{type(error).__name__}: {error}"
-            if step.conclude is not None:
-                try:
-                    step.done.set_result(await step.conclude(result))
-                except Exception as error:  # noqa: BLE001 - raised to the trainer
-                    step.done.set_exception(error)
-                return None
-            step.done.set_result(result)
-            try:
-                async with asyncio.timeout(self._idle_s):
-                    step = await steps.get()
-            except TimeoutError:
-                return "nothing was heard from the trainer"
+                raise TransferRefused.of("transfer", message) from failure
+            except Exception as error:
+                self._abandon(f"{type(error).__name__}: {error}")
+                raise
+            if self._lease is not None:
+                loop, reason = asyncio.get_running_loop(), "nothing was heard from the trainer"
+                self._silence = loop.call_later(self._idle_s, self._abandon, reason)
 
-    async def _go_back(self, replicas: Sequence[RegisteredReplica]) -> None:
+    def _abandon(self, reason: str) -> None:
+        """Ends the transfer that is under way; the lease is held until its replicas have gone back."""
+        logger.warning("A weight transfer is abandoned, and its replicas go back: %s", reason)
+        lease, self._lease = self._lease, None
+        replicas, self._participants = self._participants, []
+        if lease is not None:
+            self._tasks.start(self._go_back(lease, replicas))
+
+    async def _go_back(self, lease: AsyncExitStack, replicas: Sequence[RegisteredReplica]) -> None:
         timeout_s = self._idle_s + ENDS_WITHIN_S
-        back = await asyncio.gather(*(self._loading.go_back(each, None, timeout_s) for each in replicas))
+        async with lease:
+            back = await asyncio.gather(*(self._loading.go_back(each, None, timeout_s) for each in replicas))
         version = self._versions.desired.version
         extra = {"version": version}
         logger.info("%d of %d replicas are at version %d again.", sum(back), len(replicas), version, extra=extra)
-
-    async def _begin(self, options: SwitchOptions) -> None:
-        self._keeps_prefix_cache = not options.reset_prefix_cache
-        swap_options = SwapOptions(options.mode, options.reset_prefix_cache)
-        await self._send_all([StartTransfer(swap_options)] * len(self._participants))
 
     async def _apply(self, version: int) -> dict[RegisteredReplica, CommandResult]:
         """Lets every replica apply what it received, and makes the version current on disk if one of them could."""
