@@ -347,12 +347,6 @@ READERS = {
         (f"{CHUNKS}::byte_range",),
         "bytes ",
     ),
-    "content digest": Reader(
-        lambda text: refused(lambda: upload_chunk.content_digest(text)),
-        [":", "=", ",", "a", "sha-256=:"],
-        (f"{CHUNKS}::content_digest",),
-        before="sha-256=:",
-    ),
     "digest of weights": Reader(
         lambda text: refused(lambda: upload_chunk.weights_digest(text)), ["a", "0"], (f"{CHUNKS}::weights_digest",)
     ),

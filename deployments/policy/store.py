@@ -195,10 +195,10 @@ class PolicyStore(CommandSource):
             await self._tasks.finish(policy.uploads.write_chunk(version, sender, offset, data))
 
     async def end_chunk(
-        self, version: int, sender: str, end: int, total_bytes: int | None, name: str | None = None
+        self, version: int, sender: str, total_bytes: int | None, name: str | None = None
     ) -> UploadState:
         with self.policies.used(name) as policy:
-            return await self._tasks.finish(policy.uploads.end_chunk(version, sender, end, total_bytes))
+            return await self._tasks.finish(policy.uploads.end_chunk(version, sender, total_bytes))
 
     async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
         """The result of an earlier push of the same upload, whose answer may have been lost; `None` if there was none.

@@ -1,20 +1,18 @@
 """Uploads over HTTP in chunks: what has arrived of versions that are not complete yet, and who may write it.
 
-    uploads/8.part    the bytes of version 8, perhaps with an unfinished chunk at the end
-    uploads/8.json    how many of them count, how many there will be, who began, and why they were refused
+    uploads/8.part    the bytes of version 8 that have arrived
+    uploads/8.json    how many there will be, who began, and why they were refused
 
-Guarantees: bytes count once their chunk has ended, and they lie without holes from the first byte on; what counted is
-known to the store that starts in place of one that died. A crash of the machine may lose bytes that counted: an upload
-that is shorter than it should be is unknown, and the digest of the whole reveals other damage. Of several senders of
-one version only the one that began the last chunk may write, so the bytes of two senders never mix; nothing is written
-once all has arrived and the version is being validated; an upload never grows beyond what weights of the model can
-have, and all together not beyond their quota; a complete upload that was refused stays for another try, until it
+Guarantees: bytes lie without holes from the first one on, and the store that starts in place of one that died has them.
+A crash of the machine may lose the last of them, and the digest of the whole reveals other damage. Of several senders
+of one version only the one that began the last chunk may write, so the bytes of two senders never mix; nothing is
+written once all has arrived and the version is being validated; an upload never grows beyond what weights of the model
+can have, and all together not beyond their quota; a complete upload that was refused stays for another try, until it
 expires or another upload needs its room; there is at most one push of a version at a time, and the same push sent again
 gets the result of the first.
 """
 
 import asyncio
-import os
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -39,7 +37,6 @@ def utc_now() -> datetime:
 class _UploadNote(BaseModel):
     """The content of `uploads/8.json`."""
 
-    received_bytes: int = 0
     total_bytes: int | None = None
     owner: str | None = None
     changed_at: datetime = Field(default_factory=utc_now)
@@ -136,7 +133,8 @@ class Uploads:
 
     def _state_of(self, version: int, note: _UploadNote) -> UploadState:
         noted = note.model_dump(exclude={"changed_at"})
-        return UploadState(version=version, **noted, expires_at=note.changed_at + self._expiry)
+        expires_at = note.changed_at + self._expiry
+        return UploadState(version=version, received_bytes=self._size(version), **noted, expires_at=expires_at)
 
     def path(self, version: int) -> Path:
         return self._folder / f"{version}.part"
@@ -161,21 +159,18 @@ class Uploads:
             return sender
 
     def _begin(self, version: int, first_byte: int, owner: str | None) -> None:
-        received = self._received_bytes(version)
-        if first_byte > received:
+        note, path = self._note(version), self.path(version)
+        if first_byte > (0 if note is None else self._size(version)):
             raise self._misplaced(version, first_byte)
-        path = self.path(version)
         make_folder_durably(path.parent)
         if first_byte == 0:
-            self._write_note(version, _UploadNote(owner=owner, changed_at=utc_now()))
             self._versions.trash.discard(path)
-        elif first_byte < received:
-            self._change_note(version, received_bytes=first_byte, total_bytes=None, refused=None)
         with path.open("ab") as file:
             file.truncate(first_byte)
+        self._write_note(version, _UploadNote(owner=note.owner if note is not None and first_byte else owner))
 
     async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
-        """Writes bytes, which count once the chunk has ended.
+        """Writes bytes, which begin where those before them ended, or earlier if they are written again.
 
         Raises:
             ChunkMisplaced: another sender has begun a chunk since, or the upload was dropped.
@@ -196,6 +191,7 @@ class Uploads:
         with self.path(version).open("r+b") as file:
             file.seek(offset)
             file.write(data)
+            file.truncate()
 
     def _make_room(self, version: int, size_bytes: int, quota_bytes: int) -> None:
         """Drops refused uploads, the oldest first, as far as one that grows to `size_bytes` needs their room."""
@@ -217,16 +213,15 @@ class Uploads:
         uploads = (*root.glob("uploads/*.part"), *root.glob("names/*/uploads/*.part"))
         return sum(path.stat().st_size for path in uploads if path != own)
 
-    async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
-        """Counts the bytes before `end`. Raises `ChunkMisplaced` as `write_chunk` does."""
+    async def end_chunk(self, version: int, sender: str, total_bytes: int | None) -> UploadState:
+        """Records how many bytes there will be. Raises `ChunkMisplaced` as `write_chunk` does."""
         async with self._writing:
             self.refuse_overtaken(version, sender)
-            return await asyncio.to_thread(self._end, version, end, total_bytes)
+            return await asyncio.to_thread(self._end, version, total_bytes)
 
-    def _end(self, version: int, end: int, total_bytes: int | None) -> UploadState:
-        self._refuse_hole(version, end)
-        os.truncate(self.path(version), end)
-        self._change_note(version, received_bytes=end, total_bytes=total_bytes, refused=None)
+    def _end(self, version: int, total_bytes: int | None) -> UploadState:
+        self._refuse_hole(version, 0)
+        self._change_note(version, total_bytes=total_bytes, refused=None)
         return self.state(version)
 
     def refuse_overtaken(self, version: int, sender: str) -> None:
@@ -264,9 +259,9 @@ class Uploads:
         return {version: note for version in noted if (note := self._note(version)) is not None}
 
     def _note(self, version: int) -> _UploadNote | None:
-        """`None` also if bytes that counted are missing: the machine crashed, or the upload was moved away."""
+        """`None` also if there are no bytes beside it: the machine crashed, or the upload was moved away."""
         note = self._read_note(version)
-        return note if note is not None and self._size(version) >= note.received_bytes else None
+        return note if self._size(version) >= 0 else None
 
     def _read_note(self, version: int) -> _UploadNote | None:
         try:
@@ -281,16 +276,13 @@ class Uploads:
         except FileNotFoundError:
             return -1
 
-    def _received_bytes(self, version: int) -> int:
-        note = self._note(version)
-        return 0 if note is None else note.received_bytes
-
     def _refuse_hole(self, version: int, offset: int) -> None:
         if self._size(version) < offset:
             raise self._misplaced(version, offset)
 
     def _misplaced(self, version: int, first_byte: int) -> ChunkMisplaced:
-        message = f"{self._received_bytes(version)} bytes have arrived; go on from there"
+        received_bytes = 0 if self._note(version) is None else self._size(version)
+        message = f"{received_bytes} bytes have arrived; go on from there"
         return ChunkMisplaced.of("content-range", message, first_byte)
 
     def _change_note(self, version: int, **changes: Any) -> None:

@@ -1,11 +1,8 @@
 """Reads one chunk of a weight upload: its headers, and its bytes, which are checked against the headers."""
 
-import base64
-import hashlib
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from deployments.policy.failures import ChunkDamaged
 from rollout_client.contract.policy import WEIGHTS_DIGEST
@@ -17,10 +14,7 @@ FORWARDED_BYTES = 4 * 2**20
 """Bytes per call of the policy store."""
 LARGEST_BODY_BYTES = 256 * 2**20
 """Serve's proxy keeps in its memory what the policy store has not received yet."""
-OTHER_DIGEST = (
-    "Repr-Digest is not verified; send the Content-Digest of each body, or as the client does the Weights-Digest "
-    "of the file, with its last chunk"
-)
+OTHER_DIGESTS = ("repr-digest", "content-digest")
 MOST_SHOWN = 80
 """Characters of a header in a message."""
 
@@ -36,14 +30,12 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class UploadChunk:
-    """Description of a request's body by its headers. Digests are in hex."""
+    """Description of a request's body by its headers."""
 
     range: ByteRange | None
     """`None` for a body that is the whole upload."""
-    digest: str | None
-    """Sha-256 of this body (`Content-Digest`)."""
     weights_digest: str | None
-    """Digest of the file that the whole upload makes (`Weights-Digest`)."""
+    """Digest of the file that the whole upload makes (`Weights-Digest`), in hex."""
     is_zstd: bool
 
     @property
@@ -64,12 +56,14 @@ def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
     """Raises `RequestProblem`: 415 for an unsupported encoding, 400 for a header that cannot be read, 413 for a body
     that is too large according to `Content-Length`."""
     coding = content_coding(headers, [ZSTD])
-    if "repr-digest" in headers:
-        raise unreadable_body(OTHER_DIGEST)
+    for header in OTHER_DIGESTS:
+        if header in headers:
+            raise unreadable_body(
+                f"{header} is not verified; send the {WEIGHTS_DIGEST} of the file in its place"
+            )
     content_range = headers.get("content-range")
     chunk = UploadChunk(
         range=None if content_range is None else byte_range(content_range),
-        digest=content_digest(headers.get("content-digest")),
         weights_digest=weights_digest(headers.get(WEIGHTS_DIGEST)),
         is_zstd=coding == ZSTD,
     )
@@ -95,56 +89,31 @@ def weights_digest(value: str | None) -> str | None:
     return value
 
 
-def content_digest(value: str | None) -> str | None:
-    """The sha-256 (hex) in the header of RFC 9530; digests of other algorithms are ignored.
-
-    Raises:
-        RequestProblem: 400, there is a sha-256 and it is not in the form of the header.
-    """
-    members = dict(member.strip().partition("=")[::2] for member in (value or "").split(","))
-    if "sha-256" not in members:
-        return None
-    match = re.fullmatch(":(.*):", members["sha-256"])
-    if match is None:
-        raise unreadable_body("the sha-256 in content-digest does not stand between colons")
-    try:
-        return base64.b64decode(match[1], validate=True).hex()
-    except ValueError as error:
-        raise unreadable_body(f"the sha-256 in content-digest is not base64: {error}") from error
-
-
 async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
     """Yields the body in parts of about `FORWARDED_BYTES`, at least one, each with its offset in the upload.
 
-    The checks of length and digest come after the last part: the parts count only when the iteration ends normally.
-
     Raises:
         RequestProblem: 413, the body is larger than `LARGEST_BODY_BYTES`.
-        ChunkDamaged: the body has another length or digest than the headers say.
+        ChunkDamaged: the body has another length than its range; none of what is too much is yielded.
     """
-    digest = None if chunk.digest is None else hashlib.sha256()
     part = bytearray()
     offset = chunk.first
     async for data in body:
-        if digest is not None:
-            digest.update(data)
         part += data
         refuse_large_body(offset + len(part) - chunk.first)
         if len(part) >= FORWARDED_BYTES:
+            _refuse_length(chunk, offset + len(part), is_last=False)
             yield offset, bytes(part)
             offset += len(part)
             part.clear()
+    _refuse_length(chunk, offset + len(part), is_last=True)
     yield offset, bytes(part)
-    end = offset + len(part)
-    if chunk.range is not None and end != chunk.range.end:
-        due = chunk.range.end - chunk.first
-        raise damaged("content-range", f"{end - chunk.first} bytes came where {due} were due", end)
-    if digest is not None and digest.hexdigest() != chunk.digest:
-        raise damaged("content-digest", f"the body's sha-256 is {digest.hexdigest()}; send it again", chunk.digest)
 
 
-def damaged(field: str, message: str, value: Any) -> ChunkDamaged:
-    return ChunkDamaged.of(field, message, value)
+def _refuse_length(chunk: UploadChunk, end: int, is_last: bool) -> None:
+    if chunk.range is not None and (end > chunk.range.end or (is_last and end < chunk.range.end)):
+        message = f"{end - chunk.first} bytes came where {chunk.range.end - chunk.first} were due"
+        raise ChunkDamaged.of("content-range", message, end)
 
 
 def refuse_large_body(size_bytes: int) -> None:

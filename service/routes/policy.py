@@ -63,7 +63,6 @@ LARGEST_TRANSFER_BYTES = 64 * 2**20
 TRANSFER_ADVICE = "send the tensors in several updates"
 Name = Annotated[PolicyName | None, Query(description="The named policy; by default the one without a name.")]
 NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION, description="Number of the version, from 1.")]
-DIGEST = "sha-256=:n4bQgYhMfWWaL+qgxVrQFaO/TxsrC4Is0V1sFbDwCgg=:"
 POLICY_STATE = PolicyState(
     current=7,
     versions=[
@@ -191,7 +190,6 @@ async def upload_state(store: Store, version: NewVersion, name: Name = None) -> 
                 "Without it the body is the whole upload.",
                 "bytes 0-67108863/268435456",
             ),
-            header_parameter("Content-Digest", "Sha-256 of the body (RFC 9530).", DIGEST),
             header_parameter(
                 "Weights-Digest",
                 "With the last chunk: names the content of the file, as `rollout_client.weights.checksum.file_digest` "
@@ -216,7 +214,7 @@ async def push_version(
     async for offset, data in checked_parts(chunk, request.stream()):
         await store.write_chunk(version, sender, offset, data, name)
         end = offset + len(data)
-    state = await store.end_chunk(version, sender, end, chunk.total_after(end), name)
+    state = await store.end_chunk(version, sender, chunk.total_after(end), name)
     if not chunk.completes(state.received_bytes):
         return json_reply(state, 202)
     return json_reply(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.weights_digest))

@@ -75,11 +75,11 @@ class ScriptedStore:
         self.arrived += data
 
     async def end_chunk(
-        self, version: int, sender: str, end: int, total_bytes: int | None, name: str | None = None
+        self, version: int, sender: str, total_bytes: int | None, name: str | None = None
     ) -> UploadState:
         assert sender == SENDER
-        self.note("end_chunk", version, end, total_bytes, *given(name))
-        return UploadState(version=version, received_bytes=end, total_bytes=total_bytes)
+        self.note("end_chunk", version, total_bytes, *given(name))
+        return UploadState(version=version, received_bytes=len(self.arrived), total_bytes=total_bytes)
 
     async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
         self.note("repeated_update", version, digest, *given(name))

@@ -12,8 +12,7 @@ never changes. There are two ways to send one.
   With `Content-Encoding: zstd`, all chunks together are one zstd stream. The last chunk, or the only one, may name the
   content of the file by `Weights-Digest`: 64 hexadecimal digits, `rollout_client.weights.checksum.weights_digest`. The
   service verifies it in the pass over the data that it makes anyway, and answers 400 (`chunk-damaged`) where what has
-  arrived differs. It knows a repeated push by it, too. `Content-Digest` (RFC 9530) of a body is verified where it is
-  sent, which costs a pass of its own.
+  arrived differs. It knows a repeated push by it, too.
 - `Content-Type: application/json`: a `CheckpointSource`, which the service reads itself.
 
 With `kind=adapter&name=run-b` in the query, the version is one of the named policy `run-b`, which is served beside the
@@ -25,9 +24,8 @@ and loads them into every replica; the answer is then 200 with a `PolicyUpdate`.
 **Transfer.** A trainer on the same network sends the weights straight into the engines, with one of vLLM's
 weight-transfer backends, if the service's config lists its address (`policy.transfer.trainers`). Its steps are
 `POST /policy/transfer/init`, `start`, `update` and `finish`. `init` connects the trainer with every replica, and is
-repeated when the set of replicas has changed; `start` to `finish` are one transfer. One replica saves what arrives, and
-the policy store gets it afterwards: then the version has a checksum. Where that is off or fails, a replica that starts
-later waits for the next full version or the next transfer.
+repeated when the set of replicas has changed; `start` to `finish` are one transfer. Only the
+engines have what arrives: a replica that starts later waits for the next full version or the next transfer.
 
 Times are in seconds, sizes in bytes.
 """

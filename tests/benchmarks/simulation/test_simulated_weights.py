@@ -41,7 +41,7 @@ class Simulated:
         data = (TINY_MODEL / "model.safetensors").read_bytes()
         sender = await self.store.begin_chunk(version, 0)
         await self.store.write_chunk(version, sender, 0, data)
-        await self.store.end_chunk(version, sender, len(data), len(data))
+        await self.store.end_chunk(version, sender, len(data))
         update = await self.store.complete_upload(version, sender, PushOptions(**options), False, None)
         assert [replica.status for replica in update.replicas] == ["swapped"]
 

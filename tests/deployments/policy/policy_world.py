@@ -156,7 +156,7 @@ class World:
     async def chunk(self, version: int, first: int, content: bytes, total: int, name: str | None = None) -> UploadState:
         sender = self.senders[version, name] = await self.store.begin_chunk(version, first, None, name)
         await self.store.write_chunk(version, sender, first, content, name)
-        return await self.store.end_chunk(version, sender, first + len(content), total, name)
+        return await self.store.end_chunk(version, sender, total, name)
 
     async def complete(
         self, version: int, options: PushOptions, is_zstd: bool = False, digest: str | None = None

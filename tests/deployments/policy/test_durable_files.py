@@ -44,7 +44,7 @@ async def add(versions: Versions, version: int) -> None:
     uploads = Uploads(versions, ActivePushes(BackgroundTasks()), None, 60.0)
     sender = await uploads.begin_chunk(version, 0)
     await uploads.write_chunk(version, sender, 0, content)
-    await uploads.end_chunk(version, sender, len(content), len(content))
+    await uploads.end_chunk(version, sender, len(content))
     async with versions.adding(info(version), uploads.path(version)):
         versions.make_current(info(version))
 

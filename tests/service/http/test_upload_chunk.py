@@ -1,7 +1,6 @@
-"""Chunks of weight uploads: what their headers say, and that their bytes are checked against it."""
+"""Chunks of weight uploads: what their headers say, and that their bytes are as many."""
 
 import asyncio
-import base64
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 
@@ -18,7 +17,7 @@ from service.http.upload_chunk import (
 )
 from service.problems import RequestProblem
 
-WHOLE = UploadChunk(range=None, digest=None, weights_digest=None, is_zstd=False)
+WHOLE = UploadChunk(range=None, weights_digest=None, is_zstd=False)
 
 
 async def stream(datas: Sequence[bytes]) -> AsyncIterator[bytes]:
@@ -33,16 +32,12 @@ def parts(chunk: UploadChunk, *datas: bytes) -> list[tuple[int, bytes]]:
     return asyncio.run(collect())
 
 
-def field(content: bytes) -> str:
-    return f"sha-256=:{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
-
-
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def ranged(first: int, end: int, total: int | None = None, digest: str | None = None) -> UploadChunk:
-    return UploadChunk(ByteRange(first, end, total), digest, weights_digest=None, is_zstd=False)
+def ranged(first: int, end: int, total: int | None = None) -> UploadChunk:
+    return UploadChunk(ByteRange(first, end, total), weights_digest=None, is_zstd=False)
 
 
 # Headers
@@ -54,16 +49,15 @@ def test_without_headers_a_chunk_is_a_whole_upload() -> None:
     assert (chunk.first, chunk.total_after(7), chunk.completes(7)) == (0, 7, True)
 
 
-def test_headers_say_place_digests_and_encoding_of_a_chunk() -> None:
+def test_headers_say_place_digest_and_encoding_of_a_chunk() -> None:
     chunk = chunk_of(
         {
             "content-range": "bytes 4-6/9",
-            "content-digest": field(b"hts"),
             "weights-digest": sha256(b"weights"),
             "content-encoding": "zstd",
         }
     )
-    assert chunk == UploadChunk(ByteRange(4, 7, 9), sha256(b"hts"), sha256(b"weights"), is_zstd=True)
+    assert chunk == UploadChunk(ByteRange(4, 7, 9), sha256(b"weights"), is_zstd=True)
     assert (chunk.first, chunk.total_after(7), chunk.completes(7), chunk.completes(9)) == (4, 9, False, True)
 
 
@@ -84,11 +78,12 @@ def test_a_content_length_over_the_bound_is_refused() -> None:
     assert raised.value.problem.status == 413
 
 
-def test_a_digest_that_the_service_does_not_verify_is_refused() -> None:
+@pytest.mark.parametrize("header", ["repr-digest", "content-digest"])
+def test_a_digest_that_the_service_does_not_verify_is_refused(header: str) -> None:
     with pytest.raises(RequestProblem) as raised:
-        chunk_of({"repr-digest": field(b"weights")})
+        chunk_of({header: "sha-256=:AAAA:"})
     [error] = raised.value.problem.errors
-    assert (raised.value.problem.status, error.message.partition(";")[0]) == (400, "Repr-Digest is not verified")
+    assert (raised.value.problem.status, error.message.partition(";")[0]) == (400, f"{header} is not verified")
 
 
 @pytest.mark.parametrize("value", ["", "a" * 63, "a" * 65, "A" * 64, "g" * 64, f"sha-256=:{'a' * 64}:"])
@@ -101,11 +96,6 @@ def test_a_digest_of_another_form_is_refused(value: str) -> None:
 
 
 # Bytes
-
-
-def test_a_body_without_a_digest_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.upload_chunk.hashlib", None)
-    assert parts(WHOLE, b"weights") == [(0, b"weights")]
 
 
 def test_a_body_comes_in_parts_with_their_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,10 +129,18 @@ def test_the_bound_counts_what_was_forwarded_already(monkeypatch: pytest.MonkeyP
         parts(WHOLE, b"12345", b"67890", b"1")
 
 
-def test_a_body_of_another_digest_is_damaged_and_its_own_digest_is_not() -> None:
-    assert parts(ranged(0, 7, digest=sha256(b"weights")), b"wei", b"ghts") == [(0, b"weights")]
+@pytest.mark.parametrize(("end", "forwarded"), [(6, 4), (8, 8), (20, 12)])
+def test_a_body_of_another_length_than_its_range_is_damaged_and_nothing_beyond_it_is_forwarded(
+    monkeypatch: pytest.MonkeyPatch, end: int, forwarded: int
+) -> None:
+    monkeypatch.setattr(upload_chunk, "FORWARDED_BYTES", 4)
+    got = list[bytes]()
+
+    async def collect() -> None:
+        async for _, part in checked_parts(ranged(0, end), stream([b"0123", b"4567", b"8901"])):
+            got.append(part)
+
     with pytest.raises(ChunkDamaged) as raised:
-        parts(ranged(0, 7, digest=sha256(b"others!")), b"weights")
+        asyncio.run(collect())
     [problem] = raised.value.problems
-    assert (problem.field, problem.value) == ("content-digest", sha256(b"others!"))
-    assert problem.message == f"the body's sha-256 is {sha256(b'weights')}; send it again"
+    assert (problem.field, len(b"".join(got))) == ("content-range", forwarded)
