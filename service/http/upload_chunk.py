@@ -58,9 +58,7 @@ def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
     coding = content_coding(headers, [ZSTD])
     for header in OTHER_DIGESTS:
         if header in headers:
-            raise unreadable_body(
-                f"{header} is not verified; send the {WEIGHTS_DIGEST} of the file in its place"
-            )
+            raise unreadable_body(f"{header} is not verified; send the {WEIGHTS_DIGEST} of the file in its place")
     content_range = headers.get("content-range")
     chunk = UploadChunk(
         range=None if content_range is None else byte_range(content_range),

@@ -1,6 +1,5 @@
 """The routes of `/policy` over a scripted store: what headers, queries and bodies say, and each refusal's document."""
 
-import base64
 import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -54,10 +53,6 @@ NEW_UPLOAD = {
     "expires_at": None,
 }
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
-
-
-def digest_field(content: bytes) -> str:
-    return f"sha-256=:{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
 
 
 def sha256(content: bytes) -> str:
