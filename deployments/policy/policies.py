@@ -172,14 +172,6 @@ class PolicyRegistry:
         """By name, in the order of their names."""
         return dict(sorted(self._named.items()))
 
-    def path_of(self, version: int, checksum: str) -> Path | None:
-        """The file of a version of a named policy that is served, if one has this number and checksum."""
-        for policy in self.named.values():
-            served = policy.served
-            if served is not None and (served.version, served.checksum) == (version, checksum):
-                return policy.versions.weights(served.version)
-        return None
-
     def take_served(self, versions: Mapping[str, int]) -> None:
         """A replica serves these versions: where the store lost its folder, their numbers are not given again."""
         for name, version in versions.items():

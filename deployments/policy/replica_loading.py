@@ -1,6 +1,6 @@
 """Replicas get the current version before they accept requests, and again when they have lost it.
 
-`Payloads` says what a replica lacks, and where its bytes are; only bytes that replicas read pass through the store.
+Payloads say what a replica lacks, and where its bytes are; only bytes that replicas read pass through the store.
 Guarantees: a replica accepts requests only once it holds what every replica should hold, the adapters of named policies
 included; one that holds other weights under a number that the store knows is replaced, and a number that a replica has
 is not given to other weights. Replicas that start load at the same time, and updates do not wait for them, except for
@@ -27,9 +27,12 @@ from deployments.policy.policies import Policy, PolicyRegistry
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry, error_of
 from deployments.policy.versions import Version
 
+LOADS_BESIDE_UPDATES = 3
+logger = logging.getLogger("rollout_service.policy")
 
-class Payloads:
-    """Those of the policy without a name, unless it is said otherwise.
+
+class ReplicaLoading:
+    """Gives replicas what every replica should hold. Payloads are of the policy without a name, unless it is said.
 
     Args:
         node_id: of the policy store's node.
@@ -42,10 +45,11 @@ class Payloads:
         self._policies = policies
         self._versions = policies.unnamed.versions
         self._registry = registry
+        self._update_lock = registry.update_lock
         self._node_id = node_id
         self._copy_to_nodes = copy_to_nodes
 
-    def can_complete(self, loaded: LoadedWeights | None) -> bool:
+    def _can_complete(self, loaded: LoadedWeights | None) -> bool:
         """Whether the service has the weights that a replica which holds `loaded` lacks.
 
         Only replicas have those that a trainer sent them.
@@ -71,7 +75,7 @@ class Payloads:
             VersionUnknown, WeightsRefused: as `Versions.file` does.
             OSError: a file cannot be read.
         """
-        numbers = _versions_to_load(loaded, self._versions.desired) if self.can_complete(loaded) else []
+        numbers = _versions_to_load(loaded, self._versions.desired) if self._can_complete(loaded) else []
         return [await self.payload(number) for number in numbers]
 
     async def payload(self, version: int, is_delta: bool = False) -> VersionPayload:
@@ -148,8 +152,9 @@ class Payloads:
             raise VersionUnknown.not_stored(version) from error
 
     def _path_of(self, version: int, checksum: str) -> Path:
-        if (adapter := self._policies.path_of(version, checksum)) is not None:
-            return adapter
+        for policy in self._policies.named.values():
+            if policy.served is not None and (policy.served.version, policy.served.checksum) == (version, checksum):
+                return policy.versions.weights(version)
         if self._versions.checksum(version) == checksum:
             return self._versions.file(version)
         if version and self._versions.info(version).delta_checksum == checksum:
@@ -163,40 +168,6 @@ class Payloads:
         except FileNotFoundError:
             return StoredFile(str(path), self._node_id, inode=0, modified_ns=0, is_copied=self._copy_to_nodes)
         return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns, self._copy_to_nodes)
-
-
-def _read_range(path: Path, offset: int, count: int) -> bytes:
-    """Returns fewer bytes at the end of the file."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(count)
-
-
-def _versions_to_load(loaded: LoadedWeights | None, desired: LoadedWeights) -> list[int]:
-    """The versions to load, in this order, to get from `loaded` to `desired`.
-
-    An adapter cannot be taken off, so that full weights alone are loaded again.
-    """
-    if loaded == desired:
-        return []
-    if desired.adapter is None:
-        return [desired.full]
-    return [desired.adapter] if loaded is not None and loaded.full == desired.full else [desired.full, desired.adapter]
-
-
-LOADS_BESIDE_UPDATES = 3
-logger = logging.getLogger("rollout_service.policy")
-
-
-class ReplicaLoading:
-    """Gives replicas what every replica should hold."""
-
-    def __init__(self, policies: PolicyRegistry, registry: ReplicaRegistry, payloads: Payloads) -> None:
-        self._policies = policies
-        self._versions = policies.unnamed.versions
-        self._registry = registry
-        self._payloads = payloads
-        self._update_lock = registry.update_lock
 
     async def admit(self, replica: RegisteredReplica) -> None:
         """Loads what a replica that has registered lacks, or replaces it.
@@ -236,7 +207,7 @@ class ReplicaLoading:
             if not await self._load_missing(replica):
                 return
             async with self._update_lock.lease():
-                if replica.loaded == self._versions.desired or not self._payloads.can_complete(replica.loaded):
+                if replica.loaded == self._versions.desired or not self._can_complete(replica.loaded):
                     await self._join(replica)
                     return
         async with self._update_lock.lease():
@@ -248,7 +219,7 @@ class ReplicaLoading:
         desired = self._versions.desired
         replica.loading = (desired.full, desired.version)
         try:
-            return await self._registry.load(replica, await self._payloads.to_load(replica.loaded))
+            return await self._registry.load(replica, await self.to_load(replica.loaded))
         finally:
             replica.loading = ()
 
@@ -287,7 +258,7 @@ class ReplicaLoading:
 
         The caller holds the update lease.
         """
-        payloads = await asyncio.to_thread(self._payloads.adapters)
+        payloads = await asyncio.to_thread(self.adapters)
         command = SetAdapters(payloads, self._registry.canary_timeout_s())
         results = await self._registry.send_all(replicas, command, sum(payload.size_bytes for payload in payloads))
         for replica, result in zip(replicas, results, strict=True):
@@ -308,10 +279,10 @@ class ReplicaLoading:
         """
         version = self._versions.desired.version
         reason, payloads = None, list[VersionPayload]()
-        if not self._payloads.can_complete(held):
+        if not self._can_complete(held):
             reason = f"it has to go back, and only engines had the weights of version {version}"
         try:
-            payloads = await self._payloads.to_load(held)
+            payloads = await self.to_load(held)
         except (PolicyFailure, OSError) as failure:
             reason = f"it has to go back, and the weights of version {version} cannot be read: {failure}"
         if reason is None and abandon_timeout_s is not None:
@@ -325,3 +296,22 @@ class ReplicaLoading:
             # A swap of full weights took the adapters of named policies off.
             await self.set_adapters([replica])
         return True
+
+
+def _read_range(path: Path, offset: int, count: int) -> bytes:
+    """Returns fewer bytes at the end of the file."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(count)
+
+
+def _versions_to_load(loaded: LoadedWeights | None, desired: LoadedWeights) -> list[int]:
+    """The versions to load, in this order, to get from `loaded` to `desired`.
+
+    An adapter cannot be taken off, so that full weights alone are loaded again.
+    """
+    if loaded == desired:
+        return []
+    if desired.adapter is None:
+        return [desired.full]
+    return [desired.adapter] if loaded is not None and loaded.full == desired.full else [desired.full, desired.adapter]

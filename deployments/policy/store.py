@@ -33,11 +33,10 @@ from deployments.policy.initial_version import InitialVersion
 from deployments.policy.policies import Policy, PolicyRegistry
 from deployments.policy.preparation import PreparedVersion, VersionPreparation
 from deployments.policy.published import PublishedChain
-from deployments.policy.replica_loading import Payloads, ReplicaLoading
+from deployments.policy.replica_loading import ReplicaLoading
 from deployments.policy.replica_registry import ReplicaRegistry
 from deployments.policy.run_identity import RunIdentity
 from deployments.policy.settings import PolicySettings
-from deployments.policy.trusted_trainers import TrustedTrainers
 from deployments.policy.update import Updates
 from deployments.policy.weight_transfer import WeightTransfer, world_size
 from deployments.protocols.weight_versions import CurrentVersions
@@ -89,26 +88,12 @@ class PolicyStore(CommandSource):
         self.registry = ReplicaRegistry(
             cluster, settings.command_timeout_s, settings.command_timeout_s_per_gb, settings.canary_timeout_s
         )
-        self.payloads = Payloads(self.policies, self.registry, cluster.node_id(), settings.copy_to_nodes)
-        self._loading = ReplicaLoading(self.policies, self.registry, self.payloads)
-        self._updates = Updates(
-            self.policies,
-            self.registry,
-            self.payloads,
-            self._loading,
-            self._tasks,
-            is_rolling=settings.activation == "rolling",
-        )
+        self.loading = ReplicaLoading(self.policies, self.registry, cluster.node_id(), settings.copy_to_nodes)
+        is_rolling = settings.activation == "rolling"
+        self._updates = Updates(self.policies, self.registry, self.loading, self._tasks, is_rolling)
         self._checkpoint_roots = settings.checkpoint_roots
         self.transfer = WeightTransfer(
-            self.registry,
-            self.policies,
-            self._updates,
-            TrustedTrainers(settings.transfer.trainers),
-            self._loading,
-            self._tasks,
-            settings.transfer.rendezvous_timeout_s,
-            settings.transfer_idle_s,
+            settings, self.registry, self.policies.unnamed, self._updates, self.loading, self._tasks
         )
         self._follower: FolderFollower | None = None
         if settings.follow is not None:
@@ -123,7 +108,7 @@ class PolicyStore(CommandSource):
     async def register(self, registration: ReplicaRegistration) -> None:
         replica = self.registry.register(registration)
         replica.is_starting = True
-        self._tasks.start(self._loading.admit(replica))
+        self._tasks.start(self.loading.admit(replica))
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         return await self.registry.next_command(replica_id, report)
@@ -132,8 +117,8 @@ class PolicyStore(CommandSource):
         self.registry.record_checksum(replica_id, loaded, checksum)
 
     async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        """Documented in `Payloads.read`; `NodeWeights` of other nodes call it."""
-        return await self.payloads.read(version, checksum, offset, count)
+        """Documented in `ReplicaLoading.read`; `NodeWeights` of other nodes call it."""
+        return await self.loading.read(version, checksum, offset, count)
 
     # Called by the ingress; documented in the classes that do the work.
 

@@ -34,7 +34,7 @@ from deployments.policy.commands import (
 from deployments.policy.failures import PolicyFailure, VersionUntried, WeightsRefused
 from deployments.policy.lineage import current_full_weights, refuse_other_base, warnings_of_base
 from deployments.policy.policies import Policy, PolicyRegistry
-from deployments.policy.replica_loading import Payloads, ReplicaLoading
+from deployments.policy.replica_loading import ReplicaLoading
 from deployments.policy.replica_registry import (
     CommandResult,
     RegisteredReplica,
@@ -208,7 +208,6 @@ class Updates:
         self,
         policies: PolicyRegistry,
         registry: ReplicaRegistry,
-        payloads: Payloads,
         loading: ReplicaLoading,
         tasks: BackgroundTasks,
         is_rolling: bool,
@@ -216,7 +215,6 @@ class Updates:
         self._policies = policies
         self._full = policies.unnamed.versions
         self._registry = registry
-        self._payloads = payloads
         self._loading = loading
         self._update_lock = registry.update_lock
         self._tasks = tasks
@@ -295,7 +293,7 @@ class Updates:
             self.write_full_weights()
 
     def remove_old_versions(self, policy: Policy) -> None:
-        policy.remove_old_versions(self._payloads.pinned)
+        policy.remove_old_versions(self._loading.pinned)
         self._tasks.start(self._policies.clean_up())
 
     def write_full_weights(self) -> None:
@@ -326,10 +324,10 @@ class Updates:
             # No node applies the delta: whether it makes what its sender says is found out here.
             await asyncio.to_thread(policy.versions.file, info.version)
         if policy.name is None:
-            payloads = (await self._payloads.payload(info.version, is_delta=True),)
+            payloads = (await self._loading.payload(info.version, is_delta=True),)
             swap = SwapOptions(options.mode, options.reset_prefix_cache)
         else:
-            payloads, swap = await asyncio.to_thread(self._payloads.adapters, policy, info), None
+            payloads, swap = await asyncio.to_thread(self._loading.adapters, policy, info), None
         update = TwoPhaseUpdate(self._registry, replicas, info.version, payloads, swap)
         try:
             if not await update.try_version():

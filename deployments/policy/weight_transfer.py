@@ -15,7 +15,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deployments.policy.commands import (
     ApplyTransfer,
@@ -27,7 +27,7 @@ from deployments.policy.commands import (
     UpdateTransfer,
 )
 from deployments.policy.failures import TransferRefused
-from deployments.policy.policies import PolicyRegistry
+from deployments.policy.policies import Policy
 from deployments.policy.replica_loading import ReplicaLoading
 from deployments.policy.replica_registry import CommandResult, RegisteredReplica, ReplicaRegistry, error_of
 from deployments.policy.trusted_trainers import TrustedTrainers
@@ -35,6 +35,9 @@ from deployments.policy.update import Updates
 from deployments.policy.versions import Version
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import PolicyUpdate, SwitchOptions
+
+if TYPE_CHECKING:
+    from deployments.policy.settings import PolicySettings
 
 TRAINER_RANKS = 1
 ENDS_WITHIN_S = 15.0
@@ -89,31 +92,28 @@ class WeightTransfer:
     """Connects the replicas to a trainer, and takes them through the steps of a transfer.
 
     Args:
-        rendezvous_timeout_s: a trainer that a replica cannot connect to within so many seconds is refused.
-        idle_s: a transfer is abandoned when nothing was heard from its trainer for so many seconds.
+        policy: the one without a name.
     """
 
     def __init__(
         self,
+        settings: "PolicySettings",
         registry: ReplicaRegistry,
-        policies: PolicyRegistry,
+        policy: Policy,
         updates: Updates,
-        trainers: TrustedTrainers,
         loading: ReplicaLoading,
         tasks: BackgroundTasks,
-        rendezvous_timeout_s: float,
-        idle_s: float,
     ) -> None:
         self._registry = registry
-        self._policy = policies.unnamed
-        self._versions = policies.unnamed.versions
+        self._policy = policy
+        self._versions = policy.versions
         self._updates = updates
         self._update_lock = registry.update_lock
-        self._trainers = trainers
+        self._trainers = TrustedTrainers(settings.transfer.trainers)
         self._loading = loading
         self._tasks = tasks
-        self._rendezvous_timeout_s = rendezvous_timeout_s
-        self._idle_s = idle_s
+        self._rendezvous_timeout_s = settings.transfer.rendezvous_timeout_s
+        self._idle_s = settings.transfer_idle_s
         self._participants: list[RegisteredReplica] = []
         """The replicas that are connected to the trainer, in the order of their ranks."""
         self._lease: AsyncExitStack | None = None

@@ -17,11 +17,11 @@ from tests.paths import TINY_MODEL
 
 async def to_load(world: World, full: int, adapter: int | None = None) -> list[int]:
     """The versions that a replica which holds these has to load."""
-    return [payload.version for payload in await world.store.payloads.to_load(LoadedWeights(full, adapter))]
+    return [payload.version for payload in await world.store.loading.to_load(LoadedWeights(full, adapter))]
 
 
 async def payload(world: World, version: int) -> VersionPayload:
-    return await world.store.payloads.payload(version)
+    return await world.store.loading.payload(version)
 
 
 @in_world()
@@ -101,7 +101,7 @@ async def test_replicas_that_hold_the_base_get_a_delta_and_others_may_read_it(
     await fleet(world, "r0")
     monkeypatch.setattr(Updates, "write_full_weights", lambda _: None)
     await push_deltas(world, 2)
-    found = await world.store.payloads.payload(3, is_delta=True)
+    found = await world.store.loading.payload(3, is_delta=True)
     delta = world.versions.delta(3)
     assert found.delta is not None
     assert (found.delta.base, found.delta.base_checksum) == (2, world.versions.info(2).checksum)
@@ -113,4 +113,4 @@ async def test_replicas_that_hold_the_base_get_a_delta_and_others_may_read_it(
     assert await world.store.read_weights(3, found.delta.checksum, 0, 10**6) == delta.read_bytes()
     assert version_files(world)[3] == DELTA
     assert await world.store.read_weights(3, found.checksum, 0, 10**7) == full_weights(3)[2]
-    assert (await world.store.payloads.payload(3, is_delta=True)).delta is None
+    assert (await world.store.loading.payload(3, is_delta=True)).delta is None
