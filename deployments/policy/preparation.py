@@ -259,7 +259,7 @@ class VersionPreparation:
         base = delta_base(self._versions, named_base)
         delta_checksum = validate_delta(pushed, self._versions.initial.layout_on_disk)
         if options.checksum is not None and base == self._versions.desired.full:
-            full_bytes = self._versions.full_bytes(base)
+            full_bytes = self._versions.file(base).stat().st_size
             return _PreparedFile(pushed, options.checksum, delta_checksum, full_bytes, delta_checksum=delta_checksum)
         full = folder / "applied.safetensors"
         checksum = self._versions.applied(base, pushed, full)

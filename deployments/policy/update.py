@@ -15,7 +15,7 @@ an adapter beside the full weights: it pauses nothing.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,7 +108,8 @@ class TwoPhaseUpdate:
         for replica in [each for each in self._replicas if self._has_succeeded(each)]:
             result = await self._try_on(replica)
             error = error_of(result)
-            if _was_lost(result):
+            if isinstance(result, ReplicaLost) and not isinstance(result, ReplicaTimedOut):
+                # It left or died meanwhile, which proves nothing about the version.
                 continue
             if error is None:
                 self.on_trial = replica
@@ -121,7 +122,8 @@ class TwoPhaseUpdate:
         if self._replicas:
             for replica, result in self._results.items():
                 self._registry.replace_if_registered(replica, str(error_of(result)), self._version)
-            raise _all_were_lost(self._results.values())
+            reasons = "; ".join(sorted({str(error_of(result)) for result in self._results.values()}))
+            raise VersionUntried.of("weights", f"all replicas were lost before that: {reasons}")
         return True
 
     async def finish(self, on_swapped: OnSwapped | None = None) -> list[ReplicaUpdate]:
@@ -163,16 +165,6 @@ class TwoPhaseUpdate:
             self._results[replica] = result
             if isinstance(result, CommandReport):
                 self._costs[replica] += result.costs
-
-
-def _was_lost(result: CommandResult) -> bool:
-    """Whether the replica left or died meanwhile, which proves nothing about the version."""
-    return isinstance(result, ReplicaLost) and not isinstance(result, ReplicaTimedOut)
-
-
-def _all_were_lost(results: Iterable[CommandResult]) -> VersionUntried:
-    reasons = "; ".join(sorted({str(error_of(result)) for result in results}))
-    return VersionUntried.of("weights", f"all replicas were lost before that: {reasons}")
 
 
 def refuse_if_all_refused(staged: Sequence[CommandResult]) -> None:

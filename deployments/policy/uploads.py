@@ -231,7 +231,7 @@ class Uploads:
 
     def keep_refused(self, version: int, reason: str) -> None:
         """Keeps a complete upload for another try, unless its version can no longer become current."""
-        if self._versions.is_taken(version):
+        if version <= self._versions.newest:
             self.drop(version)
         elif self._note(version) is not None:
             self._change_note(version, refused=reason)

@@ -139,11 +139,8 @@ class Versions:
         current = self.find(self.current)
         if current is None:
             return LoadedWeights()
-        return (
-            LoadedWeights(current.base or 0, current.version)
-            if current.kind == "adapter"
-            else LoadedWeights(current.version)
-        )
+        is_adapter = current.kind == "adapter"
+        return LoadedWeights(current.base or 0, current.version) if is_adapter else LoadedWeights(current.version)
 
     def infos(self) -> list[VersionInfo]:
         """All versions as callers see them, version 0 first."""
@@ -164,9 +161,6 @@ class Versions:
         if found is None:
             raise VersionUnknown.not_stored(version)
         return found
-
-    def is_taken(self, version: int) -> bool:
-        return version <= self.newest
 
     def refuse_taken(self, version: int) -> None:
         """Raises `VersionRefused` if the number is taken, or more than `max_step` above the newest one."""
@@ -262,12 +256,6 @@ class Versions:
         found = self.find(version)
         return found is not None and found.stored != "nothing"
 
-    @property
-    def has_desired(self) -> bool:
-        """Whether the service has the weights that every replica should hold."""
-        desired = self.desired
-        return self.has_weights(desired.full) and self.has_weights(desired.version)
-
     def weights(self, version: int) -> Path:
         """Where the whole weights of the version are, or will be."""
         return self.folder / "versions" / f"{version}.safetensors"
@@ -279,10 +267,6 @@ class Versions:
     def checksum(self, version: int) -> str:
         """The `Checksum` of a version that is stored with its weights; call it from a thread."""
         return str(self.info(version).checksum) if version else self.initial.checksum
-
-    def full_bytes(self, version: int) -> int:
-        """Size of full weights as one file. Call it from a thread."""
-        return self.info(version).size_bytes if version else self.initial.file().stat().st_size
 
     def file(self, version: int) -> Path:
         """The full weights, or an adapter. Those of a delta are written first. Call it from a thread.

@@ -171,7 +171,7 @@ async def test_after_a_transfer_that_breaks_off_a_replica_has_the_current_weight
     world: World, has_adapter: bool
 ) -> None:
     [replica] = await transferring(world, "r0")
-    await until(lambda: not world.store.registry.update_lock.is_held)
+    await until(lambda: not world.store.registry.update_lock._lock.locked())
     await world.push(1, weights(2.0))
     await world.push(2, delta(), kind="delta", base=1, checksum=checksum_of(changed(weights(2.0))))
     if has_adapter:
@@ -179,7 +179,7 @@ async def test_after_a_transfer_that_breaks_off_a_replica_has_the_current_weight
     await start_transfer(world, 2)
     replica.files.clear()
     world.cluster.events.clear()
-    await until(lambda: not world.store.registry.update_lock.is_held)
+    await until(lambda: not world.store.registry.update_lock._lock.locked())
     assert replica.files[2] == changed(weights(2.0)), "as a whole: what it holds is the base of no delta"
     swapped = [("r0", 2), ("r0", 3)] if has_adapter else [("r0", 2)]
     assert (world.cluster.done("swap"), world.cluster.killed) == (swapped, [])
