@@ -12,9 +12,9 @@ waits learns of each change.
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -57,6 +57,8 @@ class Policy:
         """The version that new generations use, as it was published last."""
         self.pushes = ActivePushes(tasks)
         self.uploads = Uploads(self.versions, self.pushes, settings.upload_quota_bytes, settings.upload_expiry_s)
+        self.used_at = 0.0
+        """When a call was about it last, by the clock of the event loop."""
         self.numbering = asyncio.Lock()
         """Held while a number is chosen for a push, until its end."""
         self.last_update: PolicyUpdate | None = None
@@ -73,6 +75,11 @@ class Policy:
     def is_known(self) -> bool:
         """Whether anybody has ever begun to push it."""
         return bool(self.versions.newest or self.uploads.states())
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether something is written of it, or pushed to it."""
+        return self.pushes.are_running or self.uploads.are_being_written
 
     def label(self, version: int) -> str:
         return label_of(self.name, version)
@@ -118,52 +125,35 @@ class PolicyRegistry:
     """
 
     def __init__(self, root: Path, settings: "PolicySettings", initial: InitialVersion, tasks: BackgroundTasks) -> None:
-        def open_policy(name: str | None) -> Policy:
-            return Policy(name, root, settings, initial, tasks)
-
-        self._open: Callable[[str], Policy] = open_policy
-        self.unnamed = open_policy(None)
+        self._open = partial(Policy, root=root, settings=settings, initial=initial, tasks=tasks)
+        self.unnamed = self._open(None)
         self._named: dict[str, Policy] = {}
         """By name. All that were ever pushed; those without a version are not served."""
         self._changed = asyncio.Condition()
-        self._calls = Counter[str]()
-        """By the name of a policy, the calls about it that are under way."""
         for path in sorted(root.glob("names/*")):
-            self._policy(path.name)
+            self.of(path.name)
         self._longest_wait_s = settings.wait_s
         self._drop_outdated()
         self._published = CurrentVersions(uuid4().hex, time.time_ns(), self._served_numbers())
 
-    def _policy(self, name: str) -> Policy:
+    def of(self, name: str | None) -> Policy:
         """The policy of this name; one that is not known has neither versions nor uploads."""
+        if name is None:
+            return self.unnamed
         policy = self._named.get(name)
         if policy is None:
             policy = self._named[name] = self._open(name)
+        policy.used_at = asyncio.get_running_loop().time()
         return policy
 
-    @contextmanager
-    def used(self, name: str | None) -> Iterator[Policy]:
-        """The policy for the length of a call. Afterwards a named one is forgotten if it has no version and nothing of
-        one, and once its upload has expired or its push, which goes on without its caller, is refused.
+    def _forget_unknown(self, name: str) -> None:
+        """Forgets a named policy that has no version and nothing of one: its upload has expired, or it never had any.
 
         So calls with names of which there is no policy leave nothing behind.
         """
-        if name is None:
-            yield self.unnamed
-            return
-        policy = self._policy(name)
-        self._calls[name] += 1
-        try:
-            yield policy
-        finally:
-            self._calls[name] -= 1
-            if not self._calls[name]:
-                del self._calls[name]
-                self._forget_unknown(name)
-
-    def _forget_unknown(self, name: str) -> None:
         policy = self._named[name]
-        if name not in self._calls and not policy.is_known and not policy.pushes.are_running:
+        unused_s = asyncio.get_running_loop().time() - policy.used_at
+        if unused_s >= CLEAN_UP_EVERY_S and not policy.is_known and not policy.is_changing:
             del self._named[name]
             policy.versions.trash.discard(policy.versions.folder)
 
@@ -175,7 +165,7 @@ class PolicyRegistry:
     def take_served(self, versions: Mapping[str, int]) -> None:
         """A replica serves these versions: where the store lost its folder, their numbers are not given again."""
         for name, version in versions.items():
-            self._policy(name).versions.take(version)
+            self.of(name).versions.take(version)
 
     async def watch(self, seen: CurrentVersions | None) -> CurrentVersions:
         """The current versions, as soon as they differ from `seen`, or unchanged after `LONG_POLL_S`."""

@@ -166,24 +166,20 @@ class PolicyStore(CommandSource):
         return await self._initial.layout()
 
     async def upload_state(self, version: int, name: str | None = None) -> UploadState:
-        with self.policies.used(name) as policy:
-            return policy.uploads.state(version)
+        return self.policies.of(name).uploads.state(version)
 
     async def begin_chunk(
         self, version: int, first_byte: int, owner: str | None = None, name: str | None = None
     ) -> str:
-        with self.policies.used(name) as policy:
-            return await self._tasks.finish(policy.uploads.begin_chunk(version, first_byte, owner))
+        return await self._tasks.finish(self.policies.of(name).uploads.begin_chunk(version, first_byte, owner))
 
     async def write_chunk(self, version: int, sender: str, offset: int, data: bytes, name: str | None = None) -> None:
-        with self.policies.used(name) as policy:
-            await self._tasks.finish(policy.uploads.write_chunk(version, sender, offset, data))
+        await self._tasks.finish(self.policies.of(name).uploads.write_chunk(version, sender, offset, data))
 
     async def end_chunk(
         self, version: int, sender: str, total_bytes: int | None, name: str | None = None
     ) -> UploadState:
-        with self.policies.used(name) as policy:
-            return await self._tasks.finish(policy.uploads.end_chunk(version, sender, total_bytes))
+        return await self._tasks.finish(self.policies.of(name).uploads.end_chunk(version, sender, total_bytes))
 
     async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
         """The result of an earlier push of the same upload, whose answer may have been lost; `None` if there was none.
@@ -193,22 +189,22 @@ class PolicyStore(CommandSource):
         """
         if digest is None:
             return None
-        with self.policies.used(name) as policy:
-            if (update := await policy.pushes.result_of_same(version, digest)) is not None:
-                return update
-            stored = policy.versions.find(version)
-            if stored is None or version > policy.current or stored.upload_digest != digest:
-                return None
-            if policy.last_update is not None and policy.last_update.version == version:
-                return policy.last_update
-            return PolicyUpdate(
-                version=version,
-                name=name,
-                checksum=stored.checksum,
-                replicas=[],
-                keeps_prefix_cache=stored.keeps_prefix_cache,
-                base=stored.base if stored.kind == "adapter" else None,
-            )
+        policy = self.policies.of(name)
+        if (update := await policy.pushes.result_of_same(version, digest)) is not None:
+            return update
+        stored = policy.versions.find(version)
+        if stored is None or version > policy.current or stored.upload_digest != digest:
+            return None
+        if policy.last_update is not None and policy.last_update.version == version:
+            return policy.last_update
+        return PolicyUpdate(
+            version=version,
+            name=name,
+            checksum=stored.checksum,
+            replicas=[],
+            keeps_prefix_cache=stored.keeps_prefix_cache,
+            base=stored.base if stored.kind == "adapter" else None,
+        )
 
     async def complete_upload(
         self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
@@ -221,19 +217,19 @@ class PolicyStore(CommandSource):
         Raises:
             PolicyFailure: the current version goes on serving.
         """
-        with self.policies.used(options.name) as policy:
-            policy.pushes.refuse_active(version)
-            policy.uploads.refuse_overtaken(version, sender)
-            upload = policy.uploads.path(version)
-            prepare = partial(self._preparation(policy).from_upload, version, options, upload, is_zstd, digest)
-            push = self._push_upload(policy, version, options, prepare)
-            return await policy.pushes.run(version, digest, self._recorded(policy, version, push))
+        policy = self.policies.of(options.name)
+        policy.pushes.refuse_active(version)
+        policy.uploads.refuse_overtaken(version, sender)
+        upload = policy.uploads.path(version)
+        prepare = partial(self._preparation(policy).from_upload, version, options, upload, is_zstd, digest)
+        push = self._push_upload(policy, version, options, prepare)
+        return await policy.pushes.run(version, digest, self._recorded(policy, version, push))
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
         """Pushes the checkpoint at a path or URL under the configured roots; raises as `complete_upload` does."""
-        with self.policies.used(options.name) as policy:
-            prepare = partial(self._preparation(policy).from_checkpoint, version, options, checkpoint)
-            return await self._push_once(policy, version, checkpoint, options, prepare)
+        policy = self.policies.of(options.name)
+        prepare = partial(self._preparation(policy).from_checkpoint, version, options, checkpoint)
+        return await self._push_once(policy, version, checkpoint, options, prepare)
 
     async def roll_back(
         self, to: int, version: int | None, options: SwitchOptions, name: str | None = None
@@ -249,13 +245,13 @@ class PolicyStore(CommandSource):
             PolicyFailure: as `complete_upload` does.
         """
         push_options = PushOptions(**options.model_dump())
-        with self.policies.used(name) as policy:
-            # One after the other: of two that run together the one with the higher number may end first.
-            async with policy.numbering if version is None else nullcontext():
-                number = policy.next_number() if version is None else version
-                source = self.policies.unnamed.versions
-                prepare = partial(self._preparation(policy).from_stored, number, to, source)
-                return await self._push_once(policy, number, f"rollback to {to}", push_options, prepare)
+        policy = self.policies.of(name)
+        # One after the other: of two that run together the one with the higher number may end first.
+        async with policy.numbering if version is None else nullcontext():
+            number = policy.next_number() if version is None else version
+            source = self.policies.unnamed.versions
+            prepare = partial(self._preparation(policy).from_stored, number, to, source)
+            return await self._push_once(policy, number, f"rollback to {to}", push_options, prepare)
 
     async def _take_published(self, chain: PublishedChain, folder: str, options: PushOptions) -> PolicyUpdate:
         """Pushes a version of the followed `folder`; raises as `complete_upload` does, and `SourceRefused`."""

@@ -119,6 +119,10 @@ class Uploads:
             if path.suffix not in (".part", ".json") or self._note(int(path.stem)) is None:
                 self._versions.trash.discard(path)
 
+    @property
+    def are_being_written(self) -> bool:
+        return self._writing.locked()
+
     def state(self, version: int) -> UploadState:
         """Raises `VersionUnknown` if nothing of it has arrived."""
         note = self._note(version)
