@@ -120,7 +120,7 @@ class NodeWeights:
 
         The node does not keep it: adapters of named policies, which are small.
         """
-        if is_readable_here(payload.file, payload.size_bytes, self._node_id):
+        if _is_readable_here(payload.file, payload.size_bytes, self._node_id):
             yield NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
             return
         path = self._versions / f"{payload.checksum}-{os.getpid()}.safetensors"
@@ -131,7 +131,7 @@ class NodeWeights:
             path.unlink(missing_ok=True)
 
     async def _file_of(self, payload: VersionPayload) -> NodeFile:
-        if is_readable_here(payload.file, payload.size_bytes, self._node_id):
+        if _is_readable_here(payload.file, payload.size_bytes, self._node_id):
             return NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
         path = self._versions / f"{payload.version}-{payload.checksum}.safetensors"
         if path.exists():
@@ -165,7 +165,7 @@ class NodeWeights:
         here = self._versions / f"{delta.base}-{delta.base_checksum}.safetensors"
         if here.exists():
             return here
-        return Path(delta.base_file.path) if is_readable_here(delta.base_file, size_bytes, self._node_id) else None
+        return Path(delta.base_file.path) if _is_readable_here(delta.base_file, size_bytes, self._node_id) else None
 
     async def _fetch(self, payload: VersionPayload, path: Path) -> None:
         began = time.perf_counter()
@@ -248,7 +248,7 @@ def applied(base: Path, delta: Path, full: Path) -> str:
         raise WeightsNotFetched(f"The delta cannot be applied: {error}") from error
 
 
-def is_readable_here(file: StoredFile, size_bytes: int, node_id: str) -> bool:
+def _is_readable_here(file: StoredFile, size_bytes: int, node_id: str) -> bool:
     """Whether this node can read the very file of the policy store: it is the store's node, or shares its folder."""
     if file.node_id == node_id:
         return Path(file.path).exists()

@@ -62,7 +62,7 @@ class RunIdentity:
         Raises:
             FolderRefused: it holds versions of another model or run, or cannot be written.
         """
-        recorded = recorded_in(folder)
+        recorded = _recorded_in(folder)
         if (problem := self.problem_of(folder)) is not None:
             raise FolderRefused(f"policy.folder: {folder} {problem}")
         if recorded is not None and self._difference_from(recorded) is None:
@@ -84,7 +84,7 @@ class RunIdentity:
         """Why `claim` would refuse the folder; changes nothing."""
         if (folder / "current.json").exists() and not (folder / INDEX).exists():
             return OLD_LAYOUT
-        recorded = recorded_in(folder)
+        recorded = _recorded_in(folder)
         return None if recorded is None or not is_used(folder) else self._difference_from(recorded)
 
     def _difference_from(self, recorded: _RunRecord) -> str | None:
@@ -114,7 +114,7 @@ class RunIdentity:
         return f"run-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
 
 
-def recorded_in(folder: Path) -> _RunRecord | None:
+def _recorded_in(folder: Path) -> _RunRecord | None:
     try:
         return _RunRecord.model_validate_json((folder / "run.json").read_text())
     except (FileNotFoundError, NotADirectoryError):

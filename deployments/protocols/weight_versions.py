@@ -79,7 +79,7 @@ class CurrentVersions:
         return self.store == other.store and self.revision < other.revision
 
 
-class VersionSpan(Protocol):
+class _VersionSpan(Protocol):
     """Tokens `[start, end)` were sampled with the weights of `version`."""
 
     @property
@@ -90,11 +90,11 @@ class VersionSpan(Protocol):
     def end(self) -> int: ...
 
 
-Span = TypeVar("Span", bound=VersionSpan)
+Span = TypeVar("Span", bound=_VersionSpan)
 
 
 def joined_spans(
-    first: Iterable[Span], second: Iterable[VersionSpan], shift: int, span_of: Callable[[str, int, int], Span]
+    first: Iterable[Span], second: Iterable[_VersionSpan], shift: int, span_of: Callable[[str, int, int], Span]
 ) -> list[Span]:
     """The spans of both parts; one that goes on with the version of the span before it is one span with that.
 

@@ -65,7 +65,7 @@ def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
         weights_digest=weights_digest(headers.get(WEIGHTS_DIGEST)),
         is_zstd=coding == ZSTD,
     )
-    refuse_large_body(stated_length(headers))
+    _refuse_large_body(stated_length(headers))
     return chunk
 
 
@@ -98,7 +98,7 @@ async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> Async
     offset = chunk.first
     async for data in body:
         part += data
-        refuse_large_body(offset + len(part) - chunk.first)
+        _refuse_large_body(offset + len(part) - chunk.first)
         if len(part) >= FORWARDED_BYTES:
             _refuse_length(chunk, offset + len(part), is_last=False)
             yield offset, bytes(part)
@@ -114,7 +114,7 @@ def _refuse_length(chunk: UploadChunk, end: int, is_last: bool) -> None:
         raise ChunkDamaged.of("content-range", message, end)
 
 
-def refuse_large_body(size_bytes: int) -> None:
+def _refuse_large_body(size_bytes: int) -> None:
     """Raises `RequestProblem` (413) if a body has more than `LARGEST_BODY_BYTES`."""
     if size_bytes > LARGEST_BODY_BYTES:
         raise body_too_large(

@@ -1,5 +1,6 @@
 """The model and the run that a store's folder belongs to: which folders are taken, and which are refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from deployments.policy.durable_files import write_durably
 from deployments.policy.initial_version import initial_file
-from deployments.policy.run_identity import OLD_LAYOUT, FolderRefused, RunIdentity, recorded_in
+from deployments.policy.run_identity import OLD_LAYOUT, FolderRefused, RunIdentity
 from deployments.policy.versions import INDEX, VersionIndex, read_index
 from tests.deployments.policy.policy_world import World, in_world, weights
 from tests.deployments.policy.weight_files import GOOD, written
@@ -37,10 +38,9 @@ def refusal(identity: RunIdentity, folder: Path) -> str:
 def test_a_folder_records_the_run_and_the_model_at_the_first_start(folder: Path, tmp_path: Path) -> None:
     name = model(tmp_path / "model")
     assert RunIdentity("run-a", name, "main").claim(folder) == "run-a"
-    record = recorded_in(folder)
-    assert record is not None
-    assert (record.run, record.model, record.revision) == ("run-a", name, "main")
-    assert record.layout is not None
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["run"], record["model"], record["revision"]) == ("run-a", name, "main")
+    assert record["layout"] is not None
 
 
 def test_a_run_without_a_name_is_named_alike_after_its_folder_was_lost_and_otherwise_in_another_folder(
