@@ -20,36 +20,25 @@ MOST_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class ByteRange:
-    """`Content-Range`: bytes `[first, end)` of an upload of `total` bytes; `None` while the total is not known."""
-
-    first: int
-    end: int
-    total: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class UploadChunk:
-    """Description of a request's body by its headers."""
+    """Description of a request's body by its headers: bytes `[first, end)` of an upload of `total` bytes."""
 
-    range: ByteRange | None
-    """`None` for a body that is the whole upload."""
     weights_digest: str | None
     """Digest of the file that the whole upload makes (`Weights-Digest`), in hex."""
     is_zstd: bool
-
-    @property
-    def first(self) -> int:
-        """Offset of the first byte of the chunk in the upload."""
-        return 0 if self.range is None else self.range.first
+    first: int = 0
+    end: int | None = None
+    """`None` for a body that is the whole upload."""
+    total: int | None = None
+    """`None` while it is not known."""
 
     def total_after(self, end: int) -> int | None:
         """Size of the whole upload, where the chunk tells it; `end` is the offset after the chunk's last byte."""
-        return end if self.range is None else self.range.total
+        return end if self.end is None else self.total
 
     def completes(self, received: int) -> bool:
         """Whether the upload is complete now that `received` bytes of it have arrived."""
-        return self.range is None or received == self.range.total
+        return self.end is None or received == self.total
 
 
 def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
@@ -59,17 +48,15 @@ def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
     for header in OTHER_DIGESTS:
         if header in headers:
             raise unreadable_body(f"{header} is not verified; send the {WEIGHTS_DIGEST} of the file in its place")
-    content_range = headers.get("content-range")
-    chunk = UploadChunk(
-        range=None if content_range is None else byte_range(content_range),
-        weights_digest=weights_digest(headers.get(WEIGHTS_DIGEST)),
-        is_zstd=coding == ZSTD,
-    )
+    content_range, digest = headers.get("content-range"), weights_digest(headers.get(WEIGHTS_DIGEST))
+    place = (0, None, None) if content_range is None else byte_range(content_range)
+    chunk = UploadChunk(digest, coding == ZSTD, *place)
     _refuse_large_body(stated_length(headers))
     return chunk
 
 
-def byte_range(content_range: str) -> ByteRange:
+def byte_range(content_range: str) -> tuple[int, int, int | None]:
+    """Offset of the first byte, that after the last one, and the size of the whole, where it is told."""
     match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", content_range)
     if match is None:
         raise unreadable_body(f"Content-Range {content_range!r} is not of the form bytes first-last/total")
@@ -77,7 +64,7 @@ def byte_range(content_range: str) -> ByteRange:
     total = None if match[3] == "*" else int(match[3])
     if last < first or (total is not None and last >= total):
         raise unreadable_body(f"Content-Range {content_range!r} contradicts itself")
-    return ByteRange(first, last + 1, total)
+    return first, last + 1, total
 
 
 def weights_digest(value: str | None) -> str | None:
@@ -109,8 +96,8 @@ async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> Async
 
 
 def _refuse_length(chunk: UploadChunk, end: int, is_last: bool) -> None:
-    if chunk.range is not None and (end > chunk.range.end or (is_last and end < chunk.range.end)):
-        message = f"{end - chunk.first} bytes came where {chunk.range.end - chunk.first} were due"
+    if chunk.end is not None and (end > chunk.end or (is_last and end < chunk.end)):
+        message = f"{end - chunk.first} bytes came where {chunk.end - chunk.first} were due"
         raise ChunkDamaged.of("content-range", message, end)
 
 

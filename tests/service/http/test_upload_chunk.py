@@ -10,14 +10,13 @@ from deployments.policy.failures import ChunkDamaged
 from service.http import upload_chunk
 from service.http.upload_chunk import (
     LARGEST_BODY_BYTES,
-    ByteRange,
     UploadChunk,
     checked_parts,
     chunk_of,
 )
 from service.problems import RequestProblem
 
-WHOLE = UploadChunk(range=None, weights_digest=None, is_zstd=False)
+WHOLE = UploadChunk(weights_digest=None, is_zstd=False)
 
 
 async def stream(datas: Sequence[bytes]) -> AsyncIterator[bytes]:
@@ -37,7 +36,7 @@ def sha256(content: bytes) -> str:
 
 
 def ranged(first: int, end: int, total: int | None = None) -> UploadChunk:
-    return UploadChunk(ByteRange(first, end, total), weights_digest=None, is_zstd=False)
+    return UploadChunk(None, False, first, end, total)
 
 
 # Headers
@@ -57,17 +56,17 @@ def test_headers_say_place_digest_and_encoding_of_a_chunk() -> None:
             "content-encoding": "zstd",
         }
     )
-    assert chunk == UploadChunk(ByteRange(4, 7, 9), sha256(b"weights"), is_zstd=True)
+    assert chunk == UploadChunk(sha256(b"weights"), True, 4, 7, 9)
     assert (chunk.first, chunk.total_after(7), chunk.completes(7), chunk.completes(9)) == (4, 9, False, True)
 
 
 def test_a_chunk_may_have_one_byte() -> None:
-    assert chunk_of({"content-range": "bytes 3-3/9"}).range == ByteRange(3, 4, 9)
+    assert chunk_of({"content-range": "bytes 3-3/9"}) == ranged(3, 4, 9)
 
 
 def test_an_upload_of_unknown_size_is_not_complete() -> None:
     chunk = chunk_of({"content-range": "bytes 0-6/*"})
-    assert chunk.range == ByteRange(0, 7, None)
+    assert chunk == ranged(0, 7)
     assert (chunk.total_after(7), chunk.completes(7)) == (None, False)
 
 
