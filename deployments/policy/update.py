@@ -315,11 +315,12 @@ class Updates:
         if not replicas or info.base != full:
             # No node applies the delta: whether it makes what its sender says is found out here.
             await asyncio.to_thread(policy.versions.file, info.version)
-        if policy.name is None:
+        payloads: tuple[VersionPayload, ...]
+        swap = SwapOptions(options.mode, options.reset_prefix_cache) if policy.name is None else None
+        if swap is not None:
             payloads = (await self._loading.payload(info.version, is_delta=True),)
-            swap = SwapOptions(options.mode, options.reset_prefix_cache)
         else:
-            payloads, swap = await asyncio.to_thread(self._loading.adapters, policy, info), None
+            payloads = await asyncio.to_thread(self._loading.adapters, policy, info)
         update = TwoPhaseUpdate(self._registry, replicas, info.version, payloads, swap)
         try:
             if not await update.try_version():
