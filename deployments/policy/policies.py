@@ -172,12 +172,18 @@ class PolicyRegistry:
         return await self._published_when(lambda: self._published != seen, LONG_POLL_S)
 
     async def wait_for(
-        self, name: str | None, min_version: int, version: int | None, wait_s: float | None
+        self,
+        name: str | None,
+        min_version: int,
+        version: int | None,
+        wait_s: float | None,
+        takes_offered: bool = False,
     ) -> CurrentVersions:
         """The current versions once that of one policy is at least `min_version` and, if given, exactly `version`.
 
         Args:
             wait_s: seconds; as long as the service allows if `None` or longer than that.
+            takes_offered: a minimum is also met once some replica has the version in a rolling activation.
 
         Raises:
             PolicyUnknown: the policy is not served, or no longer.
@@ -185,12 +191,16 @@ class PolicyRegistry:
         """
         policy = self.served(name)
         wait_s = self._longest_wait_s if wait_s is None else min(wait_s, self._longest_wait_s)
-        awaited = max(min_version, version or 0)
-        await self._published_when(lambda: policy.current >= awaited, wait_s)
-        if policy.current < awaited or version not in (None, policy.current):
+        awaited, takes_offered = max(min_version, version or 0), takes_offered and (name, version) == (None, None)
+
+        def is_there() -> bool:
+            rolling = self._published.rolling if takes_offered else None
+            return max(policy.current, 0 if rolling is None else rolling.version) >= awaited
+
+        await self._published_when(is_there, wait_s)
+        if not is_there() or version not in (None, policy.current):
             field, value = ("policy.min_version", min_version) if version is None else ("policy.version", version)
-            is_late = policy.current < awaited
-            reason = f"it is not there after {wait_s:g} s" if is_late else "a newer one has taken its place"
+            reason = "a newer one has taken its place" if is_there() else f"it is not there after {wait_s:g} s"
             raise PolicyNotCurrent.of(field, f"{reason}; version {policy.current} is current", value)
         self.served(name)
         return self._published

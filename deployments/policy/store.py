@@ -126,9 +126,14 @@ class PolicyStore(CommandSource):
         return await self.policies.watch(seen)
 
     async def wait_for(
-        self, name: str | None, min_version: int, version: int | None, wait_s: float | None
+        self,
+        name: str | None,
+        min_version: int,
+        version: int | None,
+        wait_s: float | None,
+        takes_offered: bool = False,
     ) -> CurrentVersions:
-        return await self.policies.wait_for(name, min_version, version, wait_s)
+        return await self.policies.wait_for(name, min_version, version, wait_s, takes_offered)
 
     async def drop_policy(self, name: str) -> None:
         await self._tasks.finish(self._updates.drop(name))

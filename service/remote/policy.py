@@ -1,9 +1,8 @@
 """The current weight versions as one ingress replica knows them. Server half: `deployments/policy/store.py`."""
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from deployments.failures import PolicyStoreLost
 from deployments.protocols.weight_versions import CurrentVersions, RollingActivation
@@ -37,8 +36,6 @@ class RemotePolicy(VersionFeed):
         self._follows_folder = follows_folder
         self._known: CurrentVersions | None = None
         self._subscribers: dict[object, tuple[OnVersion, str]] = {}
-        self._rolling_changed = asyncio.Event()
-        """Set, and replaced, when another replica has changed in a rolling activation."""
 
     @property
     def version(self) -> int | None:
@@ -66,8 +63,6 @@ class RemotePolicy(VersionFeed):
             return
         self._known = told
         if told.rolling != (None if before is None else before.rolling):
-            changed, self._rolling_changed = self._rolling_changed, asyncio.Event()
-            changed.set()
             self._on_rolling(told.rolling)
         for name in known_before.keys() | told.versions.keys():
             if (version := told.versions.get(name)) != known_before.get(name):
@@ -124,27 +119,8 @@ class RemotePolicy(VersionFeed):
             return
         if demand.version is None and demand.name is None and self._offered >= min_version > 0:
             return
-        current = self.store.wait_for(demand.name, min_version, demand.version, demand.wait_s)
-        if demand.version is None and demand.name is None:
-            await self._until_first(current, min_version)
-        else:
-            self.note(await current)
-
-    async def _until_first(self, current: Coroutine[Any, Any, CurrentVersions], min_version: int) -> None:
-        """Returns when `current` does, or a replica has the version, or a newer one, in a rolling activation."""
-        waiting = asyncio.create_task(current)
-        offered = asyncio.create_task(self._until_offered(min_version))
-        try:
-            await asyncio.wait({waiting, offered}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                self.note(waiting.result())
-        finally:
-            waiting.cancel()
-            offered.cancel()
-
-    async def _until_offered(self, min_version: int) -> None:
-        while self._offered < min_version:
-            await self._rolling_changed.wait()
+        waited_for = (demand.name, min_version, demand.version, demand.wait_s)
+        self.note(await self.store.wait_for(*waited_for, takes_offered=True))
 
     async def learn_version(self) -> None:
         """Returns when the current version of the policy without a name is known.

@@ -40,7 +40,12 @@ class ScriptedStore:
         return [call[1:] for call in self.calls if call[0] == method]
 
     async def wait_for(
-        self, name: str | None, min_version: int, version: int | None, wait_s: float | None
+        self,
+        name: str | None,
+        min_version: int,
+        version: int | None,
+        wait_s: float | None,
+        takes_offered: bool = False,
     ) -> CurrentVersions:
         self.note("wait_for", name, min_version, version, wait_s)
         return CurrentVersions("store", 1, {"": self.current, "run-b": self.current})

@@ -448,6 +448,28 @@ async def test_in_a_rolling_activation_replicas_change_one_by_one_and_each_chang
 
 
 @in_world(activation="rolling")
+async def test_a_minimum_is_met_for_who_takes_it_as_soon_as_one_replica_has_it_and_an_exact_version_is_not(
+    world: World,
+) -> None:
+    for name in ("r0", "r1", "r2"):
+        await world.ready(name, command_s=1.0)
+    demands = ((5, None, True), (5, None, False), (0, 5, True), (6, None, True))
+    waiting = [
+        asyncio.create_task(world.store.wait_for(None, least, exact, 60.0, takes_offered))
+        for least, exact, takes_offered in demands
+    ]
+    update = world.pushing(5, weights(2.0))
+    told = await waiting[0]
+    assert told.rolling is not None
+    assert (told.versions[""], told.rolling.replicas) == (0, frozenset({"r0"}))
+    assert [task.done() for task in waiting] == [True, False, False, False]
+    await update
+    assert [(await task).versions[""] for task in waiting[1:3]] == [5, 5]
+    with pytest.raises(PolicyNotCurrent):
+        await waiting[3]
+
+
+@in_world(activation="rolling")
 async def test_a_replica_that_cannot_change_is_replaced_before_the_next_one_changes(world: World) -> None:
     first, broken, last = [await world.ready(name) for name in ("r0", "r1", "r2")]
     broken.at[Swap] = "error"

@@ -33,7 +33,12 @@ class ScriptedStore:
         return versions_at(result)
 
     async def wait_for(
-        self, name: str | None, min_version: int, version: int | None, wait_s: float | None
+        self,
+        name: str | None,
+        min_version: int,
+        version: int | None,
+        wait_s: float | None,
+        takes_offered: bool = False,
     ) -> CurrentVersions:
         self.waited_for.append((name, min_version, version, wait_s))
         return CurrentVersions("store", 100, {name or "": self._current})
@@ -228,39 +233,27 @@ def test_served_is_also_the_version_that_one_replica_has_already() -> None:
     assert (policy.served_versions, policy.known_versions) == ({"": 8}, {"": 7})
 
 
-class NeverCurrent(ScriptedStore):
-    """The version that is waited for never becomes current."""
-
-    async def wait_for(
-        self, name: str | None, min_version: int, version: int | None, wait_s: float | None
-    ) -> CurrentVersions:
-        await super().wait_for(name, min_version, version, wait_s)
-        await asyncio.sleep(3600)
-        return versions_at(self._current)
-
-
-@virtual_time.test
-async def test_a_minimum_is_met_as_soon_as_one_replica_has_it_and_an_exact_version_is_not() -> None:
-    store = NeverCurrent()
+def test_a_minimum_that_one_replica_has_already_costs_no_call_and_an_exact_version_does() -> None:
+    store = ScriptedStore(current=9)
     policy = policy_over(store, 7)
-    exact = asyncio.create_task(policy.wait_for_version(PolicyDemand(version=8)))
-    too_new = asyncio.create_task(policy.wait_for_version(PolicyDemand(min_version=9)))
-    waiting = asyncio.create_task(policy.wait_for_version(PolicyDemand(min_version=8)))
-    await virtual_time.settled()
     policy.note(rolling(8, 8))
-    await waiting
-    assert (exact.done(), too_new.done(), virtual_time.now()) == (False, False, 0)
-    await policy.wait_for_version(PolicyDemand(min_version=8))
-    assert (len(store.waited_for), policy.version) == (3, 7)
-    for task in (exact, too_new):
-        task.cancel()
+    virtual_time.run(policy.wait_for_version(PolicyDemand(min_version=8)))
+    assert store.waited_for == []
+    for demand in (PolicyDemand(version=8), PolicyDemand(min_version=10)):
+        virtual_time.run(policy.wait_for_version(demand))
+    assert [waited[1:3] for waited in store.waited_for] == [(0, 8), (10, None)]
 
 
 @virtual_time.test
 async def test_a_minimum_that_does_not_come_is_refused_as_the_store_says() -> None:
     class Refuses(ScriptedStore):
         async def wait_for(
-            self, name: str | None, min_version: int, version: int | None, wait_s: float | None
+            self,
+            name: str | None,
+            min_version: int,
+            version: int | None,
+            wait_s: float | None,
+            takes_offered: bool = False,
         ) -> CurrentVersions:
             raise LOST
 

@@ -66,7 +66,12 @@ class GatedStore:
         self.failure: Exception | None = None
 
     async def wait_for(
-        self, name: str | None, min_version: int, version: int | None, wait_s: float | None
+        self,
+        name: str | None,
+        min_version: int,
+        version: int | None,
+        wait_s: float | None,
+        takes_offered: bool = False,
     ) -> CurrentVersions:
         assert name is None
         self.asked.append((min_version, version, wait_s))
