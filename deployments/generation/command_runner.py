@@ -36,9 +36,11 @@ from deployments.policy.commands import (
     NumberedCommand,
     ReplicaNotRegistered,
     ReplicaRegistration,
+    SaveTransfer,
     SetAdapters,
     Stage,
     StartTransfer,
+    StoredFile,
     Swap,
     UpdateTransfer,
     VersionPayload,
@@ -131,6 +133,8 @@ class ServedAdapters:
 REGISTER_AGAIN_AFTER_S = 0.5
 MOST_SHOWN = 400
 """Characters of an error's first line on the console."""
+TRANSFER_FILE = "transfer.safetensors"
+"""In the replica's own folder, beside those of its adapters: what a trainer sent last."""
 CHANGES_WEIGHTS = Swap | AbandonTransfer | FinishTransfer
 """Commands that leave the replica in an unknown state when they fail."""
 logger = logging.getLogger("rollout_service.generation")
@@ -147,6 +151,7 @@ class _Done(NamedTuple):
     """The part of `CommandReport` that a command which succeeded fills in."""
 
     costs: CommandCosts = CommandCosts()
+    saved: VersionPayload | None = None
     changes_nothing: bool = False
 
 
@@ -260,10 +265,10 @@ class CommandRunner:
                 self._start_checksum()
             case InitTransfer(init_info, timeout_s):
                 await self._weights.init_transfer(dict(init_info), timeout_s)
-            case StartTransfer(options):
+            case StartTransfer(options, header):
                 self._in_transfer = True
                 self._stop_checksum()
-                await self._weights.start_transfer(options)
+                await self._weights.start_transfer(options, self._node_weights.own_folder / TRANSFER_FILE, header)
             case UpdateTransfer(update_info, silence_s):
                 await self._weights.update_transfer(update_info, silence_s)
             case AbandonTransfer():
@@ -275,6 +280,11 @@ class CommandRunner:
                 costs = await self._weights.finish_transfer(version)
                 self._in_transfer = False
                 return _Done(costs)
+            case SaveTransfer(version):
+                checksum, size_bytes = await self._weights.saved_transfer()
+                path = str(self._node_weights.own_folder / TRANSFER_FILE)
+                file = StoredFile(path, self._node_weights.node_id, inode=0, modified_ns=0)
+                return _Done(saved=VersionPayload(version, "full", size_bytes, checksum, file))
         return _Done()
 
     def _keys_of_loaded(self) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""A worker's end of a transfer from a trainer: the rendezvous, and a watch of the trainer.
+"""A worker's end of a transfer from a trainer: the rendezvous, a watch of the trainer, and a file of what arrives.
 
 The worker meets the trainer in a thread, so that the engine goes on generating. It takes the connection only if the
 rendezvous was not given up before it was complete, and takes part in one rendezvous at a time, because two would take
@@ -6,18 +6,31 @@ each other's rank at the trainer. vLLM's own cannot be interrupted: one that was
 does (minutes) or when the trainer's process ends, and holds up the next one until then.
 
 `TrainerWatch` notices a trainer that falls silent, where vLLM's backends would wait on and on.
+
+`TransferFile` writes the tensors to a safetensors file while the engine loads them, so that others can have them.
+Guarantees: a transfer never fails because of it, `written` tells what goes wrong; the file holds what the engine has
+loaded, in the dtypes of the checkpoint. What arrives waits in the host's memory, in at most `WAITING_SHARE` of what is
+free when the transfer begins: the trainer, and generations with it, wait for the disk only where that is too little.
 """
 
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import psutil
 import torch
+
+from rollout_client.weights.checksum import Checksum
+from rollout_client.weights.model_tensors import DTYPES, data_of
+from rollout_client.weights.safetensors_file import LENGTH_BYTES, Data, TensorEntry, parse_header
 
 PROBE_TIMEOUT_S = 1.0
 PROBE_PAUSE_S = 0.1
@@ -151,12 +164,12 @@ class TrainerWatch:
         self._last = time.monotonic()
 
     @contextmanager
-    def noting_weights_of(self, model: Any) -> Iterator[None]:
-        """Notes each tensor that `model.load_weights` takes, and its end."""
+    def noting_weights_of(self, model: Any, arrived: Callable[[Any], None]) -> Iterator[None]:
+        """Notes each tensor that `model.load_weights` takes, which `arrived` is called with before, and its end."""
         load_weights = model.load_weights
 
         def load_and_note(weights: Iterable[Any], *arguments: Any, **named: Any) -> Any:
-            loaded = load_weights(self._noted(weights), *arguments, **named)
+            loaded = load_weights(self._noted(weights, arrived), *arguments, **named)
             self.note()
             return loaded
 
@@ -166,8 +179,10 @@ class TrainerWatch:
         finally:
             del model.load_weights
 
-    def _noted(self, items: Iterable[Item]) -> Iterator[Item]:
+    def _noted(self, items: Iterable[Item], arrived: Callable[[Item], None]) -> Iterator[Item]:
         for item in items:
+            self.note()
+            arrived(item)
             self.note()
             yield item
 
@@ -177,3 +192,98 @@ class TrainerWatch:
                 self.has_hung_up = True
                 self._hang_up()
                 return
+
+
+WAITING_SHARE = 0.5
+Written = tuple[str, int]
+"""The `Checksum` of the file, and its size in bytes."""
+
+
+class TransferFile:
+    """File that takes the weights of a transfer as they arrive.
+
+    Args:
+        path: of the file; one that is there is replaced.
+        header: what precedes the data, with all tensors of the checkpoint.
+        engine_dtype: in which the engine computes.
+        room_bytes: how much may wait in memory; by default `WAITING_SHARE` of what is free. One tensor always may.
+    """
+
+    def __init__(self, path: Path, header: bytes, engine_dtype: torch.dtype, room_bytes: int | None = None) -> None:
+        self._room_bytes = int(WAITING_SHARE * psutil.virtual_memory().available) if room_bytes is None else room_bytes
+        self._path = path
+        self._header = parse_header(header[LENGTH_BYTES:])
+        self._entries = self._header.by_name
+        self._missing = set(self._entries)
+        self._engine_dtype = engine_dtype
+        self._checksum = Checksum()
+        self._failure: Exception | None = None
+        self._thread = ThreadPoolExecutor(1)
+        self._writes = deque([self._thread.submit(path.write_bytes, header)])
+        """Those that wait or run; each returns its size in bytes."""
+        self._waiting_bytes = len(header)
+        self._written: Future[Written] | None = None
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Takes a copy. A second tensor of the same name replaces the first."""
+        if self._failure is not None:
+            return
+        try:
+            entry = self._entries.get(name)
+            if entry is None or tuple(tensor.shape) != entry.shape:
+                raise ValueError(f"the checkpoint has no tensor {name} of the shape {list(tensor.shape)}")
+            room = self._room_bytes - entry.size_bytes
+            while self._writes and (self._writes[0].done() or self._waiting_bytes > room):
+                self._waiting_bytes -= self._writes.popleft().result()
+            data = data_of(self._cast(entry, tensor))
+            self._writes.append(self._thread.submit(self._write, entry, data))
+            self._waiting_bytes += entry.size_bytes
+        except Exception as failure:  # noqa: BLE001 - told by `written`
+            self._failure = failure
+
+    def written(self) -> tuple[Written | None, str | None]:
+        """The weights once all are written, and the error, if any. No tensor may come after the first call."""
+        if self._written is None:
+            self._written = self._thread.submit(self._finish)
+            self._thread.shutdown(wait=False)
+        if not self._written.done():
+            return None, None
+        failure = self._written.exception()
+        return (self._written.result(), None) if failure is None else (None, f"{type(failure).__name__}: {failure}")
+
+    def discard(self) -> None:
+        """Removes the file, once the tensor that is being written is there."""
+        self._thread.shutdown(cancel_futures=True)
+        self._path.unlink(missing_ok=True)
+
+    def _cast(self, entry: TensorEntry, tensor: torch.Tensor) -> torch.Tensor:
+        """The engine casts what it loads to its own dtype. Another one before that could round a value twice."""
+        dtype = DTYPES[entry.dtype]
+        cast = tensor.detach().to("cpu", dtype, copy=True)
+        is_exact = dtype in (tensor.dtype, self._engine_dtype)
+        if not is_exact and not torch.equal(cast.to(tensor.dtype), tensor.detach().cpu()):
+            raise ValueError(f"{entry.name} is {tensor.dtype}, which the checkpoint's {entry.dtype} cannot hold")
+        return cast
+
+    def _write(self, entry: TensorEntry, data: Data) -> int:
+        with self._path.open("r+b") as file:
+            file.seek(self._header.data_begin + entry.begin)
+            file.write(data)
+        self._checksum.add(entry.name, entry.dtype, entry.shape, [data])
+        self._missing.discard(entry.name)
+        return entry.size_bytes
+
+    def _finish(self) -> Written:
+        """Runs after all writes, in their thread."""
+        try:
+            if self._failure is not None:
+                raise self._failure
+            for write in self._writes:
+                write.result()
+            if self._missing:
+                message = f"{len(self._missing)} of {len(self._entries)} tensors were not sent, as {min(self._missing)}"
+                raise ValueError(message)
+        except Exception:
+            self._path.unlink(missing_ok=True)
+            raise
+        return self._checksum.hexdigest(), self._header.file_bytes

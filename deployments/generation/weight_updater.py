@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deployments.generation.adapters import Adapters, LoadedAdapter
+from deployments.generation.trainer_transfer import Written
 from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from deployments.upstream.vllm.weight_transfer import pause_scheduler
 
@@ -22,6 +23,7 @@ Result = TypeVar("Result")
 INITIAL_VERSION = 0
 STAGING_POLL_S = 0.005
 RENDEZVOUS_POLL_S = 0.05
+NOT_ASKED = "the transfer was begun without a file"
 CHECKSUM_STEP_S = 0.004
 CHECKSUM_PAUSE_S = 0.02
 """A checksum takes at most CHECKSUM_STEP_S of every CHECKSUM_STEP_S + CHECKSUM_PAUSE_S seconds of the workers' time."""
@@ -37,6 +39,10 @@ class _StagedWeights:
 
 class WeightsNotLoaded(Exception):
     """A worker could not read the new weights, or could not put them in place."""
+
+
+class WeightsNotSaved(Exception):
+    """Transferred weights could not be written to a file."""
 
 
 class TransferBroken(Exception):
@@ -189,8 +195,13 @@ class WeightUpdater:
             reason = next(filter(None, waited_for), "a worker was slow")
             raise TrainerNotMet(f"{timeout_s:g} s were not enough: {reason}")
 
-    async def start_transfer(self, options: SwapOptions) -> None:
-        """Pauses the engine and prepares it for the weights that the trainer sends."""
+    async def start_transfer(self, options: SwapOptions, file: Path, header: bytes | None = None) -> None:
+        """Pauses the engine and prepares it for the weights that the trainer sends.
+
+        Args:
+            header: one worker writes them to `file` too, a safetensors file that begins so; with `None` no worker.
+        """
+        await self._llm.collective_rpc("begin_saving", args=(str(file), header))
         self._in_transfer = True
         await self._pause(options)
         await self._llm.start_weight_update()
@@ -203,6 +214,21 @@ class WeightUpdater:
         """
         received = await self._llm.collective_rpc("receive_transfer", args=(update_info, silence_s))
         _results_of_workers(received, TransferBroken)
+
+    async def saved_transfer(self) -> Written:
+        """Waits until all of the last transfer was written to its file.
+
+        Raises:
+            WeightsNotSaved: it could not be.
+        """
+        while True:
+            of_workers: list[tuple[Written | None, str | None] | None] = await self._llm.collective_rpc("saved_weights")
+            written, error = next(filter(None, of_workers), (None, NOT_ASKED))
+            if error is not None:
+                raise WeightsNotSaved(error)
+            if written is not None:
+                return written
+            await asyncio.sleep(STAGING_POLL_S)
 
     async def abandon_transfer(self) -> None:
         """Lets go of a trainer whose transfer broke off. The engine stays paused until full weights are swapped in."""

@@ -19,7 +19,7 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
 
-from deployments.generation.trainer_transfer import TrainerRendezvous, TrainerWatch
+from deployments.generation.trainer_transfer import TrainerRendezvous, TrainerWatch, TransferFile, Written
 from deployments.generation.weight_deltas import apply_patches, read_patches
 from deployments.upstream.vllm.cpu_build import pack_shared_weights_again, packed_weight_slices
 from deployments.upstream.vllm.weight_transfer import end_broken_reload, forget_weight_update, unplaced_matrices
@@ -48,9 +48,11 @@ class WeightsWorkerExtension:
     weight_transfer_engine: Any
     shutdown_weight_transfer_engine: Any
     update_weights: Any
+    rank: int
     _staging: "_Staging | None" = None
     _checksum: "_EngineChecksum | None" = None
     _rendezvous: TrainerRendezvous | None = None
+    _arriving: TransferFile | None = None
 
     def begin_staging(self, path: str, delta: str | None = None) -> None:
         """Starts to read the safetensors file at `path`; what was staged before is dropped.
@@ -145,18 +147,37 @@ class WeightsWorkerExtension:
         self._rendezvous.give_up()
         return self._rendezvous.waits_for
 
+    def begin_saving(self, path: str, header: bytes | None) -> None:
+        """Writes what the next transfer brings to a file; without a `header` nothing. Only one worker does it."""
+        self._discard_arriving()
+        if header is not None and self.rank == 0:
+            self._arriving = TransferFile(Path(path), header, self.model_runner.model_config.dtype)
+
+    def saved_weights(self) -> tuple[Written | None, str | None] | None:
+        """The weights once all are written, and the error, if any; `None` from the workers that do not write."""
+        return None if self._arriving is None else self._arriving.written()
+
     def receive_transfer(self, update_info: Any, silence_s: float) -> tuple[None, str | None]:
         """Receives what the trainer sends. Returns the error, if any, as when nothing arrives for `silence_s` s."""
         engine = self.weight_transfer_engine
         error: str | None = None
         with TrainerWatch(silence_s, engine.shutdown) as watch:
             try:
-                with watch.noting_weights_of(engine.model):
+                with watch.noting_weights_of(engine.model, self._save):
                     self.update_weights(update_info)
             except Exception as failure:  # noqa: BLE001 - returned to the engine
                 error = _describe_error(failure)
         # A connection that was closed meanwhile may make vLLM fail, or go on without it.
         return None, f"the trainer sent nothing for {silence_s:g} s" if watch.has_hung_up else error
+
+    def _discard_arriving(self) -> None:
+        if self._arriving is not None:
+            self._arriving.discard()
+            self._arriving = None
+
+    def _save(self, arrived: tuple[str, torch.Tensor]) -> None:
+        if self._arriving is not None:
+            self._arriving.add(*arrived)
 
     def abandon_transfer(self) -> tuple[None, str | None]:
         """Lets go of the trainer; returns the error, if any.
@@ -164,6 +185,7 @@ class WeightsWorkerExtension:
         The weights may be of two versions, and a part of them may be missing, until full weights were swapped in.
         """
         try:
+            self._discard_arriving()
             forget_weight_update(self)
             self.shutdown_weight_transfer_engine()
             end_broken_reload(self.model_runner.get_model())

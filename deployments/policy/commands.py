@@ -23,11 +23,14 @@ class SwapOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of the policy store, and how a process on another node knows it again in a folder that both can read."""
+    """A file of the policy store, and how a process on another node knows it again in a folder that both can read.
+
+    In a report on `SaveTransfer` it is a file of the replica.
+    """
 
     path: str
     node_id: str
-    """The policy store's node."""
+    """The policy store's node, or the replica's."""
     inode: int
     modified_ns: int
     is_copied: bool = False
@@ -145,6 +148,8 @@ class StartTransfer:
     """Pause generation and prepare to receive weights from the trainer."""
 
     options: SwapOptions
+    header: bytes | None = None
+    """Write what arrives to a safetensors file too, which begins with these bytes; `None`: not on this replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,13 @@ class FinishTransfer:
     """As in `VersionPayload`."""
 
 
+@dataclass(frozen=True, slots=True)
+class SaveTransfer:
+    """Finish the file that `StartTransfer.header` asked for, as the weights of `version`; generations go on."""
+
+    version: int
+
+
 Command = (
     Stage
     | Swap
@@ -188,6 +200,7 @@ Command = (
     | AbandonTransfer
     | ApplyTransfer
     | FinishTransfer
+    | SaveTransfer
 )
 
 
@@ -239,6 +252,8 @@ class CommandReport:
     broken: bool = False
     """Whether the replica cannot be used any more."""
     costs: CommandCosts = field(default_factory=CommandCosts)
+    saved: VersionPayload | None = None
+    """By `SaveTransfer`: the weights, in a file on the replica's node."""
     changes_nothing: bool = False
     """By `Canary` and `SetAdapters`: the weights that were tried change no log-probability of the canary. Full weights
     may be those from before; an adapter is not zero, and so small that the engine's precision does not show it."""

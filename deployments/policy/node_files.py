@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -38,11 +39,13 @@ READ_BYTES = 8 * 2**20
 """Holds the event loops of both ends for some milliseconds while it is packed and unpacked."""
 READS_IN_FLIGHT = 4
 READ_TIMEOUT_S = 60.0
-"""A policy store that needs longer for one range has failed."""
+"""Who needs longer to give one range has failed."""
 LOCK_POLL_S = 0.05
 logger = logging.getLogger("rollout_service.policy")
 ReadWeights = Callable[[int, str, int, int], Awaitable[bytes]]
 """`PolicyStore.read_weights`: bytes of a version's file by version, checksum, offset and count; fewer at its end."""
+_ReadRange = Callable[[int, int], Awaitable[bytes]]
+"""The same of one version, by offset and count."""
 
 
 class WeightsNotFetched(Exception):
@@ -74,7 +77,7 @@ class NodeWeights:
         self._versions = folder / "versions"
         self._replicas = folder / "replicas"
         self._membership = folder / "replicas.lock"
-        self._node_id = node_id
+        self.node_id = node_id
         self._read = read
 
     @property
@@ -120,18 +123,18 @@ class NodeWeights:
 
         The node does not keep it: adapters of named policies, which are small.
         """
-        if _is_readable_here(payload.file, payload.size_bytes, self._node_id):
+        if _is_readable_here(payload.file, payload.size_bytes, self.node_id):
             yield NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
             return
         path = self._versions / f"{payload.checksum}-{os.getpid()}.safetensors"
         try:
-            await self._fetch(payload, path)
+            await fetch_file(payload, self._reader(payload), path)
             yield NodeFile(path, payload.size_bytes, payload.size_bytes)
         finally:
             path.unlink(missing_ok=True)
 
     async def _file_of(self, payload: VersionPayload) -> NodeFile:
-        if _is_readable_here(payload.file, payload.size_bytes, self._node_id):
+        if _is_readable_here(payload.file, payload.size_bytes, self.node_id):
             return NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
         path = self._versions / f"{payload.version}-{payload.checksum}.safetensors"
         if path.exists():
@@ -141,7 +144,7 @@ class NodeWeights:
                 return NodeFile(path)
             if payload.delta is not None and (base := self._base_of(payload.delta, payload.size_bytes)) is not None:
                 return await self._apply(payload, payload.delta, base, path)
-            await self._fetch(payload, path)
+            await fetch_file(payload, self._reader(payload), path)
             return NodeFile(path, payload.size_bytes, payload.size_bytes)
 
     async def _apply(self, payload: VersionPayload, delta: DeltaPayload, base: Path, path: Path) -> NodeFile:
@@ -165,53 +168,10 @@ class NodeWeights:
         here = self._versions / f"{delta.base}-{delta.base_checksum}.safetensors"
         if here.exists():
             return here
-        return Path(delta.base_file.path) if _is_readable_here(delta.base_file, size_bytes, self._node_id) else None
+        return Path(delta.base_file.path) if _is_readable_here(delta.base_file, size_bytes, self.node_id) else None
 
-    async def _fetch(self, payload: VersionPayload, path: Path) -> None:
-        began = time.perf_counter()
-        fetching = path.with_suffix(".fetching")
-        try:
-            await self._fetch_ranges(payload, fetching)
-            if await asyncio.to_thread(_checksum_if_readable, fetching) != payload.checksum:
-                raise WeightsNotFetched(f"What was fetched as version {payload.version} has another checksum.")
-            fetching.rename(path)
-        finally:
-            fetching.unlink(missing_ok=True)
-        seconds = time.perf_counter() - began
-        message = "Fetched %d bytes of version %d to this node in %.3f s."
-        logger.info(message, payload.size_bytes, payload.version, seconds, extra={"version": payload.version})
-
-    async def _fetch_ranges(self, payload: VersionPayload, path: Path) -> None:
-        offsets = iter(range(0, payload.size_bytes, READ_BYTES))
-        descriptor = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-
-        async def fetch() -> None:
-            for offset in offsets:
-                data = await self._range(payload, offset)
-                await asyncio.to_thread(os.pwrite, descriptor, data, offset)
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(READS_IN_FLIGHT):
-                    tasks.create_task(fetch())
-        except ExceptionGroup as failures:
-            # `except*` would do, but Python 3.11.2 and older raise a group out of it.
-            raise failures.exceptions[0] from None
-        finally:
-            os.close(descriptor)
-
-    async def _range(self, payload: VersionPayload, offset: int) -> bytes:
-        size = min(READ_BYTES, payload.size_bytes - offset)
-        try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                data = await self._read(payload.version, payload.checksum, offset, size)
-        except TimeoutError as failure:
-            raise _not_fetched(payload, f"the policy store gave nothing for {READ_TIMEOUT_S:g} s") from failure
-        except (RolloutFailure, PolicyFailure, OSError) as failure:
-            raise _not_fetched(payload, str(failure)) from failure
-        if len(data) != size:
-            raise _not_fetched(payload, f"the policy store gave {len(data)} bytes in place of {size}")
-        return data
+    def _reader(self, payload: VersionPayload) -> _ReadRange:
+        return partial(self._read, payload.version, payload.checksum)
 
     def _remove_all_but(self, versions: Collection[int]) -> None:
         for lock_path in self._versions.glob("*.lock"):
@@ -222,6 +182,61 @@ class NodeWeights:
         for folder in self._replicas.iterdir() if self._replicas.is_dir() else ():
             if not psutil.pid_exists(int(folder.name)):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+async def fetch_file(payload: VersionPayload, read: _ReadRange, path: Path) -> None:
+    """Writes the version's file to `path`.
+
+    Raises:
+        WeightsNotFetched: `read` could not give the bytes, or they are not those of the version.
+        OSError: there is no room, or the folder cannot be written.
+    """
+    began = time.perf_counter()
+    fetching = path.with_suffix(".fetching")
+    try:
+        await _fetch_ranges(payload, read, fetching)
+        if await asyncio.to_thread(_checksum_if_readable, fetching) != payload.checksum:
+            raise WeightsNotFetched(f"What was fetched as version {payload.version} has another checksum.")
+        fetching.rename(path)
+    finally:
+        fetching.unlink(missing_ok=True)
+    seconds = time.perf_counter() - began
+    message = "Fetched %d bytes of version %d to this node in %.3f s."
+    logger.info(message, payload.size_bytes, payload.version, seconds, extra={"version": payload.version})
+
+
+async def _fetch_ranges(payload: VersionPayload, read: _ReadRange, path: Path) -> None:
+    offsets = iter(range(0, payload.size_bytes, READ_BYTES))
+    descriptor = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+
+    async def fetch() -> None:
+        for offset in offsets:
+            data = await _range(payload, read, offset)
+            await asyncio.to_thread(os.pwrite, descriptor, data, offset)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(READS_IN_FLIGHT):
+                tasks.create_task(fetch())
+    except ExceptionGroup as failures:
+        # `except*` would do, but Python 3.11.2 and older raise a group out of it.
+        raise failures.exceptions[0] from None
+    finally:
+        os.close(descriptor)
+
+
+async def _range(payload: VersionPayload, read: _ReadRange, offset: int) -> bytes:
+    size = min(READ_BYTES, payload.size_bytes - offset)
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            data = await read(offset, size)
+    except TimeoutError as failure:
+        raise _not_fetched(payload, f"nothing came for {READ_TIMEOUT_S:g} s") from failure
+    except (RolloutFailure, PolicyFailure, OSError) as failure:
+        raise _not_fetched(payload, str(failure)) from failure
+    if len(data) != size:
+        raise _not_fetched(payload, f"{len(data)} bytes came in place of {size}")
+    return data
 
 
 def _as_payload(payload: VersionPayload, delta: DeltaPayload) -> VersionPayload:

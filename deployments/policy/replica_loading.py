@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from deployments.policy.cluster import read_range
 from deployments.policy.commands import (
     AbandonTransfer,
     AcceptRequests,
@@ -147,7 +148,7 @@ class ReplicaLoading:
         """
         try:
             path = await asyncio.to_thread(self._path_of, version, checksum)
-            return await asyncio.to_thread(_read_range, path, offset, count)
+            return await asyncio.to_thread(read_range, path, offset, count)
         except FileNotFoundError as error:
             raise VersionUnknown.not_stored(version) from error
 
@@ -172,8 +173,8 @@ class ReplicaLoading:
     async def admit(self, replica: RegisteredReplica) -> None:
         """Loads what a replica that has registered lacks, or replaces it.
 
-        If a trainer sent the current weights straight to the replicas, the service does not have them, and the replica
-        waits for the next version.
+        If a trainer sent the current weights straight to the replicas, and they were not saved, the service does not
+        have them, and the replica waits for the next version.
         """
         if (reason := self._difference(replica.registration)) is not None:
             extra = {"replica_id": replica.replica_id}
@@ -201,6 +202,14 @@ class ReplicaLoading:
             extra = {"replica_id": replica.replica_id}
             logger.warning("The current weights could not be given to a replica.", exc_info=error, extra=extra)
             self._registry.replace_if_registered(replica, str(error))
+
+    async def load_waiting(self) -> None:
+        """Loads the desired weights into the replicas that waited until the service had them."""
+        async with self._update_lock.lease():
+            waiting = [replica for replica in self._registry.started if replica.loaded != self._versions.desired]
+            for replica in waiting:
+                replica.is_starting = True
+        await asyncio.gather(*map(self.load, waiting))
 
     async def _load_and_join(self, replica: RegisteredReplica) -> None:
         for _ in range(LOADS_BESIDE_UPDATES):
@@ -296,13 +305,6 @@ class ReplicaLoading:
             # A swap of full weights took the adapters of named policies off.
             await self.set_adapters([replica])
         return True
-
-
-def _read_range(path: Path, offset: int, count: int) -> bytes:
-    """Returns fewer bytes at the end of the file."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(count)
 
 
 def _versions_to_load(loaded: LoadedWeights | None, desired: LoadedWeights) -> list[int]:

@@ -93,7 +93,7 @@ class PolicyStore(CommandSource):
         self._updates = Updates(self.policies, self.registry, self.loading, self._tasks, is_rolling)
         self._checkpoint_roots = settings.checkpoint_roots
         self.transfer = WeightTransfer(
-            settings, self.registry, self.policies.unnamed, self._updates, self.loading, self._tasks
+            settings, self.registry, self.policies.unnamed, self._updates, self.loading, self._tasks, cluster
         )
         self._follower: FolderFollower | None = None
         if settings.follow is not None:

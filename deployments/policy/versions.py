@@ -241,7 +241,7 @@ class Versions:
             self._discard_files(number)
 
     def has_weights(self, version: int) -> bool:
-        """False after a transfer, whose weights only engines have."""
+        """False after a transfer until a replica has saved its weights."""
         if version == 0:
             return True
         found = self.find(version)

@@ -8,25 +8,36 @@ Guarantees: a transfer reaches every replica that has started, or it is refused 
 that fails or is abandoned midway leaves no replica with a part of the weights, since all of them load the current ones
 (`ReplicaLoading.go_back`); the update lease is held from `start` until the transfer is finished or they have them;
 replicas connect only to trainers that the config lists.
+
+One replica writes the weights to a file while they arrive, and the store reads it afterwards. Guarantees: a transfer
+neither fails nor waits because its weights cannot be saved, the log says then who lacks them; no transfer begins before
+those of the last one were saved, or could not be; a file becomes a version's weights only if it has the checksum that
+its replica computed.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from deployments.policy.cluster import Cluster
 from deployments.policy.commands import (
     ApplyTransfer,
     Command,
+    CommandReport,
     FinishTransfer,
     InitTransfer,
+    SaveTransfer,
     StartTransfer,
     SwapOptions,
     UpdateTransfer,
 )
-from deployments.policy.failures import TransferRefused
+from deployments.policy.failures import TransferRefused, VersionUnknown
+from deployments.policy.node_files import WeightsNotFetched, fetch_file
 from deployments.policy.policies import Policy
 from deployments.policy.replica_loading import ReplicaLoading
 from deployments.policy.replica_registry import CommandResult, RegisteredReplica, ReplicaRegistry, error_of
@@ -35,6 +46,7 @@ from deployments.policy.update import Updates
 from deployments.policy.versions import Version
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import PolicyUpdate, SwitchOptions
+from rollout_client.weights.safetensors_file import header_bytes, header_of
 
 if TYPE_CHECKING:
     from deployments.policy.settings import PolicySettings
@@ -93,6 +105,7 @@ class WeightTransfer:
 
     Args:
         policy: the one without a name.
+        cluster: reads the file of a replica.
     """
 
     def __init__(
@@ -103,6 +116,7 @@ class WeightTransfer:
         updates: Updates,
         loading: ReplicaLoading,
         tasks: BackgroundTasks,
+        cluster: Cluster,
     ) -> None:
         self._registry = registry
         self._policy = policy
@@ -112,6 +126,7 @@ class WeightTransfer:
         self._trainers = TrustedTrainers(settings.transfer.trainers)
         self._loading = loading
         self._tasks = tasks
+        self._cluster = cluster
         self._rendezvous_timeout_s = settings.transfer.rendezvous_timeout_s
         self._idle_s = settings.transfer_idle_s
         self._participants: list[RegisteredReplica] = []
@@ -123,6 +138,8 @@ class WeightTransfer:
         """Abandons the transfer that is under way if no step follows."""
         self._keeps_prefix_cache = False
         """Whether the transfer that is under way keeps the prefix cache."""
+        self._saving: asyncio.Task[None] | None = None
+        """Saves the weights of the last transfer."""
 
     async def init(self, init_info: dict[str, Any]) -> int:
         """Connects every replica to the trainer; returns how many processes take part, including the trainer's one.
@@ -166,6 +183,8 @@ class WeightTransfer:
         self._update_lock.refuse_if_busy(options)
         async with AsyncExitStack() as lease:
             await lease.enter_async_context(self._update_lock.lease("a trainer is sending weights to the replicas"))
+            if self._saving is not None:
+                await asyncio.wait([self._saving])
             await self._registry.drop_dead()
             if not self._participants or self._participants != self._registry.started:
                 raise TransferRefused.of("transfer", REPLICAS_CHANGED)
@@ -173,7 +192,8 @@ class WeightTransfer:
         async with self._step():
             self._keeps_prefix_cache = not options.reset_prefix_cache
             start = StartTransfer(SwapOptions(options.mode, options.reset_prefix_cache))
-            await self._send_all([start] * len(self._participants))
+            saves = replace(start, header=await asyncio.to_thread(self._header_to_save))
+            await self._send_all([saves, *[start] * (len(self._participants) - 1)])
 
     async def update(self, update_info: UpdateInfo) -> None:
         """Lets every replica receive what the trainer sends meanwhile.
@@ -271,8 +291,40 @@ class WeightTransfer:
         finished = dict(zip(ready, await self._registry.send_all(ready, finish), strict=True))
         replicas = [self._registry.outcome(each, result, version) for each, result in (applied | finished).items()]
         await self._updates.activate(self._policy)
+        self._saving = self._tasks.start(self._save(version, self._participants[0]))
         keeps_prefix_cache = self._keeps_prefix_cache
         return PolicyUpdate(version=version, checksum=None, replicas=replicas, keeps_prefix_cache=keeps_prefix_cache)
+
+    def _header_to_save(self) -> bytes | None:
+        """The beginning of a file with all tensors of the checkpoint; `None` if that cannot be read."""
+        try:
+            tensors = self._versions.initial.layout_on_disk.tensors
+            header = header_of((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+        except (OSError, ValueError) as failure:
+            logger.warning("What a trainer sends is not saved: the model's checkpoint cannot be read: %s", failure)
+            return None
+        return header_bytes(header.entries)
+
+    async def _save(self, version: int, saver: RegisteredReplica) -> None:
+        """Stores the weights that the replica has written, and lets replicas that waited for them load them."""
+        try:
+            report = await self._registry.send(saver, SaveTransfer(version))
+            saved = report.saved if isinstance(report, CommandReport) else None
+            if saved is None:
+                raise WeightsNotFetched(error_of(report) or "the replica saved nothing")
+            with self._versions.workspace(version) as folder:
+                file = folder / "saved.safetensors"
+                await fetch_file(saved, partial(self._cluster.read, saved.file), file)
+                described = {"checksum": saved.checksum, "size_bytes": saved.size_bytes}
+                info = self._versions.info(version).model_copy(update=described)
+                await asyncio.to_thread(self._versions.add_weights, info, file)
+        except (WeightsNotFetched, VersionUnknown, OSError) as failure:
+            message = "Version %d stays in the engines alone, so that a replica that starts waits for the next: %s"
+            logger.warning(message, version, failure, extra={"version": version})
+            return
+        self._updates.remove_old_versions(self._policy)
+        # Not a part of what the next transfer waits for: it holds the update lease then.
+        self._tasks.start(self._loading.load_waiting())
 
     async def _send_all(self, commands: Sequence[Command]) -> None:
         """Raises at the first failure: the other replicas would wait for a trainer that is blocked."""

@@ -1,5 +1,6 @@
 """Weights that a trainer sends straight into the engines of the running service, over gloo."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -30,8 +31,22 @@ def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
     client.push_weights(tiny_state())
 
 
+def saved(client: RolloutClient, version: int) -> str:
+    """Returns the checksum of a transferred version once the policy store has its weights."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        [info] = [info for info in client.policy().versions if info.version == version]
+        if info.checksum is not None:
+            return info.checksum
+        time.sleep(0.1)
+    raise TimeoutError(f"version {version} was not saved")
+
+
 def served(client: RolloutClient) -> tuple[object, ...]:
-    """What a transfer that fails leaves as it is."""
+    """What a transfer that fails leaves as it is.
+
+    Not the checksums: the policy store saves the weights of an earlier transfer meanwhile.
+    """
     state = client.policy()
     return (
         state.current,
@@ -54,20 +69,23 @@ def test_after_a_transfer_every_token_is_of_the_trainers_weights(client: Rollout
     assert_of_weights(play(client).samples, transfer.update.version, state)
 
 
-def test_a_transfer_and_a_push_of_equal_weights_make_equal_engines(client: RolloutClient) -> None:
+def test_a_transfer_what_was_saved_of_it_and_a_push_of_equal_weights_make_equal_engines(client: RolloutClient) -> None:
     before = client.policy(CHECKSUMS_WITHIN_S)
     state = perturbed(32)
     transfer = RolloutWeightSyncClient(client)
     connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
     version = before.current + 1
+    checksum = saved(client, version)
     transferred = client.policy(CHECKSUMS_WITHIN_S)
     assert (transferred.versions[-1].version, transferred.versions[-1].kind) == (version, "transfer")
     assert transferred.current == version
     client.push_weights(perturbed(45))
-    client.push_weights(state)
+    assert client.rollback(version).checksum == checksum
+    back = client.policy(CHECKSUMS_WITHIN_S)
+    assert client.push_weights(state).checksum == checksum
     pushed = client.policy(CHECKSUMS_WITHIN_S)
-    engines = [[replica.checksum for replica in policy.replicas] for policy in (transferred, pushed)]
-    assert engines == [engines[0]] * 2
+    engines = [[replica.checksum for replica in policy.replicas] for policy in (transferred, back, pushed)]
+    assert engines == [engines[0]] * 3
     assert transferred.replicas[0].checksum not in (None, before.replicas[0].checksum)
 
 
@@ -149,11 +167,12 @@ def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: Rollout
 
 
 def test_replicas_go_back_in_place_when_the_trainer_takes_no_further_step(client: RolloutClient) -> None:
+    """To weights that a trainer sent, too."""
     state = perturbed(43)
-    version = client.push_weights(state).version
-    before = client.policy(CHECKSUMS_WITHIN_S)
     transfer = RolloutWeightSyncClient(client)
-    connected(transfer, before.transfer_world_size, model_of(perturbed(44)))
+    connected(transfer, client.policy().transfer_world_size, model_of(state)).send_weights()
+    before = client.policy(CHECKSUMS_WITHIN_S)
+    version = before.current
     transfer.start_weight_update()
     assert_of_weights(play(client).samples, version, state)
     with pytest.raises(ConnectAgain, match="none is under way; start it first, or it was abandoned"):

@@ -22,6 +22,7 @@ from deployments.policy.commands import (
     CommandCosts,
     CommandReport,
     CommandSource,
+    ComputeChecksum,
     DeltaPayload,
     FinishTransfer,
     InitTransfer,
@@ -29,6 +30,7 @@ from deployments.policy.commands import (
     NumberedCommand,
     ReplicaNotRegistered,
     ReplicaRegistration,
+    SaveTransfer,
     SetAdapters,
     Stage,
     StartTransfer,
@@ -41,7 +43,7 @@ from deployments.policy.commands import (
 )
 from deployments.policy.node_files import NodeWeights
 from service.startup.console_logs import text_for_the_console
-from tests.virtual_time import run
+from tests.virtual_time import run, settled
 
 CHECKSUM_S = 10.0
 
@@ -105,8 +107,14 @@ class ScriptedWeights:
     async def init_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         self.call("init_transfer", f"{init_info['rank_offset']} within {timeout_s:g} s")
 
-    async def start_transfer(self, options: SwapOptions) -> None:
-        self.call("start_transfer", options.mode)
+    async def start_transfer(self, options: SwapOptions, file: Path, header: bytes | None) -> None:
+        self.call("start_transfer", options.mode if header is None else f"{options.mode} to {file.name}")
+        if header is not None:
+            await asyncio.to_thread(file.write_bytes, header)
+
+    async def saved_transfer(self) -> tuple[str, int]:
+        self.call("saved_transfer")
+        return "5f3a", 4
 
     async def update_transfer(self, update_info: Any, silence_s: float) -> None:
         self.call("update_transfer", f"{update_info} within {silence_s:g} s")
@@ -522,3 +530,77 @@ def test_a_replica_that_loses_the_store_in_the_middle_of_a_transfer_is_broken(tm
     assert errors(store.reports) == [(None, False)] * 4
     assert runner.broken == f"{type(end).__name__} in the middle of a weight transfer: {end}"
     assert store.registrations == [LoadedWeights(0)]
+
+
+def test_where_the_weights_of_a_transfer_are_saved_is_reported(tmp_path: Path) -> None:
+    start = StartTransfer(SwapOptions(), b"sent")
+    adapter = stage(tmp_path / "store", 2, "adapter", "{}")
+    store = ScriptedStore(start, adapter, FinishTransfer(3), SaveTransfer(3))
+    weights = ScriptedWeights()
+    played(weights, store, tmp_path / "node")
+    assert errors(store.reports) == [(None, False)] * 4
+    assert weights.calls[0] == "start_transfer keep to transfer.safetensors"
+    *others, saved = [report.saved for report in store.reports]
+    assert others == [None] * 3
+    assert saved is not None
+    assert (saved.version, saved.checksum, saved.size_bytes, saved.file.node_id) == (3, "5f3a", 4, "node")
+    assert Path(saved.file.path).read_bytes() == b"sent"
+
+
+def test_weights_that_could_not_be_saved_break_nothing(tmp_path: Path) -> None:
+    store = ScriptedStore(FinishTransfer(3), SaveTransfer(3))
+    runner = played(ScriptedWeights(fails="saved_transfer"), store, tmp_path)
+    assert errors(store.reports) == [(None, False), ("OSError: saved_transfer failed", False)]
+    assert runner.broken is None
+
+
+def test_a_replica_that_loses_the_store_after_a_transfer_registers_again(tmp_path: Path) -> None:
+    store = ScriptedStore(*TRANSFER, FinishTransfer(3), end=PolicyStoreLost("The policy store died during the call."))
+    runner = played(ScriptedWeights(), store, tmp_path, seconds=0.9)
+    assert store.registrations == [LoadedWeights(0), LoadedWeights(3)]
+    assert runner.broken is None
+
+
+SWAP = Swap(SwapOptions())
+
+
+@pytest.mark.parametrize(
+    ("commands", "checksums"),
+    [
+        ([SWAP, *TRANSFER, FinishTransfer(7)], []),
+        ([ComputeChecksum()], [(LoadedWeights(0), "checksum of 0")]),
+        ([SWAP, ComputeChecksum()], [(LoadedWeights(1), "checksum of 1")]),
+        # The weights are replaced before their checksum is complete.
+        ([ComputeChecksum(), SWAP], []),
+        ([*TRANSFER, ComputeChecksum(), FinishTransfer(7)], []),
+        ([*TRANSFER, FinishTransfer(7), ComputeChecksum()], [(LoadedWeights(7), "checksum of 7")]),
+    ],
+)
+def test_a_checksum_is_computed_only_when_the_store_asks_and_is_of_weights_that_stay(
+    tmp_path: Path, commands: list[Command], checksums: list[tuple[LoadedWeights, str]]
+) -> None:
+    store = ScriptedStore(*commands)
+    played(ScriptedWeights(), store, tmp_path, seconds=CHECKSUM_S + 1)
+    assert store.checksums == checksums
+    assert errors(store.reports) == [(None, False)] * len(commands)
+
+
+def test_a_checksum_lets_the_next_command_pass(tmp_path: Path) -> None:
+    store = ScriptedStore(ComputeChecksum(), stage(tmp_path, 5))
+    played(ScriptedWeights(), store, tmp_path, seconds=CHECKSUM_S / 2)
+    assert (len(store.reports), store.checksums) == (2, [])
+
+
+@pytest.mark.parametrize("command", [SWAP, StartTransfer(SwapOptions())])
+def test_no_checksum_is_computed_while_the_weights_change(tmp_path: Path, command: Command) -> None:
+    async def play() -> tuple[int, int]:
+        weights = ScriptedWeights()
+        runner = runner_of(weights, ScriptedStore(), tmp_path)
+        await runner._carry_out(ComputeChecksum())
+        await settled()
+        before = weights.checksums_under_way
+        await runner._carry_out(command)
+        await settled()
+        return before, weights.checksums_under_way
+
+    assert run(play()) == (1, 0)

@@ -1,16 +1,21 @@
-"""A transfer in the worker: the rendezvous, and the watch for a silent trainer."""
+"""A transfer in the worker: the rendezvous, the watch for a silent trainer, and the file of what arrives."""
 
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from threading import Event
+from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from deployments.generation.trainer_transfer import EARLIER, TrainerRendezvous, TrainerWatch
+from deployments.generation.trainer_transfer import EARLIER, TrainerRendezvous, TrainerWatch, TransferFile, Written
+from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.safetensors_file import header_bytes, header_of
 from service.startup.config import free_port
 
 LONG_ENOUGH_S = 40.0
@@ -127,9 +132,124 @@ def test_the_next_rendezvous_waits_for_one_that_was_given_up(trainer: InitInfo) 
     assert (silent.calls, backend.calls) == (["init", "shutdown"], ["init"])
 
 
+HEADER = header_bytes(header_of([("a.weight", "BF16", [2, 3]), ("b.bias", "F32", [3])]).entries)
+A, B = torch.arange(6.0).reshape(2, 3).bfloat16() + 0.5, torch.tensor([1.0, 2.0, 3.0])
+
+
+def arriving(path: Path, engine_dtype: torch.dtype = torch.bfloat16) -> TransferFile:
+    return TransferFile(path, HEADER, engine_dtype)
+
+
+def ended(weights: TransferFile) -> tuple[Written | None, str | None]:
+    until(lambda: weights.written() != (None, None))
+    return weights.written()
+
+
+def test_all_tensors_make_a_file_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "transfer.safetensors"
+    path.write_bytes(b"an earlier one, which was longer" * 100)
+    weights = arriving(path)
+    weights.add("b.bias", B)
+    weights.add("a.weight", torch.zeros(2, 3).bfloat16())
+    weights.add("a.weight", A)
+    assert ended(weights) == ((file_checksum(path), path.stat().st_size), None)
+    file = load_file(path)
+    assert list(file) == ["a.weight", "b.bias"]
+    assert torch.equal(file["a.weight"], A)
+    assert torch.equal(file["b.bias"], B)
+
+
+def test_the_trainer_does_not_wait_for_the_disk_while_there_is_room_in_memory(tmp_path: Path) -> None:
+    weights, may_write = arriving(tmp_path / "file"), Event()
+    weights._thread.submit(may_write.wait, LONG_ENOUGH_S)
+    for _ in range(100):
+        weights.add("a.weight", A)
+    weights.add("b.bias", B)
+    until((tmp_path / "file").exists)
+    assert A.view(torch.uint8).numpy().tobytes() not in (tmp_path / "file").read_bytes()
+    may_write.set()
+    assert ended(weights) == ((file_checksum(tmp_path / "file"), (tmp_path / "file").stat().st_size), None)
+
+
+def test_without_room_a_tensor_waits_until_the_one_before_is_written(tmp_path: Path) -> None:
+    weights, may_write = TransferFile(tmp_path / "file", HEADER, torch.bfloat16, room_bytes=0), Event()
+    weights._thread.submit(may_write.wait, LONG_ENOUGH_S)
+    weights.add("a.weight", A)
+    second = Thread(target=weights.add, args=("b.bias", B))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    may_write.set()
+    second.join(LONG_ENOUGH_S)
+    assert not second.is_alive()
+    assert ended(weights)[1] is None
+
+
+def test_what_changes_after_it_has_arrived_is_in_the_file_as_it_arrived(tmp_path: Path) -> None:
+    weights, buffer, may_write = arriving(tmp_path / "file"), A.clone(), Event()
+    weights._thread.submit(may_write.wait, LONG_ENOUGH_S)
+    weights.add("a.weight", buffer)
+    buffer.zero_()
+    weights.add("b.bias", B)
+    may_write.set()
+    assert ended(weights)[1] is None
+    assert torch.equal(load_file(tmp_path / "file")["a.weight"], A)
+
+
+def test_values_are_cast_as_the_engine_casts_them(tmp_path: Path) -> None:
+    weights, sent = arriving(tmp_path / "file"), torch.full((2, 3), 1.0 + 2**-9)
+    weights.add("a.weight", sent)
+    weights.add("b.bias", B.bfloat16())
+    assert ended(weights)[1] is None
+    file = load_file(tmp_path / "file")
+    assert torch.equal(file["a.weight"], sent.bfloat16())
+    assert torch.equal(file["b.bias"], B)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "engine_dtype", "error"),
+    [
+        ("c", A, torch.bfloat16, r"the checkpoint has no tensor c of the shape \[2, 3\]"),
+        ("a.weight", A.T, torch.bfloat16, r"the checkpoint has no tensor a\.weight of the shape \[3, 2\]"),
+        (
+            "a.weight",
+            torch.full((2, 3), 1.0 + 2**-9),
+            torch.float16,
+            r"a\.weight is torch\.float32, which the checkpoint's BF16 cannot hold",
+        ),
+        ("b.bias", B, torch.bfloat16, r"1 of 2 tensors were not sent, as a\.weight"),
+    ],
+)
+def test_what_is_not_the_checkpoint_is_told_at_the_end(
+    tmp_path: Path, name: str, tensor: torch.Tensor, engine_dtype: torch.dtype, error: str
+) -> None:
+    weights = arriving(tmp_path / "file", engine_dtype)
+    weights.add(name, tensor)
+    weights.add("b.bias", B)
+    with pytest.raises(AssertionError, match=f"^ValueError: {error}$"):
+        raise AssertionError(ended(weights)[1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_told_at_the_end(tmp_path: Path) -> None:
+    weights = arriving(tmp_path / "missing" / "file")
+    weights.add("a.weight", A)
+    error = ended(weights)[1]
+    assert error is not None
+    assert error.startswith("FileNotFoundError: ")
+
+
+def test_nothing_stays_of_a_transfer_that_broke_off(tmp_path: Path) -> None:
+    weights = arriving(tmp_path / "file")
+    weights.add("a.weight", A)
+    weights.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
 class Model:
     def __init__(self) -> None:
         self.loaded: list[Any] = []
+        self.seen: list[Any] = []
 
     def load_weights(self, weights: Iterable[Any]) -> int:
         self.loaded.extend(weights)
@@ -169,9 +289,9 @@ def test_each_tensor_counts_as_a_sign_of_life() -> None:
                 yield number
 
         model = Model()
-        with TrainerWatch(limit_s, lambda: None) as watch, watch.noting_weights_of(model):
+        with TrainerWatch(limit_s, lambda: None) as watch, watch.noting_weights_of(model, model.seen.append):
             assert model.load_weights(arriving()) == 8
-        assert model.loaded == list(range(8))
+        assert (model.seen, model.loaded) == (list(range(8)), list(range(8)))
         assert "load_weights" not in vars(model), "the model is as it was"
         return not watch.has_hung_up
 
@@ -185,6 +305,6 @@ def test_an_error_goes_through_and_leaves_the_model_as_it_was() -> None:
         raise KeyError("missing")
 
     model, watch = Model(), TrainerWatch(LONG_ENOUGH_S, pytest.fail)
-    with pytest.raises(KeyError), watch, watch.noting_weights_of(model):
+    with pytest.raises(KeyError), watch, watch.noting_weights_of(model, model.seen.append):
         model.load_weights(arriving())
-    assert (model.loaded, "load_weights" in vars(model)) == ([1], False)
+    assert (model.seen, "load_weights" in vars(model)) == ([1], False)

@@ -11,12 +11,13 @@ from deployments.generation.weight_updater import (
     TrainerNotMet,
     TransferBroken,
     WeightsNotLoaded,
+    WeightsNotSaved,
     WeightUpdater,
 )
 from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from rollout_client.contract.policy import PauseMode
 from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
-from tests.virtual_time import run
+from tests.virtual_time import run, settled
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -229,6 +230,7 @@ def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> No
     async def play() -> None:
         silent = "the trainer sent nothing for 20 s"
         llm = ScriptedLLM(
+            begin_saving=[[None, None]],
             receive_transfer=[[(None, silent), (None, None)]],
             abandon_transfer=[[(None, None)] * 2],
             begin_staging=[[None, None]],
@@ -236,7 +238,7 @@ def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> No
             swap_staged=[[(0.5, None)] * 2],
         )
         updater = updater_of(llm)
-        await updater.start_transfer(SwapOptions())
+        await updater.start_transfer(SwapOptions(), WEIGHTS)
         with pytest.raises(TransferBroken, match=f"^Worker 0: {silent}$"):
             await updater.update_transfer({"names": []}, 20.0)
         await updater.abandon_transfer()
@@ -251,6 +253,79 @@ def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> No
         await updater.swap(SwapOptions())
         assert updater.loaded == LoadedWeights(3, adapter=4)
         calls = ["start_weight_update", "receive_transfer {'names': []} 20.0", "abandon_transfer"]
-        assert llm.calls[1:4] == calls
+        assert llm.calls[2:5] == calls
 
     run(play())
+
+
+def test_what_one_worker_has_saved_is_told_once_it_is_written() -> None:
+    async def play() -> None:
+        llm = ScriptedLLM(
+            begin_saving=[[None, None]],
+            saved_weights=[[None, (None, None)], [None, (("5f3a", 10), None)]],
+        )
+        updater = updater_of(llm)
+        await updater.start_transfer(SwapOptions(), Path("/node/transfer.safetensors"), b"header")
+        assert await updater.saved_transfer() == ("5f3a", 10)
+        begun = "begin_saving /node/transfer.safetensors b'header'"
+        assert llm.calls[:2] == [begun, "pause mode=keep clear_cache=True"]
+
+    run(play())
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([None, (None, "OSError: no space left")], "OSError: no space left"),
+        ([None, None], "the transfer was begun without a file"),
+    ],
+)
+def test_weights_that_no_worker_could_save_say_why(answers: list[Any], error: str) -> None:
+    async def play() -> None:
+        with pytest.raises(WeightsNotSaved, match=f"^{error}$"):
+            await updater_of(ScriptedLLM(saved_weights=[answers])).saved_transfer()
+
+    run(play())
+
+
+@pytest.mark.parametrize(("asked", "is_trial", "aborts"), [("keep", False, 1), ("wait", False, 1), ("keep", True, 1)])
+def test_while_full_weights_change_the_generations_of_named_policies_are_interrupted_and_their_adapters_dropped(
+    asked: PauseMode, is_trial: bool, aborts: int
+) -> None:
+    async def play() -> None:
+        llm: Any = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
+        adapters = Adapters(llm)
+        updater = WeightUpdater(llm, adapters)
+        named = await adapters.load("run-b/7", 7, adapter_folder("named"))
+        adapters.hold(named)
+        adapters.serve({"run-b": named})
+        await updater.stage(5, WEIGHTS)
+        llm.calls.clear()
+        with adapters.used_by_generation(named, "g1"), adapters.used_by_generation(None, "g2"):
+            await updater._pause(SwapOptions(asked), is_trial)
+            assert llm.calls == ["abort g1", f"pause mode={asked} clear_cache=True"]
+            assert (updater.may_generate.is_set(), updater.aborts, updater.swaps) == (False, aborts, 0)
+            await updater._resume(5, updater._swap_in_workers())
+            assert (adapters.versions, updater.swaps) == ({}, 1)
+            assert updater.needed_adapters == {"named"}, "a generation still has it"
+        llm.may_unload.set()
+        await settled()
+        assert (updater.needed_adapters, llm.unloaded) == (set(), [1])
+
+    run(play())
+
+
+def test_without_an_adapter_new_generations_need_not_wait_for_an_update() -> None:
+    async def play() -> bool:
+        updater = updater_of(ScriptedLLM())
+        await updater._pause(SwapOptions("keep"))
+        return updater.may_generate.is_set()
+
+    assert run(play())
+
+
+def test_a_checksum_is_that_of_one_worker_or_of_all_checksums() -> None:
+    of_one = run(updater_of(ScriptedLLM(checksum_weights=[[None], ["ab"]])).checksum())
+    of_two = run(updater_of(ScriptedLLM(checksum_weights=[["ab", None], ["ab", "cd"]])).checksum())
+    sha256_of_abcd = "88d4266fd4e6338d13b845fcf289579d209c897823b9217da3e161936f031589"
+    assert (of_one, of_two) == ("ab", sha256_of_abcd)

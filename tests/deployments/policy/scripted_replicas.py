@@ -22,8 +22,10 @@ from deployments.policy.commands import (
     NumberedCommand,
     ReplicaNotRegistered,
     ReplicaRegistration,
+    SaveTransfer,
     SetAdapters,
     Stage,
+    StoredFile,
     Swap,
     VersionPayload,
 )
@@ -73,6 +75,15 @@ class ScriptedCluster(Cluster):
     killed: list[str] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
     """The names of nodes that do not see the store's folder."""
+    saved: dict[str, bytes] = field(default_factory=dict)
+    """The files in which replicas saved the weights of transfers, by path."""
+    read_s: float = 0.0
+    """How long a read of one of them takes."""
+
+    async def read(self, file: StoredFile, offset: int, count: int) -> bytes:
+        assert file.node_id.startswith("node of ")
+        await asyncio.sleep(self.read_s)
+        return self.saved[file.path][offset : offset + count]
 
     async def nodes_that_lack(self, path: Path) -> list[str]:
         assert path.name == "run.json"
@@ -112,6 +123,10 @@ class ScriptedReplica:
     """The store's keys of the versions that were staged or transferred."""
     files: dict[int, bytes] = field(default_factory=dict)
     """Its node's files of the versions that were staged."""
+    saves: bytes | None = None
+    """The weights that it saves of each transfer."""
+    saved_checksum: str = ""
+    """The checksum that it reports of them."""
     taken: list[int] = field(default_factory=list)
     """The numbers of the commands that reached it."""
     named: dict[str, int] = field(default_factory=dict)
@@ -178,9 +193,20 @@ class ScriptedReplica:
         if step == "register again":
             await self.register()
             return None
+        if isinstance(numbered.command, SaveTransfer):
+            return self._saved(report, numbered.command.version)
         is_tried = isinstance(numbered.command, Canary | SetAdapters)
         costs = COSTS.get(type(numbered.command), CommandCosts())
         return replace(report, loaded=self.loaded, costs=costs, changes_nothing=is_tried and self.changes_nothing)
+
+    def _saved(self, report: CommandReport, version: int) -> CommandReport:
+        if self.saves is None:
+            return replace(report, error="WeightsNotSaved: no space left")
+        self._note("save", version)
+        path = f"/{self.name}/{version}"
+        self.cluster.saved[path] = self.saves
+        file = StoredFile(path, f"node of {self.name}", inode=0, modified_ns=0)
+        return replace(report, saved=VersionPayload(version, "full", len(self.saves), self.saved_checksum, file))
 
     def _carry_out(self, numbered: NumberedCommand) -> None:
         match numbered.command:

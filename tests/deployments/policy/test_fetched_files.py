@@ -62,7 +62,7 @@ def test_files_of_any_length_are_fetched(tmp_path_factory: pytest.TempPathFactor
     [
         (ScriptedReads(CONTENT, fails_after=2), "it died"),
         (ScriptedReads(CONTENT, version=8), "version: it is not stored here, or no longer"),
-        (ScriptedReads(CONTENT[:25]), "the policy store gave 5 bytes in place of 10"),
+        (ScriptedReads(CONTENT[:25]), "5 bytes came in place of 10"),
     ],
 )
 def test_a_store_that_cannot_give_a_range_fails_the_fetch(tmp_path: Path, source: ScriptedReads, reason: str) -> None:
@@ -71,7 +71,7 @@ def test_a_store_that_cannot_give_a_range_fails_the_fetch(tmp_path: Path, source
 
 
 def test_a_silent_store_fails_the_fetch_after_its_time(tmp_path: Path) -> None:
-    with pytest.raises(WeightsNotFetched, match="the policy store gave nothing for 60 s"):
+    with pytest.raises(WeightsNotFetched, match="nothing came for 60 s"):
         fetched(tmp_path, ScriptedReads(CONTENT, hangs=True), after_s=READ_TIMEOUT_S)
 
 

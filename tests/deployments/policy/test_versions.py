@@ -109,13 +109,17 @@ def test_a_version_may_be_known_without_its_weights(tmp_path: Path) -> None:
     assert (versions.current, versions.info(3), versions.has_weights(3)) == (3, transferred, False)
     with pytest.raises(VersionUnknown):
         versions.file(3)
+    (tmp_path / "saved").write_bytes(b"weights")
+    versions.add_weights(transferred, tmp_path / "saved")
+    after = versions_in(tmp_path)
+    assert (after.info(3).stored, after.file(3).read_bytes()) == ("whole", b"weights")
 
 
 def test_weights_that_come_after_their_version_was_removed_are_ignored(tmp_path: Path) -> None:
     versions = versions_in(tmp_path)
-    (tmp_path / "made").write_bytes(b"weights")
-    versions.add_weights(info(3), tmp_path / "made")
-    assert (versions.all, files(tmp_path)) == ([], {"made"})
+    (tmp_path / "saved").write_bytes(b"weights")
+    versions.add_weights(info(3), tmp_path / "saved")
+    assert (versions.all, files(tmp_path)) == ([], {"saved"})
 
 
 def test_files_that_a_store_left_when_it_died_are_removed_at_the_next_start(tmp_path: Path) -> None:

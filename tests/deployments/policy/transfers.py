@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.policy.commands import AbandonTransfer, Command, LoadedWeights, Stage, Swap
+from deployments.policy.commands import AbandonTransfer, Command, LoadedWeights, SaveTransfer, Stage, Swap
 from deployments.policy.failures import TransferRefused
 from deployments.policy.store import PolicyStore
 from rollout_client.contract.policy import PolicyUpdate, SwitchOptions
@@ -42,7 +42,8 @@ async def transfer(store: PolicyStore) -> PolicyUpdate:
 
 
 def kinds(replica: TransferringReplica) -> list[type[Command]]:
-    return [type(command) for command in replica.received]
+    """The steps that reached it. That its weights are saved afterwards is no step."""
+    return [type(command) for command in replica.received if not isinstance(command, SaveTransfer)]
 
 
 async def gone_back(*replicas: TransferringReplica) -> None:
