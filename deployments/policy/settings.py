@@ -63,7 +63,7 @@ class PolicySettings(StrictSettings):
     slow network file system. Nodes that cannot read it always do; the policy store's own node never does."""
     run: str | None = Field(default=None, min_length=1, max_length=200)
     """Name of the training run. A folder with versions of another run, or of another model, is refused at the start.
-    Default: a name that follows from the folder and the model, or the one that the folder records."""
+    Default: the name that the folder records, which is drawn at its first start."""
     checkpoint_roots: list[str] = Field(default_factory=list)
     """Paths and fsspec URLs under which checkpoints may lie that the service reads itself; none by default."""
     activation: Literal["together", "rolling"] = "together"

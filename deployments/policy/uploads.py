@@ -264,14 +264,11 @@ class Uploads:
 
     def _note(self, version: int) -> _UploadNote | None:
         """`None` also if there are no bytes beside it: the machine crashed, or the upload was moved away."""
-        note = self._read_note(version)
-        return note if self._size(version) >= 0 else None
-
-    def _read_note(self, version: int) -> _UploadNote | None:
         try:
-            return _UploadNote.model_validate_json(self._note_path(version).read_text())
+            note = _UploadNote.model_validate_json(self._note_path(version).read_text())
         except FileNotFoundError:
             return None
+        return note if self._size(version) >= 0 else None
 
     def _size(self, version: int) -> int:
         """-1 if the file is not there."""
@@ -290,7 +287,7 @@ class Uploads:
         return ChunkMisplaced.of("content-range", message, first_byte)
 
     def _change_note(self, version: int, **changes: Any) -> None:
-        note = self._read_note(version) or _UploadNote()
+        note = self._note(version) or _UploadNote()
         self._write_note(version, note.model_copy(update={**changes, "changed_at": utc_now()}))
 
     def _write_note(self, version: int, note: _UploadNote) -> None:

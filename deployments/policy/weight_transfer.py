@@ -22,6 +22,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from deployments.policy.cluster import Cluster
@@ -62,11 +63,6 @@ def world_size(workers: Sequence[int]) -> int:
     return TRAINER_RANKS + sum(workers)
 
 
-def _rank_offsets(workers: Sequence[int]) -> list[int]:
-    """The first rank of each replica."""
-    return [TRAINER_RANKS + sum(workers[:position]) for position in range(len(workers))]
-
-
 def shares(update_info: UpdateInfo, workers: Sequence[int]) -> list[UpdateInfo]:
     """The update info for each replica: all the same, or, of a list with one entry for each worker, those of its own.
 
@@ -77,8 +73,7 @@ def shares(update_info: UpdateInfo, workers: Sequence[int]) -> list[UpdateInfo]:
         return [update_info] * len(workers)
     if len(update_info) != sum(workers):
         raise TransferRefused.of("update_info", f"{sum(workers)} workers take part, one entry each", len(update_info))
-    ends = [sum(workers[: position + 1]) for position in range(len(workers))]
-    return [update_info[end - count : end] for end, count in zip(ends, workers, strict=True)]
+    return [update_info[end - count : end] for end, count in zip(accumulate(workers), workers, strict=True)]
 
 
 def _refuse_wrong_world_size(init_info: Mapping[str, Any], workers: Sequence[int]) -> None:
@@ -159,9 +154,8 @@ class WeightTransfer:
             _refuse_wrong_world_size(init_info, workers)
             self._participants = []
             timeout_s = self._rendezvous_timeout_s
-            commands = [
-                InitTransfer({**init_info, "rank_offset": offset}, timeout_s) for offset in _rank_offsets(workers)
-            ]
+            first_ranks = accumulate(workers[:-1], initial=TRAINER_RANKS)
+            commands = [InitTransfer({**init_info, "rank_offset": rank}, timeout_s) for rank in first_ranks]
             # Waits for all of them even if one has failed: a replica that still waits for this trainer must not meet
             # the next one.
             results = await asyncio.gather(*map(self._registry.send, replicas, commands))

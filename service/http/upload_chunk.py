@@ -1,4 +1,4 @@
-"""Reads one chunk of a weight upload: its headers, and its bytes, which are checked against the headers."""
+"""Reads one chunk of a weight upload: its headers, and its bytes, whose number is checked against the headers."""
 
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -9,28 +9,30 @@ from rollout_client.contract.policy import WEIGHTS_DIGEST
 from service.http.request_body import content_coding, stated_length
 from service.problems import body_too_large, unreadable_body
 
-ZSTD = "zstd"
+_ZSTD = "zstd"
 FORWARDED_BYTES = 4 * 2**20
 """Bytes per call of the policy store."""
 LARGEST_BODY_BYTES = 256 * 2**20
 """Serve's proxy keeps in its memory what the policy store has not received yet."""
-OTHER_DIGESTS = ("repr-digest", "content-digest")
-MOST_SHOWN = 80
+_OTHER_DIGESTS = ("content-digest", "repr-digest")
+_ADVICE = "is not verified; send the Weights-Digest of the file, with its last chunk"
+_MOST_SHOWN = 80
 """Characters of a header in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadChunk:
-    """Description of a request's body by its headers: bytes `[first, end)` of an upload of `total` bytes."""
+    """Description of a request's body by its headers."""
 
     weights_digest: str | None
-    """Digest of the file that the whole upload makes (`Weights-Digest`), in hex."""
+    """Digest (hex) of the file that the whole upload makes (`Weights-Digest`)."""
     is_zstd: bool
     first: int = 0
+    """Offset of the first byte of the chunk in the upload."""
     end: int | None = None
-    """`None` for a body that is the whole upload."""
+    """Offset after its last byte; `None` for a body that is the whole upload."""
     total: int | None = None
-    """`None` while it is not known."""
+    """Size of the upload; `None` while it is not known."""
 
     def total_after(self, end: int) -> int | None:
         """Size of the whole upload, where the chunk tells it; `end` is the offset after the chunk's last byte."""
@@ -44,19 +46,17 @@ class UploadChunk:
 def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
     """Raises `RequestProblem`: 415 for an unsupported encoding, 400 for a header that cannot be read, 413 for a body
     that is too large according to `Content-Length`."""
-    coding = content_coding(headers, [ZSTD])
-    for header in OTHER_DIGESTS:
-        if header in headers:
-            raise unreadable_body(f"{header} is not verified; send the {WEIGHTS_DIGEST} of the file in its place")
-    content_range, digest = headers.get("content-range"), weights_digest(headers.get(WEIGHTS_DIGEST))
-    place = (0, None, None) if content_range is None else byte_range(content_range)
-    chunk = UploadChunk(digest, coding == ZSTD, *place)
+    is_zstd = content_coding(headers, [_ZSTD]) == _ZSTD
+    for name in _OTHER_DIGESTS:
+        if name in headers:
+            raise unreadable_body(f"{name.title()} {_ADVICE}")
+    digest, content_range = weights_digest(headers.get(WEIGHTS_DIGEST)), headers.get("content-range")
     _refuse_large_body(stated_length(headers))
-    return chunk
+    return UploadChunk(digest, is_zstd, *(() if content_range is None else byte_range(content_range)))
 
 
 def byte_range(content_range: str) -> tuple[int, int, int | None]:
-    """Offset of the first byte, that after the last one, and the size of the whole, where it is told."""
+    """The offsets of the first byte and after the last one, and the size of the upload where it is known."""
     match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", content_range)
     if match is None:
         raise unreadable_body(f"Content-Range {content_range!r} is not of the form bytes first-last/total")
@@ -70,7 +70,7 @@ def byte_range(content_range: str) -> tuple[int, int, int | None]:
 def weights_digest(value: str | None) -> str | None:
     """Raises `RequestProblem`: 400, the value is not of the form of the header."""
     if value is not None and re.fullmatch("[0-9a-f]{64}", value) is None:
-        raise unreadable_body(f"{WEIGHTS_DIGEST} {value[:MOST_SHOWN]!r} is not 64 hexadecimal digits in lower case")
+        raise unreadable_body(f"{WEIGHTS_DIGEST} {value[:_MOST_SHOWN]!r} is not 64 hexadecimal digits in lower case")
     return value
 
 

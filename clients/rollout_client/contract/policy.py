@@ -12,7 +12,7 @@ never changes. There are two ways to send one.
   With `Content-Encoding: zstd`, all chunks together are one zstd stream. The last chunk, or the only one, may name the
   content of the file by `Weights-Digest`: 64 hexadecimal digits, `rollout_client.weights.checksum.weights_digest`. The
   service verifies it in the pass over the data that it makes anyway, and answers 400 (`chunk-damaged`) where what has
-  arrived differs. It knows a repeated push by it, too.
+  arrived differs. It knows a repeated push by it, too. No other digest is taken.
 - `Content-Type: application/json`: a `CheckpointSource`, which the service reads itself.
 
 With `kind=adapter&name=run-b` in the query, the version is one of the named policy `run-b`, which is served beside the
