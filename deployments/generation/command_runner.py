@@ -36,11 +36,11 @@ from deployments.policy.commands import (
     NumberedCommand,
     ReplicaNotRegistered,
     ReplicaRegistration,
-    SavedWeights,
     SaveTransfer,
     SetAdapters,
     Stage,
     StartTransfer,
+    StoredFile,
     Swap,
     UpdateTransfer,
     VersionPayload,
@@ -119,7 +119,7 @@ REGISTER_AGAIN_AFTER_S = 0.5
 MOST_SHOWN = 400
 """Characters of an error's first line on the console."""
 TRANSFER_FILE = "transfer.safetensors"
-"""In the replica's own folder, beside those of its adapters: what a trainer sends, until it is saved as a version."""
+"""In the replica's own folder, beside those of its adapters: what a trainer sent last."""
 CHANGES_WEIGHTS = Swap | AbandonTransfer | FinishTransfer
 """Commands that leave the replica in an unknown state when they fail."""
 logger = logging.getLogger("rollout_service.generation")
@@ -136,7 +136,7 @@ class _Done(NamedTuple):
     """The part of `CommandReport` that a command which succeeded fills in."""
 
     costs: CommandCosts = CommandCosts()
-    saved: SavedWeights | None = None
+    saved: VersionPayload | None = None
     changes_nothing: bool = False
 
 
@@ -247,11 +247,10 @@ class CommandRunner:
                 self._start_checksum()
             case InitTransfer(init_info, timeout_s):
                 await self._weights.init_transfer(dict(init_info), timeout_s)
-            case StartTransfer(options, layout):
+            case StartTransfer(options, header):
                 self._in_transfer = True
                 self._stop_checksum()
-                path = None if layout is None else self._node_weights.own_folder / TRANSFER_FILE
-                await self._weights.start_transfer(options, path, layout)
+                await self._weights.start_transfer(options, self._node_weights.own_folder / TRANSFER_FILE, header)
             case UpdateTransfer(update_info, silence_s):
                 await self._weights.update_transfer(update_info, silence_s)
             case AbandonTransfer():
@@ -265,9 +264,9 @@ class CommandRunner:
                 return _Done(costs)
             case SaveTransfer(version):
                 checksum, size_bytes = await self._weights.saved_transfer()
-                written = self._node_weights.own_folder / TRANSFER_FILE
-                stored = await asyncio.to_thread(self._node_weights.adopt, version, checksum, written)
-                return _Done(saved=SavedWeights(checksum, size_bytes, stored))
+                path = str(self._node_weights.own_folder / TRANSFER_FILE)
+                stored = StoredFile(path, self._node_weights.node_id, inode=0, modified_ns=0)
+                return _Done(saved=VersionPayload(version, "full", size_bytes, checksum, stored))
         return _Done()
 
     def _keys_of_loaded(self) -> dict[int, str]:

@@ -19,8 +19,9 @@ from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.images.remote_images import RemoteImages
 from deployments.instruments import flush_periodically
+from deployments.policy.cluster import RayCluster, node_weights_folder
 from deployments.policy.commands import LoadedWeights, ReplicaRegistration
-from deployments.policy.weight_sources import node_weights_of_replica
+from deployments.policy.node_files import NodeWeights
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedRequest
 from deployments.protocols.replicas import PrefixCacheTokens
@@ -94,7 +95,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         self._serving: ServingLayers | None = None
         self._aborts = CallAborts(self._engine.interrupt)
         store = policy_store_client(policy_store)
-        self._node_weights = node_weights_of_replica(store)
+        self._node_weights = NodeWeights(node_weights_folder(), RayCluster().node_id(), store.read_weights)
         await asyncio.to_thread(self._node_weights.join)
         self._commands = CommandRunner(
             self._engine,
@@ -137,10 +138,6 @@ class GeneratorReplica(GeneratorReplicaBase):
 
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:
         return self._engine.prefix_cache_tokens()
-
-    async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        """Documented in `NodeWeights.read`; counterpart of `ReplicaSource` (`deployments/policy`)."""
-        return await self._node_weights.read(version, checksum, offset, count)
 
     async def check_health(self) -> None:
         """Raises what broke the engine, its outputs, or the task that runs the policy store's commands.

@@ -8,17 +8,16 @@ does (minutes) or when the trainer's process ends, and holds up the next one unt
 `TrainerWatch` notices a trainer that falls silent, where vLLM's backends would wait on and on.
 
 `TransferFile` writes the tensors to a safetensors file while the engine loads them, so that others can have them.
-Guarantees: a transfer never fails because of it, `state` tells what goes wrong; the file holds what the engine has
+Guarantees: a transfer never fails because of it, `written` tells what goes wrong; the file holds what the engine has
 loaded, in the dtypes of the checkpoint. What arrives waits in the host's memory, in at most `WAITING_SHARE` of what is
 free when the transfer begins: the trainer, and generations with it, wait for the disk only where that is too little.
 """
 
 import logging
-import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +30,7 @@ import torch
 
 from rollout_client.weights.checksum import Checksum
 from rollout_client.weights.model_tensors import DTYPES, data_of
-from rollout_client.weights.safetensors_file import Data, TensorEntry, header_bytes, header_of
+from rollout_client.weights.safetensors_file import LENGTH_BYTES, Data, TensorEntry, parse_header
 
 PROBE_TIMEOUT_S = 1.0
 PROBE_PAUSE_S = 0.1
@@ -186,14 +185,8 @@ class TrainerWatch:
 
 
 WAITING_SHARE = 0.5
-Layout = Mapping[str, tuple[str, Sequence[int]]]
-"""Layout of the checkpoint: dtype and shape of each tensor by its name."""
 Written = tuple[str, int]
 """The `Checksum` of the file, and its size in bytes."""
-
-
-class OtherTensors(Exception):
-    """The trainer sent other tensors than the checkpoint has."""
 
 
 class TransferFile:
@@ -201,79 +194,57 @@ class TransferFile:
 
     Args:
         path: of the file; one that is there is replaced.
+        header: what precedes the data, with all tensors of the checkpoint.
         engine_dtype: in which the engine computes.
         room_bytes: how much may wait in memory; by default `WAITING_SHARE` of what is free. One tensor always may.
     """
 
-    def __init__(self, path: Path, layout: Layout, engine_dtype: torch.dtype, room_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, header: bytes, engine_dtype: torch.dtype, room_bytes: int | None = None) -> None:
         self._room_bytes = int(WAITING_SHARE * psutil.virtual_memory().available) if room_bytes is None else room_bytes
         self._path = path
+        self._header = parse_header(header[LENGTH_BYTES:])
+        self._entries = self._header.by_name
+        self._missing = set(self._entries)
         self._engine_dtype = engine_dtype
         self._checksum = Checksum()
         self._failure: Exception | None = None
         self._thread = ThreadPoolExecutor(1)
-        self._writing: deque[tuple[Future[None], int]] = deque()
-        """Writes that wait or run, each with its size in bytes."""
-        self._waiting_bytes = 0
+        self._writes = deque([self._thread.submit(path.write_bytes, header)])
+        """Those that wait or run; each returns its size in bytes."""
+        self._waiting_bytes = len(header)
         self._written: Future[Written] | None = None
-        self._descriptor = -1
-        try:
-            header = header_of((name, dtype, shape) for name, (dtype, shape) in layout.items())
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            _write_at(self._descriptor, 0, header_bytes(header.entries))
-        except (OSError, ValueError) as failure:
-            self._failure = failure
-        else:
-            self._header = header
-            self._entries = header.by_name
-            self._missing = set(self._entries)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Takes a copy. A second tensor of the same name replaces the first."""
         if self._failure is not None:
             return
         try:
-            entry = self._entry_of(name, tensor)
-            self._await_room(entry.size_bytes)
+            entry = self._entries.get(name)
+            if entry is None or tuple(tensor.shape) != entry.shape:
+                raise ValueError(f"the checkpoint has no tensor {name} of the shape {list(tensor.shape)}")
+            room = self._room_bytes - entry.size_bytes
+            while self._writes and (self._writes[0].done() or self._waiting_bytes > room):
+                self._waiting_bytes -= self._writes.popleft().result()
             data = data_of(self._cast(entry, tensor))
-            self._writing.append((self._thread.submit(self._write, entry, data), entry.size_bytes))
+            self._writes.append(self._thread.submit(self._write, entry, data))
             self._waiting_bytes += entry.size_bytes
-        except Exception as failure:  # noqa: BLE001 - told by `state`
+        except Exception as failure:  # noqa: BLE001 - told by `written`
             self._failure = failure
 
-    def _await_room(self, size: int) -> None:
-        """Forgets what has been written, and waits until all that waits has room beside `size` bytes."""
-        while self._writing and (self._writing[0][0].done() or size + self._waiting_bytes > self._room_bytes):
-            writing, written_bytes = self._writing.popleft()
-            writing.result()
-            self._waiting_bytes -= written_bytes
-
-    def end(self) -> None:
-        """No further tensor comes. May be called more than once."""
+    def written(self) -> tuple[Written | None, str | None]:
+        """The weights once all are written, and the error, if any. No tensor may come after the first call."""
         if self._written is None:
             self._written = self._thread.submit(self._finish)
             self._thread.shutdown(wait=False)
-
-    def state(self) -> tuple[Written | None, str | None]:
-        """The weights once all are written, and the error, if any. Call it after `end`."""
-        if self._written is None or not self._written.done():
+        if not self._written.done():
             return None, None
         failure = self._written.exception()
         return (self._written.result(), None) if failure is None else (None, f"{type(failure).__name__}: {failure}")
 
     def discard(self) -> None:
-        """Removes the file."""
-        self._failure = self._failure or OtherTensors("the transfer broke off")
-        self.end()
+        """Removes the file, once the tensor that is being written is there."""
+        self._thread.shutdown(cancel_futures=True)
         self._path.unlink(missing_ok=True)
-
-    def _entry_of(self, name: str, tensor: torch.Tensor) -> TensorEntry:
-        entry = self._entries.get(name)
-        if entry is None:
-            raise OtherTensors(f"the checkpoint has no tensor {name}")
-        if tuple(tensor.shape) != entry.shape:
-            raise OtherTensors(f"{name} has the shape {list(tensor.shape)}; the checkpoint's is {list(entry.shape)}")
-        return entry
 
     def _cast(self, entry: TensorEntry, tensor: torch.Tensor) -> torch.Tensor:
         """The engine casts what it loads to its own dtype. Another one before that could round a value twice."""
@@ -281,30 +252,28 @@ class TransferFile:
         cast = tensor.detach().to("cpu", dtype, copy=True)
         is_exact = dtype in (tensor.dtype, self._engine_dtype)
         if not is_exact and not torch.equal(cast.to(tensor.dtype), tensor.detach().cpu()):
-            raise OtherTensors(f"{entry.name} is {tensor.dtype}, which the checkpoint's {entry.dtype} cannot hold")
+            raise ValueError(f"{entry.name} is {tensor.dtype}, which the checkpoint's {entry.dtype} cannot hold")
         return cast
 
-    def _write(self, entry: TensorEntry, data: Data) -> None:
-        _write_at(self._descriptor, self._header.data_begin + entry.begin, data)
+    def _write(self, entry: TensorEntry, data: Data) -> int:
+        with self._path.open("r+b") as file:
+            file.seek(self._header.data_begin + entry.begin)
+            file.write(data)
         self._checksum.add(entry.name, entry.dtype, entry.shape, [data])
         self._missing.discard(entry.name)
+        return entry.size_bytes
 
     def _finish(self) -> Written:
         """Runs after all writes, in their thread."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        if self._failure is not None:
-            raise self._failure
-        for writing, _ in self._writing:
-            writing.result()
-        if self._missing:
-            message = f"{len(self._missing)} of {len(self._entries)} tensors were not sent, as {min(self._missing)}"
-            raise OtherTensors(message)
+        try:
+            if self._failure is not None:
+                raise self._failure
+            for write in self._writes:
+                write.result()
+            if self._missing:
+                message = f"{len(self._missing)} of {len(self._entries)} tensors were not sent, as {min(self._missing)}"
+                raise ValueError(message)
+        except Exception:
+            self._path.unlink(missing_ok=True)
+            raise
         return self._checksum.hexdigest(), self._header.file_bytes
-
-
-def _write_at(descriptor: int, offset: int, data: Data) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written

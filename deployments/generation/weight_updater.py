@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deployments.generation.adapters import Adapters, LoadedAdapter
-from deployments.generation.trainer_transfer import Layout, Written
+from deployments.generation.trainer_transfer import Written
 from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from deployments.upstream.vllm.weight_transfer import pause_scheduler
 
@@ -171,15 +171,13 @@ class WeightUpdater:
             reason = next(filter(None, waited_for), "a worker was slow")
             raise TrainerNotMet(f"{timeout_s:g} s were not enough: {reason}")
 
-    async def start_transfer(
-        self, options: SwapOptions, file: Path | None = None, layout: Layout | None = None
-    ) -> None:
+    async def start_transfer(self, options: SwapOptions, file: Path, header: bytes | None = None) -> None:
         """Pauses the engine and prepares it for the weights that the trainer sends.
 
         Args:
-            file: one worker writes them there too, as a checkpoint with the tensors of `layout`.
+            header: one worker writes them to `file` too, a safetensors file that begins so; with `None` no worker.
         """
-        await self._llm.collective_rpc("begin_saving", args=(None if file is None else str(file), layout or {}))
+        await self._llm.collective_rpc("begin_saving", args=(str(file), header))
         self._in_transfer = True
         await self._pause(options)
         await self._llm.start_weight_update()

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from deployments.generation.trainer_transfer import Layout, TrainerRendezvous, TrainerWatch, TransferFile, Written
+from deployments.generation.trainer_transfer import TrainerRendezvous, TrainerWatch, TransferFile, Written
 from deployments.upstream.vllm.cpu_build import pack_shared_weights_again, packed_weight_slices
 from deployments.upstream.vllm.weight_transfer import end_broken_reload, forget_weight_update, unplaced_matrices
 
@@ -141,18 +141,15 @@ class WeightsWorkerExtension:
         self._rendezvous.give_up()
         return self._rendezvous.waits_for
 
-    def begin_saving(self, path: str | None, layout: Layout) -> None:
-        """Writes what the next transfer brings to a file; with `None` nothing is written. Only one worker does it."""
+    def begin_saving(self, path: str, header: bytes | None) -> None:
+        """Writes what the next transfer brings to a file; without a `header` nothing. Only one worker does it."""
         self._discard_arriving()
-        if path is not None and self.rank == 0:
-            self._arriving = TransferFile(Path(path), layout, self.model_runner.model_config.dtype)
+        if header is not None and self.rank == 0:
+            self._arriving = TransferFile(Path(path), header, self.model_runner.model_config.dtype)
 
     def saved_weights(self) -> tuple[Written | None, str | None] | None:
         """The weights once all are written, and the error, if any; `None` from the workers that do not write."""
-        if self._arriving is None:
-            return None
-        self._arriving.end()
-        return self._arriving.state()
+        return None if self._arriving is None else self._arriving.written()
 
     def receive_transfer(self, update_info: Any, silence_s: float) -> tuple[None, str | None]:
         """Receives what the trainer sends. Returns the error, if any, as when nothing arrives for `silence_s` s."""

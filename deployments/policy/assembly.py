@@ -7,7 +7,6 @@ delta.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import zstandard
 
@@ -17,6 +16,7 @@ from rollout_client.weights.file_tensors import adapter_weights, file_tensors
 from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header, tensor_blocks
 
 BASE_REMOVED = "newer versions have taken the place of the base; send full weights"
+BLOCK_BYTES = 2**20
 LARGEST_WINDOW_BYTES = 2**27
 """Memory that a zstd stream may ask for; what `zstd` itself allows by default, at every level up to 19."""
 
@@ -102,22 +102,11 @@ def unpack_zstd(packed: Path, unpacked: Path, most_bytes: int) -> None:
     try:
         with packed.open("rb") as source, unpacked.open("wb") as target:
             decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
-            decompressor.copy_stream(source, _BoundedWriter(target, most_bytes))  # type: ignore[arg-type]  # only write is called
+            reader = decompressor.stream_reader(source, read_across_frames=True)
+            while block := reader.read(BLOCK_BYTES):
+                if target.tell() + len(block) > most_bytes:
+                    raise too_large(most_bytes)
+                target.write(block)
     except zstandard.ZstdError as error:
         message = f"the bytes are not a zstd stream, as Content-Encoding says: {error}"
         raise NotZstd.of("weights", message) from error
-
-
-class _BoundedWriter:
-    """Writes to `file` up to `most_bytes`: a small zstd stream can decompress to more than the disk holds."""
-
-    def __init__(self, file: BinaryIO, most_bytes: int) -> None:
-        self._file = file
-        self._left_bytes = self._most_bytes = most_bytes
-
-    def write(self, block: bytes) -> int:
-        """Raises `WeightsRefused` beyond the bound."""
-        self._left_bytes -= len(block)
-        if self._left_bytes < 0:
-            raise too_large(self._most_bytes)
-        return self._file.write(block)

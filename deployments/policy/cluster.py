@@ -6,12 +6,16 @@ When the store of a cluster of several nodes starts, it logs what would be lost 
 import asyncio
 import logging
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deployments.policy.commands import StoredFile
 
 ALIVE_WITHIN_S = 10.0
 LOOK_TIMEOUT_S = 60.0
@@ -24,6 +28,14 @@ class Cluster(Protocol):
 
     async def nodes_that_lack(self, path: Path) -> list[str]:
         """The names of the other nodes of the cluster from which `path` cannot be seen."""
+        ...
+
+    async def read(self, file: StoredFile, offset: int, count: int) -> bytes:
+        """Bytes of a file on the node that it names; fewer at its end.
+
+        Raises:
+            OSError: the file cannot be read, or its node is lost.
+        """
         ...
 
     async def is_alive(self, actor: Any) -> bool: ...
@@ -44,6 +56,13 @@ class RayCluster(Cluster):
         seen = await asyncio.gather(*(_is_seen_from(node["NodeID"], path) for node in others))
         return [str(node["NodeManagerHostname"]) for node, is_seen in zip(others, seen, strict=True) if not is_seen]
 
+    async def read(self, file: StoredFile, offset: int, count: int) -> bytes:
+        try:
+            data: bytes = await _on_node(file.node_id, read_range).remote(Path(file.path), offset, count)
+        except RayError as failure:
+            raise OSError(f"{file.path} could not be read on its node: {failure}") from failure
+        return data
+
     async def is_alive(self, actor: Any) -> bool:
         """An actor that does not answer within `ALIVE_WITHIN_S` counts as alive: Ray detects the loss of a node."""
         try:
@@ -61,13 +80,25 @@ class RayCluster(Cluster):
 
 
 async def _is_seen_from(node_id: str, path: Path) -> bool:
-    here = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    look: Any = ray.remote(os.path.exists).options(num_cpus=0, scheduling_strategy=here)
     try:
         async with asyncio.timeout(LOOK_TIMEOUT_S):
-            return bool(await look.remote(str(path)))
+            return bool(await _on_node(node_id, os.path.exists).remote(str(path)))
     except (RayError, TimeoutError):
         return True
+
+
+@cache
+def _on_node(node_id: str, function: Callable[..., Any]) -> Any:
+    """The function as a task on this node, which takes no CPU of it. Ray keeps a copy of each that is made."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(function).options(num_cpus=0, scheduling_strategy=there)
+
+
+def read_range(path: Path, offset: int, count: int) -> bytes:
+    """Returns fewer bytes at the end of the file."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(count)
 
 
 def cluster_weights_folder() -> Path:

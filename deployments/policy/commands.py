@@ -4,7 +4,7 @@ A replica registers, and then polls for commands. `PolicyStore` and, over its Se
 implement `CommandSource`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -23,11 +23,14 @@ class SwapOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of the policy store, and how a process on another node knows it again in a folder that both can read."""
+    """A file of the policy store, and how a process on another node knows it again in a folder that both can read.
+
+    In a report on `SaveTransfer` it is a file of the replica.
+    """
 
     path: str
     node_id: str
-    """The policy store's node."""
+    """The policy store's node, or the replica's."""
     inode: int
     modified_ns: int
     is_copied: bool = False
@@ -64,8 +67,6 @@ class VersionPayload:
     what a node makes of the delta has to have it."""
     file: StoredFile
     """If the version comes as a delta, it is written when it is read, or once the version is current."""
-    holders: tuple[str, ...] = ()
-    """Ids of replicas that have the file and accept requests; the policy store has it too."""
     keep: frozenset[int] = frozenset()
     """Versions whose files stay on the nodes; they include this one."""
     adapter_config: str | None = None
@@ -147,8 +148,8 @@ class StartTransfer:
     """Pause generation and prepare to receive weights from the trainer."""
 
     options: SwapOptions
-    layout: Mapping[str, tuple[str, Sequence[int]]] | None = None
-    """Write what arrives to a file too, with these tensors: dtype and shape by name. `None`: not on this replica."""
+    header: bytes | None = None
+    """Write what arrives to a safetensors file too, which begins with these bytes; `None`: not on this replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +182,9 @@ class FinishTransfer:
 
 @dataclass(frozen=True, slots=True)
 class SaveTransfer:
-    """Finish the file that `StartTransfer.layout` asked for, as the weights of `version`; generations go on."""
+    """Finish the file that `StartTransfer.header` asked for, as the weights of `version`; generations go on."""
 
     version: int
-
-
-@dataclass(frozen=True, slots=True)
-class SavedWeights:
-    """The weights of a transfer, as a replica has saved them."""
-
-    checksum: str
-    size_bytes: int
-    file: StoredFile
-    """On the replica's node, whose id is in it."""
 
 
 Command = (
@@ -261,8 +252,8 @@ class CommandReport:
     broken: bool = False
     """Whether the replica cannot be used any more."""
     costs: CommandCosts = field(default_factory=CommandCosts)
-    saved: SavedWeights | None = None
-    """By `SaveTransfer`."""
+    saved: VersionPayload | None = None
+    """By `SaveTransfer`: the weights, in a file on the replica's node."""
     changes_nothing: bool = False
     """By `Canary` and `SetAdapters`: the weights that were tried change no log-probability of the canary. Full weights
     may be those from before; an adapter is zero, or so small that the engine's precision does not show it."""

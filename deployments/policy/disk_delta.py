@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import blake3
 import numpy as np
@@ -42,26 +41,12 @@ Bytes = NDArray[np.uint8]
 PLACE_BYTES = 4
 
 
-class Digest(Protocol):
-    def hexdigest(self) -> str: ...
-
-
-class _Adler32:
-    """zlib's checksum as a digest."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._value = zlib.adler32(data)
-
-    def hexdigest(self) -> str:
-        return f"{self._value:08x}"
-
-
-CHECKSUMS: Mapping[str, Callable[[memoryview], Digest]] = {
-    "xxh3-128": xxhash.xxh3_128,
-    "blake3": blake3.blake3,
-    "adler32": _Adler32,
+CHECKSUMS: Mapping[str, Callable[[memoryview], str]] = {
+    "xxh3-128": lambda data: str(xxhash.xxh3_128_hexdigest(data)),
+    "blake3": lambda data: blake3.blake3(data).hexdigest(),
+    "adler32": lambda data: f"{zlib.adler32(data):08x}",
 }
-"""By the names that an index has for them."""
+"""In hex, by the names that an index has for them."""
 
 
 class DeltaRefused(WeightsRefused):
@@ -83,7 +68,7 @@ class DiskDelta:
 
     version: int
     encoding: str
-    checksum_of: Callable[[memoryview], Digest]
+    checksum_of: Callable[[memoryview], str]
     tensors: Mapping[str, SourceTensor]
     """The compressed changes, by the name of the tensor that they change."""
     checksums: Mapping[str, str]
@@ -141,7 +126,7 @@ class DiskDelta:
             ENCODINGS[self.encoding](data, packed)
         except (ValueError, zstandard.ZstdError) as error:
             raise DeltaRefused.of_version(self.version, name, f"its changes are damaged: {error}") from error
-        if (found := self.checksum_of(data.data).hexdigest()) != self.checksums[name]:
+        if (found := self.checksum_of(data.data)) != self.checksums[name]:
             message = (
                 f"the changes make a tensor with the checksum {found}, and not {self.checksums[name]}: they are "
                 "damaged, or of other weights than the base"

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from ray.serve import metrics
@@ -10,12 +11,12 @@ from deployments.policy.disk_delta import DeltaRefused
 from deployments.policy.failures import PolicyFailure, SourceRefused, UpdateUnderWay, VersionUntried
 from deployments.policy.policies import Policy
 from deployments.policy.published import HeldVersions, Publication, Publications, PublishedChain, PublishedFolder
-from deployments.policy.pushes import Pushes
-from rollout_client.contract.policy import FollowState, PushOptions, RefusedPublication
+from rollout_client.contract.policy import FollowState, PolicyUpdate, PushOptions, RefusedPublication
 
 if TYPE_CHECKING:
     from deployments.policy.settings import FollowSettings
 
+Push = Callable[[PublishedChain, str, PushOptions], Awaitable[PolicyUpdate]]
 CAN_PASS = (SourceRefused, UpdateUnderWay, VersionUntried)
 """Refusals that say nothing about the version: it is tried again."""
 logger = logging.getLogger("rollout_service.policy")
@@ -26,12 +27,13 @@ class FolderFollower:
 
     Args:
         policy: the one without a name.
+        push: takes a version of the folder. Raises `PolicyFailure`.
     """
 
-    def __init__(self, settings: "FollowSettings", policy: Policy, pushes: Pushes) -> None:
+    def __init__(self, settings: "FollowSettings", policy: Policy, push: Push) -> None:
         self._settings = settings
         self._policy = policy
-        self._pushes = pushes
+        self._push = push
         self._folder = PublishedFolder(settings.folder)
         self._publications = Publications(takes_deltas=settings.format == "miles_disk_delta")
         self._taken = 0
@@ -81,7 +83,7 @@ class FolderFollower:
     async def _take(self, chain: PublishedChain) -> bool:
         options = PushOptions(mode=self._settings.mode)
         try:
-            await self._pushes.take_published(self._policy, chain, self._settings.folder, options)
+            await self._push(chain, self._settings.folder, options)
         except CAN_PASS as failure:
             self._note_unreadable(f"version {chain.version}: {failure}")
             return False
@@ -100,7 +102,7 @@ class FolderFollower:
         taken = [info.version for info in versions.all if self._is_ours(info.source)]
         with_weights = [0, *(version for version in taken if versions.has_weights(version))]
         self._taken = max([self._taken, *taken])
-        return HeldVersions(self._policy.current.number, self._taken, with_weights)
+        return HeldVersions(self._policy.current, self._taken, with_weights)
 
     def _is_ours(self, source: str | None) -> bool:
         return source is not None and source.startswith(f"{self._settings.folder.rstrip('/')}/")

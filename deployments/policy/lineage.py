@@ -1,11 +1,9 @@
 """Which full weights an adapter or a delta belongs to, and whether those are there."""
 
-import os
-from pathlib import Path
 from typing import NamedTuple
 
-from deployments.policy.failures import PolicyNotCurrent, VersionUnknown, WeightsRefused
-from deployments.policy.versions import Version, Versions
+from deployments.policy.failures import PolicyNotCurrent, WeightsRefused
+from deployments.policy.versions import Versions
 from rollout_client.contract.policy import PushOptions
 from rollout_client.contract.problems import FieldProblem
 
@@ -34,7 +32,7 @@ def last_adapter_base(versions: Versions) -> _FullWeights | None:
     return _FullWeights(bases[-1]) if bases else None
 
 
-def _are_same(versions: Versions, one: int, other: int) -> bool:
+def are_same(versions: Versions, one: int, other: int) -> bool:
     """Whether two versions have the same weights, as far as is known."""
     one, other = _origin(versions, one), _origin(versions, other)
     if one == other:
@@ -56,7 +54,7 @@ def refuse_other_base(versions: Versions, options: PushOptions) -> None:
     Call it from a thread.
     """
     full, problem = versions.desired.full, None
-    if options.base is not None and not _are_same(versions, options.base, full):
+    if options.base is not None and not are_same(versions, options.base, full):
         problem = FieldProblem(field="base", message=OTHER_BASE.format(full=full), value=options.base)
     elif options.base_checksum is not None and options.base_checksum != (found := versions.checksum(full)):
         message = f"{OTHER_BASE.format(full=full)}; their checksum is {found}"
@@ -73,7 +71,7 @@ def warnings_of_base(versions: Versions, before: _FullWeights | None, options: P
         options: if they demand a base, the sender knows which it is.
     """
     full, is_demanded = current_full_weights(versions), (options.base, options.base_checksum) != (None, None)
-    if is_demanded or before is None or _are_same(versions, before.version, full.version):
+    if is_demanded or before is None or are_same(versions, before.version, full.version):
         return []
     if before.checksum is not None and before.checksum == full.checksum:
         return []
@@ -97,27 +95,3 @@ def delta_base(versions: Versions, version: int | None) -> int:
     if is_adapter or not versions.has_weights(version):
         raise WeightsRefused.of("base", "the version has no full weights here", version)
     return version
-
-
-def link_weights(versions: Versions, version: int, path: Path) -> Version | None:
-    """Makes `path` a hard link of the version's weights, for a rollback; returns its record, if it is not version 0.
-
-    Call it from a thread.
-
-    Raises:
-        VersionUnknown: its weights are not stored here, or no longer.
-        WeightsRefused: it is an adapter for other full weights than the current ones.
-    """
-    stored = [0, *(info.version for info in versions.all if info.stored != "nothing")]
-    if version not in stored:
-        message = f"its weights are not stored here, or no longer; stored are {', '.join(map(str, stored))}"
-        raise VersionUnknown.of("to", message, version)
-    info = versions.find(version)
-    if info is not None and info.kind == "adapter" and not _are_same(versions, info.base or 0, versions.desired.full):
-        message = (
-            f"it is an adapter for the weights of version {info.base or 0}, and those of version "
-            f"{versions.desired.full} are current; roll back to {info.base or 0} first"
-        )
-        raise WeightsRefused.of("to", message, version)
-    os.link(versions.file(version), path)
-    return info

@@ -6,11 +6,10 @@
     versions/7-5f3a….lock          held by the process that fetches or removes version 7
     replicas/<pid>/                files of one replica alone
 
-A file is fetched in ranges, several at a time, from the policy store and the replicas that have it. Guarantees: a node
-fetches a version once, while its other replicas wait, and not at all if it can read the file of the policy store; of a
-version that comes as a delta of weights which it has, it fetches the delta alone, and applies it once; a file has its
-final name only once its checksum was found right; a version that is being fetched is not removed. Each range is read
-once, unless its source failed; a source that failed is not asked again; memory holds at most `READS_IN_FLIGHT` ranges.
+A file is fetched in ranges, several at a time, from the policy store. Guarantees: a node fetches a version once, while
+its other replicas wait, and not at all if it can read the file of the policy store; of a version that comes as a delta
+of weights which it has, it fetches the delta alone, and applies it once; a file has its final name only once its
+checksum was found right; a version that is being fetched is not removed; memory holds at most `READS_IN_FLIGHT` ranges.
 Pages that are mapped stay valid when their file is removed.
 """
 
@@ -19,124 +18,38 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import count
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 from filelock import AsyncFileLock, FileLock, Timeout
 
+from deployments.failures import RolloutFailure
 from deployments.policy.commands import DeltaPayload, StoredFile, VersionPayload
 from deployments.policy.delta_application import write_applied
+from deployments.policy.failures import PolicyFailure
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.delta import BadDelta
 from rollout_client.weights.safetensors_file import NotSafetensors
-
-
-class SourceFailed(Exception):
-    """The source does not answer, or does not have the version."""
-
-
-class WeightsSource(Protocol):
-    """`StoreSource` and `ReplicaSource` (`deployments/policy/weight_sources.py`) implement it over Serve handles."""
-
-    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        """`count` bytes of the version's file from `offset` on; fewer at the end of the file.
-
-        Args:
-            checksum: of the version's tensors; a source that has other weights under this number fails. With that of a
-                delta's own tensors the policy store gives the file of the delta.
-
-        Raises:
-            SourceFailed: the source cannot give them.
-        """
-        ...
-
-
-def read_range(path: Path, offset: int, count: int) -> bytes:
-    """Like `WeightsSource.read`, of a file on this node; raises `OSError`."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return os.pread(descriptor, count, offset)
-    finally:
-        os.close(descriptor)
-
 
 READ_BYTES = 8 * 2**20
 """Holds the event loops of both ends for some milliseconds while it is packed and unpacked."""
 READS_IN_FLIGHT = 4
 READ_TIMEOUT_S = 60.0
-"""A source that needs longer for one range has failed."""
+"""Who needs longer to give one range has failed."""
+LOCK_POLL_S = 0.05
 logger = logging.getLogger("rollout_service.policy")
+ReadWeights = Callable[[int, str, int, int], Awaitable[bytes]]
+"""`PolicyStore.read_weights`: bytes of a version's file by version, checksum, offset and count; fewer at its end."""
+_ReadRange = Callable[[int, int], Awaitable[bytes]]
+"""The same of one version, by offset and count."""
 
 
 class WeightsNotFetched(Exception):
-    """No source could give the bytes, or they are not those of the version."""
-
-
-async def fetch_file(payload: VersionPayload, sources: Sequence[WeightsSource], descriptor: int) -> None:
-    """Writes the file of the version to `descriptor`, a file that is open for writing.
-
-    Raises:
-        WeightsNotFetched: every source failed.
-        OSError: the file cannot be written.
-    """
-    working = _WorkingSources(sources)
-    offsets = iter(range(0, payload.size_bytes, READ_BYTES))
-
-    async def fetch_ranges() -> None:
-        for offset in offsets:
-            data = await working.read(payload, offset)
-            await asyncio.to_thread(os.pwrite, descriptor, data, offset)
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(READS_IN_FLIGHT):
-                tasks.create_task(fetch_ranges())
-    except ExceptionGroup as failures:
-        # `except*` would do, but Python 3.11.2 and older raise a group out of it.
-        raise failures.exceptions[0] from None
-
-
-class _WorkingSources:
-    """The sources of one file that have not failed, which take turns."""
-
-    def __init__(self, sources: Sequence[WeightsSource]) -> None:
-        self._working = list(sources)
-        self._turns = count()
-        self._last_failure = "there is no source"
-
-    async def read(self, payload: VersionPayload, offset: int) -> bytes:
-        """The range that begins at `offset`; raises `WeightsNotFetched` once every source has failed."""
-        size = min(READ_BYTES, payload.size_bytes - offset)
-        while self._working:
-            source = self._working[next(self._turns) % len(self._working)]
-            try:
-                async with asyncio.timeout(READ_TIMEOUT_S):
-                    data = await source.read(payload.version, payload.checksum, offset, size)
-            except TimeoutError:
-                self._pass_over(source, payload, f"it gave nothing for {READ_TIMEOUT_S:g} s")
-            except SourceFailed as failure:
-                self._pass_over(source, payload, str(failure))
-            else:
-                if len(data) == size:
-                    return data
-                self._pass_over(source, payload, f"it gave {len(data)} bytes in place of {size}")
-        raise WeightsNotFetched(f"The weights of version {payload.version} could not be fetched: {self._last_failure}")
-
-    def _pass_over(self, source: WeightsSource, payload: VersionPayload, reason: str) -> None:
-        self._last_failure = f"{source}: {reason}"
-        if source in self._working:
-            self._working.remove(source)
-            message = "Weights are fetched without %s: %s"
-            logger.warning(message, source, reason, extra={"version": payload.version})
-
-
-LOCK_POLL_S = 0.05
-logger = logging.getLogger("rollout_service.policy")
+    """The policy store could not give the bytes, or they are not those of the version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +70,15 @@ class NodeWeights:
     Args:
         folder: of this node, shared by all its replicas.
         node_id: of this node.
-        sources_of: where the bytes of a version can be fetched, the policy store last.
+        read: fetches from the policy store.
     """
 
-    def __init__(
-        self, folder: Path, node_id: str, sources_of: Callable[[VersionPayload], Sequence[WeightsSource]]
-    ) -> None:
+    def __init__(self, folder: Path, node_id: str, read: ReadWeights) -> None:
         self._versions = folder / "versions"
         self._replicas = folder / "replicas"
         self._membership = folder / "replicas.lock"
-        self._node_id = node_id
-        self._sources_of = sources_of
-        self._paths: dict[tuple[int, str], Path] = {}
-        """Where this replica found each version, by number and checksum."""
+        self.node_id = node_id
+        self._read = read
 
     @property
     def own_folder(self) -> Path:
@@ -196,23 +105,11 @@ class NodeWeights:
         """The file of a version; fetches it if the node does not have it yet, or waits for a replica that does.
 
         Raises:
-            WeightsNotFetched: no source could give the bytes, or they are not those of the version.
+            WeightsNotFetched: the store could not give the bytes, or they are not those of the version.
             OSError: there is no room, or the folder cannot be written.
         """
         await asyncio.to_thread(self._remove_all_but, payload.keep)
-        file = await self._file_of(payload)
-        self._paths = {key: path for key, path in self._paths.items() if key[0] in payload.keep}
-        self._paths[payload.version, payload.checksum] = file.path
-        return file
-
-    def adopt(self, version: int, checksum: str, file: Path) -> StoredFile:
-        """Makes `file`, which holds the weights of a version, one that others can read here. Call it from a thread."""
-        path = self._versions / f"{version}-{checksum}.safetensors"
-        with FileLock(path.with_suffix(".lock")):
-            file.rename(path)
-        self._paths[version, checksum] = path
-        found = path.stat()
-        return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns)
+        return await self._file_of(payload)
 
     @asynccontextmanager
     async def file_to_copy(self, payload: VersionPayload) -> AsyncIterator[NodeFile]:
@@ -220,28 +117,18 @@ class NodeWeights:
 
         The node does not keep it: adapters of named policies, which are small.
         """
-        if is_readable_here(payload.file, payload.size_bytes, self._node_id):
+        if _is_readable_here(payload.file, payload.size_bytes, self.node_id):
             yield NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
             return
         path = self._versions / f"{payload.checksum}-{os.getpid()}.safetensors"
         try:
-            await self._fetch(payload, path)
+            await fetch_file(payload, self._reader(payload), path)
             yield NodeFile(path, payload.size_bytes, payload.size_bytes)
         finally:
             path.unlink(missing_ok=True)
 
-    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        """Counterpart of `WeightsSource.read`, for replicas of other nodes; raises `SourceFailed`."""
-        path = self._paths.get((version, checksum))
-        if path is None:
-            raise SourceFailed("it does not have the version")
-        try:
-            return await asyncio.to_thread(read_range, path, offset, count)
-        except OSError as error:
-            raise SourceFailed(f"it does not have the version any more: {error}") from error
-
     async def _file_of(self, payload: VersionPayload) -> NodeFile:
-        if is_readable_here(payload.file, payload.size_bytes, self._node_id):
+        if _is_readable_here(payload.file, payload.size_bytes, self.node_id):
             return NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
         path = self._versions / f"{payload.version}-{payload.checksum}.safetensors"
         if path.exists():
@@ -251,7 +138,7 @@ class NodeWeights:
                 return NodeFile(path)
             if payload.delta is not None and (base := self._base_of(payload.delta, payload.size_bytes)) is not None:
                 return await self._apply(payload, payload.delta, base, path)
-            await self._fetch(payload, path)
+            await fetch_file(payload, self._reader(payload), path)
             return NodeFile(path, payload.size_bytes, payload.size_bytes)
 
     async def _apply(self, payload: VersionPayload, delta: DeltaPayload, base: Path, path: Path) -> NodeFile:
@@ -273,39 +160,12 @@ class NodeWeights:
     def _base_of(self, delta: DeltaPayload, size_bytes: int) -> Path | None:
         """The weights that the delta changes, if the node has them or can read them in the store's folder."""
         here = self._versions / f"{delta.base}-{delta.base_checksum}.safetensors"
-        for path in (self._paths.get((delta.base, delta.base_checksum)), here):
-            if path is not None and path.exists():
-                return path
-        return Path(delta.base_file.path) if is_readable_here(delta.base_file, size_bytes, self._node_id) else None
+        if here.exists():
+            return here
+        return Path(delta.base_file.path) if _is_readable_here(delta.base_file, size_bytes, self.node_id) else None
 
-    async def _fetch(self, payload: VersionPayload, path: Path) -> None:
-        """Fetches from all sources; from the store alone if what came is not the version."""
-        began = time.perf_counter()
-        sources = self._sources_of(payload)
-        fetching = path.with_suffix(".fetching")
-        try:
-            if not await self._fetched_rightly(payload, sources, fetching):
-                logger.warning("Weights were damaged, they are fetched again.", extra={"version": payload.version})
-                if not await self._fetched_rightly(payload, sources[-1:], fetching):
-                    raise WeightsNotFetched(f"What was fetched as version {payload.version} has another checksum.")
-            fetching.rename(path)
-        finally:
-            fetching.unlink(missing_ok=True)
-        seconds = time.perf_counter() - began
-        message = "Fetched %d bytes of version %d to this node in %.3f s."
-        logger.info(message, payload.size_bytes, payload.version, seconds, extra={"version": payload.version})
-
-    async def _fetched_rightly(self, payload: VersionPayload, sources: Sequence[WeightsSource], path: Path) -> bool:
-        """Whether the bytes that came have the checksum of the version."""
-        descriptor = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            await fetch_file(payload, sources, descriptor)
-        finally:
-            os.close(descriptor)
-        try:
-            return await asyncio.to_thread(file_checksum, path) == payload.checksum
-        except NotSafetensors:
-            return False
+    def _reader(self, payload: VersionPayload) -> _ReadRange:
+        return partial(self._read, payload.version, payload.checksum)
 
     def _remove_all_but(self, versions: Collection[int]) -> None:
         for lock_path in self._versions.glob("*.lock"):
@@ -318,11 +178,75 @@ class NodeWeights:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+async def fetch_file(payload: VersionPayload, read: _ReadRange, path: Path) -> None:
+    """Writes the version's file to `path`.
+
+    Raises:
+        WeightsNotFetched: `read` could not give the bytes, or they are not those of the version.
+        OSError: there is no room, or the folder cannot be written.
+    """
+    began = time.perf_counter()
+    fetching = path.with_suffix(".fetching")
+    try:
+        await _fetch_ranges(payload, read, fetching)
+        if await asyncio.to_thread(_checksum_if_readable, fetching) != payload.checksum:
+            raise WeightsNotFetched(f"What was fetched as version {payload.version} has another checksum.")
+        fetching.rename(path)
+    finally:
+        fetching.unlink(missing_ok=True)
+    seconds = time.perf_counter() - began
+    message = "Fetched %d bytes of version %d to this node in %.3f s."
+    logger.info(message, payload.size_bytes, payload.version, seconds, extra={"version": payload.version})
+
+
+async def _fetch_ranges(payload: VersionPayload, read: _ReadRange, path: Path) -> None:
+    offsets = iter(range(0, payload.size_bytes, READ_BYTES))
+    descriptor = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+
+    async def fetch() -> None:
+        for offset in offsets:
+            data = await _range(payload, read, offset)
+            await asyncio.to_thread(os.pwrite, descriptor, data, offset)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(READS_IN_FLIGHT):
+                tasks.create_task(fetch())
+    except ExceptionGroup as failures:
+        # `except*` would do, but Python 3.11.2 and older raise a group out of it.
+        raise failures.exceptions[0] from None
+    finally:
+        os.close(descriptor)
+
+
+async def _range(payload: VersionPayload, read: _ReadRange, offset: int) -> bytes:
+    size = min(READ_BYTES, payload.size_bytes - offset)
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            data = await read(offset, size)
+    except TimeoutError as failure:
+        raise _not_fetched(payload, f"nothing came for {READ_TIMEOUT_S:g} s") from failure
+    except (RolloutFailure, PolicyFailure, OSError) as failure:
+        raise _not_fetched(payload, str(failure)) from failure
+    if len(data) != size:
+        raise _not_fetched(payload, f"{len(data)} bytes came in place of {size}")
+    return data
+
+
 def _as_payload(payload: VersionPayload, delta: DeltaPayload) -> VersionPayload:
-    """The delta as if it were the version. It comes from the policy store: no replica is known to have it."""
-    return replace(
-        payload, size_bytes=delta.size_bytes, checksum=delta.checksum, file=delta.file, holders=(), delta=None
-    )
+    """The delta as if it were the version."""
+    return replace(payload, size_bytes=delta.size_bytes, checksum=delta.checksum, file=delta.file, delta=None)
+
+
+def _not_fetched(payload: VersionPayload, reason: str) -> WeightsNotFetched:
+    return WeightsNotFetched(f"The weights of version {payload.version} could not be fetched: {reason}")
+
+
+def _checksum_if_readable(path: Path) -> str | None:
+    try:
+        return file_checksum(path)
+    except NotSafetensors:
+        return None
 
 
 def applied(base: Path, delta: Path, full: Path) -> str:
@@ -333,7 +257,7 @@ def applied(base: Path, delta: Path, full: Path) -> str:
         raise WeightsNotFetched(f"The delta cannot be applied: {error}") from error
 
 
-def is_readable_here(file: StoredFile, size_bytes: int, node_id: str) -> bool:
+def _is_readable_here(file: StoredFile, size_bytes: int, node_id: str) -> bool:
     """Whether this node can read the very file of the policy store: it is the store's node, or shares its folder."""
     if file.node_id == node_id:
         return Path(file.path).exists()

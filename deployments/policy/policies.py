@@ -12,9 +12,9 @@ waits learns of each change.
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -22,9 +22,9 @@ from uuid import uuid4
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.policy.initial_version import InitialVersion
 from deployments.policy.lineage import last_adapter_base
-from deployments.policy.uploads import ActivePushes, Uploads, UploadStore
+from deployments.policy.uploads import ActivePushes, Uploads
 from deployments.policy.versions import Version, Versions
-from deployments.protocols.weight_versions import NamedVersions, RollingActivation
+from deployments.protocols.weight_versions import CurrentVersions, RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.base import label_of
 from rollout_client.contract.policy import NamedPolicyState, PolicyUpdate
@@ -34,62 +34,8 @@ if TYPE_CHECKING:
 
 
 LONG_POLL_S = 5.0
-
-
-class CurrentVersion:
-    """The number of the current version of one policy, which can be waited for.
-
-    Args:
-        number: the version that is current on disk.
-        longest_wait_s: bounds `wait_for`, in seconds.
-    """
-
-    def __init__(self, number: int, longest_wait_s: float) -> None:
-        self._number = number
-        self._longest_wait_s = longest_wait_s
-        self._changed = asyncio.Condition()
-
-    @property
-    def number(self) -> int:
-        return self._number
-
-    async def publish(self, number: int) -> None:
-        """Tells everyone who waits."""
-        self._number = number
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def watch(self, seen: int | None) -> int:
-        """Returns the current version as soon as it differs from `seen`, or unchanged after `LONG_POLL_S`."""
-        return await self._number_when(lambda: self._number != seen, LONG_POLL_S)
-
-    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
-        """Returns the current version once it is at least `min_version` and, if given, exactly `version`.
-
-        Args:
-            wait_s: seconds; as long as the service allows if `None` or longer than that.
-
-        Raises:
-            PolicyNotCurrent: this did not happen within `wait_s`, or can no longer happen.
-        """
-        wait_s = self._longest_wait_s if wait_s is None else min(wait_s, self._longest_wait_s)
-        awaited = max(min_version, version or 0)
-        current = await self._number_when(lambda: self._number >= awaited, wait_s)
-        if current < awaited or (version is not None and current != version):
-            field, value = ("policy.min_version", min_version) if version is None else ("policy.version", version)
-            reason = f"it is not there after {wait_s:g} s" if current < awaited else "a newer one has taken its place"
-            message = f"{reason}; version {current} is current"
-            raise PolicyNotCurrent.of(field, message, value)
-        return current
-
-    async def _number_when(self, condition: Callable[[], bool], wait_s: float) -> int:
-        """The current version as soon as `condition` holds, or after `wait_s`."""
-        try:
-            async with asyncio.timeout(wait_s), self._changed:
-                await self._changed.wait_for(condition)
-        except TimeoutError:
-            return self._number
-        return self._number
+CLEAN_UP_EVERY_S = 10.0
+logger = logging.getLogger("rollout_service.policy")
 
 
 class Policy:
@@ -107,11 +53,12 @@ class Policy:
         folder = root if name is None else root / "names" / name
         self.name = name
         self.versions = Versions(folder, initial, root, settings.max_version_step)
-        self.upload_store = UploadStore(folder, settings.upload_expiry_s, root)
-        self.upload_store.remove_unfinished(self.versions.current)
-        self.current = CurrentVersion(self.versions.current, settings.wait_s)
+        self.current = self.versions.current
+        """The version that new generations use, as it was published last."""
         self.pushes = ActivePushes(tasks)
-        self.uploads = Uploads(self.upload_store, self.versions, initial, self.pushes, settings.upload_quota_bytes)
+        self.uploads = Uploads(self.versions, self.pushes, settings.upload_quota_bytes, settings.upload_expiry_s)
+        self.used_at = 0.0
+        """When a call was about it last, by the clock of the event loop."""
         self.numbering = asyncio.Lock()
         """Held while a number is chosen for a push, until its end."""
         self.last_update: PolicyUpdate | None = None
@@ -122,12 +69,17 @@ class Policy:
     @property
     def served(self) -> Version | None:
         """The version that new generations use; `None` of a policy that was dropped, and of version 0."""
-        return self.versions.find(self.current.number)
+        return self.versions.find(self.current)
 
     @property
     def is_known(self) -> bool:
         """Whether anybody has ever begun to push it."""
-        return bool(self.versions.newest or self.upload_store.states())
+        return bool(self.versions.newest or self.uploads.states())
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether something is written of it, or pushed to it."""
+        return self.pushes.are_running or self.uploads.are_being_written
 
     def label(self, version: int) -> str:
         return label_of(self.name, version)
@@ -139,27 +91,12 @@ class Policy:
         """The lowest number that the next version may have: above that of every push under way, too."""
         return max([self.versions.newest + 1, *(version + 1 for version in self.pushes)])
 
-    def uploaded(self, version: int, digest: str) -> Version | None:
-        """The version, if it is or was current and was uploaded as bytes with this digest."""
-        found = self.versions.find(version)
-        if found is None or version > self.current.number or found.upload_digest != digest:
-            return None
-        return found
-
-    async def publish(self) -> int:
-        """Serves the version that is current on disk from now on, and returns its number."""
-        self.versions.note_published()
-        number = self.versions.current
-        await self.current.publish(number)
-        self.uploads.drop_up_to(number)
-        return number
-
     def remove_old_versions(self, needed: Iterable[int]) -> None:
         """Removes all but the newest versions with full weights, and those that are `needed`; named: all but one."""
         if self.name is None:
             self.versions.keep_newest(self._keep_versions, needed)
         else:
-            self.versions.keep_only([self.current.number])
+            self.versions.keep_only([self.current])
 
     def drop(self) -> None:
         """Removes all versions. The number of the last one stays known."""
@@ -177,12 +114,8 @@ class Policy:
             created_at=None if served is None else served.created_at,
             next_version=self.next_number(),
             updating_to=self.versions.updating_to,
-            uploads=self.upload_store.states(),
+            uploads=self.uploads.states(),
         )
-
-
-CLEAN_UP_EVERY_S = 10.0
-logger = logging.getLogger("rollout_service.policy")
 
 
 class PolicyRegistry:
@@ -192,52 +125,35 @@ class PolicyRegistry:
     """
 
     def __init__(self, root: Path, settings: "PolicySettings", initial: InitialVersion, tasks: BackgroundTasks) -> None:
-        def open_policy(name: str | None) -> Policy:
-            return Policy(name, root, settings, initial, tasks)
-
-        self._open: Callable[[str], Policy] = open_policy
-        self.unnamed = open_policy(None)
+        self._open = partial(Policy, root=root, settings=settings, initial=initial, tasks=tasks)
+        self.unnamed = self._open(None)
         self._named: dict[str, Policy] = {}
         """By name. All that were ever pushed; those without a version are not served."""
         self._changed = asyncio.Condition()
-        self._calls = Counter[str]()
-        """By the name of a policy, the calls about it that are under way."""
         for path in sorted(root.glob("names/*")):
-            self._policy(path.name)
+            self.of(path.name)
+        self._longest_wait_s = settings.wait_s
         self._drop_outdated()
-        self._rolling: RollingActivation | None = None
-        self._published = NamedVersions(uuid4().hex, time.time_ns(), self._served_numbers())
+        self._published = CurrentVersions(uuid4().hex, time.time_ns(), self._served_numbers())
 
-    def _policy(self, name: str) -> Policy:
+    def of(self, name: str | None) -> Policy:
         """The policy of this name; one that is not known has neither versions nor uploads."""
+        if name is None:
+            return self.unnamed
         policy = self._named.get(name)
         if policy is None:
             policy = self._named[name] = self._open(name)
+        policy.used_at = asyncio.get_running_loop().time()
         return policy
 
-    @contextmanager
-    def used(self, name: str | None) -> Iterator[Policy]:
-        """The policy for the length of a call. Afterwards a named one is forgotten if it has no version and nothing of
-        one, and once its upload has expired or its push, which goes on without its caller, is refused.
+    def _forget_unknown(self, name: str) -> None:
+        """Forgets a named policy that has no version and nothing of one: its upload has expired, or it never had any.
 
         So calls with names of which there is no policy leave nothing behind.
         """
-        if name is None:
-            yield self.unnamed
-            return
-        policy = self._policy(name)
-        self._calls[name] += 1
-        try:
-            yield policy
-        finally:
-            self._calls[name] -= 1
-            if not self._calls[name]:
-                del self._calls[name]
-                self._forget_unknown(name)
-
-    def _forget_unknown(self, name: str) -> None:
         policy = self._named[name]
-        if name not in self._calls and not policy.is_known and not policy.pushes.are_running:
+        unused_s = asyncio.get_running_loop().time() - policy.used_at
+        if unused_s >= CLEAN_UP_EVERY_S and not policy.is_known and not policy.is_changing:
             del self._named[name]
             policy.versions.trash.discard(policy.versions.folder)
 
@@ -246,46 +162,64 @@ class PolicyRegistry:
         """By name, in the order of their names."""
         return dict(sorted(self._named.items()))
 
-    def path_of(self, version: int, checksum: str) -> Path | None:
-        """The file of a version of a named policy that is served, if one has this number and checksum."""
-        for policy in self.named.values():
-            served = policy.served
-            if served is not None and (served.version, served.checksum) == (version, checksum):
-                return policy.versions.weights(served.version)
-        return None
-
     def take_served(self, versions: Mapping[str, int]) -> None:
         """A replica serves these versions: where the store lost its folder, their numbers are not given again."""
         for name, version in versions.items():
-            self._policy(name).versions.take(version)
+            self.of(name).versions.take(version)
 
-    async def watch_named(self, seen: NamedVersions | None) -> NamedVersions:
-        """Which version of each is current, as soon as that differs from `seen`, or unchanged after `LONG_POLL_S`."""
-        try:
-            async with asyncio.timeout(LONG_POLL_S), self._changed:
-                await self._changed.wait_for(lambda: self._published != seen)
-        except TimeoutError:
-            return self._published
-        return self._published
+    async def watch(self, seen: CurrentVersions | None) -> CurrentVersions:
+        """The current versions, as soon as they differ from `seen`, or unchanged after `LONG_POLL_S`."""
+        return await self._published_when(lambda: self._published != seen, LONG_POLL_S)
 
-    async def wait_for_named(
-        self, name: str, min_version: int, version: int | None, wait_s: float | None
-    ) -> NamedVersions:
-        """Returns what is current once the policy is at least at `min_version` and, if given, exactly at `version`.
+    async def wait_for(
+        self,
+        name: str | None,
+        min_version: int,
+        version: int | None,
+        wait_s: float | None,
+        takes_offered: bool = False,
+    ) -> CurrentVersions:
+        """The current versions once that of one policy is at least `min_version` and, if given, exactly `version`.
+
+        Args:
+            wait_s: seconds; as long as the service allows if `None` or longer than that.
+            takes_offered: a minimum is also met once some replica has the version in a rolling activation.
 
         Raises:
-            PolicyUnknown: it is not served, or no longer.
-            PolicyNotCurrent: as `CurrentVersion.wait_for` does.
+            PolicyUnknown: the policy is not served, or no longer.
+            PolicyNotCurrent: this did not happen within `wait_s`, or can no longer happen.
         """
-        await self.served(name).current.wait_for(min_version, version, wait_s)
+        policy = self.served(name)
+        wait_s = self._longest_wait_s if wait_s is None else min(wait_s, self._longest_wait_s)
+        awaited, takes_offered = max(min_version, version or 0), takes_offered and (name, version) == (None, None)
+
+        def is_there() -> bool:
+            rolling = self._published.rolling if takes_offered else None
+            return max(policy.current, 0 if rolling is None else rolling.version) >= awaited
+
+        await self._published_when(is_there, wait_s)
+        if not is_there() or version not in (None, policy.current):
+            field, value = ("policy.min_version", min_version) if version is None else ("policy.version", version)
+            reason = "a newer one has taken its place" if is_there() else f"it is not there after {wait_s:g} s"
+            raise PolicyNotCurrent.of(field, f"{reason}; version {policy.current} is current", value)
         self.served(name)
         return self._published
 
-    def served(self, name: str) -> Policy:
+    async def _published_when(self, condition: Callable[[], bool], wait_s: float) -> CurrentVersions:
+        """The current versions as soon as `condition` holds, or after `wait_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(condition)
+        return self._published
+
+    def served(self, name: str | None) -> Policy:
         """The policy of this name; raises `PolicyUnknown` unless it is served."""
+        if name is None:
+            return self.unnamed
         served, policy = self._served_numbers(), self._named.get(name)
         if policy is not None and name in served:
             return policy
+        del served[""]
         labels = ", ".join(label_of(each, number) for each, number in sorted(served.items()))
         known = f"there are {labels}" if served else "there are none"
         message = f"there is no policy of this name; {known}"
@@ -297,38 +231,39 @@ class PolicyRegistry:
     async def drop(self, name: str) -> None:
         """Raises `PolicyUnknown` unless it is served."""
         self.served(name).drop()
-        await self._publish()
-
-    async def tell_rolling(self, rolling: RollingActivation | None) -> None:
-        """Tells everyone who watches which replicas have the version that is being activated; `None`: it has ended."""
-        if rolling != self._rolling:
-            self._rolling = rolling
-            await self._publish()
+        await self._tell()
 
     async def publish(self, policy: Policy) -> None:
-        """Another version of this policy is current: named ones for other full weights are dropped, and everyone who
-        watches learns what is current now. The caller holds the update lease."""
-        has_dropped = self._drop_outdated()
-        if has_dropped or policy.name is not None:
-            await self._publish()
+        """Serves the version of the policy that is current on disk from now on, and ends a rolling activation.
 
-    def _drop_outdated(self) -> bool:
+        Named policies for other full weights are dropped. The caller holds the update lease.
+        """
+        policy.versions.note_published()
+        policy.current = policy.versions.current
+        policy.uploads.drop_up_to(policy.current)
+        self._drop_outdated()
+        await self._tell()
+
+    async def tell_rolling(self, version: int, replicas: frozenset[str]) -> None:
+        """Tells everyone who watches which replicas have the version that is being activated, and is not current."""
+        await self._tell(RollingActivation(self.unnamed.current, version, replicas))
+
+    def _drop_outdated(self) -> None:
         base = self.unnamed.versions.desired.full
-        outdated = [
-            policy for policy in self._named.values() if policy.served is not None and policy.served.base != base
-        ]
-        for policy in outdated:
-            policy.drop()
-        return bool(outdated)
+        for policy in self._named.values():
+            if policy.served is not None and policy.served.base != base:
+                policy.drop()
 
-    async def _publish(self) -> None:
+    async def _tell(self, rolling: RollingActivation | None = None) -> None:
         revision = max(time.time_ns(), self._published.revision + 1)
-        self._published = NamedVersions(self._published.store, revision, self._served_numbers(), self._rolling)
+        self._published = CurrentVersions(self._published.store, revision, self._served_numbers(), rolling)
         async with self._changed:
             self._changed.notify_all()
 
     def _served_numbers(self) -> dict[str, int]:
-        return {name: policy.served.version for name, policy in self.named.items() if policy.served is not None}
+        """By name; that of the policy without a name is under ''."""
+        named = {name: policy.current for name, policy in self.named.items() if policy.served is not None}
+        return {"": self.unnamed.current, **named}
 
     async def run(self) -> None:
         """Cleans up every `CLEAN_UP_EVERY_S` seconds, for ever."""

@@ -5,6 +5,7 @@ by the nodes, which apply it. A stored version was validated when it was pushed.
 looks for NaN, computes its checksum and shows whether the bytes are those that were sent.
 """
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +22,8 @@ from deployments.policy.assembly import (
 )
 from deployments.policy.checkpoint_fetch import fetch_checkpoint
 from deployments.policy.disk_delta import DiskDelta, write_patched
-from deployments.policy.failures import ChunkDamaged, WeightsRefused
-from deployments.policy.lineage import delta_base, link_weights
+from deployments.policy.failures import ChunkDamaged, VersionUnknown, WeightsRefused
+from deployments.policy.lineage import are_same, delta_base
 from deployments.policy.published import PublishedChain
 from deployments.policy.versions import Version, Versions
 from deployments.policy.weight_checks import (
@@ -150,12 +151,23 @@ class VersionPreparation:
             WeightsRefused: `source` is an adapter for other full weights than the current ones; or `stored_in` is of
                 another policy, and `source` no adapter.
         """
-        weights = folder / "stored.safetensors"
-        stored = link_weights(stored_in, source, weights)
-        is_adapter = stored is not None and stored.kind == "adapter"
+        known, full = [0, *(info.version for info in stored_in.all if info.stored != "nothing")], stored_in.desired.full
+        if source not in known:
+            message = f"its weights are not stored here, or no longer; stored are {', '.join(map(str, known))}"
+            raise VersionUnknown.of("to", message, source)
+        stored = stored_in.find(source)
+        is_adapter, base = (False, 0) if stored is None else (stored.kind == "adapter", stored.base or 0)
+        if is_adapter and not are_same(stored_in, base, full):
+            message = (
+                f"it is an adapter for the weights of version {base}, and those of version {full} are current; roll "
+                f"back to {base} first"
+            )
+            raise WeightsRefused.of("to", message, source)
         if not is_adapter and stored_in is not self._versions:
             message = "a named policy is an adapter, and this version is not one; roll back without a name"
             raise WeightsRefused.of("to", message, source)
+        weights = folder / "stored.safetensors"
+        os.link(stored_in.file(source), weights)
         info = Version(
             version=version,
             kind="adapter" if is_adapter else "full",
@@ -247,7 +259,7 @@ class VersionPreparation:
         base = delta_base(self._versions, named_base)
         delta_checksum = validate_delta(pushed, self._versions.initial.layout_on_disk)
         if options.checksum is not None and base == self._versions.desired.full:
-            full_bytes = self._versions.full_bytes(base)
+            full_bytes = self._versions.file(base).stat().st_size
             return _PreparedFile(pushed, options.checksum, delta_checksum, full_bytes, delta_checksum=delta_checksum)
         full = folder / "applied.safetensors"
         checksum = self._versions.applied(base, pushed, full)

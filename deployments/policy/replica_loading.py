@@ -1,6 +1,6 @@
 """Replicas get the current version before they accept requests, and again when they have lost it.
 
-`Payloads` says what a replica lacks, and where its bytes are; only bytes that replicas read pass through the store.
+Payloads say what a replica lacks, and where its bytes are; only bytes that replicas read pass through the store.
 Guarantees: a replica accepts requests only once it holds what every replica should hold, the adapters of named policies
 included; one that holds other weights under a number that the store knows is replaced, and a number that a replica has
 is not given to other weights. Replicas that start load at the same time, and updates do not wait for them, except for
@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from deployments.policy.cluster import read_range
 from deployments.policy.commands import (
     AbandonTransfer,
     AcceptRequests,
@@ -23,14 +24,16 @@ from deployments.policy.commands import (
     VersionPayload,
 )
 from deployments.policy.failures import PolicyFailure, VersionUnknown
-from deployments.policy.node_files import read_range
 from deployments.policy.policies import Policy, PolicyRegistry
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry, error_of
 from deployments.policy.versions import Version
 
+LOADS_BESIDE_UPDATES = 3
+logger = logging.getLogger("rollout_service.policy")
 
-class Payloads:
-    """Those of the policy without a name, unless it is said otherwise.
+
+class ReplicaLoading:
+    """Gives replicas what every replica should hold. Payloads are of the policy without a name, unless it is said.
 
     Args:
         node_id: of the policy store's node.
@@ -43,10 +46,11 @@ class Payloads:
         self._policies = policies
         self._versions = policies.unnamed.versions
         self._registry = registry
+        self._update_lock = registry.update_lock
         self._node_id = node_id
         self._copy_to_nodes = copy_to_nodes
 
-    def can_complete(self, loaded: LoadedWeights) -> bool:
+    def _can_complete(self, loaded: LoadedWeights | None) -> bool:
         """Whether the service has the weights that a replica which holds `loaded` lacks.
 
         Only replicas have those that a trainer sent them.
@@ -60,7 +64,7 @@ class Payloads:
         needed = {desired.full, desired.version, *self._registry.loading}
         return needed if self._versions.updating_to is None else needed | {self._versions.updating_to}
 
-    async def to_load(self, loaded: LoadedWeights | None) -> Sequence[VersionPayload]:
+    async def to_load(self, loaded: LoadedWeights | None) -> list[VersionPayload]:
         """The versions that a replica has to load, in this order, to hold what is desired.
 
         Empty if it holds it, or if the service does not have it.
@@ -72,10 +76,7 @@ class Payloads:
             VersionUnknown, WeightsRefused: as `Versions.file` does.
             OSError: a file cannot be read.
         """
-        desired = self._versions.desired
-        numbers = _versions_to_load(loaded, desired)
-        if not all(map(self._versions.has_weights, numbers)):
-            return []
+        numbers = _versions_to_load(loaded, self._versions.desired) if self._can_complete(loaded) else []
         return [await self.payload(number) for number in numbers]
 
     async def payload(self, version: int, is_delta: bool = False) -> VersionPayload:
@@ -89,10 +90,9 @@ class Payloads:
             VersionUnknown, WeightsRefused: as `Versions.file` does.
             OSError: a file cannot be read.
         """
-        holders = self._holders(version)
-        return await asyncio.to_thread(self._payload, version, is_delta, holders, self.pinned)
+        return await asyncio.to_thread(self._payload, version, is_delta, self.pinned)
 
-    def _payload(self, version: int, is_delta: bool, holders: tuple[str, ...], pinned: set[int]) -> VersionPayload:
+    def _payload(self, version: int, is_delta: bool, pinned: set[int]) -> VersionPayload:
         versions, info = self._versions, self._versions.find(version)
         delta = self._delta_of(info) if is_delta and info is not None and info.stored == "delta" else None
         path = versions.file(version) if delta is None else versions.weights(version)
@@ -102,7 +102,6 @@ class Payloads:
             size_bytes=path.stat().st_size if delta is None else versions.info(version).size_bytes,
             checksum=versions.checksum(version),
             file=self._stored(path),
-            holders=holders,
             keep=frozenset(pinned | {version} | (set() if delta is None else {delta.base})),
             adapter_config=None if info is None else info.adapter_config,
             delta=delta,
@@ -154,8 +153,9 @@ class Payloads:
             raise VersionUnknown.not_stored(version) from error
 
     def _path_of(self, version: int, checksum: str) -> Path:
-        if (adapter := self._policies.path_of(version, checksum)) is not None:
-            return adapter
+        for policy in self._policies.named.values():
+            if policy.served is not None and (policy.served.version, policy.served.checksum) == (version, checksum):
+                return policy.versions.weights(version)
         if self._versions.checksum(version) == checksum:
             return self._versions.file(version)
         if version and self._versions.info(version).delta_checksum == checksum:
@@ -169,41 +169,6 @@ class Payloads:
         except FileNotFoundError:
             return StoredFile(str(path), self._node_id, inode=0, modified_ns=0, is_copied=self._copy_to_nodes)
         return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns, self._copy_to_nodes)
-
-    def _holders(self, version: int) -> tuple[str, ...]:
-        """None of the initial version, which every engine loads from the model's own checkpoint."""
-        return tuple(
-            replica.replica_id
-            for replica in self._registry.replicas
-            if version and replica.accepts_requests and version in (replica.loaded.full, replica.loaded.adapter)
-        )
-
-
-def _versions_to_load(loaded: LoadedWeights | None, desired: LoadedWeights) -> list[int]:
-    """The versions to load, in this order, to get from `loaded` to `desired`.
-
-    An adapter cannot be taken off, so that full weights alone are loaded again.
-    """
-    if loaded == desired:
-        return []
-    if desired.adapter is None:
-        return [desired.full]
-    return [desired.adapter] if loaded is not None and loaded.full == desired.full else [desired.full, desired.adapter]
-
-
-LOADS_BESIDE_UPDATES = 3
-logger = logging.getLogger("rollout_service.policy")
-
-
-class ReplicaLoading:
-    """Gives replicas what every replica should hold."""
-
-    def __init__(self, policies: PolicyRegistry, registry: ReplicaRegistry, payloads: Payloads) -> None:
-        self._policies = policies
-        self._versions = policies.unnamed.versions
-        self._registry = registry
-        self._payloads = payloads
-        self._update_lock = registry.update_lock
 
     async def admit(self, replica: RegisteredReplica) -> None:
         """Loads what a replica that has registered lacks, or replaces it.
@@ -251,7 +216,7 @@ class ReplicaLoading:
             if not await self._load_missing(replica):
                 return
             async with self._update_lock.lease():
-                if replica.loaded == self._versions.desired or not self._payloads.can_complete(replica.loaded):
+                if replica.loaded == self._versions.desired or not self._can_complete(replica.loaded):
                     await self._join(replica)
                     return
         async with self._update_lock.lease():
@@ -263,7 +228,7 @@ class ReplicaLoading:
         desired = self._versions.desired
         replica.loading = (desired.full, desired.version)
         try:
-            return await self._registry.load(replica, await self._payloads.to_load(replica.loaded))
+            return await self._registry.load(replica, await self.to_load(replica.loaded))
         finally:
             replica.loading = ()
 
@@ -302,56 +267,53 @@ class ReplicaLoading:
 
         The caller holds the update lease.
         """
-        payloads = await asyncio.to_thread(self._payloads.adapters)
+        payloads = await asyncio.to_thread(self.adapters)
         command = SetAdapters(payloads, self._registry.canary_timeout_s())
         results = await self._registry.send_all(replicas, command, sum(payload.size_bytes for payload in payloads))
         for replica, result in zip(replicas, results, strict=True):
             if (error := error_of(result)) is not None:
                 self._registry.replace_if_registered(replica, error)
 
-    async def go_back(self, replica: RegisteredReplica) -> None:
-        """Lets a replica that holds a version on trial load what is current, or replaces it: also if only other
-        replicas have the current weights, since a trainer sent them there. The caller holds the update lease."""
-        if not self._payloads.can_complete(replica.loaded):
-            reason = "the weights before the trial came from a trainer's memory"
-            self._registry.replace_if_registered(replica, reason)
-        elif await self._registry.load(replica, await self._payloads.to_load(replica.loaded)):
-            await self._restore_adapters(replica)
+    async def go_back(
+        self, replica: RegisteredReplica, held: LoadedWeights | None, abandon_timeout_s: float | None = None
+    ) -> bool:
+        """Lets a replica load what is current again; returns false if it failed, and is replaced.
 
-    async def reload(self, replicas: Sequence[RegisteredReplica], abandon_timeout_s: float) -> None:
-        """Lets replicas load the current weights again after a transfer that broke off.
-
-        Returns when each of them has them, or is replaced: so are all if only engines have them. The caller holds the
-        update lease.
+        It is replaced, too, if only engines have the current weights, since a trainer sent them there. The caller holds
+        the update lease.
 
         Args:
-            abandon_timeout_s: a replica that takes longer to let go of the trainer is replaced.
+            held: what the replica holds; `None` if its weights may be of two versions.
+            abandon_timeout_s: the replica lets go of a trainer whose transfer broke off first, in so many seconds.
         """
         version = self._versions.desired.version
-        payloads: Sequence[VersionPayload] = []
+        reason, payloads = None, list[VersionPayload]()
+        if not self._can_complete(held):
+            reason = f"it has to go back, and only engines had the weights of version {version}"
         try:
-            payloads = await self._payloads.to_load(None)
+            payloads = await self.to_load(held)
         except (PolicyFailure, OSError) as failure:
-            logger.error("The weights of version %d cannot be read.", version, exc_info=failure)
-        reason = None if payloads else f"its transfer broke off, and only engines had the weights of version {version}"
-
-        async def went_back(replica: RegisteredReplica) -> bool:
-            error = reason or error_of(
-                await self._registry.send(replica, AbandonTransfer(), timeout_s=abandon_timeout_s)
-            )
-            if error is not None:
-                self._registry.replace_if_registered(replica, error, version)
-                return False
-            if not await self._registry.load(replica, payloads):
-                return False
-            await self._restore_adapters(replica)
-            return True
-
-        back = await asyncio.gather(*map(went_back, replicas))
-        extra = {"version": version}
-        logger.info("%d of %d replicas are at version %d again.", sum(back), len(replicas), version, extra=extra)
-
-    async def _restore_adapters(self, replica: RegisteredReplica) -> None:
-        """A swap of full weights took the adapters of named policies off."""
+            reason = f"it has to go back, and the weights of version {version} cannot be read: {failure}"
+        if reason is None and abandon_timeout_s is not None:
+            reason = error_of(await self._registry.send(replica, AbandonTransfer(), timeout_s=abandon_timeout_s))
+        if reason is not None:
+            self._registry.replace_if_registered(replica, reason, version)
+            return False
+        if not await self._registry.load(replica, payloads):
+            return False
         if self._needs_adapters(replica):
+            # A swap of full weights took the adapters of named policies off.
             await self.set_adapters([replica])
+        return True
+
+
+def _versions_to_load(loaded: LoadedWeights | None, desired: LoadedWeights) -> list[int]:
+    """The versions to load, in this order, to get from `loaded` to `desired`.
+
+    An adapter cannot be taken off, so that full weights alone are loaded again.
+    """
+    if loaded == desired:
+        return []
+    if desired.adapter is None:
+        return [desired.full]
+    return [desired.adapter] if loaded is not None and loaded.full == desired.full else [desired.full, desired.adapter]

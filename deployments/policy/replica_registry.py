@@ -80,10 +80,6 @@ class UpdateLock:
         self._lock = asyncio.Lock()
         self._activity: str | None = None
 
-    @property
-    def is_held(self) -> bool:
-        return self._lock.locked()
-
     @asynccontextmanager
     async def lease(self, activity: str | None = None) -> AsyncIterator[None]:
         """Waits for the lease and holds it for the block.
@@ -219,14 +215,19 @@ class ReplicaRegistry:
             replica.is_checksum_asked = True
             replica.commands.put_nowait(NumberedCommand(next(self._numbers), ComputeChecksum()))
 
-    async def report_on(self, replica: RegisteredReplica, command: Command, timeout_s: float) -> CommandReport:
-        """Queues the command for the replica and waits for its report.
+    async def send(
+        self, replica: RegisteredReplica, command: Command, size_bytes: int = 0, timeout_s: float | None = None
+    ) -> CommandResult:
+        """Queues the command for the replica and waits for its report; returns it, or why there is none.
 
-        Raises:
-            ReplicaLost: the replica left, died, or did not report in time.
+        Args:
+            size_bytes: of the weights that the command is about.
+            timeout_s: in place of the limit that follows from the size.
         """
         if not self.has(replica):
-            raise ReplicaLost("it has left")
+            return ReplicaLost("it has left")
+        if timeout_s is None:
+            timeout_s = self._command_timeout_s + self._command_timeout_s_per_gb * size_bytes / GB
         numbered = NumberedCommand(next(self._numbers), command)
         report: asyncio.Future[CommandReport] = asyncio.get_running_loop().create_future()
         replica.awaited_reports[numbered.number] = report
@@ -236,7 +237,9 @@ class ReplicaRegistry:
             async with asyncio.timeout(timeout_s):
                 return await report
         except TimeoutError:
-            raise ReplicaTimedOut(f"it did not report within {timeout_s:g} s") from None
+            return ReplicaTimedOut(f"it did not report within {timeout_s:g} s")
+        except ReplicaLost as lost:
+            return lost
         finally:
             watch.cancel()
             replica.awaited_reports.pop(numbered.number, None)
@@ -271,22 +274,6 @@ class ReplicaRegistry:
         """Sends each replica its command and waits for all results, in the same order."""
         sending = zip(replicas, commands, strict=True)
         return await asyncio.gather(*(self.send(replica, command, size_bytes) for replica, command in sending))
-
-    async def send(
-        self, replica: RegisteredReplica, command: Command, size_bytes: int = 0, timeout_s: float | None = None
-    ) -> CommandResult:
-        """Sends the command and returns the report, or why there is none.
-
-        Args:
-            size_bytes: of the weights that the command is about.
-            timeout_s: in place of the limit that follows from the size.
-        """
-        if timeout_s is None:
-            timeout_s = self._command_timeout_s + self._command_timeout_s_per_gb * size_bytes / GB
-        try:
-            return await self.report_on(replica, command, timeout_s)
-        except ReplicaLost as lost:
-            return lost
 
     def canary_timeout_s(self, size_bytes: int = 0) -> float:
         """The limit of a canary, which the replica itself ends, so that it can go on with other weights."""

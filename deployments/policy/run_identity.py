@@ -2,14 +2,14 @@
 
     run.json    in the policy store's folder
 
-Guarantees: a folder with versions of another model or another run is refused, with a sentence that says what to do; the
-default name of a run follows from folder and model, so a store that has lost its folder goes on with the same name.
+Guarantee: a folder with versions of another model or another run is refused, with a sentence that says what to do.
 """
 
 import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from pydantic import BaseModel
 
@@ -18,10 +18,6 @@ from deployments.policy.initial_version import initial_file
 from deployments.policy.versions import INDEX, is_used
 from deployments.policy.weight_checks import layout_of
 from rollout_client.weights.safetensors_file import NotSafetensors
-
-DIGITS = 12
-"""Digits of a digest in the default name of a run."""
-
 
 OLD_LAYOUT = "holds versions of an earlier release: name another folder, and push the newest checkpoint there."
 
@@ -54,21 +50,21 @@ class RunIdentity:
     model: str
     revision: str | None = None
 
-    def claim(self, folder: Path) -> str:
-        """Returns the name of the run to which the folder belongs from now on, which is recorded in it.
+    def claim(self, folder: Path) -> None:
+        """Records in the folder that it belongs to the run from now on, by its own name or one that is drawn.
 
         A folder without versions is taken over.
 
         Raises:
             FolderRefused: it holds versions of another model or run, or cannot be written.
         """
-        recorded = recorded_in(folder)
+        recorded = _recorded_in(folder)
         if (problem := self.problem_of(folder)) is not None:
             raise FolderRefused(f"policy.folder: {folder} {problem}")
         if recorded is not None and self._difference_from(recorded) is None:
-            return recorded.run
+            return
         record = _RunRecord(
-            run=self.run or self._default_run(folder),
+            run=self.run or f"run-{uuid4().hex[:12]}",
             model=self.model,
             revision=self.revision,
             layout=_layout_digest(self.model),
@@ -78,13 +74,12 @@ class RunIdentity:
             write_durably(folder / "run.json", record.model_dump_json())
         except OSError as error:
             raise FolderRefused(f"policy.folder: {folder} cannot be written: {error}") from error
-        return record.run
 
     def problem_of(self, folder: Path) -> str | None:
         """Why `claim` would refuse the folder; changes nothing."""
         if (folder / "current.json").exists() and not (folder / INDEX).exists():
             return OLD_LAYOUT
-        recorded = recorded_in(folder)
+        recorded = _recorded_in(folder)
         return None if recorded is None or not is_used(folder) else self._difference_from(recorded)
 
     def _difference_from(self, recorded: _RunRecord) -> str | None:
@@ -109,12 +104,8 @@ class RunIdentity:
             "with its weights if it is the same model in another place."
         )
 
-    def _default_run(self, folder: Path) -> str:
-        text = "\n".join([str(folder.absolute()), _label(self.model, self.revision)])
-        return f"run-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
 
-
-def recorded_in(folder: Path) -> _RunRecord | None:
+def _recorded_in(folder: Path) -> _RunRecord | None:
     try:
         return _RunRecord.model_validate_json((folder / "run.json").read_text())
     except (FileNotFoundError, NotADirectoryError):

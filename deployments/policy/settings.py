@@ -19,11 +19,6 @@ class TransferSettings(StrictSettings):
     as the service's own: vLLM unpickles what they send."""
     rendezvous_timeout_s: float = Field(default=30, gt=0)
     """A trainer that a replica cannot connect to within so many seconds is refused. Generations go on meanwhile."""
-    save_weights: bool = True
-    """Whether one replica writes what arrives to a file as well, from which the policy store gets it afterwards. Then a
-    replica that starts later loads it, and a transfer that breaks off later costs no replica. Lengthens the pause by
-    the time to copy the weights to the memory of the host, and by hashing and writing what half of its free memory
-    does not hold; a transfer that follows at once waits for the file."""
 
     @field_validator("trainers")
     @classmethod
@@ -68,7 +63,7 @@ class PolicySettings(StrictSettings):
     slow network file system. Nodes that cannot read it always do; the policy store's own node never does."""
     run: str | None = Field(default=None, min_length=1, max_length=200)
     """Name of the training run. A folder with versions of another run, or of another model, is refused at the start.
-    Default: a name that follows from the folder and the model, or the one that the folder records."""
+    Default: the name that the folder records, which is drawn at its first start."""
     checkpoint_roots: list[str] = Field(default_factory=list)
     """Paths and fsspec URLs under which checkpoints may lie that the service reads itself; none by default."""
     activation: Literal["together", "rolling"] = "together"

@@ -1,11 +1,20 @@
 """The policy store, one for the service: the Serve deployment that `rpc/store_client.py` calls.
 
+A push is a complete upload, a checkpoint at a path or URL, a version of the followed folder, or a stored version again,
+which every replica loads.
+
 Guarantees: the current version is on disk before any replica serves it; the bytes of a version never change; two
-updates never mix; a store that dies restarts from its last durable state.
+updates never mix; a store that dies restarts from its last durable state. A push goes on if its caller goes away; the
+same push sent again, while the first is under way or after it, has the same result; a version that is refused leaves
+the current one serving, and its number is free again; an upload that is refused stays for another try, except one that
+was damaged on its way and the first one of a named policy.
 """
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +27,19 @@ from deployments.policy.commands import (
     NumberedCommand,
     ReplicaRegistration,
 )
+from deployments.policy.failures import ChunkDamaged, PolicyFailure
 from deployments.policy.folder_follower import FolderFollower
 from deployments.policy.initial_version import InitialVersion
-from deployments.policy.node_files import WeightsSource
-from deployments.policy.policies import PolicyRegistry
-from deployments.policy.pushes import Pushes
-from deployments.policy.replica_loading import Payloads, ReplicaLoading
+from deployments.policy.policies import Policy, PolicyRegistry
+from deployments.policy.preparation import PreparedVersion, VersionPreparation
+from deployments.policy.published import PublishedChain
+from deployments.policy.replica_loading import ReplicaLoading
 from deployments.policy.replica_registry import ReplicaRegistry
 from deployments.policy.run_identity import RunIdentity
 from deployments.policy.settings import PolicySettings
-from deployments.policy.transferred_weights import TransferredWeights
-from deployments.policy.trusted_trainers import TrustedTrainers
 from deployments.policy.update import Updates
-from deployments.policy.weight_sources import generator_source
 from deployments.policy.weight_transfer import WeightTransfer, world_size
-from deployments.protocols.weight_versions import NamedVersions
+from deployments.protocols.weight_versions import CurrentVersions
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import (
     FollowState,
@@ -45,6 +52,10 @@ from rollout_client.contract.policy import (
     UploadState,
 )
 
+Prepare = Callable[[Path], PreparedVersion]
+"""Prepares a version in a folder; called in a thread."""
+logger = logging.getLogger("rollout_service.policy")
+
 
 class PolicyStore(CommandSource):
     """All policies of the service, and the updates of its replicas.
@@ -53,7 +64,6 @@ class PolicyStore(CommandSource):
         model: folder or hub name of the checkpoint that engines start with, version 0.
         revision: of a model of the hub.
         max_lora_rank: as in `PolicyLayout`.
-        source_of: where the files of a replica's node are read, by the replica's id.
 
     Raises:
         FolderRefused: the configured folder holds versions of another model or run.
@@ -65,7 +75,6 @@ class PolicyStore(CommandSource):
         model: str,
         revision: str | None = None,
         cluster: Cluster | None = None,
-        source_of: Callable[[str], WeightsSource] = generator_source,
         max_lora_rank: int | None = None,
     ) -> None:
         logs.configure()
@@ -75,46 +84,20 @@ class PolicyStore(CommandSource):
         self._initial = InitialVersion(model, folder, max_lora_rank, revision)
         self._tasks = BackgroundTasks()
         self.policies = PolicyRegistry(folder, settings, self._initial, self._tasks)
-        versions = self.policies.unnamed.versions
 
         self.registry = ReplicaRegistry(
             cluster, settings.command_timeout_s, settings.command_timeout_s_per_gb, settings.canary_timeout_s
         )
-        self.payloads = Payloads(self.policies, self.registry, cluster.node_id(), settings.copy_to_nodes)
-        self._loading = ReplicaLoading(self.policies, self.registry, self.payloads)
-        self._updates = Updates(
-            self.policies,
-            self.registry,
-            self.payloads,
-            self._loading,
-            self._tasks,
-            is_rolling=settings.activation == "rolling",
-        )
-        self._pushes = Pushes(self._updates, settings.checkpoint_roots)
-        saving = TransferredWeights(
-            self.registry,
-            versions,
-            self._initial,
-            self._updates,
-            self._tasks,
-            source_of,
-            cluster.node_id(),
-            settings.transfer.save_weights,
-        )
+        self.loading = ReplicaLoading(self.policies, self.registry, cluster.node_id(), settings.copy_to_nodes)
+        is_rolling = settings.activation == "rolling"
+        self._updates = Updates(self.policies, self.registry, self.loading, self._tasks, is_rolling)
+        self._checkpoint_roots = settings.checkpoint_roots
         self.transfer = WeightTransfer(
-            self.registry,
-            self.policies,
-            self._updates,
-            TrustedTrainers(settings.transfer.trainers),
-            self._loading,
-            saving,
-            self._tasks,
-            settings.transfer.rendezvous_timeout_s,
-            settings.transfer_idle_s,
+            settings, self.registry, self.policies.unnamed, self._updates, self.loading, self._tasks, cluster
         )
         self._follower: FolderFollower | None = None
         if settings.follow is not None:
-            self._follower = FolderFollower(settings.follow, self.policies.unnamed, self._pushes)
+            self._follower = FolderFollower(settings.follow, self.policies.unnamed, self._take_published)
             self._tasks.start(self._follower.run())
         self._updates.write_full_weights()
         self._tasks.start(self.policies.run())
@@ -125,7 +108,7 @@ class PolicyStore(CommandSource):
     async def register(self, registration: ReplicaRegistration) -> None:
         replica = self.registry.register(registration)
         replica.is_starting = True
-        self._tasks.start(self._loading.admit(replica))
+        self._tasks.start(self.loading.admit(replica))
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         return await self.registry.next_command(replica_id, report)
@@ -134,24 +117,23 @@ class PolicyStore(CommandSource):
         self.registry.record_checksum(replica_id, loaded, checksum)
 
     async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        """Documented in `Payloads.read`; counterpart of `StoreSource` (`weight_sources.py`)."""
-        return await self.payloads.read(version, checksum, offset, count)
+        """Documented in `ReplicaLoading.read`; `NodeWeights` of other nodes call it."""
+        return await self.loading.read(version, checksum, offset, count)
 
     # Called by the ingress; documented in the classes that do the work.
 
-    async def watch(self, seen: int | None) -> int:
-        return await self.policies.unnamed.current.watch(seen)
+    async def watch(self, seen: CurrentVersions | None) -> CurrentVersions:
+        return await self.policies.watch(seen)
 
-    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
-        return await self.policies.unnamed.current.wait_for(min_version, version, wait_s)
-
-    async def watch_named(self, seen: NamedVersions | None) -> NamedVersions:
-        return await self.policies.watch_named(seen)
-
-    async def wait_for_named(
-        self, name: str, min_version: int, version: int | None, wait_s: float | None
-    ) -> NamedVersions:
-        return await self.policies.wait_for_named(name, min_version, version, wait_s)
+    async def wait_for(
+        self,
+        name: str | None,
+        min_version: int,
+        version: int | None,
+        wait_s: float | None,
+        takes_offered: bool = False,
+    ) -> CurrentVersions:
+        return await self.policies.wait_for(name, min_version, version, wait_s, takes_offered)
 
     async def drop_policy(self, name: str) -> None:
         await self._tasks.finish(self._updates.drop(name))
@@ -162,7 +144,7 @@ class PolicyStore(CommandSource):
         await self.registry.ask_for_checksums(checksums_within_s)
         policy = self.policies.unnamed
         return PolicyState(
-            current=policy.current.number,
+            current=policy.current,
             updating_to=policy.versions.updating_to,
             versions=policy.versions.infos(),
             replicas=[
@@ -176,7 +158,7 @@ class PolicyStore(CommandSource):
             ],
             transfer_world_size=world_size([replica.registration.workers for replica in self.registry.started]),
             next_version=policy.next_number(),
-            uploads=policy.upload_store.states(),
+            uploads=policy.uploads.states(),
             named=[each.state() for each in self.policies.named.values() if each.is_known],
             follow=await self.follow_state(),
         )
@@ -189,44 +171,144 @@ class PolicyStore(CommandSource):
         return await self._initial.layout()
 
     async def upload_state(self, version: int, name: str | None = None) -> UploadState:
-        with self.policies.used(name) as policy:
-            return policy.upload_store.state(version)
+        return self.policies.of(name).uploads.state(version)
 
     async def begin_chunk(
         self, version: int, first_byte: int, owner: str | None = None, name: str | None = None
     ) -> str:
-        with self.policies.used(name) as policy:
-            return await self._tasks.finish(policy.uploads.begin_chunk(version, first_byte, owner))
+        return await self._tasks.finish(self.policies.of(name).uploads.begin_chunk(version, first_byte, owner))
 
     async def write_chunk(self, version: int, sender: str, offset: int, data: bytes, name: str | None = None) -> None:
-        with self.policies.used(name) as policy:
-            await self._tasks.finish(policy.uploads.write_chunk(version, sender, offset, data))
+        await self._tasks.finish(self.policies.of(name).uploads.write_chunk(version, sender, offset, data))
 
     async def end_chunk(
-        self, version: int, sender: str, end: int, total_bytes: int | None, name: str | None = None
+        self, version: int, sender: str, total_bytes: int | None, name: str | None = None
     ) -> UploadState:
-        with self.policies.used(name) as policy:
-            return await self._tasks.finish(policy.uploads.end_chunk(version, sender, end, total_bytes))
+        return await self._tasks.finish(self.policies.of(name).uploads.end_chunk(version, sender, total_bytes))
 
     async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
-        with self.policies.used(name) as policy:
-            return await self._pushes.repeated_update(policy, version, digest)
+        """The result of an earlier push of the same upload, whose answer may have been lost; `None` if there was none.
+
+        Raises:
+            PolicyFailure: as the earlier push does, which is still under way.
+        """
+        if digest is None:
+            return None
+        policy = self.policies.of(name)
+        if (update := await policy.pushes.result_of_same(version, digest)) is not None:
+            return update
+        stored = policy.versions.find(version)
+        if stored is None or version > policy.current or stored.upload_digest != digest:
+            return None
+        if policy.last_update is not None and policy.last_update.version == version:
+            return policy.last_update
+        return PolicyUpdate(
+            version=version,
+            name=name,
+            checksum=stored.checksum,
+            replicas=[],
+            keeps_prefix_cache=stored.keeps_prefix_cache,
+            base=stored.base if stored.kind == "adapter" else None,
+        )
 
     async def complete_upload(
         self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
     ) -> PolicyUpdate:
-        with self.policies.used(options.name) as policy:
-            return await self._pushes.complete_upload(policy, version, sender, options, is_zstd, digest)
+        """Pushes the upload of `version`, all of which has arrived.
+
+        Args:
+            digest: the `weights_digest` of the upload, as its sender says.
+
+        Raises:
+            PolicyFailure: the current version goes on serving.
+        """
+        policy = self.policies.of(options.name)
+        policy.pushes.refuse_active(version)
+        policy.uploads.refuse_overtaken(version, sender)
+        upload = policy.uploads.path(version)
+        prepare = partial(self._preparation(policy).from_upload, version, options, upload, is_zstd, digest)
+        push = self._push_upload(policy, version, options, prepare)
+        return await policy.pushes.run(version, digest, self._recorded(policy, version, push))
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
-        with self.policies.used(options.name) as policy:
-            return await self._pushes.load_checkpoint(policy, version, checkpoint, options)
+        """Pushes the checkpoint at a path or URL under the configured roots; raises as `complete_upload` does."""
+        policy = self.policies.of(options.name)
+        prepare = partial(self._preparation(policy).from_checkpoint, version, options, checkpoint)
+        return await self._push_once(policy, version, checkpoint, options, prepare)
 
     async def roll_back(
         self, to: int, version: int | None, options: SwitchOptions, name: str | None = None
     ) -> PolicyUpdate:
-        with self.policies.used(name) as policy:
-            return await self._pushes.roll_back(policy, to, version, options, self.policies.unnamed)
+        """Makes the stored weights of version `to` of the policy without a name a new version of `name`.
+
+        Args:
+            version: by default the next number.
+
+        Raises:
+            VersionUnknown: its weights are not stored here, or no longer.
+            WeightsRefused: `name` is given, and the version is no adapter for the current full weights.
+            PolicyFailure: as `complete_upload` does.
+        """
+        push_options = PushOptions(**options.model_dump())
+        policy = self.policies.of(name)
+        # One after the other: of two that run together the one with the higher number may end first.
+        async with policy.numbering if version is None else nullcontext():
+            number = policy.next_number() if version is None else version
+            source = self.policies.unnamed.versions
+            prepare = partial(self._preparation(policy).from_stored, number, to, source)
+            return await self._push_once(policy, number, f"rollback to {to}", push_options, prepare)
+
+    async def _take_published(self, chain: PublishedChain, folder: str, options: PushOptions) -> PolicyUpdate:
+        """Pushes a version of the followed `folder`; raises as `complete_upload` does, and `SourceRefused`."""
+        policy = self.policies.unnamed
+        prepare = partial(self._preparation(policy).from_publication, chain, options, folder)
+        return await self._push_once(policy, chain.version, chain.source, options, prepare)
+
+    def _preparation(self, policy: Policy) -> VersionPreparation:
+        return VersionPreparation(policy.versions, self._checkpoint_roots)
+
+    async def _push_once(
+        self, policy: Policy, version: int, content: str, options: PushOptions, prepare: Prepare
+    ) -> PolicyUpdate:
+        """Runs the push, or waits for the same one if that is under way."""
+        if (update := await policy.pushes.result_of_same(version, content)) is not None:
+            return update
+        policy.pushes.refuse_active(version)
+        push = self._push(policy, version, options, prepare)
+        return await policy.pushes.run(version, content, self._recorded(policy, version, push))
+
+    async def _push_upload(self, policy: Policy, version: int, options: PushOptions, prepare: Prepare) -> PolicyUpdate:
+        try:
+            update = await self._push(policy, version, options, prepare)
+        except PolicyFailure as failure:
+            if isinstance(failure, ChunkDamaged) or (policy.name is not None and policy.versions.newest == 0):
+                # Of a named policy that has no version yet, the upload alone would make one.
+                policy.uploads.drop(version)
+            else:
+                policy.uploads.keep_refused(version, str(failure))
+            raise
+        policy.uploads.drop(version)
+        return update
+
+    async def _push(self, policy: Policy, version: int, options: PushOptions, prepare: Prepare) -> PolicyUpdate:
+        self._updates.refuse(policy, version, options)
+        with policy.versions.workspace(version) as folder:
+            prepared = await asyncio.to_thread(prepare, folder)
+            return await self._updates.update(policy, prepared.info, prepared.file, options)
+
+    async def _recorded(self, policy: Policy, version: int, push: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:
+        label, extra = policy.label(version), policy.log_extra(version)
+        try:
+            policy.last_update = update = await push
+            for warning in update.warnings:
+                logger.warning("Version %s: %s", label, warning, extra=extra)
+        except PolicyFailure as failure:
+            logger.info("Version %s is refused: %s", label, failure, extra=extra)
+            raise
+        except Exception as error:
+            logger.warning("The update to version %s failed.", label, exc_info=error, extra=extra)
+            raise
+        return update
 
     async def init_transfer(self, init_info: dict[str, Any]) -> int:
         return await self._tasks.finish(self.transfer.init(init_info))

@@ -103,16 +103,11 @@ class TrustedTrainers:
         if not addresses:
             raise _not_trusted("master_address", "the service cannot resolve this host name", host)
         for address in addresses:
-            if await self._is_listed(address, port):
-                return {**init_info, "master_address": str(address)}
+            for trainer in self._trainers:
+                if await trainer.trusts(address, port, self._resolve):
+                    return {**init_info, "master_address": str(address)}
         message = f"{host}:{port} is not listed in policy.transfer.trainers of the service's config ({self._listed})"
         raise _not_trusted("master_address", message, host)
-
-    async def _is_listed(self, address: Address, port: int) -> bool:
-        for trainer in self._trainers:
-            if await trainer.trusts(address, port, self._resolve):
-                return True
-        return False
 
 
 async def _addresses_of(host: str, resolve: Resolve) -> list[Address]:

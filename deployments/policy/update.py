@@ -15,8 +15,8 @@ an adapter beside the full weights: it pauses nothing.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deployments.policy.commands import (
@@ -34,7 +34,7 @@ from deployments.policy.commands import (
 from deployments.policy.failures import PolicyFailure, VersionUntried, WeightsRefused
 from deployments.policy.lineage import current_full_weights, refuse_other_base, warnings_of_base
 from deployments.policy.policies import Policy, PolicyRegistry
-from deployments.policy.replica_loading import Payloads, ReplicaLoading
+from deployments.policy.replica_loading import ReplicaLoading
 from deployments.policy.replica_registry import (
     CommandResult,
     RegisteredReplica,
@@ -45,66 +45,53 @@ from deployments.policy.replica_registry import (
 )
 from deployments.policy.versions import Version
 from deployments.policy.weight_checks import changed_values
-from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, ReplicaUpdate
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateCommands:
-    """The commands to replicas in an update to one version."""
-
-    version: int
-    size_bytes: int
-    """Size of the weights that the commands are about."""
-    stage: Command | None
-    """For every replica, before one of them tries the version."""
-    trial: Sequence[Command]
-    """For the replica that tries it."""
-    accept: Command
-    """For that replica, once the version is current."""
-    load: Command
-    """For all others."""
-    refusal: str
-    """How the refusal begins where the replica that tries the version cannot use it."""
-
-    @classmethod
-    def of_swap(cls, payload: VersionPayload, options: SwapOptions, canary_timeout_s: float) -> "UpdateCommands":
-        """For a version of the policy without a name."""
-        trial = (Swap(options, is_trial=True), Canary(canary_timeout_s))
-        refusal = "a replica could not generate with them and went back"
-        return cls(payload.version, payload.size_bytes, Stage(payload), trial, AcceptRequests(), Swap(options), refusal)
-
-    @classmethod
-    def of_adapters(
-        cls, version: int, payloads: tuple[VersionPayload, ...], canary_timeout_s: float
-    ) -> "UpdateCommands":
-        """For a version of a named policy; `payloads` are all that replicas serve from then on."""
-        load = SetAdapters(payloads, canary_timeout_s)
-        trial = SetAdapters(payloads, canary_timeout_s, is_trial=True)
-        size_bytes = sum(payload.size_bytes for payload in payloads)
-        refusal = "a replica could not load them or generate with them"
-        return cls(version, size_bytes, None, (trial,), load, load, refusal)
-
 
 OnSwapped = Callable[[frozenset[str]], Awaitable[None]]
 
 
 class TwoPhaseUpdate:
-    """One update of `replicas`: `try_version`, then the version is made current on disk, then `finish`."""
+    """One update of `replicas`: `try_version`, then the version is made current on disk, then `finish`.
+
+    Args:
+        payloads: the version alone; of a named policy all adapters that replicas serve from then on.
+        swap: how replicas change to a version of the policy without a name; `None` for a named one.
+    """
 
     def __init__(
-        self, registry: ReplicaRegistry, replicas: Sequence[RegisteredReplica], commands: UpdateCommands
+        self,
+        registry: ReplicaRegistry,
+        replicas: Sequence[RegisteredReplica],
+        version: int,
+        payloads: tuple[VersionPayload, ...],
+        swap: SwapOptions | None,
     ) -> None:
         self._registry = registry
         self._replicas = replicas
-        self._commands = commands
+        self._version = version
+        self._size_bytes = sum(payload.size_bytes for payload in payloads)
         self._results: dict[RegisteredReplica, CommandResult] = {}
         """The last result of each replica."""
         self._costs = dict.fromkeys(replicas, CommandCosts())
         self.on_trial: RegisteredReplica | None = None
         """The replica that holds the version, and uses it for no rollout before `finish`. If the version does not
         become current, it has to go back."""
+        self._stage: Command | None = None
+        """For every replica, before one of them tries the version by `_trial`."""
+        self._trial: Sequence[Command]
+        self._accept: Command
+        """For that replica, once the version is current; `_load` for all others."""
+        self._load: Command
+        if swap is None:
+            self._accept = self._load = SetAdapters(payloads, registry.canary_timeout_s())
+            self._trial = (replace(self._load, is_trial=True),)
+            self._refusal = "a replica could not load them or generate with them"
+        else:
+            canary = Canary(registry.canary_timeout_s(self._size_bytes))
+            self._stage, self._trial = Stage(*payloads), (Swap(swap, is_trial=True), canary)
+            self._accept, self._load = AcceptRequests(), Swap(swap)
+            self._refusal = "a replica could not generate with them and went back"
 
     async def try_version(self) -> bool:
         """Lets one replica after the other try the version, until one is not lost meanwhile.
@@ -115,26 +102,28 @@ class TwoPhaseUpdate:
             WeightsRefused: no engine could load the weights, or the one that tried them cannot generate with them.
             VersionUntried: every replica was lost before it had tried them.
         """
-        if self._commands.stage is not None:
-            await self._send_each(self._replicas, [self._commands.stage] * len(self._replicas))
+        if self._stage is not None:
+            await self._send_each(self._replicas, [self._stage] * len(self._replicas))
             refuse_if_all_refused(list(self._results.values()))
         for replica in [each for each in self._replicas if self._has_succeeded(each)]:
             result = await self._try_on(replica)
             error = error_of(result)
-            if _was_lost(result):
+            if isinstance(result, ReplicaLost) and not isinstance(result, ReplicaTimedOut):
+                # It left or died meanwhile, which proves nothing about the version.
                 continue
             if error is None:
                 self.on_trial = replica
                 return not (isinstance(result, CommandReport) and result.changes_nothing)
             if isinstance(result, ReplicaLost) or result.broken:
-                self._registry.replace_if_registered(replica, error, self._commands.version)
+                self._registry.replace_if_registered(replica, error, self._version)
             else:
                 self.on_trial = replica
-            raise WeightsRefused.of("weights", f"{self._commands.refusal}: {error}")
+            raise WeightsRefused.of("weights", f"{self._refusal}: {error}")
         if self._replicas:
             for replica, result in self._results.items():
-                self._registry.replace_if_registered(replica, str(error_of(result)), self._commands.version)
-            raise _all_were_lost(self._results.values())
+                self._registry.replace_if_registered(replica, str(error_of(result)), self._version)
+            reasons = "; ".join(sorted({str(error_of(result)) for result in self._results.values()}))
+            raise VersionUntried.of("weights", f"all replicas were lost before that: {reasons}")
         return True
 
     async def finish(self, on_swapped: OnSwapped | None = None) -> list[ReplicaUpdate]:
@@ -145,7 +134,7 @@ class TwoPhaseUpdate:
         """
         first = [replica for replica in (self.on_trial,) if replica is not None]
         others = [each for each in self._replicas if each is not self.on_trial and self._has_succeeded(each)]
-        commands = [(each, self._commands.accept) for each in first] + [(each, self._commands.load) for each in others]
+        commands = [(each, self._accept) for each in first] + [(each, self._load) for each in others]
         outcomes: dict[RegisteredReplica, ReplicaUpdate] = {}
         for together in [commands] if on_swapped is None else [[command] for command in commands]:
             await self._send_each([replica for replica, _ in together], [command for _, command in together])
@@ -157,35 +146,25 @@ class TwoPhaseUpdate:
         return [outcomes.get(replica) or self._outcome(replica) for replica in self._replicas]
 
     def _outcome(self, replica: RegisteredReplica) -> ReplicaUpdate:
-        return self._registry.outcome(replica, self._results[replica], self._commands.version, self._costs[replica])
+        return self._registry.outcome(replica, self._results[replica], self._version, self._costs[replica])
 
     def _has_succeeded(self, replica: RegisteredReplica) -> bool:
         """Whether all that was sent to it so far has, if anything was."""
         return replica not in self._results or error_of(self._results[replica]) is None
 
     async def _try_on(self, replica: RegisteredReplica) -> CommandResult:
-        for command in self._commands.trial:
+        for command in self._trial:
             await self._send_each([replica], [command])
             if not self._has_succeeded(replica):
                 break
         return self._results[replica]
 
     async def _send_each(self, replicas: Sequence[RegisteredReplica], commands: Sequence[Command]) -> None:
-        results = await self._registry.send_each(replicas, commands, self._commands.size_bytes)
+        results = await self._registry.send_each(replicas, commands, self._size_bytes)
         for replica, result in zip(replicas, results, strict=True):
             self._results[replica] = result
             if isinstance(result, CommandReport):
                 self._costs[replica] += result.costs
-
-
-def _was_lost(result: CommandResult) -> bool:
-    """Whether the replica left or died meanwhile, which proves nothing about the version."""
-    return isinstance(result, ReplicaLost) and not isinstance(result, ReplicaTimedOut)
-
-
-def _all_were_lost(results: Iterable[CommandResult]) -> VersionUntried:
-    reasons = "; ".join(sorted({str(error_of(result)) for result in results}))
-    return VersionUntried.of("weights", f"all replicas were lost before that: {reasons}")
 
 
 def refuse_if_all_refused(staged: Sequence[CommandResult]) -> None:
@@ -221,7 +200,6 @@ class Updates:
         self,
         policies: PolicyRegistry,
         registry: ReplicaRegistry,
-        payloads: Payloads,
         loading: ReplicaLoading,
         tasks: BackgroundTasks,
         is_rolling: bool,
@@ -229,7 +207,6 @@ class Updates:
         self._policies = policies
         self._full = policies.unnamed.versions
         self._registry = registry
-        self._payloads = payloads
         self._loading = loading
         self._update_lock = registry.update_lock
         self._tasks = tasks
@@ -274,7 +251,6 @@ class Updates:
                         if is_adapter:
                             policy.last_adapter_base = current_full_weights(self._full)
                         await self.activate(policy)
-                        await self._policies.tell_rolling(None)
         return PolicyUpdate(
             version=info.version,
             name=policy.name,
@@ -301,22 +277,15 @@ class Updates:
     async def activate(self, policy: Policy) -> None:
         """Follows a change of the version that is current on disk: publishes it, removes what it makes useless, and
         lets replicas that waited for it accept requests. The caller holds the update lease."""
-        current = await policy.publish()
-        logger.info("Version %s is current.", policy.label(current), extra=policy.log_extra(current))
         await self._policies.publish(policy)
+        logger.info("Version %s is current.", policy.label(policy.current), extra=policy.log_extra(policy.current))
         self.remove_old_versions(policy)
         if policy.name is None:
             await self._loading.start_accepting()
             self.write_full_weights()
 
-    async def use_saved_weights(self) -> None:
-        """Follows the storing of weights that only engines had: removes older ones, and lets replicas that waited for
-        them load them."""
-        self.remove_old_versions(self._policies.unnamed)
-        await self._loading.load_waiting()
-
     def remove_old_versions(self, policy: Policy) -> None:
-        policy.remove_old_versions(self._payloads.pinned)
+        policy.remove_old_versions(self._loading.pinned)
         self._tasks.start(self._policies.clean_up())
 
     def write_full_weights(self) -> None:
@@ -346,28 +315,26 @@ class Updates:
         if not replicas or info.base != full:
             # No node applies the delta: whether it makes what its sender says is found out here.
             await asyncio.to_thread(policy.versions.file, info.version)
-        if policy.name is None:
-            payload = await self._payloads.payload(info.version, is_delta=True)
-            swap_options = SwapOptions(options.mode, options.reset_prefix_cache)
-            canary_timeout_s = self._registry.canary_timeout_s(payload.size_bytes)
-            commands = UpdateCommands.of_swap(payload, swap_options, canary_timeout_s)
+        payloads: tuple[VersionPayload, ...]
+        swap = SwapOptions(options.mode, options.reset_prefix_cache) if policy.name is None else None
+        if swap is not None:
+            payloads = (await self._loading.payload(info.version, is_delta=True),)
         else:
-            payloads = await asyncio.to_thread(self._payloads.adapters, policy, info)
-            commands = UpdateCommands.of_adapters(info.version, payloads, self._registry.canary_timeout_s())
-        update = TwoPhaseUpdate(self._registry, replicas, commands)
+            payloads = await asyncio.to_thread(self._loading.adapters, policy, info)
+        update = TwoPhaseUpdate(self._registry, replicas, info.version, payloads, swap)
         try:
             if not await update.try_version():
                 await self._judge_unchanged(info, warnings)
             policy.versions.make_current(info)
         except Exception:
             if update.on_trial is not None and policy.name is None:
-                await self._loading.go_back(update.on_trial)
+                await self._loading.go_back(update.on_trial, update.on_trial.loaded)
             raise
         if not self._is_rolling or policy.name is not None:
             return await update.finish()
 
         async def tell(replicas: frozenset[str]) -> None:
-            await self._policies.tell_rolling(RollingActivation(policy.current.number, info.version, replicas))
+            await self._policies.tell_rolling(info.version, replicas)
 
         return await update.finish(tell)
 

@@ -1,21 +1,19 @@
 """Uploads over HTTP in chunks: what has arrived of versions that are not complete yet, and who may write it.
 
-    uploads/8.part    the bytes of version 8, perhaps with an unfinished chunk at the end
-    uploads/8.json    how many of them count, how many there will be, who began, and why they were refused
+    uploads/8.part    the bytes of version 8 that have arrived
+    uploads/8.json    how many there will be, who began, and why they were refused
 
-Guarantees: bytes count once their chunk has ended, and they lie without holes from the first byte on; what counted is
-known to the store that starts in place of one that died. A crash of the machine may lose bytes that counted: an upload
-that is shorter than it should be is unknown, and the digest of the whole reveals other damage. Of several senders of
-one version only the one that began the last chunk may write, so the bytes of two senders never mix; nothing is written
-once all has arrived and the version is being validated; an upload never grows beyond what weights of the model can
-have, and all together not beyond their quota; a complete upload that was refused stays for another try, until it
+Guarantees: bytes lie without holes from the first one on, and the store that starts in place of one that died has them.
+A crash of the machine may lose the last of them, and the digest of the whole reveals other damage. Of several senders
+of one version only the one that began the last chunk may write, so the bytes of two senders never mix; nothing is
+written once all has arrived and the version is being validated; an upload never grows beyond what weights of the model
+can have, and all together not beyond their quota; a complete upload that was refused stays for another try, until it
 expires or another upload needs its room; there is at most one push of a version at a time, and the same push sent again
 gets the result of the first.
 """
 
 import asyncio
-import os
-from collections.abc import Collection, Container, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,9 +22,8 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
-from deployments.policy.durable_files import Trash, make_folder_durably, write_durably
+from deployments.policy.durable_files import make_folder_durably, write_durably
 from deployments.policy.failures import ChunkMisplaced, UploadsFull, VersionRefused, VersionUnknown
-from deployments.policy.initial_version import InitialVersion
 from deployments.policy.versions import Versions
 from deployments.policy.weight_checks import largest_upload_bytes, too_large
 from deployments.rpc.background_tasks import BackgroundTasks
@@ -40,177 +37,11 @@ def utc_now() -> datetime:
 class _UploadNote(BaseModel):
     """The content of `uploads/8.json`."""
 
-    received_bytes: int = 0
     total_bytes: int | None = None
     owner: str | None = None
     changed_at: datetime = Field(default_factory=utc_now)
     """When a chunk was begun or ended last, or the upload was refused."""
     refused: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class UploadStore:
-    """All paths are under `folder`, that of the version store, so that a complete upload can be linked into it.
-
-    Args:
-        expiry_s: an upload expires so many seconds after it changed last; never if `None`.
-        trash_folder: of the version store whose trash takes what is discarded here; by default this one.
-    """
-
-    folder: Path
-    expiry_s: float | None = None
-    trash_folder: Path | None = None
-
-    def state(self, version: int) -> UploadState:
-        """Raises `VersionUnknown` if nothing of it has arrived."""
-        note = self._note(version)
-        if note is None:
-            message = "nothing of it has arrived; begin at its first byte"
-            raise VersionUnknown.of("version", message, version)
-        return self._state_of(version, note)
-
-    def states(self) -> list[UploadState]:
-        """The states of all versions of which something has arrived, in order."""
-        return [self._state_of(version, note) for version, note in self._notes().items()]
-
-    def _state_of(self, version: int, note: _UploadNote) -> UploadState:
-        return UploadState(
-            version=version,
-            received_bytes=note.received_bytes,
-            total_bytes=note.total_bytes,
-            owner=note.owner,
-            refused=note.refused,
-            expires_at=None if self.expiry_s is None else note.changed_at + timedelta(seconds=self.expiry_s),
-        )
-
-    def bytes_of_others(self, version: int) -> int:
-        """Size of all other uploads in the store's folder, of whatever policy, whether their bytes count yet or not."""
-        root, own = self.trash_folder or self.folder, self.path(version)
-        uploads = (*root.glob("uploads/*.part"), *root.glob("names/*/uploads/*.part"))
-        return sum(path.stat().st_size for path in uploads if path != own)
-
-    def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> None:
-        """Discards what had arrived from `first_byte` on; at 0 the upload begins again, and is that of `owner`.
-
-        Raises:
-            ChunkMisplaced: the chunk begins beyond what has arrived.
-        """
-        received = self._received_bytes(version)
-        if first_byte > received:
-            raise self._misplaced(version, first_byte)
-        path = self.path(version)
-        make_folder_durably(path.parent)
-        if first_byte == 0:
-            self._write_note(version, _UploadNote(owner=owner, changed_at=utc_now()))
-            self._discard(path)
-        elif first_byte < received:
-            self._change_note(version, received_bytes=first_byte, total_bytes=None, refused=None)
-        with path.open("ab") as file:
-            file.truncate(first_byte)
-
-    def write_chunk(self, version: int, offset: int, data: bytes) -> None:
-        """Writes bytes of a chunk, which count once `end_chunk` was called.
-
-        Raises:
-            ChunkMisplaced: another sender has begun the upload again, or it was dropped.
-        """
-        self._refuse_hole(version, offset)
-        with self.path(version).open("r+b") as file:
-            file.seek(offset)
-            file.write(data)
-
-    def end_chunk(self, version: int, end: int, total_bytes: int | None) -> UploadState:
-        """Counts the bytes before `end`; raises what `write_chunk` raises."""
-        self._refuse_hole(version, end)
-        os.truncate(self.path(version), end)
-        self._change_note(version, received_bytes=end, total_bytes=total_bytes, refused=None)
-        return self.state(version)
-
-    def refuse(self, version: int, reason: str) -> None:
-        """Notes why the complete upload was refused; it stays for another try. Unknown versions are ignored."""
-        if self._note(version) is not None:
-            self._change_note(version, refused=reason)
-
-    def path(self, version: int) -> Path:
-        return self.folder / "uploads" / f"{version}.part"
-
-    def drop(self, version: int) -> None:
-        """The upload is unknown at once; its bytes are deleted by `Trash.empty`."""
-        self._note_path(version).unlink(missing_ok=True)
-        self._discard(self.path(version))
-
-    def has_expired(self, upload: UploadState) -> bool:
-        return upload.expires_at is not None and upload.expires_at <= utc_now()
-
-    def oldest_refused(self, but: Collection[int] = ()) -> int | None:
-        """The refused upload that changed first, except those in `but`."""
-        refused = {
-            version: note.changed_at
-            for version, note in self._notes().items()
-            if version not in but and note.refused is not None
-        }
-        return min(refused, key=refused.__getitem__, default=None)
-
-    def drop_up_to(self, version: int, but: Container[int] = ()) -> None:
-        """Drops the uploads of versions up to `version`, except those in `but`."""
-        for path in self.folder.glob("uploads/*.json"):
-            uploaded = int(path.stem)
-            if uploaded <= version and uploaded not in but:
-                self.drop(uploaded)
-
-    def remove_unfinished(self, current: int) -> None:
-        """Removes what an earlier store left when it died, except uploads of later versions that can be continued."""
-        self.drop_up_to(current)
-        for path in self.folder.glob("uploads/*"):
-            if path.suffix not in (".part", ".json") or self._note(int(path.stem)) is None:
-                self._discard(path)
-
-    def _notes(self) -> dict[int, _UploadNote]:
-        noted = sorted(int(path.stem) for path in self.folder.glob("uploads/*.json"))
-        return {version: note for version in noted if (note := self._note(version)) is not None}
-
-    def _note(self, version: int) -> _UploadNote | None:
-        """`None` also if bytes that counted are missing: the machine crashed, or the upload was moved away."""
-        note = self._read_note(version)
-        return note if note is not None and self._size(version) >= note.received_bytes else None
-
-    def _read_note(self, version: int) -> _UploadNote | None:
-        try:
-            return _UploadNote.model_validate_json(self._note_path(version).read_text())
-        except FileNotFoundError:
-            return None
-
-    def _size(self, version: int) -> int:
-        """-1 if the file is not there."""
-        try:
-            return self.path(version).stat().st_size
-        except FileNotFoundError:
-            return -1
-
-    def _received_bytes(self, version: int) -> int:
-        note = self._note(version)
-        return 0 if note is None else note.received_bytes
-
-    def _refuse_hole(self, version: int, offset: int) -> None:
-        if self._size(version) < offset:
-            raise self._misplaced(version, offset)
-
-    def _misplaced(self, version: int, first_byte: int) -> ChunkMisplaced:
-        message = f"{self._received_bytes(version)} bytes have arrived; go on from there"
-        return ChunkMisplaced.of("content-range", message, first_byte)
-
-    def _change_note(self, version: int, **changes: Any) -> None:
-        note = self._read_note(version) or _UploadNote()
-        self._write_note(version, note.model_copy(update={**changes, "changed_at": utc_now()}))
-
-    def _write_note(self, version: int, note: _UploadNote) -> None:
-        write_durably(self._note_path(version), note.model_dump_json())
-
-    def _discard(self, path: Path) -> None:
-        Trash(self.trash_folder or self.folder).discard(path)
-
-    def _note_path(self, version: int) -> Path:
-        return self.folder / "uploads" / f"{version}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,29 +92,61 @@ class Uploads:
     """The uploads of one policy. Calls that write have to be finished even if their caller goes away.
 
     Args:
+        versions: in whose folder the uploads are, so that a complete one can be linked into it.
+        active_pushes: pushes whose uploads stay as they are.
         quota_bytes: of all unfinished uploads, those of other policies included; `None` for
             `LARGEST_UPLOADS_IN_QUOTA` of the largest ones.
+        expiry_s: an upload expires so many seconds after it changed last.
     """
 
     def __init__(
-        self,
-        store: UploadStore,
-        versions: Versions,
-        initial: InitialVersion,
-        active_pushes: ActivePushes,
-        quota_bytes: int | None,
+        self, versions: Versions, active_pushes: ActivePushes, quota_bytes: int | None, expiry_s: float
     ) -> None:
-        self._store = store
+        self._folder = versions.folder / "uploads"
         self._versions = versions
-        self._initial = initial
         self._active_pushes = active_pushes
         self._quota_bytes = quota_bytes
+        self._expiry = timedelta(seconds=expiry_s)
         self._senders: dict[int, str] = {}
         """By version, who began the last chunk."""
         self._writing = asyncio.Lock()
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        """Removes what an earlier store left when it died, except uploads of later versions that can be continued."""
+        self.drop_up_to(self._versions.current)
+        for path in self._folder.glob("*"):
+            if path.suffix not in (".part", ".json") or self._note(int(path.stem)) is None:
+                self._versions.trash.discard(path)
+
+    @property
+    def are_being_written(self) -> bool:
+        return self._writing.locked()
+
+    def state(self, version: int) -> UploadState:
+        """Raises `VersionUnknown` if nothing of it has arrived."""
+        note = self._note(version)
+        if note is None:
+            message = "nothing of it has arrived; begin at its first byte"
+            raise VersionUnknown.of("version", message, version)
+        return self._state_of(version, note)
+
+    def states(self) -> list[UploadState]:
+        """The states of all versions of which something has arrived, in order."""
+        return [self._state_of(version, note) for version, note in self._notes().items()]
+
+    def _state_of(self, version: int, note: _UploadNote) -> UploadState:
+        noted = note.model_dump(exclude={"changed_at"})
+        expires_at = note.changed_at + self._expiry
+        return UploadState(version=version, received_bytes=self._size(version), **noted, expires_at=expires_at)
+
+    def path(self, version: int) -> Path:
+        return self._folder / f"{version}.part"
 
     async def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> str:
         """Returns the id of the sender, who alone may write until another chunk of the version is begun.
+
+        What had arrived from `first_byte` on is discarded.
 
         Args:
             owner: what the state of the upload says of whoever sends its first byte.
@@ -296,43 +159,74 @@ class Uploads:
             self._versions.refuse_taken(version)
             self._active_pushes.refuse_active(version)
             sender = self._senders[version] = uuid4().hex
-            await asyncio.to_thread(self._store.begin_chunk, version, first_byte, owner)
+            await asyncio.to_thread(self._begin, version, first_byte, owner)
             return sender
 
+    def _begin(self, version: int, first_byte: int, owner: str | None) -> None:
+        note, path = self._note(version), self.path(version)
+        if first_byte > (0 if note is None else self._size(version)):
+            raise self._misplaced(version, first_byte)
+        make_folder_durably(path.parent)
+        if first_byte == 0:
+            self._versions.trash.discard(path)
+        with path.open("ab") as file:
+            file.truncate(first_byte)
+        self._write_note(version, _UploadNote(owner=note.owner if note is not None and first_byte else owner))
+
     async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
-        """Writes bytes, which count once the chunk has ended.
+        """Writes bytes, which begin where those before them ended, or earlier if they are written again.
 
         Raises:
             ChunkMisplaced: another sender has begun a chunk since, or the upload was dropped.
             WeightsRefused: the upload exceeds what weights of the model can have; it is dropped.
             UploadsFull: the quota is used up by other uploads that were not refused.
         """
-        most_bytes = largest_upload_bytes(await self._initial.layout())
+        most_bytes = largest_upload_bytes(await self._versions.initial.layout())
         async with self._writing:
             self.refuse_overtaken(version, sender)
             if offset + len(data) > most_bytes:
-                self._store.drop(version)
+                self.drop(version)
                 raise too_large(most_bytes)
             self._make_room(version, offset + len(data), self._quota_bytes or LARGEST_UPLOADS_IN_QUOTA * most_bytes)
-            await asyncio.to_thread(self._store.write_chunk, version, offset, data)
+            await asyncio.to_thread(self._write, version, offset, data)
+
+    def _write(self, version: int, offset: int, data: bytes) -> None:
+        self._refuse_hole(version, offset)
+        with self.path(version).open("r+b") as file:
+            file.seek(offset)
+            file.write(data)
+            file.truncate()
 
     def _make_room(self, version: int, size_bytes: int, quota_bytes: int) -> None:
         """Drops refused uploads, the oldest first, as far as one that grows to `size_bytes` needs their room."""
-        while (used := self._store.bytes_of_others(version) + size_bytes) > quota_bytes:
-            refused = self._store.oldest_refused(but={version, *self._active_pushes})
-            if refused is None:
+        kept = {version, *self._active_pushes}
+        while (used := self._bytes_of_others(version) + size_bytes) > quota_bytes:
+            notes = self._notes().items()
+            refused = {each: note for each, note in notes if note.refused is not None and each not in kept}
+            if not refused:
                 message = (
                     f"with these bytes all unfinished uploads would have {used}, and may have {quota_bytes}; finish "
                     "the others, wait until they expire (GET /policy lists them), or raise policy.upload_quota_bytes"
                 )
                 raise UploadsFull.of("version", message, version)
-            self._store.drop(refused)
+            self.drop(min(refused, key=lambda each: refused[each].changed_at))
 
-    async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
-        """Counts the bytes before `end`. Raises `ChunkMisplaced` as `write_chunk` does."""
+    def _bytes_of_others(self, version: int) -> int:
+        """Size of all other uploads in the store's folder, of whatever policy, whether their bytes count yet or not."""
+        root, own = self._versions.trash.folder, self.path(version)
+        uploads = (*root.glob("uploads/*.part"), *root.glob("names/*/uploads/*.part"))
+        return sum(path.stat().st_size for path in uploads if path != own)
+
+    async def end_chunk(self, version: int, sender: str, total_bytes: int | None) -> UploadState:
+        """Records how many bytes there will be. Raises `ChunkMisplaced` as `write_chunk` does."""
         async with self._writing:
             self.refuse_overtaken(version, sender)
-            return await asyncio.to_thread(self._store.end_chunk, version, end, total_bytes)
+            return await asyncio.to_thread(self._end, version, total_bytes)
+
+    def _end(self, version: int, total_bytes: int | None) -> UploadState:
+        self._refuse_hole(version, 0)
+        self._change_note(version, total_bytes=total_bytes, refused=None)
+        return self.state(version)
 
     def refuse_overtaken(self, version: int, sender: str) -> None:
         """Raises `ChunkMisplaced` unless `sender` began the last chunk and the version is not being validated."""
@@ -341,18 +235,63 @@ class Uploads:
 
     def keep_refused(self, version: int, reason: str) -> None:
         """Keeps a complete upload for another try, unless its version can no longer become current."""
-        if self._versions.is_taken(version):
-            self._store.drop(version)
-        else:
-            self._store.refuse(version, reason)
+        if version <= self._versions.newest:
+            self.drop(version)
+        elif self._note(version) is not None:
+            self._change_note(version, refused=reason)
+
+    def drop(self, version: int) -> None:
+        """The upload is unknown at once; its bytes are deleted by `Trash.empty`."""
+        self._note_path(version).unlink(missing_ok=True)
+        self._versions.trash.discard(self.path(version))
 
     def drop_expired(self) -> None:
         """Drops the uploads that have expired, except those of pushes under way."""
-        for state in self._store.states():
-            if state.version not in self._active_pushes and self._store.has_expired(state):
-                self._store.drop(state.version)
+        for version, note in self._notes().items():
+            if version not in self._active_pushes and note.changed_at + self._expiry <= utc_now():
+                self.drop(version)
 
     def drop_up_to(self, version: int) -> None:
-        """Drops what has arrived of versions that can no longer become current."""
-        self._store.drop_up_to(version, but=self._active_pushes)
+        """Drops what has arrived of versions that can no longer become current, except of pushes under way."""
+        for path in self._folder.glob("*.json"):
+            if int(path.stem) <= version and int(path.stem) not in self._active_pushes:
+                self.drop(int(path.stem))
         self._senders = {uploaded: sender for uploaded, sender in self._senders.items() if uploaded > version}
+
+    def _notes(self) -> dict[int, _UploadNote]:
+        noted = sorted(int(path.stem) for path in self._folder.glob("*.json"))
+        return {version: note for version in noted if (note := self._note(version)) is not None}
+
+    def _note(self, version: int) -> _UploadNote | None:
+        """`None` also if there are no bytes beside it: the machine crashed, or the upload was moved away."""
+        try:
+            note = _UploadNote.model_validate_json(self._note_path(version).read_text())
+        except FileNotFoundError:
+            return None
+        return note if self._size(version) >= 0 else None
+
+    def _size(self, version: int) -> int:
+        """-1 if the file is not there."""
+        try:
+            return self.path(version).stat().st_size
+        except FileNotFoundError:
+            return -1
+
+    def _refuse_hole(self, version: int, offset: int) -> None:
+        if self._size(version) < offset:
+            raise self._misplaced(version, offset)
+
+    def _misplaced(self, version: int, first_byte: int) -> ChunkMisplaced:
+        received_bytes = 0 if self._note(version) is None else self._size(version)
+        message = f"{received_bytes} bytes have arrived; go on from there"
+        return ChunkMisplaced.of("content-range", message, first_byte)
+
+    def _change_note(self, version: int, **changes: Any) -> None:
+        note = self._note(version) or _UploadNote()
+        self._write_note(version, note.model_copy(update={**changes, "changed_at": utc_now()}))
+
+    def _write_note(self, version: int, note: _UploadNote) -> None:
+        write_durably(self._note_path(version), note.model_dump_json())
+
+    def _note_path(self, version: int) -> Path:
+        return self._folder / f"{version}.json"

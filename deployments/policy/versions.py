@@ -15,12 +15,12 @@ transport: it is stored only until its full weights are, its base stays as long,
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from pydantic import BaseModel, Field
@@ -139,11 +139,8 @@ class Versions:
         current = self.find(self.current)
         if current is None:
             return LoadedWeights()
-        return (
-            LoadedWeights(current.base or 0, current.version)
-            if current.kind == "adapter"
-            else LoadedWeights(current.version)
-        )
+        is_adapter = current.kind == "adapter"
+        return LoadedWeights(current.base or 0, current.version) if is_adapter else LoadedWeights(current.version)
 
     def infos(self) -> list[VersionInfo]:
         """All versions as callers see them, version 0 first."""
@@ -165,9 +162,6 @@ class Versions:
             raise VersionUnknown.not_stored(version)
         return found
 
-    def is_taken(self, version: int) -> bool:
-        return version <= self.newest
-
     def refuse_taken(self, version: int) -> None:
         """Raises `VersionRefused` if the number is taken, or more than `max_step` above the newest one."""
         newest = self.newest
@@ -185,7 +179,7 @@ class Versions:
     def take(self, version: int) -> None:
         """Records a number that a replica has, so that it is not given to other weights."""
         if version > self.newest:
-            self._change(lambda index: index.model_copy(update={"taken": version}))
+            self._change(lambda _: {"taken": version})
 
     @asynccontextmanager
     async def adding(self, version: Version, file: Path) -> AsyncIterator[None]:
@@ -223,13 +217,8 @@ class Versions:
     def make_current(self, version: Version) -> None:
         """Records the version and makes it current. One without stored weights needs no `adding`."""
 
-        def changed(index: VersionIndex) -> VersionIndex:
-            record = self.find(version.version) or version
-            return index.model_copy(
-                update={"current": version.version, "versions": {**index.versions, version.version: record}}
-            )
-
-        self._change(changed)
+        number = version.version
+        self._change(lambda kept: {"current": number, "versions": {**kept, number: self.find(number) or version}})
 
     def note_published(self) -> None:
         """The current version is loaded by the replicas: its update has ended."""
@@ -247,11 +236,7 @@ class Versions:
         kept = set(versions)
         kept |= {version.base or 0 for version in self.all if version.version in kept and version.stored == "delta"}
         if removed := [number for number in self._index.versions if number not in kept]:
-            self._change(
-                lambda index: index.model_copy(
-                    update={"versions": {number: each for number, each in index.versions.items() if number in kept}}
-                )
-            )
+            self._change(lambda all_: {"versions": {number: all_[number] for number in all_ if number in kept}})
         for number in removed:
             self._discard_files(number)
 
@@ -261,12 +246,6 @@ class Versions:
             return True
         found = self.find(version)
         return found is not None and found.stored != "nothing"
-
-    @property
-    def has_desired(self) -> bool:
-        """Whether the service has the weights that every replica should hold."""
-        desired = self.desired
-        return self.has_weights(desired.full) and self.has_weights(desired.version)
 
     def weights(self, version: int) -> Path:
         """Where the whole weights of the version are, or will be."""
@@ -279,10 +258,6 @@ class Versions:
     def checksum(self, version: int) -> str:
         """The `Checksum` of a version that is stored with its weights; call it from a thread."""
         return str(self.info(version).checksum) if version else self.initial.checksum
-
-    def full_bytes(self, version: int) -> int:
-        """Size of full weights as one file. Call it from a thread."""
-        return self.info(version).size_bytes if version else self.initial.file().stat().st_size
 
     def file(self, version: int) -> Path:
         """The full weights, or an adapter. Those of a delta are written first. Call it from a thread.
@@ -347,13 +322,7 @@ class Versions:
         if is_pending:
             self._pending = whole
         if number in self._index.versions:
-            self._change(
-                lambda index: (
-                    index.model_copy(update={"versions": {**index.versions, number: whole}})
-                    if number in index.versions
-                    else index
-                )
-            )
+            self._change(lambda kept: {"versions": {**kept, number: whole}} if number in kept else {})
         if self.find(number) is None:
             self.trash.discard(self.weights(number))
         if not is_pending:
@@ -383,12 +352,14 @@ class Versions:
         os.link(file, place)
         flush(place.parent)
 
-    def _change(self, change: Callable[[VersionIndex], VersionIndex]) -> None:
+    def _change(self, change: Callable[[Mapping[int, Version]], dict[str, Any]]) -> None:
+        """Replaces the index by one with other fields, which follow from its versions."""
         with self._changing:
             if read_index(self.folder) != self._index:
                 raise OSError(f"{self.folder} was changed by another policy store")
             try:
-                write_durably(self.folder / INDEX, change(self._index).model_dump_json())
+                changed = self._index.model_copy(update=change(self._index.versions))
+                write_durably(self.folder / INDEX, changed.model_dump_json())
             finally:
                 # Where the change was written, and could not be flushed, it has taken effect nevertheless.
                 self._index = read_index(self.folder)

@@ -6,36 +6,51 @@ order in which they registered.
 
 Guarantees: a transfer reaches every replica that has started, or it is refused and has to begin with `init` again; one
 that fails or is abandoned midway leaves no replica with a part of the weights, since all of them load the current ones
-(`ReplicaLoading.reload`); the update lease is held from `start` until the transfer is finished or they have them;
+(`ReplicaLoading.go_back`); the update lease is held from `start` until the transfer is finished or they have them;
 replicas connect only to trainers that the config lists.
+
+One replica writes the weights to a file while they arrive, and the store reads it afterwards. Guarantees: a transfer
+neither fails nor waits because its weights cannot be saved, the log says then who lacks them; no transfer begins before
+those of the last one were saved, or could not be; a file becomes a version's weights only if it has the checksum that
+its replica computed.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
+from deployments.policy.cluster import Cluster
 from deployments.policy.commands import (
     ApplyTransfer,
     Command,
+    CommandReport,
     FinishTransfer,
     InitTransfer,
+    SaveTransfer,
     StartTransfer,
     SwapOptions,
     UpdateTransfer,
 )
-from deployments.policy.failures import TransferRefused
-from deployments.policy.policies import PolicyRegistry
+from deployments.policy.failures import TransferRefused, VersionUnknown
+from deployments.policy.node_files import WeightsNotFetched, fetch_file
+from deployments.policy.policies import Policy
 from deployments.policy.replica_loading import ReplicaLoading
 from deployments.policy.replica_registry import CommandResult, RegisteredReplica, ReplicaRegistry, error_of
-from deployments.policy.transferred_weights import TransferredWeights
 from deployments.policy.trusted_trainers import TrustedTrainers
 from deployments.policy.update import Updates
 from deployments.policy.versions import Version
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import PolicyUpdate, SwitchOptions
+from rollout_client.weights.safetensors_file import header_bytes, header_of
+
+if TYPE_CHECKING:
+    from deployments.policy.settings import PolicySettings
 
 TRAINER_RANKS = 1
 ENDS_WITHIN_S = 15.0
@@ -48,11 +63,6 @@ def world_size(workers: Sequence[int]) -> int:
     return TRAINER_RANKS + sum(workers)
 
 
-def _rank_offsets(workers: Sequence[int]) -> list[int]:
-    """The first rank of each replica."""
-    return [TRAINER_RANKS + sum(workers[:position]) for position in range(len(workers))]
-
-
 def shares(update_info: UpdateInfo, workers: Sequence[int]) -> list[UpdateInfo]:
     """The update info for each replica: all the same, or, of a list with one entry for each worker, those of its own.
 
@@ -63,8 +73,7 @@ def shares(update_info: UpdateInfo, workers: Sequence[int]) -> list[UpdateInfo]:
         return [update_info] * len(workers)
     if len(update_info) != sum(workers):
         raise TransferRefused.of("update_info", f"{sum(workers)} workers take part, one entry each", len(update_info))
-    ends = [sum(workers[: position + 1]) for position in range(len(workers))]
-    return [update_info[end - count : end] for end, count in zip(ends, workers, strict=True)]
+    return [update_info[end - count : end] for end, count in zip(accumulate(workers), workers, strict=True)]
 
 
 def _refuse_wrong_world_size(init_info: Mapping[str, Any], workers: Sequence[int]) -> None:
@@ -86,54 +95,46 @@ class _ReplicaFailed(Exception):
     """A replica failed a step of a transfer; the message is its error."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A request of the trainer in a transfer."""
-
-    work: Callable[[], Awaitable[Any]]
-    """If it raises, the replicas go back."""
-    conclude: Callable[[Any], Awaitable[PolicyUpdate]] | None = None
-    """Ends the transfer, with the result of `work`."""
-    done: "asyncio.Future[Any]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
 class WeightTransfer:
     """Connects the replicas to a trainer, and takes them through the steps of a transfer.
 
     Args:
-        rendezvous_timeout_s: a trainer that a replica cannot connect to within so many seconds is refused.
-        idle_s: a transfer is abandoned when nothing was heard from its trainer for so many seconds.
+        policy: the one without a name.
+        cluster: reads the file of a replica.
     """
 
     def __init__(
         self,
+        settings: "PolicySettings",
         registry: ReplicaRegistry,
-        policies: PolicyRegistry,
+        policy: Policy,
         updates: Updates,
-        trainers: TrustedTrainers,
         loading: ReplicaLoading,
-        saving: TransferredWeights,
         tasks: BackgroundTasks,
-        rendezvous_timeout_s: float,
-        idle_s: float,
+        cluster: Cluster,
     ) -> None:
         self._registry = registry
-        self._policy = policies.unnamed
-        self._versions = policies.unnamed.versions
+        self._policy = policy
+        self._versions = policy.versions
         self._updates = updates
         self._update_lock = registry.update_lock
-        self._trainers = trainers
+        self._trainers = TrustedTrainers(settings.transfer.trainers)
         self._loading = loading
-        self._saving = saving
         self._tasks = tasks
-        self._rendezvous_timeout_s = rendezvous_timeout_s
-        self._idle_s = idle_s
+        self._cluster = cluster
+        self._rendezvous_timeout_s = settings.transfer.rendezvous_timeout_s
+        self._idle_s = settings.transfer_idle_s
         self._participants: list[RegisteredReplica] = []
         """The replicas that are connected to the trainer, in the order of their ranks."""
-        self._steps: asyncio.Queue[_Step] | None = None
-        """Those of the transfer that is under way."""
+        self._lease: AsyncExitStack | None = None
+        """The update lease of the transfer that is under way."""
+        self._stepping = asyncio.Lock()
+        self._silence: asyncio.TimerHandle | None = None
+        """Abandons the transfer that is under way if no step follows."""
         self._keeps_prefix_cache = False
         """Whether the transfer that is under way keeps the prefix cache."""
+        self._saving: asyncio.Task[None] | None = None
+        """Saves the weights of the last transfer."""
 
     async def init(self, init_info: dict[str, Any]) -> int:
         """Connects every replica to the trainer; returns how many processes take part, including the trainer's one.
@@ -153,9 +154,8 @@ class WeightTransfer:
             _refuse_wrong_world_size(init_info, workers)
             self._participants = []
             timeout_s = self._rendezvous_timeout_s
-            commands = [
-                InitTransfer({**init_info, "rank_offset": offset}, timeout_s) for offset in _rank_offsets(workers)
-            ]
+            first_ranks = accumulate(workers[:-1], initial=TRAINER_RANKS)
+            commands = [InitTransfer({**init_info, "rank_offset": rank}, timeout_s) for rank in first_ranks]
             # Waits for all of them even if one has failed: a replica that still waits for this trainer must not meet
             # the next one.
             results = await asyncio.gather(*map(self._registry.send, replicas, commands))
@@ -175,9 +175,19 @@ class WeightTransfer:
         """
         self._trainers.refuse_unless_configured()
         self._update_lock.refuse_if_busy(options)
-        step = _Step(lambda: self._begin(options))
-        self._tasks.start(self._run(step))
-        await step.done
+        async with AsyncExitStack() as lease:
+            await lease.enter_async_context(self._update_lock.lease("a trainer is sending weights to the replicas"))
+            if self._saving is not None:
+                await asyncio.wait([self._saving])
+            await self._registry.drop_dead()
+            if not self._participants or self._participants != self._registry.started:
+                raise TransferRefused.of("transfer", REPLICAS_CHANGED)
+            self._lease = lease.pop_all()
+        async with self._step():
+            self._keeps_prefix_cache = not options.reset_prefix_cache
+            start = StartTransfer(SwapOptions(options.mode, options.reset_prefix_cache))
+            saves = replace(start, header=await asyncio.to_thread(self._header_to_save))
+            await self._send_all([saves, *[start] * (len(self._participants) - 1)])
 
     async def update(self, update_info: UpdateInfo) -> None:
         """Lets every replica receive what the trainer sends meanwhile.
@@ -187,11 +197,11 @@ class WeightTransfer:
             TransferRefused: no transfer is under way, or a replica failed.
         """
         self._trainers.refuse_unless_configured()
-        steps = self._steps_under_way()
+        if self._lease is None:
+            raise TransferRefused.of("transfer", NOT_UNDER_WAY)
         of_each = shares(update_info, _workers_of(self._participants))
-        step = _Step(lambda: self._send_all([UpdateTransfer(share, self._idle_s) for share in of_each]))
-        steps.put_nowait(step)
-        await step.done
+        async with self._step():
+            await self._send_all([UpdateTransfer(share, self._idle_s) for share in of_each])
 
     async def finish(self, version: int | None) -> PolicyUpdate:
         """Makes what was sent the current version, by default the next number.
@@ -206,67 +216,52 @@ class WeightTransfer:
         self._trainers.refuse_unless_configured()
         number = self._versions.newest + 1 if version is None else version
         self._versions.refuse_taken(number)
-        step = _Step(lambda: self._apply(number), lambda applied: self._resume(number, applied))
-        self._steps_under_way().put_nowait(step)
-        update: PolicyUpdate = await step.done
-        return update
+        async with self._step() as lease:
+            applied = await self._apply(number)
+            self._lease = None
+        async with lease:
+            return await self._resume(number, applied)
 
-    def _steps_under_way(self) -> "asyncio.Queue[_Step]":
-        if self._steps is None:
-            raise TransferRefused.of("transfer", NOT_UNDER_WAY)
-        return self._steps
+    @asynccontextmanager
+    async def _step(self) -> AsyncIterator[AsyncExitStack]:
+        """Takes a step after those before it; if it fails, or none follows, the replicas go back.
 
-    async def _run(self, first: _Step) -> None:
-        """One transfer, which holds the update lease until it is finished or its replicas have gone back."""
-        async with self._update_lock.lease("a trainer is sending weights to the replicas"):
+        Raises:
+            TransferRefused: no transfer is under way, or a replica failed.
+        """
+        async with self._stepping:
+            if self._lease is None:
+                raise TransferRefused.of("transfer", NOT_UNDER_WAY)
+            if self._silence is not None:
+                self._silence.cancel()
             try:
-                await self._registry.drop_dead()
-                if not self._participants or self._participants != self._registry.started:
-                    raise TransferRefused.of("transfer", REPLICAS_CHANGED)
-            except Exception as error:  # noqa: BLE001 - raised to the trainer
-                first.done.set_exception(error)
-                return
-            steps = self._steps = asyncio.Queue()
-            reason = await self._receive(first, steps)
-            self._steps = None
-            while not steps.empty():
-                steps.get_nowait().done.set_exception(TransferRefused.of("transfer", NOT_UNDER_WAY))
-            if reason is not None:
-                logger.warning("A weight transfer is abandoned, and its replicas go back: %s", reason)
-                participants, self._participants = self._participants, []
-                await self._loading.reload(participants, self._idle_s + ENDS_WITHIN_S)
-
-    async def _receive(self, step: _Step, steps: "asyncio.Queue[_Step]") -> str | None:
-        """Carries the steps out one after the other; returns why the transfer broke off, if it did."""
-        while True:
-            try:
-                result = await step.work()
+                yield self._lease
             except _ReplicaFailed as failure:
+                self._abandon(str(failure))
                 message = f"it broke, and the replicas go back to the weights before it: {failure}"
-                step.done.set_exception(TransferRefused.of("transfer", message))
-                return str(failure)
-            except Exception as error:  # noqa: BLE001 - raised to the trainer
-                step.done.set_exception(error)
-                return f"{type(error).__name__}: {error}"
-            if step.conclude is not None:
-                try:
-                    step.done.set_result(await step.conclude(result))
-                except Exception as error:  # noqa: BLE001 - raised to the trainer
-                    step.done.set_exception(error)
-                return None
-            step.done.set_result(result)
-            try:
-                async with asyncio.timeout(self._idle_s):
-                    step = await steps.get()
-            except TimeoutError:
-                return "nothing was heard from the trainer"
+                raise TransferRefused.of("transfer", message) from failure
+            except Exception as error:
+                self._abandon(f"{type(error).__name__}: {error}")
+                raise
+            if self._lease is not None:
+                loop, reason = asyncio.get_running_loop(), "nothing was heard from the trainer"
+                self._silence = loop.call_later(self._idle_s, self._abandon, reason)
 
-    async def _begin(self, options: SwitchOptions) -> None:
-        await self._saving.saved()
-        layouts = await self._saving.layouts(len(self._participants))
-        self._keeps_prefix_cache = not options.reset_prefix_cache
-        swap_options = SwapOptions(options.mode, options.reset_prefix_cache)
-        await self._send_all([StartTransfer(swap_options, layout) for layout in layouts])
+    def _abandon(self, reason: str) -> None:
+        """Ends the transfer that is under way; the lease is held until its replicas have gone back."""
+        logger.warning("A weight transfer is abandoned, and its replicas go back: %s", reason)
+        lease, self._lease = self._lease, None
+        replicas, self._participants = self._participants, []
+        if lease is not None:
+            self._tasks.start(self._go_back(lease, replicas))
+
+    async def _go_back(self, lease: AsyncExitStack, replicas: Sequence[RegisteredReplica]) -> None:
+        timeout_s = self._idle_s + ENDS_WITHIN_S
+        async with lease:
+            back = await asyncio.gather(*(self._loading.go_back(each, None, timeout_s) for each in replicas))
+        version = self._versions.desired.version
+        extra = {"version": version}
+        logger.info("%d of %d replicas are at version %d again.", sum(back), len(replicas), version, extra=extra)
 
     async def _apply(self, version: int) -> dict[RegisteredReplica, CommandResult]:
         """Lets every replica apply what it received, and makes the version current on disk if one of them could."""
@@ -290,9 +285,40 @@ class WeightTransfer:
         finished = dict(zip(ready, await self._registry.send_all(ready, finish), strict=True))
         replicas = [self._registry.outcome(each, result, version) for each, result in (applied | finished).items()]
         await self._updates.activate(self._policy)
-        self._saving.start_saving(version, self._participants[0])
+        self._saving = self._tasks.start(self._save(version, self._participants[0]))
         keeps_prefix_cache = self._keeps_prefix_cache
         return PolicyUpdate(version=version, checksum=None, replicas=replicas, keeps_prefix_cache=keeps_prefix_cache)
+
+    def _header_to_save(self) -> bytes | None:
+        """The beginning of a file with all tensors of the checkpoint; `None` if that cannot be read."""
+        try:
+            tensors = self._versions.initial.layout_on_disk.tensors
+            header = header_of((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+        except (OSError, ValueError) as failure:
+            logger.warning("What a trainer sends is not saved: the model's checkpoint cannot be read: %s", failure)
+            return None
+        return header_bytes(header.entries)
+
+    async def _save(self, version: int, saver: RegisteredReplica) -> None:
+        """Stores the weights that the replica has written, and lets replicas that waited for them load them."""
+        try:
+            report = await self._registry.send(saver, SaveTransfer(version))
+            saved = report.saved if isinstance(report, CommandReport) else None
+            if saved is None:
+                raise WeightsNotFetched(error_of(report) or "the replica saved nothing")
+            with self._versions.workspace(version) as folder:
+                file = folder / "saved.safetensors"
+                await fetch_file(saved, partial(self._cluster.read, saved.file), file)
+                described = {"checksum": saved.checksum, "size_bytes": saved.size_bytes}
+                info = self._versions.info(version).model_copy(update=described)
+                await asyncio.to_thread(self._versions.add_weights, info, file)
+        except (WeightsNotFetched, VersionUnknown, OSError) as failure:
+            message = "Version %d stays in the engines alone, so that a replica that starts waits for the next: %s"
+            logger.warning(message, version, failure, extra={"version": version})
+            return
+        self._updates.remove_old_versions(self._policy)
+        # Not a part of what the next transfer waits for: it holds the update lease then.
+        self._tasks.start(self._loading.load_waiting())
 
     async def _send_all(self, commands: Sequence[Command]) -> None:
         """Raises at the first failure: the other replicas would wait for a trainer that is blocked."""

@@ -64,18 +64,18 @@ class RollingActivation:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedVersions:
+class CurrentVersions:
     """A store's answer at one moment: answers can overtake one another, and a later one has a higher `revision`."""
 
     store: str
     """Differs between any two stores, one that restarted included."""
     revision: int
     versions: Mapping[str, int] = field(default_factory=dict)
-    """By name, of the policies that are served."""
+    """By name, of the policies that are served; that of the policy without a name is under ''."""
     rolling: RollingActivation | None = None
     """The rolling activation under way; `None` without one."""
 
-    def is_older_than(self, other: "NamedVersions") -> bool:
+    def is_older_than(self, other: "CurrentVersions") -> bool:
         return self.store == other.store and self.revision < other.revision
 
 

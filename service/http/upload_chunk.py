@@ -77,11 +77,9 @@ def weights_digest(value: str | None) -> str | None:
 async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
     """Yields the body in parts of about `FORWARDED_BYTES`, at least one, each with its offset in the upload.
 
-    The check of the length comes after the last part: the parts count only when the iteration ends normally.
-
     Raises:
         RequestProblem: 413, the body is larger than `LARGEST_BODY_BYTES`.
-        ChunkDamaged: the body has another length than the headers say.
+        ChunkDamaged: the body has another length than its range; none of what is too much is yielded.
     """
     part = bytearray()
     offset = chunk.first
@@ -89,12 +87,16 @@ async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> Async
         part += data
         _refuse_large_body(offset + len(part) - chunk.first)
         if len(part) >= FORWARDED_BYTES:
+            _refuse_length(chunk, offset + len(part), is_last=False)
             yield offset, bytes(part)
             offset += len(part)
             part.clear()
+    _refuse_length(chunk, offset + len(part), is_last=True)
     yield offset, bytes(part)
-    end = offset + len(part)
-    if chunk.end is not None and end != chunk.end:
+
+
+def _refuse_length(chunk: UploadChunk, end: int, is_last: bool) -> None:
+    if chunk.end is not None and (end > chunk.end or (is_last and end < chunk.end)):
         message = f"{end - chunk.first} bytes came where {chunk.end - chunk.first} were due"
         raise ChunkDamaged.of("content-range", message, end)
 

@@ -1,12 +1,11 @@
 """The current weight versions as one ingress replica knows them. Server half: `deployments/policy/store.py`."""
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from deployments.failures import PolicyStoreLost
-from deployments.protocols.weight_versions import NamedVersions, RollingActivation
+from deployments.protocols.weight_versions import CurrentVersions, RollingActivation
 from deployments.rpc.background_tasks import until_back
 from rollout_client.contract.base import PolicyDemand
 from rollout_client.contract.policy import FollowState
@@ -35,58 +34,41 @@ class RemotePolicy(VersionFeed):
         self.store = store
         self._on_rolling = on_rolling
         self._follows_folder = follows_folder
-        self._version: int | None = None
-        self._named: NamedVersions | None = None
-        self._subscribers: dict[object, tuple[OnVersion, str | None]] = {}
-        self._rolling_changed = asyncio.Event()
-        """Set, and replaced, when another replica has changed in a rolling activation."""
+        self._known: CurrentVersions | None = None
+        self._subscribers: dict[object, tuple[OnVersion, str]] = {}
 
     @property
     def version(self) -> int | None:
         """The current version of the policy without a name; `None` until the store has told one."""
-        return self._version
-
-    @version.setter
-    def version(self, version: int | None) -> None:
-        if version is None or version == self._version:
-            return
-        self._version = version
-        self._tell(None, version)
+        return self.current(None)
 
     def current(self, policy: str | None) -> int | None:
         """The current version of a policy as this replica knows it; `None` if none is known."""
-        if policy is None:
-            return self._version
-        return None if self._named is None else self._named.versions.get(policy)
+        return self.known_versions.get(policy or "")
 
     @property
-    def known_versions(self) -> dict[str, int]:
+    def known_versions(self) -> Mapping[str, int]:
         """The current version of each policy as this replica knows it, by name; that without a name is under ''."""
-        unnamed = {} if self._version is None else {"": self._version}
-        return unnamed | ({} if self._named is None else dict(self._named.versions))
+        return {} if self._known is None else self._known.versions
 
     @property
-    def served_versions(self) -> dict[str, int]:
+    def served_versions(self) -> Mapping[str, int]:
         """As `known_versions`, with that which some replica has already in a rolling activation."""
-        return self.known_versions if not self._offered else self.known_versions | {"": self._offered}
+        return self.known_versions if not self._offered else {**self.known_versions, "": self._offered}
 
-    def note_named(self, named: NamedVersions) -> None:
-        """Records the current version of each named policy, as the store has told."""
-        before = self._named
-        if before is not None and named.is_older_than(before):
+    def note(self, told: CurrentVersions) -> None:
+        """Records the current versions, as the store has told them."""
+        before, known_before = self._known, self.known_versions
+        if before is not None and told.is_older_than(before):
             return
-        self._named = named
-        if named.rolling != (None if before is None else before.rolling):
-            changed, self._rolling_changed = self._rolling_changed, asyncio.Event()
-            changed.set()
-            self._on_rolling(named.rolling)
-        names = named.versions.keys() | (set() if before is None else before.versions.keys())
-        for name in names:
-            version = named.versions.get(name)
-            if before is None or version != before.versions.get(name):
+        self._known = told
+        if told.rolling != (None if before is None else before.rolling):
+            self._on_rolling(told.rolling)
+        for name in known_before.keys() | told.versions.keys():
+            if (version := told.versions.get(name)) != known_before.get(name):
                 self._tell(name, version)
 
-    def _tell(self, policy: str | None, version: int | None) -> None:
+    def _tell(self, policy: str, version: int | None) -> None:
         for on_version, name in tuple(self._subscribers.values()):
             if name == policy:
                 try:
@@ -99,9 +81,8 @@ class RemotePolicy(VersionFeed):
 
     def subscribe(self, on_version: OnVersion, policy: str | None = None) -> Callable[[], None]:
         subscription = object()
-        self._subscribers[subscription] = on_version, policy
-        is_known = (self._version if policy is None else self._named) is not None
-        if is_known:
+        self._subscribers[subscription] = on_version, policy or ""
+        if self._known is not None:
             on_version(self.current(policy))
 
         def unsubscribe() -> None:
@@ -112,7 +93,7 @@ class RemotePolicy(VersionFeed):
     @property
     def _offered(self) -> int:
         """The version that some replica has already in a rolling activation; 0 without one."""
-        return 0 if self._named is None or self._named.rolling is None else self._named.rolling.version
+        return 0 if self._known is None or self._known.rolling is None else self._known.rolling.version
 
     async def run(self) -> None:
         """Watches the store for new versions, for the life of this replica.
@@ -120,10 +101,7 @@ class RemotePolicy(VersionFeed):
         A failure is logged once, and retried whatever it is: a replica that no longer learns of versions lets rollouts
         wait for those that are current already.
         """
-        watches = (self._watch_version, self._watch_named)
-        await asyncio.gather(
-            *(until_back(watch, Exception, RETRY_WATCH_AFTER_S, _log_failed_watch) for watch in watches)
-        )
+        await until_back(self._watch, Exception, RETRY_WATCH_AFTER_S, _log_failed_watch)
 
     async def wait_for_version(self, demand: PolicyDemand) -> None:
         """Returns when the weights that `demand` names are current, a minimum also when one replica has it.
@@ -141,30 +119,8 @@ class RemotePolicy(VersionFeed):
             return
         if demand.version is None and demand.name is None and self._offered >= min_version > 0:
             return
-        if demand.name is None:
-            current = self.store.wait_for(min_version, demand.version, demand.wait_s)
-            if demand.version is None:
-                await self._until_first(current, min_version)
-            else:
-                self.version = await current
-        else:
-            self.note_named(await self.store.wait_for_named(demand.name, min_version, demand.version, demand.wait_s))
-
-    async def _until_first(self, current: Coroutine[Any, Any, int], min_version: int) -> None:
-        """Returns when `current` does, or a replica has the version, or a newer one, in a rolling activation."""
-        waiting = asyncio.create_task(current)
-        offered = asyncio.create_task(self._until_offered(min_version))
-        try:
-            await asyncio.wait({waiting, offered}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                self.version = waiting.result()
-        finally:
-            waiting.cancel()
-            offered.cancel()
-
-    async def _until_offered(self, min_version: int) -> None:
-        while self._offered < min_version:
-            await self._rolling_changed.wait()
+        waited_for = (demand.name, min_version, demand.version, demand.wait_s)
+        self.note(await self.store.wait_for(*waited_for, takes_offered=True))
 
     async def learn_version(self) -> None:
         """Returns when the current version of the policy without a name is known.
@@ -173,17 +129,14 @@ class RemotePolicy(VersionFeed):
             PolicyStoreLost: the policy store does not answer.
         """
         if self.version is None:
-            self.version = await self.store.wait_for(0, None, None)
+            self.note(await self.store.wait_for(None, 0, None, None))
 
     async def follow_state(self) -> FollowState | None:
         """`None` if the service follows no folder. Raises `PolicyStoreLost`."""
         return await self.store.follow_state() if self._follows_folder else None
 
-    async def _watch_version(self) -> None:
-        self.version = await self.store.watch(self.version)
-
-    async def _watch_named(self) -> None:
-        self.note_named(await self.store.watch_named(self._named))
+    async def _watch(self) -> None:
+        self.note(await self.store.watch(self._known))
 
 
 def _log_failed_watch(failure: Exception, is_first: bool) -> None:

@@ -117,7 +117,7 @@ async def policy(
     go on. Without it those are shown that are known already.
     """
     if min_version:
-        await store.wait_for(min_version, None, wait_s)
+        await store.wait_for(None, min_version, None, wait_s)
     return await store.state(checksums_within_s)
 
 
@@ -205,19 +205,19 @@ async def push_version(
 ) -> Response:
     if weights_media_type(request.headers) == JSON:
         source = await read_json_body(request, CheckpointSource, LARGEST_SOURCE_BYTES, SOURCE_ADVICE)
-        return json_reply(await store.load_checkpoint(version, source.checkpoint, options))
+        return _json_reply(await store.load_checkpoint(version, source.checkpoint, options))
     chunk, name = chunk_of(request.headers), options.name
     if (repeated := await store.repeated_update(version, chunk.weights_digest, name)) is not None:
-        return json_reply(repeated)
-    sender = await store.begin_chunk(version, chunk.first, sender_of(request), name)
+        return _json_reply(repeated)
+    sender = await store.begin_chunk(version, chunk.first, _sender_of(request), name)
     end = chunk.first
     async for offset, data in checked_parts(chunk, request.stream()):
         await store.write_chunk(version, sender, offset, data, name)
         end = offset + len(data)
-    state = await store.end_chunk(version, sender, end, chunk.total_after(end), name)
+    state = await store.end_chunk(version, sender, chunk.total_after(end), name)
     if not chunk.completes(state.received_bytes):
-        return json_reply(state, 202)
-    return json_reply(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.weights_digest))
+        return _json_reply(state, 202)
+    return _json_reply(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.weights_digest))
 
 
 @router.delete(
@@ -309,11 +309,11 @@ async def finish_transfer(
     return await store.finish_transfer(version)
 
 
-def sender_of(request: Request) -> str:
+def _sender_of(request: Request) -> str:
     """Who sent the request, for the state of an upload: its User-Agent and its address."""
     address = "an unknown address" if request.client is None else request.client.host
     return f"{request.headers.get('user-agent', 'unknown client')[:LONGEST_AGENT]} at {address}"
 
 
-def json_reply(model: BaseModel, status: int = 200) -> Response:
+def _json_reply(model: BaseModel, status: int = 200) -> Response:
     return Response(model.model_dump_json(), status, media_type=JSON)

@@ -17,10 +17,11 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.generation.command_runner import CommandRunner
 from deployments.generation.generator_replica import registration_of
+from deployments.policy.cluster import RayCluster, node_weights_folder
 from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
+from deployments.policy.node_files import NodeWeights
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
-from deployments.policy.weight_sources import node_weights_of_replica
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
 from deployments.rpc.store_client import policy_store_client
 from service.app import deployment
@@ -40,8 +41,6 @@ class Held:
     sha256: str
     inode: int
     """Of the mapped file."""
-    reads_served: int
-    """Ranges that other replicas have read here."""
 
 
 class MappedWeights:
@@ -89,27 +88,19 @@ class MappedWeights:
 class MappedGenerator:
     async def __init__(self, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         store = policy_store_client(policy_store)
-        self._node_weights = node_weights_of_replica(store)
+        self._node_weights = NodeWeights(node_weights_folder(), RayCluster().node_id(), store.read_weights)
         self._node_weights.join()
         weights: Any = MappedWeights()
         named: Any = SimpleNamespace(versions={})
         engine: Any = SimpleNamespace(weights=weights, canary=weights, is_alive=weights.is_alive)
         self._weights: MappedWeights = weights
-        self._reads_served = 0
         commands = CommandRunner(engine, named, store, lambda loaded: registration_of(1, loaded), self._node_weights)
         self._running = asyncio.create_task(commands.run())
         await commands.is_current.wait()
 
-    async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        data = await self._node_weights.read(version, checksum, offset, count)
-        self._reads_served += 1
-        return data
-
     async def held(self) -> dict[str, Any]:
         node_id, weights = ray.get_runtime_context().get_node_id(), self._weights
-        return asdict(
-            Held(node_id, os.getpid(), weights.loaded.full, weights.sha256, weights.inode, self._reads_served)
-        )
+        return asdict(Held(node_id, os.getpid(), weights.loaded.full, weights.sha256, weights.inode))
 
 
 def build(settings: PolicySettings, model: Path, nodes: int) -> Application:

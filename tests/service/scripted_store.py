@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deployments.protocols.weight_versions import NamedVersions
+from deployments.protocols.weight_versions import CurrentVersions
 from rollout_client.contract.policy import (
     PolicyLayout,
     PolicyState,
@@ -39,15 +39,16 @@ class ScriptedStore:
         """The arguments of each call of `method`."""
         return [call[1:] for call in self.calls if call[0] == method]
 
-    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
-        self.note("wait_for", min_version, version, wait_s)
-        return self.current
-
-    async def wait_for_named(
-        self, name: str, min_version: int, version: int | None, wait_s: float | None
-    ) -> NamedVersions:
-        self.note("wait_for_named", name, min_version, version, wait_s)
-        return NamedVersions("store", 1, {"run-b": self.current})
+    async def wait_for(
+        self,
+        name: str | None,
+        min_version: int,
+        version: int | None,
+        wait_s: float | None,
+        takes_offered: bool = False,
+    ) -> CurrentVersions:
+        self.note("wait_for", name, min_version, version, wait_s)
+        return CurrentVersions("store", 1, {"": self.current, "run-b": self.current})
 
     async def drop_policy(self, name: str) -> None:
         self.note("drop_policy", name)
@@ -79,11 +80,11 @@ class ScriptedStore:
         self.arrived += data
 
     async def end_chunk(
-        self, version: int, sender: str, end: int, total_bytes: int | None, name: str | None = None
+        self, version: int, sender: str, total_bytes: int | None, name: str | None = None
     ) -> UploadState:
         assert sender == SENDER
-        self.note("end_chunk", version, end, total_bytes, *given(name))
-        return UploadState(version=version, received_bytes=end, total_bytes=total_bytes)
+        self.note("end_chunk", version, total_bytes, *given(name))
+        return UploadState(version=version, received_bytes=len(self.arrived), total_bytes=total_bytes)
 
     async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
         self.note("repeated_update", version, digest, *given(name))

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.simulation.simulated_engine import SimulatedEngine
 from benchmarks.simulation.simulated_generator_replica import NO_WEIGHTS, SimulatedWeights
 from benchmarks.simulation.timing import Timing
-from deployments.policy.commands import InitTransfer, LoadedWeights, ReplicaRegistration
+from deployments.policy.commands import CommandReport, InitTransfer, LoadedWeights, ReplicaRegistration
 from deployments.policy.replica_registry import ReplicaRegistry
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
@@ -41,7 +41,7 @@ class Simulated:
         data = (TINY_MODEL / "model.safetensors").read_bytes()
         sender = await self.store.begin_chunk(version, 0)
         await self.store.write_chunk(version, sender, 0, data)
-        await self.store.end_chunk(version, sender, len(data), len(data))
+        await self.store.end_chunk(version, sender, len(data))
         update = await self.store.complete_upload(version, sender, PushOptions(**options), False, None)
         assert [replica.status for replica in update.replicas] == ["swapped"]
 
@@ -121,7 +121,8 @@ async def test_a_transfer_is_refused_with_a_reason() -> None:
     running = asyncio.create_task(weights.run())
     await settled()
     [replica] = registry.replicas
-    report = await registry.report_on(replica, InitTransfer({}, 30.0), 10.0)
+    report = await registry.send(replica, InitTransfer({}, 30.0), timeout_s=10.0)
+    assert isinstance(report, CommandReport)
     assert (report.error, report.broken, report.loaded) == (NO_WEIGHTS, False, LoadedWeights(0))
     running.cancel()
 

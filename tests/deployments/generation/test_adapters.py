@@ -13,7 +13,7 @@ from deployments.failures import GenerationLost
 from deployments.generation.adapters import ADAPTER_FILE, AdapterDoesNotFit, Adapters, LoadedAdapter
 from deployments.generation.command_runner import BaseReplaced, ServedAdapters
 from deployments.policy.commands import LoadedWeights, SetAdapters, StoredFile, VersionPayload
-from deployments.policy.node_files import NodeWeights, WeightsSource
+from deployments.policy.node_files import NodeWeights
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
 from tests.deployments.policy.policy_world import ADAPTED, adapter
@@ -188,16 +188,6 @@ def test_an_adapter_that_changes_the_output_layer_is_known_by_its_config(
 # Importing vLLM takes seconds.
 
 
-class Files(WeightsSource):
-    """Reads the file of a payload in the store's folder, as another node does."""
-
-    def __init__(self, payload: VersionPayload) -> None:
-        self._path = Path(payload.file.path)
-
-    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        return self._path.read_bytes()[offset : offset + count]
-
-
 class World:
     """One replica, with full weights of version 4, on the store's node or on another one."""
 
@@ -207,8 +197,10 @@ class World:
         self.llm.may_unload.set()
         llm: Any = self.llm
         self.adapters = Adapters(llm)
-        self.node = NodeWeights(folder / "node", node_id, lambda payload: [Files(payload)])
+        self.node = NodeWeights(folder / "node", node_id, self.read_weights)
         self.node.join()
+        self.stored: dict[tuple[int, str], Path] = {}
+        """The files of payloads, by version and checksum."""
         self.tried: list[str] = []
         self.failing: Exception | None = None
         self.takes_s = 0.0
@@ -221,6 +213,10 @@ class World:
             weights=SimpleNamespace(loaded=LoadedWeights(4)),
         )
         self.policies = ServedAdapters(engine, self.node)
+
+    async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        """Reads the file in the store's folder, as another node does."""
+        return self.stored[version, checksum].read_bytes()[offset : offset + count]
 
     async def try_adapter(self, loaded: LoadedAdapter) -> bool:
         assert self.adapters.of(loaded.label.partition("/")[0]) is not loaded, "generations use it already"
@@ -235,6 +231,7 @@ class World:
         path.write_bytes(adapter(value))
         file = StoredFile(str(path), "node", path.stat().st_ino, path.stat().st_mtime_ns, is_copied=True)
         size, checksum = path.stat().st_size, file_checksum(path)
+        self.stored[version, checksum] = path
         return VersionPayload(version, "adapter", size, checksum, file, adapter_config='{"r": 2}', name=name, base=base)
 
     async def give(self, *payloads: VersionPayload, is_trial: bool = False) -> int:

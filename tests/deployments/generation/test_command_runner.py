@@ -30,7 +30,6 @@ from deployments.policy.commands import (
     NumberedCommand,
     ReplicaNotRegistered,
     ReplicaRegistration,
-    SavedWeights,
     SaveTransfer,
     SetAdapters,
     Stage,
@@ -107,10 +106,10 @@ class ScriptedWeights:
     async def init_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         self.call("init_transfer", f"{init_info['rank_offset']} within {timeout_s:g} s")
 
-    async def start_transfer(self, options: SwapOptions, file: Path | None, layout: object) -> None:
-        self.call("start_transfer", options.mode if file is None else f"{options.mode} to {file.name}: {layout}")
-        if file is not None:
-            await asyncio.to_thread(file.write_bytes, b"sent")
+    async def start_transfer(self, options: SwapOptions, file: Path, header: bytes | None) -> None:
+        self.call("start_transfer", options.mode if header is None else f"{options.mode} to {file.name}")
+        if header is not None:
+            await asyncio.to_thread(file.write_bytes, header)
 
     async def saved_transfer(self) -> tuple[str, int]:
         self.call("saved_transfer")
@@ -191,12 +190,16 @@ class ScriptedNamedPolicies:
         return 70, True
 
 
+async def nothing_is_fetched(*_: object) -> bytes:
+    raise AssertionError("every file can be read here")
+
+
 def runner_of(
     weights: ScriptedWeights, store: ScriptedStore, folder: Path, policies: ScriptedNamedPolicies | None = None
 ) -> CommandRunner:
     engine: Any = SimpleNamespace(weights=weights, canary=weights, is_alive=weights.is_alive)
     named: Any = policies or ScriptedNamedPolicies()
-    node_weights = NodeWeights(folder, "node", lambda _: ())
+    node_weights = NodeWeights(folder, "node", nothing_is_fetched)
     node_weights.join()
     return CommandRunner(
         engine, named, store, lambda loaded: ReplicaRegistration("replica", None, 1, loaded), node_weights
@@ -255,7 +258,7 @@ def test_an_adapter_is_staged_with_its_config(tmp_path: Path) -> None:
 
 def own_folder_with(folder: Path, *versions: int) -> Path:
     """The own folder of a replica that has staged `versions` before."""
-    own = NodeWeights(folder, "node", lambda _: ()).own_folder
+    own = NodeWeights(folder, "node", nothing_is_fetched).own_folder
     for version in versions:
         (own / str(version)).mkdir(parents=True)
     return own
@@ -501,27 +504,19 @@ def test_a_replica_that_loses_the_store_in_the_middle_of_a_transfer_is_broken(tm
     assert store.registrations == [LoadedWeights(0)]
 
 
-def test_what_a_trainer_sent_is_saved_as_a_version_that_others_can_read(tmp_path: Path) -> None:
-    layout = {"a": ("BF16", [2])}
-    start = StartTransfer(SwapOptions(), layout)
+def test_where_the_weights_of_a_transfer_are_saved_is_reported(tmp_path: Path) -> None:
+    start = StartTransfer(SwapOptions(), b"sent")
     adapter = stage(tmp_path / "store", 2, "adapter", "{}")
     store = ScriptedStore(start, adapter, FinishTransfer(3), SaveTransfer(3))
     weights = ScriptedWeights()
-    runner = runner_of(weights, store, tmp_path / "node")
-
-    async def play() -> bytes:
-        running = asyncio.create_task(runner.run())
-        await asyncio.sleep(0.4)
-        running.cancel()
-        return await runner._node_weights.read(3, "5f3a", 0, 10)
-
-    assert run(play()) == b"sent"
+    played(weights, store, tmp_path / "node")
     assert errors(store.reports) == [(None, False)] * 4
-    assert weights.calls[0] == f"start_transfer keep to transfer.safetensors: {layout}"
-    path = tmp_path / "node" / "versions" / "3-5f3a.safetensors"
-    found = path.stat()
-    file = StoredFile(str(path), "node", found.st_ino, found.st_mtime_ns)
-    assert [report.saved for report in store.reports] == [None, None, None, SavedWeights("5f3a", 4, file)]
+    assert weights.calls[0] == "start_transfer keep to transfer.safetensors"
+    *others, saved = [report.saved for report in store.reports]
+    assert others == [None] * 3
+    assert saved is not None
+    assert (saved.version, saved.checksum, saved.size_bytes, saved.file.node_id) == (3, "5f3a", 4, "node")
+    assert Path(saved.file.path).read_bytes() == b"sent"
 
 
 def test_weights_that_could_not_be_saved_break_nothing(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from deployments.generation.trainer_transfer import EARLIER, TrainerRendezvous, TrainerWatch, TransferFile, Written
 from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.safetensors_file import header_bytes, header_of
 from service.startup.config import free_port
 
 LONG_ENOUGH_S = 40.0
@@ -131,21 +132,17 @@ def test_the_next_rendezvous_waits_for_one_that_was_given_up(trainer: InitInfo) 
     assert (silent.calls, backend.calls) == (["init", "shutdown"], ["init"])
 
 
-LAYOUT = {"a.weight": ("BF16", [2, 3]), "b.bias": ("F32", [3])}
+HEADER = header_bytes(header_of([("a.weight", "BF16", [2, 3]), ("b.bias", "F32", [3])]).entries)
 A, B = torch.arange(6.0).reshape(2, 3).bfloat16() + 0.5, torch.tensor([1.0, 2.0, 3.0])
 
 
 def arriving(path: Path, engine_dtype: torch.dtype = torch.bfloat16) -> TransferFile:
-    return TransferFile(path, LAYOUT, engine_dtype)
+    return TransferFile(path, HEADER, engine_dtype)
 
 
 def ended(weights: TransferFile) -> tuple[Written | None, str | None]:
-    weights.end()
-    deadline = time.monotonic() + LONG_ENOUGH_S
-    while weights.state() == (None, None):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return weights.state()
+    until(lambda: weights.written() != (None, None))
+    return weights.written()
 
 
 def test_all_tensors_make_a_file_in_any_order(tmp_path: Path) -> None:
@@ -168,13 +165,14 @@ def test_the_trainer_does_not_wait_for_the_disk_while_there_is_room_in_memory(tm
     for _ in range(100):
         weights.add("a.weight", A)
     weights.add("b.bias", B)
+    until((tmp_path / "file").exists)
     assert A.view(torch.uint8).numpy().tobytes() not in (tmp_path / "file").read_bytes()
     may_write.set()
     assert ended(weights) == ((file_checksum(tmp_path / "file"), (tmp_path / "file").stat().st_size), None)
 
 
 def test_without_room_a_tensor_waits_until_the_one_before_is_written(tmp_path: Path) -> None:
-    weights, may_write = TransferFile(tmp_path / "file", LAYOUT, torch.bfloat16, room_bytes=0), Event()
+    weights, may_write = TransferFile(tmp_path / "file", HEADER, torch.bfloat16, room_bytes=0), Event()
     weights._thread.submit(may_write.wait, LONG_ENOUGH_S)
     weights.add("a.weight", A)
     second = Thread(target=weights.add, args=("b.bias", B))
@@ -211,8 +209,8 @@ def test_values_are_cast_as_the_engine_casts_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "engine_dtype", "error"),
     [
-        ("c", A, torch.bfloat16, "the checkpoint has no tensor c"),
-        ("a.weight", A.T, torch.bfloat16, r"a\.weight has the shape \[3, 2\]; the checkpoint's is \[2, 3\]"),
+        ("c", A, torch.bfloat16, r"the checkpoint has no tensor c of the shape \[2, 3\]"),
+        ("a.weight", A.T, torch.bfloat16, r"the checkpoint has no tensor a\.weight of the shape \[3, 2\]"),
         (
             "a.weight",
             torch.full((2, 3), 1.0 + 2**-9),
@@ -228,8 +226,9 @@ def test_what_is_not_the_checkpoint_is_told_at_the_end(
     weights = arriving(tmp_path / "file", engine_dtype)
     weights.add(name, tensor)
     weights.add("b.bias", B)
-    with pytest.raises(AssertionError, match=f"^OtherTensors: {error}$"):
+    with pytest.raises(AssertionError, match=f"^ValueError: {error}$"):
         raise AssertionError(ended(weights)[1])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_written_is_told_at_the_end(tmp_path: Path) -> None:
@@ -244,7 +243,6 @@ def test_nothing_stays_of_a_transfer_that_broke_off(tmp_path: Path) -> None:
     weights = arriving(tmp_path / "file")
     weights.add("a.weight", A)
     weights.discard()
-    assert ended(weights) == (None, "OtherTensors: the transfer broke off")
     assert list(tmp_path.iterdir()) == []
 
 

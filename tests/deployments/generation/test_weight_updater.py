@@ -238,7 +238,7 @@ def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> No
             swap_staged=[[(0.5, None)] * 2],
         )
         updater = updater_of(llm)
-        await updater.start_transfer(SwapOptions())
+        await updater.start_transfer(SwapOptions(), WEIGHTS)
         with pytest.raises(TransferBroken, match=f"^Worker 0: {silent}$"):
             await updater.update_transfer({"names": []}, 20.0)
         await updater.abandon_transfer()
@@ -265,9 +265,9 @@ def test_what_one_worker_has_saved_is_told_once_it_is_written() -> None:
             saved_weights=[[None, (None, None)], [None, (("5f3a", 10), None)]],
         )
         updater = updater_of(llm)
-        await updater.start_transfer(SwapOptions(), Path("/node/transfer.safetensors"), {"a": ("BF16", [2])})
+        await updater.start_transfer(SwapOptions(), Path("/node/transfer.safetensors"), b"header")
         assert await updater.saved_transfer() == ("5f3a", 10)
-        begun = "begin_saving /node/transfer.safetensors {'a': ('BF16', [2])}"
+        begun = "begin_saving /node/transfer.safetensors b'header'"
         assert llm.calls[:2] == [begun, "pause mode=keep clear_cache=True"]
 
     run(play())

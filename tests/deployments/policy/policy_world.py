@@ -19,7 +19,6 @@ from safetensors.torch import load, load_file, save
 
 from deployments.policy.commands import Command, LoadedWeights, StoredFile, StoredKind, VersionPayload
 from deployments.policy.failures import PolicyFailure, VersionRefused
-from deployments.policy.node_files import WeightsSource
 from deployments.policy.policies import Policy
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
@@ -28,7 +27,7 @@ from rollout_client.contract.policy import PolicyUpdate, PushOptions, UploadStat
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import file_checksum, file_digest
 from rollout_client.weights.safetensors_file import NotSafetensors
-from tests.deployments.policy.scripted_replicas import ReplicaFiles, ScriptedCluster, ScriptedReplica, Step
+from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica, Step
 from tests.paths import TINY_MODEL
 from tests.virtual_time import run, settled, until
 
@@ -100,7 +99,7 @@ class World:
 
     def another_store(self, model: Path = TINY_MODEL) -> PolicyStore:
         settings = PolicySettings(folder=str(self.folder), **self.settings)
-        return PolicyStore(settings, str(model), cluster=self.cluster, source_of=self.source_of)
+        return PolicyStore(settings, str(model), cluster=self.cluster)
 
     async def restart(self, is_folder_lost: bool = False) -> None:
         """The store dies with all that it did, and the replicas register with its successor as they are."""
@@ -119,9 +118,6 @@ class World:
     async def restart_without_folder(self) -> None:
         """As `restart`, where the store's folder was lost with its node."""
         await self.restart(is_folder_lost=True)
-
-    def source_of(self, replica_id: str) -> WeightsSource:
-        return next(ReplicaFiles(replica) for replica in self.replicas if replica.name == replica_id)
 
     @property
     def policy(self) -> Policy:
@@ -160,7 +156,7 @@ class World:
     async def chunk(self, version: int, first: int, content: bytes, total: int, name: str | None = None) -> UploadState:
         sender = self.senders[version, name] = await self.store.begin_chunk(version, first, None, name)
         await self.store.write_chunk(version, sender, first, content, name)
-        return await self.store.end_chunk(version, sender, first + len(content), total, name)
+        return await self.store.end_chunk(version, sender, total, name)
 
     async def complete(
         self, version: int, options: PushOptions, is_zstd: bool = False, digest: str | None = None

@@ -22,7 +22,6 @@ from deployments.policy.commands import (
     NumberedCommand,
     ReplicaNotRegistered,
     ReplicaRegistration,
-    SavedWeights,
     SaveTransfer,
     SetAdapters,
     Stage,
@@ -30,7 +29,7 @@ from deployments.policy.commands import (
     Swap,
     VersionPayload,
 )
-from deployments.policy.node_files import SourceFailed, WeightsNotFetched, WeightsSource
+from deployments.policy.node_files import WeightsNotFetched
 from deployments.policy.replica_registry import ReplicaRegistry
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
@@ -76,6 +75,15 @@ class ScriptedCluster(Cluster):
     killed: list[str] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
     """The names of nodes that do not see the store's folder."""
+    saved: dict[str, bytes] = field(default_factory=dict)
+    """The files in which replicas saved the weights of transfers, by path."""
+    read_s: float = 0.0
+    """How long a read of one of them takes."""
+
+    async def read(self, file: StoredFile, offset: int, count: int) -> bytes:
+        assert file.node_id.startswith("node of ")
+        await asyncio.sleep(self.read_s)
+        return self.saved[file.path][offset : offset + count]
 
     async def nodes_that_lack(self, path: Path) -> list[str]:
         assert path.name == "run.json"
@@ -114,13 +122,11 @@ class ScriptedReplica:
     keys: dict[int, str | None] = field(default_factory=dict)
     """The store's keys of the versions that were staged or transferred."""
     files: dict[int, bytes] = field(default_factory=dict)
-    """Its node's files of the versions that were staged or saved."""
+    """Its node's files of the versions that were staged."""
     saves: bytes | None = None
     """The weights that it saves of each transfer."""
     saved_checksum: str = ""
     """The checksum that it reports of them."""
-    saved_file: Path | None = None
-    """Where it is, if the policy store is on the same node."""
     taken: list[int] = field(default_factory=list)
     """The numbers of the commands that reached it."""
     named: dict[str, int] = field(default_factory=dict)
@@ -197,12 +203,10 @@ class ScriptedReplica:
         if self.saves is None:
             return replace(report, error="WeightsNotSaved: no space left")
         self._note("save", version)
-        self.files[version] = self.saves
-        file = StoredFile("/node/versions/file", "another node", inode=1, modified_ns=1)
-        if self.saved_file is not None:
-            self.saved_file.write_bytes(self.saves)
-            file = StoredFile(str(self.saved_file), "node", inode=1, modified_ns=1)
-        return replace(report, saved=SavedWeights(self.saved_checksum, len(self.saves), file))
+        path = f"/{self.name}/{version}"
+        self.cluster.saved[path] = self.saves
+        file = StoredFile(path, f"node of {self.name}", inode=0, modified_ns=0)
+        return replace(report, saved=VersionPayload(version, "full", len(self.saves), self.saved_checksum, file))
 
     def _carry_out(self, numbered: NumberedCommand) -> None:
         match numbered.command:
@@ -264,16 +268,3 @@ def applied(base: bytes, delta: Path, checksum: str) -> bytes:
         if made != checksum:
             raise WeightsNotFetched(f"the delta makes weights with the checksum {made}")
         return (Path(folder) / "full").read_bytes()
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaFiles(WeightsSource):
-    """The files of a replica's node."""
-
-    replica: ScriptedReplica
-
-    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
-        content = self.replica.files.get(version)
-        if content is None or not self.replica.is_alive:
-            raise SourceFailed(f"{self.replica.name} does not have the version")
-        return content[offset : offset + count]

@@ -150,7 +150,7 @@ def check_successor(remains: Remains, newest: int, pushed: dict[int, str], folde
 
     @in_world()
     async def story(world: World) -> None:
-        current = world.policy.current.number
+        current = world.policy.current
         assert remains.acknowledged <= current <= newest
         listed = versions(world)
         assert current in listed

@@ -12,14 +12,19 @@ def not_current(field: str, how: str, current: int, value: int) -> Any:
     return refused(PolicyNotCurrent, field, f"{how}; version {current} is current", value)
 
 
+async def waited(world: World, min_version: int, version: int | None, wait_s: float | None) -> int:
+    """The current version of the policy without a name once it is as demanded."""
+    return (await world.store.wait_for(None, min_version, version, wait_s)).versions[""]
+
+
 @in_world()
 async def test_what_is_current_already_is_not_waited_for(world: World) -> None:
-    assert await world.store.wait_for(0, None, 0.0) == 0
-    assert await world.store.wait_for(0, 0, None) == 0
+    assert await waited(world, 0, None, 0.0) == 0
+    assert await waited(world, 0, 0, None) == 0
     await world.push(3, weights(2.0))
     began = now()
-    assert await world.store.wait_for(2, None, None) == 3
-    assert await world.store.wait_for(3, 3, 10.0) == 3
+    assert await waited(world, 2, None, None) == 3
+    assert await waited(world, 3, 3, 10.0) == 3
     assert now() == began
 
 
@@ -27,7 +32,7 @@ async def test_what_is_current_already_is_not_waited_for(world: World) -> None:
 async def test_a_version_that_comes_in_time_is_waited_for(world: World) -> None:
     await world.replica("r0", command_s=5.0)
     waits = [
-        asyncio.create_task(world.store.wait_for(min_version, version, 50.0))
+        asyncio.create_task(waited(world, min_version, version, 50.0))
         for min_version, version in ((1, None), (2, None), (0, 2))
     ]
     for version in (1, 2):
@@ -40,15 +45,15 @@ async def test_waiting_ends_with_what_is_current(world: World) -> None:
     await world.push(3, weights(2.0))
     began = now()
     async with not_current("policy.min_version", "it is not there after 2.5 s", 3, 4):
-        await world.store.wait_for(4, None, 2.5)
+        await waited(world, 4, None, 2.5)
     assert now() - began == 2.5
     async with not_current("policy.version", "it is not there after 0 s", 3, 5):
-        await world.store.wait_for(0, 5, 0.0)
+        await waited(world, 0, 5, 0.0)
     # No longer than the service allows.
     for wait_s in (None, 1000.0):
         began = now()
         async with not_current("policy.min_version", "it is not there after 7 s", 3, 4):
-            await world.store.wait_for(4, None, wait_s)
+            await waited(world, 4, None, wait_s)
         assert now() - began == 7.0
 
 
@@ -58,9 +63,9 @@ async def test_a_version_that_was_passed_by_is_refused_at_once(world: World) -> 
     began = now()
     for version in (0, 2):
         async with not_current("policy.version", "a newer one has taken its place", 3, version):
-            await world.store.wait_for(0, version, 60.0)
+            await waited(world, 0, version, 60.0)
     assert now() == began
-    waiting = asyncio.create_task(world.store.wait_for(0, 4, 60.0))
+    waiting = asyncio.create_task(waited(world, 0, 4, 60.0))
     await settled()
     await world.push(5, weights(3.0))
     async with not_current("policy.version", "a newer one has taken its place", 5, 4):
@@ -69,10 +74,9 @@ async def test_a_version_that_was_passed_by_is_refused_at_once(world: World) -> 
 
 @in_world()
 async def test_whoever_watches_hears_of_a_new_version_or_of_none_after_a_while(world: World) -> None:
-    assert await world.store.watch(None) == 0
-    assert now() == 0.0
-    assert await world.store.watch(0) == 0
-    assert now() == 5.0
-    watching = asyncio.create_task(world.store.watch(0))
+    seen = await world.store.watch(None)
+    assert (seen.versions, now()) == ({"": 0}, 0.0)
+    assert (await world.store.watch(seen), now()) == (seen, 5.0)
+    watching = asyncio.create_task(world.store.watch(seen))
     await world.push(1, weights(2.0))
-    assert await watching == 1
+    assert (await watching).versions == {"": 1}

@@ -9,9 +9,11 @@ import pytest
 
 from deployments.policy.durable_files import make_folder_durably, write_durably
 from deployments.policy.initial_version import InitialVersion
-from deployments.policy.uploads import UploadStore
+from deployments.policy.uploads import ActivePushes, Uploads
 from deployments.policy.versions import Version, Versions, read_index
+from deployments.rpc.background_tasks import BackgroundTasks
 from tests.deployments.policy.crashing_disk import CrashingDisk
+from tests.paths import TINY_MODEL
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def info(version: int) -> Version:
 
 
 def versions_in(folder: Path) -> Versions:
-    return Versions(folder, InitialVersion("model", folder))
+    return Versions(folder, InitialVersion(str(TINY_MODEL), folder))
 
 
 def weights_of(version: int) -> bytes:
@@ -39,10 +41,10 @@ def weights_of(version: int) -> bytes:
 
 async def add(versions: Versions, version: int) -> None:
     content = weights_of(version)
-    uploads = UploadStore(versions.folder)
-    uploads.begin_chunk(version, 0)
-    uploads.write_chunk(version, 0, content)
-    uploads.end_chunk(version, len(content), len(content))
+    uploads = Uploads(versions, ActivePushes(BackgroundTasks()), None, 60.0)
+    sender = await uploads.begin_chunk(version, 0)
+    await uploads.write_chunk(version, sender, 0, content)
+    await uploads.end_chunk(version, sender, len(content))
     async with versions.adding(info(version), uploads.path(version)):
         versions.make_current(info(version))
 

@@ -30,8 +30,9 @@ def unknown(message: str, name: str = "b") -> Any:
 
 
 async def named(world: World) -> dict[str, int]:
-    """The versions that are published."""
-    return dict((await world.store.watch_named(None)).versions)
+    """The versions of named policies that are published."""
+    told = await world.store.watch(None)
+    return {name: version for name, version in told.versions.items() if name}
 
 
 @in_world()
@@ -136,7 +137,7 @@ async def test_other_full_weights_drop_the_policies_that_were_adapters_for_the_o
     assert (replica.named, await named(world)) == ({}, {})
     message = "the policy was dropped after b/1, or the full weights under it were replaced; there are none"
     async with unknown(message):
-        await world.store.wait_for_named("b", 0, None, 0.0)
+        await world.store.wait_for("b", 0, None, 0.0)
     await world.push(2, adapter(2.0), kind="adapter", name="b")
     [state] = (await world.store.state(0)).named
     assert (state.current, state.base, replica.named) == (2, 1, {"b": 2})
@@ -236,7 +237,7 @@ async def test_a_dropped_policy_is_served_no_longer_and_its_numbers_go_on(world:
     await world.store.drop_policy("b")
     assert (replica.named, await named(world)) == ({"a": 1}, {"a": 1})
     message = "the policy was dropped after b/1, or the full weights under it were replaced; there are a/1"
-    for call in (world.store.drop_policy("b"), world.store.wait_for_named("b", 0, None, 0.0)):
+    for call in (world.store.drop_policy("b"), world.store.wait_for("b", 0, None, 0.0)):
         async with unknown(message):
             await call
     _, state = (await world.store.state(0)).named
@@ -250,31 +251,31 @@ async def test_a_dropped_policy_is_served_no_longer_and_its_numbers_go_on(world:
 @in_world()
 async def test_a_name_that_was_never_pushed_is_refused_with_those_that_there_are(world: World) -> None:
     async with unknown("there is no policy of this name; there are none"):
-        await world.store.wait_for_named("b", 0, None, 60.0)
+        await world.store.wait_for("b", 0, None, 60.0)
     await world.push(4, adapter(), kind="adapter", name="a")
     async with unknown("there is no policy of this name; there are a/4"):
-        await world.store.wait_for_named("b", 0, None, 60.0)
+        await world.store.wait_for("b", 0, None, 60.0)
     assert [state.name for state in (await world.store.state(0)).named] == ["a"]
 
 
 @in_world()
 async def test_a_version_of_a_name_is_waited_for(world: World) -> None:
     await world.push(1, adapter(1.0), kind="adapter", name="a")
-    waiting = asyncio.create_task(world.store.wait_for_named("a", 2, None, 30.0))
+    waiting = asyncio.create_task(world.store.wait_for("a", 2, None, 30.0))
     await world.push(2, adapter(2.0), kind="adapter", name="a")
-    assert (await waiting).versions == {"a": 2}
+    assert (await waiting).versions == {"": 0, "a": 2}
     message = "a newer one has taken its place; version 2 is current"
     async with refused(PolicyNotCurrent, "policy.version", message, 1):
-        await world.store.wait_for_named("a", 0, 1, 0.0)
+        await world.store.wait_for("a", 0, 1, 0.0)
 
 
 @in_world()
 async def test_who_watches_learns_of_each_change_at_once(world: World) -> None:
-    seen = await world.store.watch_named(None)
-    watching = asyncio.create_task(world.store.watch_named(seen))
+    seen = await world.store.watch(None)
+    watching = asyncio.create_task(world.store.watch(seen))
     await world.push(1, adapter(), kind="adapter", name="a")
     now = await watching
-    assert (dict(seen.versions), dict(now.versions)) == ({}, {"a": 1})
+    assert (seen.versions, now.versions) == ({"": 0}, {"": 0, "a": 1})
     assert (seen.is_older_than(now), now.is_older_than(seen)) == (True, False)
 
 
@@ -318,7 +319,8 @@ async def test_a_first_push_that_is_refused_leaves_no_policy_and_no_upload(world
         pushing = world.push(10**9 if how == "a bad number" else 1, content, kind="adapter", name="a")
     with pytest.raises(PolicyFailure):
         await pushing
-    assert ((await world.store.state(0)).named, policies_known(world)) == ([], [])
+    assert (await world.store.state(0)).named == []
+    await until(lambda: policies_known(world) == [])
     assert not (world.folder / "names" / "a").exists()
     # It can be pushed afterwards as if nothing had been.
     assert (await world.push(1, adapter(2.0), kind="adapter", name="a")).label == "a/1"
@@ -333,7 +335,7 @@ async def test_calls_with_unknown_names_leave_nothing_in_memory(world: World) ->
         assert await world.store.repeated_update(1, "0" * 64, f"unknown-{number}") is None
         with pytest.raises(ChunkMisplaced):
             await world.store.write_chunk(1, "nobody", 0, b"", f"unknown-{number}")
-    assert policies_known(world) == []
+    await until(lambda: policies_known(world) == [])
     await world.chunk(1, 0, b"a part", 100, "begun")
     assert (await world.store.upload_state(1, "begun")).received_bytes == 6
     assert policies_known(world) == ["begun"]

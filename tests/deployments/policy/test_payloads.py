@@ -13,16 +13,15 @@ from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.delta_world import DELTA, fleet, full_weights, push_deltas, version_files
 from tests.deployments.policy.policy_world import World, adapter, in_world, play, weights
 from tests.paths import TINY_MODEL
-from tests.virtual_time import until
 
 
 async def to_load(world: World, full: int, adapter: int | None = None) -> list[int]:
     """The versions that a replica which holds these has to load."""
-    return [payload.version for payload in await world.store.payloads.to_load(LoadedWeights(full, adapter))]
+    return [payload.version for payload in await world.store.loading.to_load(LoadedWeights(full, adapter))]
 
 
 async def payload(world: World, version: int) -> VersionPayload:
-    return await world.store.payloads.payload(version)
+    return await world.store.loading.payload(version)
 
 
 @in_world()
@@ -43,17 +42,6 @@ def test_a_payload_says_whether_nodes_copy_what_they_could_read(tmp_path: Path, 
         assert (await payload(world, 1)).file.is_copied == is_copied
 
     play(story, tmp_path, copy_to_nodes=is_copied)
-
-
-@in_world()
-async def test_the_holders_of_a_version_are_the_replicas_that_serve_it(world: World) -> None:
-    await world.ready("r0")
-    assert (await payload(world, 0)).holders == ()
-    await world.push(1, weights(2.0))
-    late = await world.replica("late", command_s=5.0)
-    assert (await payload(world, 1)).holders == ("r0",)
-    await until(lambda: late.accepts_requests)
-    assert (await payload(world, 1)).holders == ("r0", "late")
 
 
 @in_world()
@@ -79,7 +67,7 @@ async def test_a_replica_lacks_the_base_the_adapter_or_both(world: World) -> Non
 async def test_full_weights_of_a_transfer_cannot_be_given_but_an_adapter_on_top_of_them_can(world: World) -> None:
     made_at = datetime(2026, 1, 1, tzinfo=UTC)
     world.versions.make_current(Version(version=1, kind="transfer", created_at=made_at, stored="nothing"))
-    await world.policy.publish()
+    await world.store.policies.publish(world.policy)
     assert await to_load(world, 0) == []
     await world.push(2, adapter(), kind="adapter")
     assert await to_load(world, 0) == []
@@ -113,7 +101,7 @@ async def test_replicas_that_hold_the_base_get_a_delta_and_others_may_read_it(
     await fleet(world, "r0")
     monkeypatch.setattr(Updates, "write_full_weights", lambda _: None)
     await push_deltas(world, 2)
-    found = await world.store.payloads.payload(3, is_delta=True)
+    found = await world.store.loading.payload(3, is_delta=True)
     delta = world.versions.delta(3)
     assert found.delta is not None
     assert (found.delta.base, found.delta.base_checksum) == (2, world.versions.info(2).checksum)
@@ -125,4 +113,4 @@ async def test_replicas_that_hold_the_base_get_a_delta_and_others_may_read_it(
     assert await world.store.read_weights(3, found.delta.checksum, 0, 10**6) == delta.read_bytes()
     assert version_files(world)[3] == DELTA
     assert await world.store.read_weights(3, found.checksum, 0, 10**7) == full_weights(3)[2]
-    assert (await world.store.payloads.payload(3, is_delta=True)).delta is None
+    assert (await world.store.loading.payload(3, is_delta=True)).delta is None

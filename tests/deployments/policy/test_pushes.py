@@ -81,7 +81,7 @@ async def test_an_update_goes_on_when_its_caller_goes_away(world: World) -> None
     pushing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pushing
-    assert await world.store.wait_for(1, None, 60.0) == 1
+    assert (await world.store.wait_for(None, 1, None, 60.0)).versions[""] == 1
     assert world.cluster.done("swap") == [("r0", 1)]
 
 

@@ -25,6 +25,7 @@ from deployments.policy.replica_registry import (
     CHECKSUM_POLL_S,
     LIVENESS_POLL_S,
     LONG_POLL_S,
+    CommandResult,
     RegisteredReplica,
     ReplicaLost,
     ReplicaRegistry,
@@ -52,8 +53,8 @@ class Actors(ScriptedCluster):
 
     def ask(
         self, replica: RegisteredReplica, command: Command = SWAP, timeout_s: float = 100.0
-    ) -> asyncio.Task[CommandReport]:
-        return asyncio.create_task(self.registry.report_on(replica, command, timeout_s))
+    ) -> asyncio.Task[CommandResult]:
+        return asyncio.create_task(self.registry.send(replica, command, timeout_s=timeout_s))
 
     async def next_command(self, name: str, report: CommandReport | None = None) -> NumberedCommand:
         numbered = await self.registry.next_command(name, report)
@@ -64,10 +65,10 @@ class Actors(ScriptedCluster):
         return asyncio.create_task(self.registry.next_command(name, report))
 
 
-async def lost(report: asyncio.Task[CommandReport]) -> str:
-    with pytest.raises(ReplicaLost) as told:
-        await report
-    return str(told.value)
+async def lost(result: asyncio.Task[CommandResult]) -> str:
+    lost = await result
+    assert isinstance(lost, ReplicaLost)
+    return str(lost)
 
 
 def test_replicas_are_listed_in_the_order_in_which_they_registered() -> None:
@@ -100,7 +101,10 @@ async def test_each_command_reaches_its_replica_and_the_report_its_sender() -> N
         actors.poll("a", CommandReport(second.number, LoadedWeights(7))),
         actors.poll("b", CommandReport(of_b.number, LoadedWeights())),
     ]
-    assert [report.command_number for report in await asyncio.gather(*asked[1:])] == [of_b.number, second.number]
+    assert [getattr(result, "command_number", None) for result in await asyncio.gather(*asked[1:])] == [
+        of_b.number,
+        second.number,
+    ]
     assert (a.loaded, b.loaded) == (LoadedWeights(7), LoadedWeights())
     assert now() == 0.0
     for poll in polls:
@@ -150,7 +154,7 @@ async def test_registering_again_ends_the_commands_before() -> None:
     await actors.next_command("a")
     old_poll = actors.poll("a")
     await settled()
-    waiting = asyncio.create_task(actors.registry.report_on(replica, SWAP, 100.0))
+    waiting = asyncio.create_task(actors.registry.send(replica, SWAP, timeout_s=100.0))
     again = actors.register("a", LoadedWeights(4))
     assert (await lost(taken), await lost(waiting)) == ("it registered again", "it has left")
     assert await lost(actors.ask(replica)) == "it has left"
@@ -334,7 +338,7 @@ def test_whatever_happens_a_command_reaches_its_replica_at_most_once(events: lis
         actors = Actors()
         for name in "ab":
             actors.register(name)
-        asked: dict[str, list[asyncio.Task[CommandReport]]] = {"a": [], "b": []}
+        asked: dict[str, list[asyncio.Task[CommandResult]]] = {"a": [], "b": []}
         polls: dict[str, list[asyncio.Task[NumberedCommand | None]]] = {"a": [], "b": []}
 
         async def happen(event: str, name: str) -> None:

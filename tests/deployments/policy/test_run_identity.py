@@ -1,5 +1,6 @@
 """The model and the run that a store's folder belongs to: which folders are taken, and which are refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from deployments.policy.durable_files import write_durably
 from deployments.policy.initial_version import initial_file
-from deployments.policy.run_identity import OLD_LAYOUT, FolderRefused, RunIdentity, recorded_in
+from deployments.policy.run_identity import OLD_LAYOUT, FolderRefused, RunIdentity
 from deployments.policy.versions import INDEX, VersionIndex, read_index
 from tests.deployments.policy.policy_world import World, in_world, weights
 from tests.deployments.policy.weight_files import GOOD, written
@@ -27,6 +28,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "policy"
 
 
+def run_of(folder: Path) -> str:
+    """The run that the folder records."""
+    return str(json.loads((folder / "run.json").read_text())["run"])
+
+
 def refusal(identity: RunIdentity, folder: Path) -> str:
     with pytest.raises(FolderRefused) as refused:
         identity.claim(folder)
@@ -36,27 +42,26 @@ def refusal(identity: RunIdentity, folder: Path) -> str:
 
 def test_a_folder_records_the_run_and_the_model_at_the_first_start(folder: Path, tmp_path: Path) -> None:
     name = model(tmp_path / "model")
-    assert RunIdentity("run-a", name, "main").claim(folder) == "run-a"
-    record = recorded_in(folder)
-    assert record is not None
-    assert (record.run, record.model, record.revision) == ("run-a", name, "main")
-    assert record.layout is not None
+    RunIdentity("run-a", name, "main").claim(folder)
+    assert run_of(folder) == "run-a"
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["run"], record["model"], record["revision"]) == ("run-a", name, "main")
+    assert record["layout"] is not None
 
 
-def test_a_run_without_a_name_is_named_alike_after_its_folder_was_lost_and_otherwise_in_another_folder(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_run_without_a_name_gets_one_which_the_folder_keeps(folder: Path) -> None:
     identity = RunIdentity(None, "org/model")
-    name = identity.claim(folder)
-    (folder / "run.json").unlink()
-    assert identity.claim(folder) == name
-    assert identity.claim(tmp_path / "other") != name
+    identity.claim(folder)
+    name = run_of(folder)
+    identity.claim(folder)
+    assert (run_of(folder), name[:4]) == (name, "run-")
 
 
 def test_a_service_without_a_named_run_goes_on_with_the_folders(folder: Path) -> None:
     RunIdentity("run-a", "org/model").claim(folder)
     add_version(folder)
-    assert RunIdentity(None, "org/model").claim(folder) == "run-a"
+    RunIdentity(None, "org/model").claim(folder)
+    assert run_of(folder) == "run-a"
 
 
 def test_versions_of_another_run_are_refused(folder: Path) -> None:
@@ -75,7 +80,8 @@ def test_versions_of_another_model_are_refused_unless_the_config_names_their_run
         "holds versions of the model org/model at v1, and the service's model is org/model at v2: name another folder, "
         "or set policy.run to run-a to go on with its weights if it is the same model in another place."
     )
-    assert RunIdentity("run-a", "org/model", "v2").claim(folder) == "run-a"
+    RunIdentity("run-a", "org/model", "v2").claim(folder)
+    assert run_of(folder) == "run-a"
 
 
 def test_versions_of_a_model_with_other_tensors_are_refused_even_if_the_config_names_their_run(
@@ -96,13 +102,15 @@ def test_a_folder_without_versions_is_taken_over_and_loses_the_initial_weights_o
     RunIdentity("run-a", "org/model").claim(folder)
     written(initial_file(folder), GOOD)
     assert RunIdentity("run-b", "org/other").problem_of(folder) is None
-    assert RunIdentity("run-b", "org/other").claim(folder) == "run-b"
+    RunIdentity("run-b", "org/other").claim(folder)
+    assert run_of(folder) == "run-b"
     assert not initial_file(folder).exists()
 
 
 def test_a_folder_with_versions_that_records_nothing_is_taken_over(folder: Path) -> None:
     add_version(folder)
-    assert RunIdentity("run-a", "org/model").claim(folder) == "run-a"
+    RunIdentity("run-a", "org/model").claim(folder)
+    assert run_of(folder) == "run-a"
     assert read_index(folder).current == 1
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from deployments.policy.commands import LoadedWeights
 from deployments.policy.failures import TransferRefused, UpdateUnderWay, WeightsRefused
-from deployments.policy.uploads import UploadStore
 from deployments.policy.versions import Version, Versions
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, SwitchOptions
 from rollout_client.weights.checksum import file_checksum
@@ -47,7 +46,7 @@ async def test_a_store_over_the_same_folder_goes_on_with_what_was_current(world:
     await world.restart()
     state = await world.store.state(0)
     assert (state.current, [info.version for info in state.versions]) == (7, [0, 7])
-    assert await world.store.wait_for(7, 7, 0.0) == 7
+    assert (await world.store.wait_for(None, 7, 7, 0.0)).versions[""] == 7
     young = await world.ready("r1")
     assert (old.loaded, young.loaded) == (LoadedWeights(7), LoadedWeights(7))
     assert world.cluster.done("stage") == [("r0", 7), ("r1", 7)]
@@ -72,7 +71,7 @@ async def test_a_version_that_was_not_current_when_the_store_died_is_removed(wor
     await world.push(1, weights(2.0))
     # As a store leaves it that dies during an update, before the version is current.
     await world.upload(2, weights(3.0))
-    os.link(UploadStore(world.folder).path(2), world.versions.weights(2))
+    os.link(world.policy.uploads.path(2), world.versions.weights(2))
     await world.restart()
     state = await world.store.state(0)
     assert (state.current, [info.version for info in state.versions]) == (1, [0, 1])
@@ -163,7 +162,7 @@ async def test_a_replica_with_transferred_weights_goes_on_when_the_store_restart
     replica.accepts_requests = False
     await until(lambda: replica.accepts_requests)
     assert (replica.loaded, world.cluster.done("stage"), world.cluster.killed) == (LoadedWeights(7), [], [])
-    assert await world.store.wait_for(7, 7, 0.0) == 7
+    assert (await world.store.wait_for(None, 7, 7, 0.0)).versions[""] == 7
 
 
 @pytest.mark.parametrize("has_adapter", [False, True])
@@ -172,7 +171,7 @@ async def test_after_a_transfer_that_breaks_off_a_replica_has_the_current_weight
     world: World, has_adapter: bool
 ) -> None:
     [replica] = await transferring(world, "r0")
-    await until(lambda: not world.store.registry.update_lock.is_held)
+    await until(lambda: not world.store.registry.update_lock._lock.locked())
     await world.push(1, weights(2.0))
     await world.push(2, delta(), kind="delta", base=1, checksum=checksum_of(changed(weights(2.0))))
     if has_adapter:
@@ -180,7 +179,7 @@ async def test_after_a_transfer_that_breaks_off_a_replica_has_the_current_weight
     await start_transfer(world, 2)
     replica.files.clear()
     world.cluster.events.clear()
-    await until(lambda: not world.store.registry.update_lock.is_held)
+    await until(lambda: not world.store.registry.update_lock._lock.locked())
     assert replica.files[2] == changed(weights(2.0)), "as a whole: what it holds is the base of no delta"
     swapped = [("r0", 2), ("r0", 3)] if has_adapter else [("r0", 2)]
     assert (world.cluster.done("swap"), world.cluster.killed) == (swapped, [])

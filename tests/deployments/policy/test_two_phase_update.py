@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deployments.policy.commands import CommandReport, LoadedWeights, SwapOptions, VersionPayload
 from deployments.policy.failures import VersionUntried, WeightsRefused
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry
-from deployments.policy.update import TwoPhaseUpdate, UpdateCommands, refuse_if_all_refused
+from deployments.policy.update import TwoPhaseUpdate, refuse_if_all_refused
 from rollout_client.contract.policy import ReplicaUpdate
 from rollout_client.contract.problems import FieldProblem
 from tests import virtual_time
@@ -52,8 +52,7 @@ class Scene:
 
     async def update(self, replicas: Sequence[RegisteredReplica] | None = None) -> list[ReplicaUpdate]:
         replicas = self.registry.replicas if replicas is None else replicas
-        commands = UpdateCommands.of_swap(self.new, SwapOptions(), TIMEOUT_S)
-        update = TwoPhaseUpdate(self.registry, replicas, commands)
+        update = TwoPhaseUpdate(self.registry, replicas, self.new.version, (self.new,), SwapOptions())
         try:
             assert await update.try_version()
             self.make_current()

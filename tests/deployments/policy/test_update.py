@@ -429,21 +429,44 @@ async def test_in_a_rolling_activation_replicas_change_one_by_one_and_each_chang
     told: list[tuple[frozenset[str], list[str]]] = []
 
     async def watch() -> None:
-        seen = await world.store.watch_named(None)
+        seen = await world.store.watch(None)
         while True:
-            seen = await world.store.watch_named(seen)
+            seen = await world.store.watch(seen)
             if (rolling := seen.rolling) is not None:
                 assert (rolling.before, rolling.version) == (0, 5)
                 loaded = [each.name for each in replicas if each.loaded.version == 5 and not each.is_on_trial]
                 told.append((rolling.replicas, loaded))
-                assert world.policy.current.number == 0
+                assert world.policy.current == 0
 
     watching = asyncio.create_task(watch())
     update = await world.push(5, weights(2.0))
     watching.cancel()
     assert [each.status for each in update.replicas] == ["swapped"] * 3
-    assert told == [(frozenset(names[:count]), [*names[:count]]) for count in (1, 2, 3)]
-    assert (world.policy.current.number, (await world.store.watch_named(None)).rolling) == (5, None)
+    # The change of the last one makes the version current, and is told as that.
+    assert told == [(frozenset(names[:count]), [*names[:count]]) for count in (1, 2)]
+    assert (world.policy.current, (await world.store.watch(None)).rolling) == (5, None)
+
+
+@in_world(activation="rolling")
+async def test_a_minimum_is_met_for_who_takes_it_as_soon_as_one_replica_has_it_and_an_exact_version_is_not(
+    world: World,
+) -> None:
+    for name in ("r0", "r1", "r2"):
+        await world.ready(name, command_s=1.0)
+    demands = ((5, None, True), (5, None, False), (0, 5, True), (6, None, True))
+    waiting = [
+        asyncio.create_task(world.store.wait_for(None, least, exact, 60.0, takes_offered))
+        for least, exact, takes_offered in demands
+    ]
+    update = world.pushing(5, weights(2.0))
+    told = await waiting[0]
+    assert told.rolling is not None
+    assert (told.versions[""], told.rolling.replicas) == (0, frozenset({"r0"}))
+    assert [task.done() for task in waiting] == [True, False, False, False]
+    await update
+    assert [(await task).versions[""] for task in waiting[1:3]] == [5, 5]
+    with pytest.raises(PolicyNotCurrent):
+        await waiting[3]
 
 
 @in_world(activation="rolling")
@@ -461,8 +484,8 @@ async def test_a_replica_that_cannot_change_is_replaced_before_the_next_one_chan
 async def test_a_version_that_is_refused_on_trial_is_told_to_nobody(world: World) -> None:
     replica = await world.ready("r0")
     await world.ready("r1")
-    seen = await world.store.watch_named(None)
+    seen = await world.store.watch(None)
     replica.at[Canary] = "error"
     with pytest.raises(WeightsRefused):
         await world.push(5, weights(2.0))
-    assert await world.store.watch_named(None) == seen
+    assert await world.store.watch(None) == seen

@@ -27,7 +27,7 @@ async def test_two_senders_of_one_version_never_mix(world: World) -> None:
         async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
             await world.store.write_chunk(1, overtaken, 1000, first[1000:])
         async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
-            await world.store.end_chunk(1, overtaken, len(first), len(first))
+            await world.store.end_chunk(1, overtaken, len(first))
         async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
             await world.store.complete_upload(1, overtaken, PushOptions(), False, None)
 
@@ -126,7 +126,7 @@ async def test_an_upload_whose_number_was_taken_meanwhile_is_dropped(world: Worl
 async def test_the_state_of_an_upload_names_who_began_it_until_another_begins_anew(world: World) -> None:
     sender = await world.store.begin_chunk(1, 0, "first")
     await world.store.write_chunk(1, sender, 0, b"abc")
-    await world.store.end_chunk(1, sender, 3, 9)
+    await world.store.end_chunk(1, sender, 9)
     await world.store.begin_chunk(1, 3, "second")
     assert (await world.store.upload_state(1)).owner == "first"
     await world.store.begin_chunk(1, 0, "third")
@@ -172,5 +172,5 @@ async def test_an_upload_expires_when_nothing_of_it_has_arrived_for_a_while(
     await settled()
     assert [upload.version for upload in (await world.store.state(0)).uploads] == [2]
     await world.restart()
-    await until(lambda: not world.policy.upload_store.states())
+    await until(lambda: not world.policy.uploads.states())
     assert now() == pytest.approx(110.0, abs=0.1)

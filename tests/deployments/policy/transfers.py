@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.policy.commands import AbandonTransfer, Command, LoadedWeights, Stage, Swap
+from deployments.policy.commands import AbandonTransfer, Command, LoadedWeights, SaveTransfer, Stage, Swap
 from deployments.policy.failures import TransferRefused
 from deployments.policy.store import PolicyStore
 from rollout_client.contract.policy import PolicyUpdate, SwitchOptions
@@ -13,7 +13,7 @@ from tests.deployments.policy.transferring_replicas import TransferringReplica
 from tests.virtual_time import until
 
 MakeStore = Callable[..., PolicyStore]
-TRANSFER: dict[str, Any] = {"trainers": ["10.0.0.4:29500"], "save_weights": False}
+TRANSFER: dict[str, Any] = {"trainers": ["10.0.0.4:29500"]}
 TRAINER = {"master_address": "10.0.0.4", "master_port": 29500}
 WEIGHTS = {"names": ["a"]}
 CHANGED = "the replicas have changed since the trainer was connected; call /policy/transfer/init again"
@@ -42,7 +42,8 @@ async def transfer(store: PolicyStore) -> PolicyUpdate:
 
 
 def kinds(replica: TransferringReplica) -> list[type[Command]]:
-    return [type(command) for command in replica.received]
+    """The steps that reached it. That its weights are saved afterwards is no step."""
+    return [type(command) for command in replica.received if not isinstance(command, SaveTransfer)]
 
 
 async def gone_back(*replicas: TransferringReplica) -> None:

@@ -123,9 +123,18 @@ def test_the_bound_counts_what_was_forwarded_already(monkeypatch: pytest.MonkeyP
         parts(WHOLE, b"12345", b"67890", b"1")
 
 
-def test_a_body_of_another_length_is_damaged() -> None:
-    assert parts(ranged(0, 7), b"wei", b"ghts") == [(0, b"weights")]
+@pytest.mark.parametrize(("end", "forwarded"), [(6, 4), (8, 8), (20, 12)])
+def test_a_body_of_another_length_than_its_range_is_damaged_and_nothing_beyond_it_is_forwarded(
+    monkeypatch: pytest.MonkeyPatch, end: int, forwarded: int
+) -> None:
+    monkeypatch.setattr(upload_chunk, "FORWARDED_BYTES", 4)
+    got = list[bytes]()
+
+    async def collect() -> None:
+        async for _, part in checked_parts(ranged(0, end), stream([b"0123", b"4567", b"8901"])):
+            got.append(part)
+
     with pytest.raises(ChunkDamaged) as raised:
-        parts(ranged(4, 9), b"hts")
+        asyncio.run(collect())
     [problem] = raised.value.problems
-    assert (problem.field, problem.message, problem.value) == ("content-range", "3 bytes came where 5 were due", 7)
+    assert (problem.field, len(b"".join(got))) == ("content-range", forwarded)

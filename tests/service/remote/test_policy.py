@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import PolicyStoreLost
-from deployments.protocols.weight_versions import NamedVersions, RollingActivation
+from deployments.protocols.weight_versions import CurrentVersions, RollingActivation
 from rollout_client.contract.base import PolicyDemand
 from service.remote.policy import RETRY_WATCH_AFTER_S, RemotePolicy
 from tests import virtual_time
@@ -22,36 +22,38 @@ class ScriptedStore:
         self._watched = list(watched)
         self._current = current
         self.seen: list[tuple[float, int | None]] = []
-        self.waited_for: list[tuple[int, int | None, float | None]] = []
-        self.waited_for_named: list[tuple[str, int, int | None, float | None]] = []
+        self.waited_for: list[tuple[str | None, int, int | None, float | None]] = []
 
-    async def watch(self, seen: int | None) -> int:
-        self.seen.append((virtual_time.now(), seen))
+    async def watch(self, seen: CurrentVersions | None) -> CurrentVersions:
+        self.seen.append((virtual_time.now(), None if seen is None else seen.versions[""]))
         await asyncio.sleep(1 if self._watched else 3600)
         result = self._watched.pop(0)
         if isinstance(result, Exception):
             raise result
-        return result
+        return versions_at(result)
 
-    async def watch_named(self, seen: NamedVersions | None) -> NamedVersions:
-        await asyncio.sleep(3600)
-        return NamedVersions("store", 1)
+    async def wait_for(
+        self,
+        name: str | None,
+        min_version: int,
+        version: int | None,
+        wait_s: float | None,
+        takes_offered: bool = False,
+    ) -> CurrentVersions:
+        self.waited_for.append((name, min_version, version, wait_s))
+        return CurrentVersions("store", 100, {name or "": self._current})
 
-    async def wait_for_named(
-        self, name: str, min_version: int, version: int | None, wait_s: float | None
-    ) -> NamedVersions:
-        self.waited_for_named.append((name, min_version, version, wait_s))
-        return NamedVersions("store", 2, {name: self._current})
 
-    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
-        self.waited_for.append((min_version, version, wait_s))
-        return self._current
+def versions_at(version: int, revision: int | None = None, **named: int) -> CurrentVersions:
+    """An answer of the store; by default that with the higher version is the later one."""
+    return CurrentVersions("store", version if revision is None else revision, {"": version, **named})
 
 
 def policy_over(store: ScriptedStore, version: int | None = None, **options: Any) -> RemotePolicy:
     unchecked: Any = store
     policy = RemotePolicy(unchecked, **options)
-    policy.version = version
+    if version is not None:
+        policy.note(versions_at(version))
     return policy
 
 
@@ -75,12 +77,12 @@ def test_a_minimum_that_is_known_to_be_reached_costs_no_call(known: int) -> None
 
 @pytest.mark.parametrize("known", [None, 2])
 def test_a_minimum_that_is_not_known_to_be_reached_is_waited_for_at_the_store(known: int | None) -> None:
-    assert wait(PolicyDemand(min_version=3, wait_s=7.0), known=known) == ([(3, None, 7.0)], 9)
+    assert wait(PolicyDemand(min_version=3, wait_s=7.0), known=known) == ([(None, 3, None, 7.0)], 9)
 
 
 @pytest.mark.parametrize("known", [None, 3])
 def test_an_exact_version_is_always_waited_for_at_the_store(known: int | None) -> None:
-    assert wait(PolicyDemand(version=3), known=known, current=3) == ([(0, 3, PolicyDemand().wait_s)], 3)
+    assert wait(PolicyDemand(version=3), known=known, current=3) == ([(None, 0, 3, PolicyDemand().wait_s)], 3)
 
 
 @virtual_time.test
@@ -160,14 +162,14 @@ def test_subscribers_hear_the_known_version_at_once_and_each_new_one_until_they_
     heard = list[int | None]()
     unsubscribe = policy.subscribe(heard.append)
     for version in (3, 4, 4, 6):
-        policy.version = version
+        policy.note(versions_at(version))
     unsubscribe()
     unsubscribe()
-    policy.version = 7
+    policy.note(versions_at(7))
     assert heard == [3, 4, 6]
 
 
-@pytest.mark.parametrize(("known", "asked"), [(None, [(0, None, None)]), (3, [])])
+@pytest.mark.parametrize(("known", "asked"), [(None, [(None, 0, None, None)]), (3, [])])
 def test_the_current_version_is_asked_for_only_if_it_is_not_known(known: int | None, asked: list[Any]) -> None:
     store = ScriptedStore(current=9)
     policy = policy_over(store, known)
@@ -191,75 +193,68 @@ def test_a_named_policy_that_is_known_to_be_current_enough_costs_no_call(
 ) -> None:
     store = ScriptedStore(current=9)
     policy = policy_over(store)
-    policy.note_named(NamedVersions("store", 1, known))
+    policy.note(versions_at(3, **known))
     virtual_time.run(policy.wait_for_version(PolicyDemand(name="b", **demand)))
-    assert store.waited_for_named == asked
+    assert store.waited_for == asked
     assert policy.current("b") == (9 if asked else 7)
 
 
 def test_subscribers_of_a_name_hear_its_versions_and_when_it_is_dropped() -> None:
-    policy = policy_over(ScriptedStore(), 3)
+    policy = policy_over(ScriptedStore())
     heard: dict[str | None, list[int | None]] = {None: [], "a": [], "b": []}
     for name, versions in heard.items():
         policy.subscribe(versions.append, name)
     for revision, current in enumerate(({"a": 1}, {"a": 1, "b": 5}, {"a": 2}, {"a": 2, "b": 6})):
-        policy.note_named(NamedVersions("store", revision, current))
-    policy.version = 4
+        policy.note(versions_at(3, 4 + revision, **current))
+    policy.note(versions_at(4, 9, a=2, b=6))
     assert heard == {None: [3, 4], "a": [1, 2], "b": [5, None, 6]}
 
 
 def test_an_answer_that_another_one_has_overtaken_is_ignored_unless_the_store_has_restarted() -> None:
     policy = policy_over(ScriptedStore())
-    policy.note_named(NamedVersions("store", 5, {"a": 2}))
-    policy.note_named(NamedVersions("store", 4, {}))
+    policy.note(versions_at(3, 5, a=2))
+    policy.note(versions_at(3, 4))
     assert policy.current("a") == 2
-    policy.note_named(NamedVersions("another store", 1, {}))
+    policy.note(CurrentVersions("another store", 1, {}))
     assert policy.current("a") is None
 
 
-def rolling(revision: int, version: int | None) -> NamedVersions:
+def rolling(revision: int, version: int | None) -> CurrentVersions:
+    """Version 7 is current, and `version` is being activated."""
     under_way = None if version is None else RollingActivation(version - 1, version, frozenset("a"))
-    return NamedVersions("store", revision, {}, under_way)
+    return CurrentVersions("store", revision, {"": 7}, under_way)
 
 
 def test_served_is_also_the_version_that_one_replica_has_already() -> None:
     policy = policy_over(ScriptedStore(), 7)
-    policy.note_named(NamedVersions("store", 1, {"tutor": 3}))
+    policy.note(versions_at(7, 8, tutor=3))
     assert policy.served_versions == {"": 7, "tutor": 3}
-    policy.note_named(rolling(2, 8))
+    policy.note(rolling(9, 8))
     assert (policy.served_versions, policy.known_versions) == ({"": 8}, {"": 7})
 
 
-class NeverCurrent(ScriptedStore):
-    """The version that is waited for never becomes current."""
-
-    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
-        self.waited_for.append((min_version, version, wait_s))
-        await asyncio.sleep(3600)
-        return self._current
-
-
-@virtual_time.test
-async def test_a_minimum_is_met_as_soon_as_one_replica_has_it_and_an_exact_version_is_not() -> None:
-    store = NeverCurrent()
+def test_a_minimum_that_one_replica_has_already_costs_no_call_and_an_exact_version_does() -> None:
+    store = ScriptedStore(current=9)
     policy = policy_over(store, 7)
-    exact = asyncio.create_task(policy.wait_for_version(PolicyDemand(version=8)))
-    too_new = asyncio.create_task(policy.wait_for_version(PolicyDemand(min_version=9)))
-    waiting = asyncio.create_task(policy.wait_for_version(PolicyDemand(min_version=8)))
-    await virtual_time.settled()
-    policy.note_named(rolling(1, 8))
-    await waiting
-    assert (exact.done(), too_new.done(), virtual_time.now()) == (False, False, 0)
-    await policy.wait_for_version(PolicyDemand(min_version=8))
-    assert (len(store.waited_for), policy.version) == (3, 7)
-    for task in (exact, too_new):
-        task.cancel()
+    policy.note(rolling(8, 8))
+    virtual_time.run(policy.wait_for_version(PolicyDemand(min_version=8)))
+    assert store.waited_for == []
+    for demand in (PolicyDemand(version=8), PolicyDemand(min_version=10)):
+        virtual_time.run(policy.wait_for_version(demand))
+    assert [waited[1:3] for waited in store.waited_for] == [(0, 8), (10, None)]
 
 
 @virtual_time.test
 async def test_a_minimum_that_does_not_come_is_refused_as_the_store_says() -> None:
     class Refuses(ScriptedStore):
-        async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
+        async def wait_for(
+            self,
+            name: str | None,
+            min_version: int,
+            version: int | None,
+            wait_s: float | None,
+            takes_offered: bool = False,
+        ) -> CurrentVersions:
             raise LOST
 
     with pytest.raises(PolicyStoreLost):
@@ -274,5 +269,5 @@ def test_each_change_of_a_rolling_activation_is_told_once() -> None:
 
     policy = policy_over(ScriptedStore(), on_rolling=on_rolling)
     for revision, version in enumerate((None, 8, 8, None, None), start=1):
-        policy.note_named(rolling(revision, version))
+        policy.note(rolling(revision, version))
     assert told == [8, None]

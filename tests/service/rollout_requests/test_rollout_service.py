@@ -22,6 +22,7 @@ from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
 from deployments.protocols.images import ImageTokens, name_of_image
+from deployments.protocols.weight_versions import CurrentVersions
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleInput, SampleResult
 from rollout_env import StepOutcome
@@ -62,12 +63,25 @@ class GatedStore:
         self.gate = asyncio.Event()
         self.failure: Exception | None = None
 
-    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
+    async def wait_for(
+        self,
+        name: str | None,
+        min_version: int,
+        version: int | None,
+        wait_s: float | None,
+        takes_offered: bool = False,
+    ) -> CurrentVersions:
+        assert name is None
         self.asked.append((min_version, version, wait_s))
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        return 3
+        return at_version(3)
+
+
+def at_version(version: int) -> CurrentVersions:
+    """An answer of the store; the higher version is the later one."""
+    return CurrentVersions("store", version, {"": version})
 
 
 class SlowAfterTheFirst(ScriptedGenerator):
@@ -293,14 +307,14 @@ async def test_rollouts_that_become_stale_are_cut_off_and_counted() -> None:
             return replace(generation, weight_versions=(WeightSpan("3", 0, len(generation.token_ids)),))
 
     service = Service(generator=OfVersion3(["A" * 8], delay_s=8))
-    service.policy.version = 3
+    service.policy.note(at_version(3))
     request = request_of(num_generations=3, policy={"max_staleness": 1})
     running = await service.service.rollout(request, "request", 0)
 
     async def push() -> None:
         for version in (4, 5):
             await asyncio.sleep(2)
-            service.policy.version = version
+            service.policy.note(at_version(version))
 
     pushing = asyncio.create_task(push())
     results = [result async for _, result, _ in running]
@@ -497,7 +511,7 @@ async def test_the_summary_is_that_of_the_samples_yielded_so_far() -> None:
         turns.append(running.summary.metrics["total_turns"])
     assert turns == [1, 2]
     assert running.summary.request_id == running.request_id == "request"
-    service.policy.version = 5
+    service.policy.note(at_version(5))
     assert running.summary.policy == PolicyVersions(oldest=None, newest=None, current="5")
 
 

@@ -152,7 +152,7 @@ def test_the_weights_of_a_call_can_be_demanded(endpoint: str) -> None:
     assert service.request("POST", f"/v1/{endpoint}?beta=true", **call).status_code == 200
     demands = [(asked.policy, asked.weight_version, asked.min_weight_version) for asked in server.requests]
     assert demands == [("run-b", 3, 3), (None, None, 0)]
-    assert service.store.calls == [("wait_for_named", "run-b", 0, 3, None)]
+    assert service.store.calls == [("wait_for", "run-b", 0, 3, None)]
     refused = service.request("POST", f"/v1/{endpoint}?version=-1", **call)
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "query.version")
 

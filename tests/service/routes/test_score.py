@@ -193,7 +193,7 @@ def test_the_client_scores_lists_and_arrays() -> None:
 def test_a_named_policy_scores_and_is_named_in_the_answer() -> None:
     service, generator = scoring("run-b/3")
     document = post(service, sequences=[[5, 6]], policy={"name": "run-b", "version": 3}).json()
-    assert service.store.named("wait_for_named") == [("run-b", 0, 3, None)]
+    assert service.store.named("wait_for") == [("run-b", 0, 3, None)]
     assert [request.policy for request in generator.requests] == ["run-b"]
     assert document["policy"] == {"oldest": "run-b/3", "newest": "run-b/3", "current": "run-b/3"}
     assert document["scores"][0]["weight_version"] == "run-b/3"

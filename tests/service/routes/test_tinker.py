@@ -286,7 +286,7 @@ def test_a_client_begins_as_it_is_told_to() -> None:
     world.run(play)
     [request] = world.server.requests
     assert (request.policy, request.weight_version, request.share.weight) == ("run-b", 7, 0.0625)
-    assert world.service.store.calls == [("wait_for_named", "run-b", 0, 7, wait_s) for wait_s in (30.0, None)]
+    assert world.service.store.calls == [("wait_for", "run-b", 0, 7, wait_s) for wait_s in (30.0, None)]
 
 
 @pytest.mark.parametrize(

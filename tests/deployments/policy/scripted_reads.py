@@ -1,15 +1,16 @@
-"""Sources of weights without Serve: they give the bytes of a file, or fail as told."""
+"""A policy store from which a node reads one file, without Serve: it gives the bytes, or fails as told."""
 
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.policy.node_files import SourceFailed, WeightsSource
+from deployments.policy.failures import VersionUnknown
 
 
 @dataclass
-class ScriptedSource(WeightsSource):
+class ScriptedReads:
+    """Stands in for `PolicyStore.read_weights`."""
+
     content: bytes
-    name: str = "source"
     fails_after: int | None = None
     """How many reads succeed; all of them if `None`."""
     hangs: bool = False
@@ -33,10 +34,7 @@ class ScriptedSource(WeightsSource):
         finally:
             self.reading -= 1
         if version != self.version or self.checksum not in (None, checksum):
-            raise SourceFailed("it does not have the version")
+            raise VersionUnknown.not_stored(version)
         if self.fails_after is not None and len(self.offsets) > self.fails_after:
-            raise SourceFailed("it died")
+            raise OSError("it died")
         return self.content[offset : offset + count]
-
-    def __str__(self) -> str:
-        return self.name
