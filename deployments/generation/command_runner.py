@@ -265,8 +265,8 @@ class CommandRunner:
             case SaveTransfer(version):
                 checksum, size_bytes = await self._weights.saved_transfer()
                 path = str(self._node_weights.own_folder / TRANSFER_FILE)
-                stored = StoredFile(path, self._node_weights.node_id, inode=0, modified_ns=0)
-                return _Done(saved=VersionPayload(version, "full", size_bytes, checksum, stored))
+                saved = StoredFile(path, self._node_weights.node_id, inode=0, modified_ns=0)
+                return _Done(saved=VersionPayload(version, "full", size_bytes, checksum, saved))
         return _Done()
 
     def _keys_of_loaded(self) -> dict[int, str]:

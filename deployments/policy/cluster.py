@@ -60,7 +60,9 @@ class RayCluster(Cluster):
         try:
             data: bytes = await _on_node(file.node_id, read_range).remote(Path(file.path), offset, count)
         except RayError as failure:
-            raise OSError(f"{file.path} could not be read on its node: {failure}") from failure
+            # Before its last line is the traceback of the other process.
+            reason = str(failure).strip().rpartition("\n")[2]
+            raise OSError(f"{file.path} could not be read on its node: {reason}") from failure
         return data
 
     async def is_alive(self, actor: Any) -> bool:

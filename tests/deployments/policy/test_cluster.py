@@ -5,9 +5,11 @@ import logging
 from pathlib import Path
 
 import pytest
-from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError
+from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, TaskUnschedulableError
 
+from deployments.policy import cluster
 from deployments.policy.cluster import RayCluster
+from deployments.policy.commands import StoredFile
 from tests.deployments.policy.policy_world import World, play
 from tests.virtual_time import settled
 
@@ -38,13 +40,13 @@ def test_a_folder_that_all_nodes_see_is_no_matter_for_the_log(tmp_path: Path, ca
 
 
 class EndedActor:
-    """An actor whose calls raise what Ray raises once it has ended."""
+    """An actor, or a task, whose calls raise what Ray raises once it has ended."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
         self.__ray_ready__ = self
 
-    async def remote(self) -> None:
+    async def remote(self, *_: object) -> None:
         raise self._error
 
 
@@ -54,3 +56,14 @@ class EndedActor:
 )
 def test_an_actor_that_has_ended_is_not_alive_whatever_ended_it(error: Exception) -> None:
     assert asyncio.run(RayCluster().is_alive(EndedActor(error))) is False
+
+
+def test_a_file_of_a_node_that_is_lost_is_one_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = TaskUnschedulableError("the node\nis gone")
+    monkeypatch.setattr(cluster, "_on_node", lambda _node_id, _function: EndedActor(lost))
+
+    async def read() -> bytes:
+        return await RayCluster().read(StoredFile("/saved", "node-2", inode=0, modified_ns=0), 0, 10)
+
+    with pytest.raises(OSError, match=r"^/saved could not be read on its node: .*is gone$"):
+        asyncio.run(read())

@@ -63,7 +63,7 @@ async def test_one_replica_is_told_to_save_all_tensors_of_the_checkpoint(make_st
     ]
     assert told.header is not None
     entries = parse_header(told.header[LENGTH_BYTES:]).by_name
-    assert [*entries] == [*INITIAL]
+    assert list(entries) == list(INITIAL)
     assert (entries[NORM].dtype, entries[NORM].shape) == ("BF16", (128,))
     assert other.header is None
 
