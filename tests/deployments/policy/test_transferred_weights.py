@@ -2,12 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from deployments.policy.commands import LoadedWeights, StartTransfer
+from deployments.policy.initial_version import InitialVersion
 from rollout_client.contract.policy import SwitchOptions
-from rollout_client.weights.safetensors_file import LENGTH_BYTES, parse_header
+from rollout_client.weights.safetensors_file import LENGTH_BYTES, NotSafetensors, parse_header
 from tests import virtual_time
 from tests.deployments.policy.policy_world import (
     INITIAL,
@@ -66,6 +68,24 @@ async def test_one_replica_is_told_to_save_all_tensors_of_the_checkpoint(make_st
     assert list(entries) == list(INITIAL)
     assert (entries[NORM].dtype, entries[NORM].shape) == ("BF16", (128,))
     assert other.header is None
+
+
+@virtual_time.test
+async def test_where_the_checkpoint_cannot_be_read_a_transfer_goes_on_and_nothing_is_saved(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_layout(_: InitialVersion) -> NoReturn:
+        raise NotSafetensors("pytorch_model.bin is a pickle")
+
+    store = make_store(transfer=TRANSFER)
+    [replica] = await serving(store, 1)
+    await meet(store, 2)
+    monkeypatch.setattr(InitialVersion, "layout_on_disk", property(no_layout))
+    assert (await transfer(store)).version == 1
+    [start] = [command for command in replica.received if isinstance(command, StartTransfer)]
+    assert start.header is None
+    reason = "the model's checkpoint cannot be read: pytorch_model.bin is a pickle"
+    assert f"What a trainer sends is not saved: {reason}" in caplog.messages
 
 
 @in_world()
