@@ -141,6 +141,8 @@ def config_of_one_machine(path: Path, steps_file: Path) -> ServeDeploySchema:
     application.args["environments"] = {TASK_NAME: counted_puzzle(steps_file)}
     application.args["engine"] |= {
         "dtype": DTYPE,
+        # Else the worker of an engine on one device shares its process, and there is none to strike.
+        "distributed_executor_backend": "mp",
         "num_cpus": GENERATOR_CORES,
         "hang_timeout_s": HANG_TIMEOUT_S,
     }
