@@ -82,11 +82,15 @@ class BodyParser:
             process = self._idle.pop()
         except IndexError:
             process = ParserProcess()
-        is_kept = len(body) <= MOST_BYTES_KEPT
+        small, is_kept = len(body) <= MOST_BYTES_KEPT, False
         try:
-            return process.parse(body, media_type, bounds)
+            parsed = process.parse(body, media_type, bounds)
+            is_kept = small
+            return parsed
+        except RequestProblem:
+            is_kept = small
+            raise
         except (OSError, EOFError) as error:
-            is_kept = False
             raise not_ready("The process that parses request bodies died, possibly out of memory") from error
         finally:
             if is_kept:

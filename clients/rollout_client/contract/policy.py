@@ -24,8 +24,9 @@ and loads them into every replica; the answer is then 200 with a `PolicyUpdate`.
 **Transfer.** A trainer on the same network sends the weights straight into the engines, with one of vLLM's
 weight-transfer backends, if the service's config lists its address (`policy.transfer.trainers`). Its steps are
 `POST /policy/transfer/init`, `start`, `update` and `finish`. `init` connects the trainer with every replica, and is
-repeated when the set of replicas has changed; `start` to `finish` are one transfer. Only the
-engines have what arrives: a replica that starts later waits for the next full version or the next transfer.
+repeated when the set of replicas has changed; `start` to `finish` are one transfer. One replica saves what arrives, and
+the policy store gets it afterwards: then the version has a checksum. Where that fails, a replica that starts later
+waits for the next full version or the next transfer.
 
 Times are in seconds, sizes in bytes.
 """

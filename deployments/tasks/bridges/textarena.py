@@ -44,7 +44,7 @@ class TextArenaEnvironment(TaskEnvironment):
         self,
         game: str,
         players: Annotated[int, Field(ge=1)] = 1,
-        opponent: Literal["listed"] | list[str] | str = "listed",
+        opponent: Literal["listed"] | list[str] | Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = "listed",
         kwargs: dict[str, Any] | None = None,
         max_sessions: Annotated[int, Field(ge=1)] | None = None,
     ) -> None:

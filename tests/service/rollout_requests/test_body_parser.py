@@ -135,6 +135,20 @@ def test_a_process_that_dies_is_503_and_is_replaced() -> None:
 
 
 @pytest.mark.slow
+def test_a_process_whose_answer_was_not_read_whole_parses_no_further_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise MemoryError
+
+    before, parser = children(), BodyParser(BOUNDS)
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(body_parser.ParserProcess, "parse", interrupted)
+        parse(parser, request() + PADDING)
+    assert not children() - before
+    assert parse(parser, request() + PADDING) == parsed_body(request(), JSON)
+    parser.close()
+
+
+@pytest.mark.slow
 def test_a_process_ends_when_the_connection_that_its_parent_holds_ends() -> None:
     process = body_parser.ParserProcess()
     assert joined_request(*process.parse(request(), JSON, BOUNDS)) == parsed_body(request(), JSON)
