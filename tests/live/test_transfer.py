@@ -45,7 +45,8 @@ def saved(client: RolloutClient, version: int) -> str:
 def served(client: RolloutClient) -> tuple[object, ...]:
     """What a transfer that fails leaves as it is.
 
-    Not the checksums: the policy store saves the weights of an earlier transfer meanwhile.
+    Not the checksums, nor which old versions are there: the policy store saves the weights of an earlier transfer
+    meanwhile, which take the place of older ones.
     """
     state = client.policy()
     return (
@@ -53,7 +54,7 @@ def served(client: RolloutClient) -> tuple[object, ...]:
         state.updating_to,
         state.next_version,
         state.transfer_world_size,
-        [version.version for version in state.versions],
+        state.versions[-1].version,
         [(replica.replica_id, replica.version, replica.accepts_requests) for replica in state.replicas],
     )
 
