@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -73,14 +73,17 @@ class CommandProgram(AgentProgram):
         }
         with (folder / SAMPLE_FILE).open("rb") as sample:
             process = _start_process(self._argv, sample, folder, environment)
-        async with _stderr_tail(process, said):
-            try:
-                return await _exit_code_of(process)
-            except asyncio.CancelledError:
-                await _end_group(process)
-                raise
-            finally:
-                _kill_group(process.pid, signal.SIGKILL)
+        with ExitStack() as ending:
+            ending.callback(_kill_group, process.pid, signal.SIGKILL)
+            async with _stderr_tail(process, said):
+                try:
+                    return await _exit_code_of(process)
+                except asyncio.CancelledError:
+                    await _end_group(process)
+                    raise
+                finally:
+                    # What holds stderr open ends before its tail is read to the end.
+                    ending.close()
 
 
 def _start_process(

@@ -4,7 +4,8 @@
 processes from one command to the next, until it is destroyed. A `SandboxProvider` makes them.
 
 Guarantees of every provider: a sandbox has the label of its owner, the process that created it, from its first moment
-on; `close` returns when nothing of it is left; a dead owner leaves nothing (`harbor` alone cannot give that).
+on; `close` returns when nothing of it is left; a dead owner leaves nothing, except with `harbor`, and with `docker` and
+`kubernetes` where their reaper (`reaper.py`) dies with it.
 """
 
 import importlib

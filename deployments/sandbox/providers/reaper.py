@@ -1,7 +1,7 @@
 """Providers whose sandboxes outlive the process that created them: a process beside it, the reaper, destroys them.
 
 The reaper reads from a pipe whose other end its owner holds. When the pipe is closed, which is at the end of the owner,
-however that came, it destroys all sandboxes with the owner's label.
+however that came, it destroys all sandboxes with the owner's label. If both die at once, nothing destroys them.
 """
 
 import asyncio

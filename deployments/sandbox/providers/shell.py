@@ -85,14 +85,13 @@ class ShellSandbox(RunningSandbox):
         path = f"{_FOLDER}/{uuid4().hex}"
         if stdin:
             await self.write_files({f"{path}.stdin": SandboxFile(stdin)})
-        variables = [f"{name}={value}" for name, value in (environment or {}).items()]
         folder = cwd or self._spec.workdir
-        line = f"mkdir -p {_FOLDER}; echo $$ > {path}; "
-        line += f"cd {shlex.quote(folder)} && " if folder is not None else ""
-        line += f"exec {shlex.join(['env', *variables, *argv])} < {f'{path}.stdin' if stdin else '/dev/null'}"
+        start = f"mkdir -p {_FOLDER}; echo $$ > {path}; "
+        start += f"cd {shlex.quote(folder)} && " if folder is not None else ""
+        start += f"exec < {f'{path}.stdin' if stdin else '/dev/null'}"
         try:
             async with asyncio.timeout(timeout_s):
-                done = await self.run_shell(line, timeout_s)
+                done = await self.run_command(start, argv, environment or {}, timeout_s)
         except (SandboxLost, OutOfMemory):
             raise
         except BaseException as error:
@@ -102,6 +101,13 @@ class ShellSandbox(RunningSandbox):
                 raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
             raise
         return ExecResult(done.exit_code, end_of(done.stdout), end_of(done.stderr))
+
+    async def run_command(
+        self, start: str, argv: Sequence[str], environment: Mapping[str, str], timeout_s: float | None
+    ) -> ExecResult:
+        """Runs a command in the place of a shell that has run the line `start`. Raises what `run_shell` raises."""
+        variables = [f"{name}={value}" for name, value in environment.items()]
+        return await self.run_shell(f"{start} && exec {shlex.join(['env', *variables, *argv])}", timeout_s)
 
     async def _kill(self, path: str) -> None:
         """Ends the command that has written its process to the file."""
@@ -116,7 +122,7 @@ class ShellSandbox(RunningSandbox):
             return None
         size = found.stdout.strip()[:_LONGEST_SIZE]
         if found.exit_code != 0 or not size.isdecimal() or int(size) > LARGEST_FILE_BYTES:
-            raise _unreadable(path)
+            raise unreadable(path)
         # It may grow until it is read.
         content = bytearray()
         is_last = False
@@ -125,7 +131,7 @@ class ShellSandbox(RunningSandbox):
             content += part
             is_last = len(part) < PART_BYTES
             if len(content) > LARGEST_FILE_BYTES:
-                raise _unreadable(path)
+                raise unreadable(path)
         if len(content) < int(size):
             raise SandboxRefused(f"{path} cannot be read: {len(content)} of its {size} bytes came out of the sandbox.")
         return bytes(content)
@@ -178,5 +184,5 @@ def end_of(text: str) -> str:
     return text.encode(errors="replace")[-LARGEST_OUTPUT_BYTES:].decode(errors="replace")
 
 
-def _unreadable(path: str) -> SandboxRefused:
+def unreadable(path: str) -> SandboxRefused:
     return SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")

@@ -195,6 +195,18 @@ def test_a_command_that_is_cancelled_ends_with_all_of_its_group(deaf: bool, tmp_
     assert_ended(asyncio.run(ended_when_cancelled(program, alive)))
 
 
+def test_a_command_that_is_cancelled_before_its_stderr_is_read_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    alive = tmp_path / "pid"
+    monkeypatch.setattr(asyncio.BaseEventLoop, "connect_read_pipe", never)
+    program = CommandProgram(CommandSettings(argv=["sh", "-c", f"echo $$ > {alive}; exec sleep 1000"]))
+    assert_ended(asyncio.run(ended_when_cancelled(program, alive)))
+
+
 def assert_ended(pid: int) -> None:
     """Waits until the process has ended, which it was told to."""
     given_up_at = time.monotonic() + 30
