@@ -1,7 +1,7 @@
 """The images that are kept: whose they are, when they were last used, and the room that they take. No I/O, no clock.
 
-Times are seconds since 1970. Uses are not stored: a store that starts counts each image as used at that moment, in the
-order in which they were put.
+Times are seconds since 1970. Uses are not stored: for a store that starts, an image was used last when it was put. It
+lets none expire for the whole time from then on, but those that were put long enough ago may make room at once.
 """
 
 from collections import defaultdict
@@ -36,17 +36,20 @@ class ImageBook:
 
     Args:
         kept: what the database has.
+        time_s: when the store starts.
     """
 
     def __init__(self, settings: ImagesSettings, kept: Sequence[StoredRecord], time_s: float) -> None:
         self._settings = settings
+        self._none_expires_until = time_s + settings.keep_s
         self._images: dict[str, _KeptImage] = {}
         self.total_bytes = 0
         self._bytes_of: defaultdict[str, int] = defaultdict(int)
         """By owner. An image of several owners counts for each."""
         found = ((stored, orjson.loads(stored.record)) for stored in kept)
         for stored, fields in sorted(found, key=lambda pair: pair[1]["used_at"]):
-            image = _KeptImage(sum(stored.sizes.values()), frozenset(fields["owners"]), time_s)
+            used_at = min(fields["used_at"], time_s)
+            image = _KeptImage(sum(stored.sizes.values()), frozenset(fields["owners"]), used_at)
             self._apply({stored.record_id: image})
 
     def __len__(self) -> int:
@@ -94,7 +97,7 @@ class ImageBook:
 
     def time_passed(self, time_s: float) -> Planned[list[str]]:
         """Forgets images that nobody has used for `keep_s`. Returns their names."""
-        images = self._images.items()
+        images = self._images.items() if time_s >= self._none_expires_until else ()
         old = takewhile(lambda pair: time_s - pair[1].used_at >= self._settings.keep_s, images)
         expired = [name for name, _ in old]
 

@@ -9,8 +9,8 @@
 A file is fetched in ranges, several at a time, from the policy store. Guarantees: a node fetches a version once, while
 its other replicas wait, and not at all if it can read the file of the policy store; of a version that comes as a delta
 of weights which it has, it fetches the delta alone, and applies it once; a file has its final name only once its
-checksum was found right; a version that is being fetched is not removed; memory holds at most `READS_IN_FLIGHT` ranges.
-Pages that are mapped stay valid when their file is removed.
+checksum was found right; a version that is being fetched is not removed; memory holds at most `READS_IN_FLIGHT` ranges;
+a fetch outlives a restart of the policy store. Pages that are mapped stay valid when their file is removed.
 """
 
 import asyncio
@@ -27,10 +27,11 @@ from pathlib import Path
 import psutil
 from filelock import AsyncFileLock, FileLock, Timeout
 
-from deployments.failures import RolloutFailure
+from deployments.failures import PolicyStoreLost, RolloutFailure
 from deployments.policy.commands import DeltaPayload, StoredFile, VersionPayload
 from deployments.policy.delta_application import write_applied
 from deployments.policy.failures import PolicyFailure
+from deployments.storage.storage import attempts
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.delta import BadDelta
 from rollout_client.weights.safetensors_file import NotSafetensors
@@ -179,7 +180,7 @@ class NodeWeights:
 
 
 async def fetch_file(payload: VersionPayload, read: _ReadRange, path: Path) -> None:
-    """Writes the version's file to `path`.
+    """Writes the version's file to `path`. What was damaged on its way is fetched once more.
 
     Raises:
         WeightsNotFetched: `read` could not give the bytes, or they are not those of the version.
@@ -188,15 +189,22 @@ async def fetch_file(payload: VersionPayload, read: _ReadRange, path: Path) -> N
     began = time.perf_counter()
     fetching = path.with_suffix(".fetching")
     try:
-        await _fetch_ranges(payload, read, fetching)
-        if await asyncio.to_thread(_checksum_if_readable, fetching) != payload.checksum:
-            raise WeightsNotFetched(f"What was fetched as version {payload.version} has another checksum.")
+        if not await _is_fetched(payload, read, fetching):
+            logger.warning("Weights were damaged, they are fetched again.", extra={"version": payload.version})
+            if not await _is_fetched(payload, read, fetching):
+                raise WeightsNotFetched(f"What was fetched as version {payload.version} has another checksum.")
         fetching.rename(path)
     finally:
         fetching.unlink(missing_ok=True)
     seconds = time.perf_counter() - began
     message = "Fetched %d bytes of version %d to this node in %.3f s."
     logger.info(message, payload.size_bytes, payload.version, seconds, extra={"version": payload.version})
+
+
+async def _is_fetched(payload: VersionPayload, read: _ReadRange, path: Path) -> bool:
+    """Fetches the version's file. Returns whether its checksum is right."""
+    await _fetch_ranges(payload, read, path)
+    return await asyncio.to_thread(_checksum_if_readable, path) == payload.checksum
 
 
 async def _fetch_ranges(payload: VersionPayload, read: _ReadRange, path: Path) -> None:
@@ -221,9 +229,13 @@ async def _fetch_ranges(payload: VersionPayload, read: _ReadRange, path: Path) -
 
 async def _range(payload: VersionPayload, read: _ReadRange, offset: int) -> bytes:
     size = min(READ_BYTES, payload.size_bytes - offset)
-    try:
+
+    async def read_once() -> bytes:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            data = await read(offset, size)
+            return await read(offset, size)
+
+    try:
+        data = await attempts(PolicyStoreLost)(read_once)
     except TimeoutError as failure:
         raise _not_fetched(payload, f"nothing came for {READ_TIMEOUT_S:g} s") from failure
     except (RolloutFailure, PolicyFailure, OSError) as failure:

@@ -136,11 +136,15 @@ class PolicyRegistry:
         self._drop_outdated()
         self._published = CurrentVersions(uuid4().hex, time.time_ns(), self._served_numbers())
 
+    def find(self, name: str | None) -> Policy | None:
+        """The policy of this name, if anything is known of it."""
+        return self.unnamed if name is None else self._named.get(name)
+
     def of(self, name: str | None) -> Policy:
         """The policy of this name; one that is not known has neither versions nor uploads."""
         if name is None:
             return self.unnamed
-        policy = self._named.get(name)
+        policy = self.find(name)
         if policy is None:
             policy = self._named[name] = self._open(name)
         policy.used_at = asyncio.get_running_loop().time()

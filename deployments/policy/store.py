@@ -38,6 +38,7 @@ from deployments.policy.replica_registry import ReplicaRegistry
 from deployments.policy.run_identity import RunIdentity
 from deployments.policy.settings import PolicySettings
 from deployments.policy.update import Updates
+from deployments.policy.uploads import nothing_arrived
 from deployments.policy.weight_transfer import WeightTransfer, world_size
 from deployments.protocols.weight_versions import CurrentVersions
 from deployments.rpc.background_tasks import BackgroundTasks
@@ -171,7 +172,9 @@ class PolicyStore(CommandSource):
         return await self._initial.layout()
 
     async def upload_state(self, version: int, name: str | None = None) -> UploadState:
-        return self.policies.of(name).uploads.state(version)
+        if (policy := self.policies.find(name)) is None:
+            raise nothing_arrived(version)
+        return policy.uploads.state(version)
 
     async def begin_chunk(
         self, version: int, first_byte: int, owner: str | None = None, name: str | None = None
@@ -192,9 +195,8 @@ class PolicyStore(CommandSource):
         Raises:
             PolicyFailure: as the earlier push does, which is still under way.
         """
-        if digest is None:
+        if digest is None or (policy := self.policies.find(name)) is None:
             return None
-        policy = self.policies.of(name)
         if (update := await policy.pushes.result_of_same(version, digest)) is not None:
             return update
         stored = policy.versions.find(version)

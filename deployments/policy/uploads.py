@@ -34,6 +34,10 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+def nothing_arrived(version: int) -> VersionUnknown:
+    return VersionUnknown.of("version", "nothing of it has arrived; begin at its first byte", version)
+
+
 class _UploadNote(BaseModel):
     """The content of `uploads/8.json`."""
 
@@ -127,8 +131,7 @@ class Uploads:
         """Raises `VersionUnknown` if nothing of it has arrived."""
         note = self._note(version)
         if note is None:
-            message = "nothing of it has arrived; begin at its first byte"
-            raise VersionUnknown.of("version", message, version)
+            raise nothing_arrived(version)
         return self._state_of(version, note)
 
     def states(self) -> list[UploadState]:

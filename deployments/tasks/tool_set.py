@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import jsonschema_rs
@@ -77,9 +78,15 @@ class ToolSet:
 def _validator_of(tool: Tool) -> jsonschema_rs.Validator:
     """Raises `ToolInvalid`."""
     try:
-        return jsonschema_rs.validator_for(tool.function.get("parameters") or NO_PARAMETERS)
-    except (jsonschema_rs.ValidationError, ValueError) as error:
+        return _validator_for(json.dumps(tool.function.get("parameters") or NO_PARAMETERS))
+    except (jsonschema_rs.ValidationError, ValueError, TypeError) as error:
         raise ToolInvalid(f"the parameters of the tool {tool.name} are not a JSON schema: {error}") from error
+
+
+@lru_cache(maxsize=1024)
+def _validator_for(schema: str) -> jsonschema_rs.Validator:
+    """The validator of a schema in JSON: the tools of a sample come again with each of its steps."""
+    return jsonschema_rs.validator_for(json.loads(schema))
 
 
 def cut_result(text: str) -> str:

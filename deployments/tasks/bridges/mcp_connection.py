@@ -20,8 +20,8 @@ CONNECTION_CLOSED = -32000
 Result = TypeVar("Result")
 OPEN_TIMEOUT_S = 60.0
 """Time limit for a server to start and answer, and again to list its tools."""
-MOST_PAGES = 100
-"""Bound of a server's list of tools, which may never end."""
+MOST_PAGES, MOST_TOOLS = 100, 1000
+"""Bounds of a server's list of tools, which may never end."""
 LONGEST_PROBLEM = 500
 """Characters of what is wrong with an answer: it may quote all of it."""
 
@@ -93,7 +93,7 @@ class McpConnection:
         """All pages of the server's list.
 
         Raises:
-            ToolsNotListed: the list has no end, or the server refuses a page of it.
+            ToolsNotListed: the list has no end or too many tools, or the server refuses a page of it.
             TemporaryFailure: the connection broke.
         """
         found: list[Any] = []
@@ -103,6 +103,8 @@ class McpConnection:
             if isinstance(page, str):
                 raise ToolsNotListed(f"page {number} is refused: {page}")
             found += page.tools
+            if len(found) > MOST_TOOLS:
+                raise ToolsNotListed(f"there are more than {MOST_TOOLS}")
             if (cursor := page.next_cursor) is None:
                 return found
         raise ToolsNotListed(f"the list has more than {MOST_PAGES} pages")

@@ -79,15 +79,26 @@ def test_putting_an_image_again_is_a_use_and_stores_its_content_once() -> None:
     assert (stored.book.total_bytes, stored.pass_time(150), stored.pass_time(160)) == (3, [], ["a"])
 
 
-def test_a_restart_lets_nothing_go_early() -> None:
+def test_a_restart_lets_nothing_expire_early() -> None:
     stored = StoredBook()
     stored.put({"a": 60}, time_s=0.0)
     stored.book.use(["a"], 4.0)
     stored.book = stored.reopened(5.0)
-    with pytest.raises(ImagesFull):
-        stored.put({"b": 60}, time_s=14.9)
     assert stored.pass_time(104.9) == []
     assert stored.pass_time(105.0) == ["a"]
+
+
+def test_after_a_restart_those_make_room_that_were_put_long_enough_ago() -> None:
+    stored = StoredBook()
+    stored.put({"a": 60}, time_s=0.0)
+    stored.put({"b": 40}, time_s=8.0)
+    stored.book = stored.reopened(9.0)
+    with pytest.raises(ImagesFull):
+        stored.put({"c": 60}, time_s=9.9)
+    assert stored.put({"c": 60}, time_s=10.0) == ["a"]
+    stored.book.use(["b"], 17.0)
+    with pytest.raises(ImagesFull):
+        stored.put({"d": 10}, time_s=18.0)
 
 
 def test_a_restart_keeps_the_order_in_which_images_were_put() -> None:
@@ -179,7 +190,7 @@ def test_bounds_hold_always_and_a_new_store_finds_the_same_images(
     calls: list[tuple[str, list[str], str, int]],
 ) -> None:
     stored = StoredBook()
-    now_s, used_at = 0.0, dict[str, float]()
+    now_s, used_at, put_at = 0.0, dict[str, float](), dict[str, float]()
     for call, names, owner, seconds in calls:
         now_s += seconds
         if call == "put":
@@ -191,6 +202,7 @@ def test_bounds_hold_always_and_a_new_store_finds_the_same_images(
             assert stored.book.refused(names, owner) == []
             assert all(now_s - used_at[name] >= SETTINGS.keep_at_least_s for name in gone)
             used_at |= dict.fromkeys(names, now_s)
+            put_at |= dict.fromkeys(names, now_s)
         elif call == "use":
             stored.book.use(names, now_s)
             used_at |= dict.fromkeys(names, now_s)
@@ -199,6 +211,7 @@ def test_bounds_hold_always_and_a_new_store_finds_the_same_images(
         else:
             stored.pass_time(now_s)
             before, stored.book = stored.book, stored.reopened(now_s)
+            used_at = dict(put_at)
             assert [(name in before) for name in "abcdefgh"] == [(name in stored.book) for name in "abcdefgh"]
             assert [before.refused("abcdefgh", one) for one in ("", "ann")] == [
                 stored.book.refused("abcdefgh", one) for one in ("", "ann")

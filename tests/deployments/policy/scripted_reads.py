@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from deployments.failures import PolicyStoreLost
 from deployments.policy.failures import VersionUnknown
 
 
@@ -13,6 +14,10 @@ class ScriptedReads:
     content: bytes
     fails_after: int | None = None
     """How many reads succeed; all of them if `None`."""
+    lost: range = range(0)
+    """The reads that find the store restarting, by their number from 0."""
+    damages: int = 0
+    """How many of the first reads give other bytes."""
     hangs: bool = False
     version: int = 7
     checksum: str | None = None
@@ -24,6 +29,7 @@ class ScriptedReads:
     """The most reads that were under way at a time."""
 
     async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        number = len(self.offsets)
         self.offsets.append(offset)
         self.reading += 1
         self.most_reading = max(self.most_reading, self.reading)
@@ -37,4 +43,7 @@ class ScriptedReads:
             raise VersionUnknown.not_stored(version)
         if self.fails_after is not None and len(self.offsets) > self.fails_after:
             raise OSError("it died")
-        return self.content[offset : offset + count]
+        if number in self.lost:
+            raise PolicyStoreLost("The policy store died during the call.")
+        data = self.content[offset : offset + count]
+        return bytes(len(data)) if number < self.damages else data

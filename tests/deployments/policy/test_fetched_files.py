@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from deployments.policy import node_files
 from deployments.policy.node_files import READ_TIMEOUT_S, READS_IN_FLIGHT, NodeWeights, WeightsNotFetched
+from deployments.storage.storage import AWAY_S
 from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.scripted_reads import ScriptedReads
 from tests.virtual_time import now, run
@@ -73,6 +74,33 @@ def test_a_store_that_cannot_give_a_range_fails_the_fetch(tmp_path: Path, source
 def test_a_silent_store_fails_the_fetch_after_its_time(tmp_path: Path) -> None:
     with pytest.raises(WeightsNotFetched, match="nothing came for 60 s"):
         fetched(tmp_path, ScriptedReads(CONTENT, hangs=True), after_s=READ_TIMEOUT_S)
+
+
+def test_a_fetch_outlives_a_restart_of_the_store(tmp_path: Path) -> None:
+    source = ScriptedReads(CONTENT, lost=range(2, 10))
+    assert fetched(tmp_path, source, after_s=1.0) == CONTENT
+    assert len(source.offsets) == 10 + 8
+
+
+def test_a_store_that_stays_away_fails_the_fetch(tmp_path: Path) -> None:
+    with pytest.raises(WeightsNotFetched, match="The policy store died during the call"):
+        fetched(tmp_path, ScriptedReads(CONTENT, lost=range(2, 10_000)), after_s=AWAY_S)
+
+
+@pytest.mark.parametrize("damaged_fetches", [1, 2])
+def test_damaged_weights_are_fetched_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged_fetches: int
+) -> None:
+    monkeypatch.setattr(
+        node_files, "file_checksum", lambda path: "damaged" if 0 in path.read_bytes()[:5] else "checksum"
+    )
+    source = ScriptedReads(b"x" * 95, damages=10 * damaged_fetches)
+    if damaged_fetches == 1:
+        assert fetched(tmp_path, source) == source.content
+    else:
+        with pytest.raises(WeightsNotFetched, match="has another checksum"):
+            fetched(tmp_path, source)
+    assert len(source.offsets) == 20
 
 
 def test_a_full_disk_ends_the_fetch_with_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

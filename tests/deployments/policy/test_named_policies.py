@@ -333,6 +333,7 @@ async def test_calls_with_unknown_names_leave_nothing_in_memory(world: World) ->
         with pytest.raises(VersionUnknown):
             await world.store.upload_state(1, f"unknown-{number}")
         assert await world.store.repeated_update(1, "0" * 64, f"unknown-{number}") is None
+        assert f"unknown-{number}" not in policies_known(world)
         with pytest.raises(ChunkMisplaced):
             await world.store.write_chunk(1, "nobody", 0, b"", f"unknown-{number}")
     await until(lambda: policies_known(world) == [])

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -206,6 +207,20 @@ def test_tools_of_the_config_are_functions_by_import_path() -> None:
     assert played.message_log[2]["content"] == "Ab Cd"
     with pytest.raises(ToolInvalid, match="name of its own"):
         ToolCallsEnvironment(tools=[settings, settings])
+
+
+def test_the_schemas_of_a_samples_tools_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, compile_schema = [], jsonschema_rs.validator_for
+
+    def counted(schema: dict[str, Any]) -> Any:
+        compiled.append(schema)
+        return compile_schema(schema)
+
+    monkeypatch.setattr(jsonschema_rs, "validator_for", counted)
+    schema = {"type": "object", "title": "Compiled by no other test"}
+    sample = booking({}, ground_truth=1, tools=[{"name": "book", "parameters": schema}])
+    played = play(ToolCallsEnvironment(), [book("{}"), book("{}"), "1"], sample)
+    assert (played.metrics["calls"], compiled.count(schema)) == (2, 1)
 
 
 def test_a_result_that_is_no_text_is_json_and_a_long_one_is_cut() -> None:

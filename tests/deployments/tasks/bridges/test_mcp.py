@@ -187,7 +187,7 @@ def test_tools_of_several_pages_are_all_known() -> None:
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
-        ("same_cursor", "the list has more than 100 pages"),
+        ("same_cursor", "there are more than 1000"),
         ("endless_pages", "the list has more than 100 pages"),
         ("late", "page 2 is refused: the second page is gone"),
         (
