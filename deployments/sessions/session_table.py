@@ -1,10 +1,12 @@
 """The sessions of one store: which are kept, what each may still do, and what of them must be stored.
 
-A state machine without clock and I/O. Times are in seconds since 1970. Guarantees:
+A state machine without clock and I/O. Times are in seconds of a monotonic clock, whose zero was at `zero_at`, in
+seconds since 1970: the clock that tells those may be set, and each store has another zero. Guarantees:
 - A session with a call in flight is dropped neither for its age nor for room.
 - A call whose replica is silent for longer than its lease is no longer in flight, unless the replica is heard again. A
   table that starts again knows of no call: it takes over those that replicas name. A replica's half is
   `deployments/generation/serving/session_call.py`.
+- A call that its replica has ended is not begun again by a word of it that comes up to a lease later.
 - Room is made by the namespace that keeps the most: its session that is idle for the longest time goes first.
 - The records together are larger than `max_bytes` only if all sessions that have a record have calls in flight.
 - A session that was dropped is in `unstored` until its removal is stored.
@@ -40,6 +42,8 @@ class KeptSession:
     """The last `used_at` that is stored."""
     in_flight: dict[str, float] = field(default_factory=dict)
     """When the replica of each call was last heard of, by the call's id."""
+    ended: dict[str, float] = field(default_factory=dict)
+    """When calls ended that a late word of their replica may still name, by the call's id."""
     tokens: int = 0
     """Tokens of its record."""
     size_bytes: int = 0
@@ -62,7 +66,7 @@ class KeptSession:
 
 
 class SessionTable:
-    def __init__(self, settings: SessionsSettings, stored: Iterable[StoredRecord], now: float) -> None:
+    def __init__(self, settings: SessionsSettings, stored: Iterable[StoredRecord], now: float, zero_at: float) -> None:
         self._lease_s = settings.lease_s
         self._max_sessions = settings.max_sessions
         self._max_bytes = settings.max_bytes
@@ -70,7 +74,7 @@ class SessionTable:
         """By id, in the order in which they were opened."""
         self.size_bytes = 0
         """Bytes of all records, and of what their sessions were opened with."""
-        heads = [(record, head_of(record.record)) for record in stored]
+        heads = [(record, head_of(record.record, zero_at)) for record in stored]
         self._dropped = {record.record_id for record, head in heads if head.form != FORM}
         for record, head in sorted(heads, key=lambda pair: pair[1].used_at):
             if head.form == FORM:
@@ -158,9 +162,9 @@ class SessionTable:
 
     def end_call(self, session_id: str, call_id: str, now: float) -> None:
         """Unknown ids are ignored."""
-        kept = self.sessions.get(session_id)
-        if kept is not None and kept.in_flight.pop(call_id, None) is not None:
-            kept.head.used_at = now
+        if (kept := self.sessions.get(session_id)) is not None:
+            kept.ended[call_id] = now
+            self._take_out(kept, call_id, now)
 
     def heard(self, calls: Mapping[str, str], now: float) -> list[str]:
         """A replica makes these calls, each of a session. Returns those that it must abort.
@@ -175,7 +179,7 @@ class SessionTable:
         is_open = kept.status(now) == "open"
         if call_id in kept.in_flight:
             kept.in_flight[call_id] = now
-        elif is_open and kept.read is not None and not kept.read.record.has_call(call_id):
+        elif is_open and kept.read and call_id not in kept.ended and not kept.read.record.has_call(call_id):
             kept.head.used_at = now
             self._count_call(kept, call_id, now)
         else:
@@ -203,14 +207,15 @@ class SessionTable:
         """Drops what has expired, and ends the calls of replicas that are gone."""
         for kept in list(self.sessions.values()):
             for call_id in [name for name, heard_at in kept.in_flight.items() if now - heard_at > self._lease_s]:
-                self.end_call(kept.id, call_id, now)
+                self._take_out(kept, call_id, now)
+            kept.ended = {name: at for name, at in kept.ended.items() if now - at <= self._lease_s}
             if kept.expires_at is not None and now >= kept.expires_at:
                 self._drop(kept.id)
 
     # What must be stored.
 
     def change(
-        self, kept: KeptSession, added: Mapping[EntryName, bytes] | None = None, recorded: int = 0
+        self, kept: KeptSession, zero_at: float, added: Mapping[EntryName, bytes] | None = None, recorded: int = 0
     ) -> StoredChange:
         """The session as it is, with these further entries.
 
@@ -219,9 +224,9 @@ class SessionTable:
         """
         kept.use_stored_at = kept.head.used_at
         head = replace(kept.head, calls=kept.head.calls - len(kept.in_flight) + recorded)
-        return StoredChange(kept.id, head_bytes(head), added or {})
+        return StoredChange(kept.id, head_bytes(head, zero_at), added or {})
 
-    def unstored(self) -> Sequence[StoredChange]:
+    def unstored(self, zero_at: float) -> Sequence[StoredChange]:
         """Changes for the caller to store: dropped sessions, and those whose last use is not stored for long."""
         removed = [StoredChange(session_id, None) for session_id in self._dropped]
         self._dropped.clear()
@@ -230,7 +235,7 @@ class SessionTable:
             for kept in self.sessions.values()
             if kept.head.used_at - kept.use_stored_at > min(USE_STORED_S, kept.head.limits.idle_s / 2)
         ]
-        return [*removed, *map(self.change, late)]
+        return [*removed, *(self.change(kept, zero_at) for kept in late)]
 
     def _restore(self, stored: StoredRecord, head: SessionHead, now: float) -> None:
         head.used_at = max(min(head.used_at, now), now - max(head.limits.idle_s - _GRACE_S, 0.0))
@@ -282,3 +287,7 @@ class SessionTable:
     def _count_call(self, kept: KeptSession, call_id: str, now: float) -> None:
         kept.head.calls += 1
         kept.in_flight[call_id] = now
+
+    def _take_out(self, kept: KeptSession, call_id: str, now: float) -> None:
+        if kept.in_flight.pop(call_id, None) is not None:
+            kept.head.used_at = now

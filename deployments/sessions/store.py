@@ -54,6 +54,7 @@ class SessionStore(StoreReplica[SessionTable]):
     `namespace`, and `StorageFailed` if it must be read or stored and the database fails.
 
     Args:
+        now_s: seconds of a monotonic clock.
         time_s: seconds since 1970.
     """
 
@@ -61,11 +62,13 @@ class SessionStore(StoreReplica[SessionTable]):
         self,
         settings: SessionsSettings,
         storage: Storage | None = None,
+        now_s: Callable[[], float] = time.monotonic,
         time_s: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(settings, storage, "session")
         self._settings = settings
-        self._now = time_s
+        self._now = now_s
+        self._time_s = time_s
         self._calls: CallBatcher[_CallToRecord, None] = group_commit(self._record)
         self._reading: dict[str, asyncio.Task[None]] = {}
         """By the session that is being read."""
@@ -88,7 +91,7 @@ class SessionStore(StoreReplica[SessionTable]):
             if (kept := table.sessions.get(opened.id)) is not None:
                 return [], lambda: self._info(kept)
             new = table.open(opened, len(entry), self._now())
-            return [table.change(new, {OPENED: entry})], lambda: self._info(table.still_kept(new))
+            return [table.change(new, self._zero_at(), {OPENED: entry})], lambda: self._info(table.still_kept(new))
 
         return await self._state.change(plan)
 
@@ -186,7 +189,7 @@ class SessionStore(StoreReplica[SessionTable]):
         for each in new:
             place = each.record.call_count + added[each.kept]
             added[each.kept] += 1
-            changes.append(table.change(each.kept, {call_name(place): each.entry}, added[each.kept]))
+            changes.append(table.change(each.kept, self._zero_at(), {call_name(place): each.entry}, added[each.kept]))
 
         def commit() -> list[Exception | None]:
             for each in calls:
@@ -224,10 +227,10 @@ class SessionStore(StoreReplica[SessionTable]):
         await self._state.change(self._unstored)
 
     def _load(self, kept: Sequence[StoredRecord]) -> SessionTable:
-        return SessionTable(self._settings, kept, self._now())
+        return SessionTable(self._settings, kept, self._now(), self._zero_at())
 
     def _unstored(self, table: SessionTable) -> Planned[None]:
-        return table.unstored(), lambda: None
+        return table.unstored(self._zero_at()), lambda: None
 
     async def _read(self, table: SessionTable, kept: KeptSession) -> ReadSession:
         """The contents of the session, read at the first call that needs them after a start."""
@@ -251,7 +254,7 @@ class SessionStore(StoreReplica[SessionTable]):
         """Stores the session with further entries, then commits. Raises `SessionUnknown` if it was dropped."""
 
         def plan(table: SessionTable) -> Planned[Result]:
-            changes = [table.change(table.still_kept(kept), added)]
+            changes = [table.change(table.still_kept(kept), self._zero_at(), added)]
 
             def commit_if_kept() -> Result:
                 if table.has(kept):
@@ -270,8 +273,12 @@ class SessionStore(StoreReplica[SessionTable]):
         kept.head.used_at = self._now()
         return table, kept, await self._read(table, kept)
 
+    def _zero_at(self) -> float:
+        """The zero of the monotonic clock, in seconds since 1970."""
+        return self._time_s() - self._now()
+
     def _info(self, kept: KeptSession) -> SessionInfo:
-        read = kept.read
+        read, expires_at = kept.read, kept.expires_at
         assert read is not None
         return SessionInfo(
             id=kept.id,
@@ -283,5 +290,5 @@ class SessionStore(StoreReplica[SessionTable]):
             generated_tokens=read.record.generated_tokens,
             total_tokens=read.record.total_tokens,
             record_bytes=kept.size_bytes,
-            expires_at=None if kept.expires_at is None else datetime.fromtimestamp(kept.expires_at, UTC),
+            expires_at=None if expires_at is None else datetime.fromtimestamp(self._zero_at() + expires_at, UTC),
         )

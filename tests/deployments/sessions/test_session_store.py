@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -28,13 +29,15 @@ PLAIN = ChatContext()
 
 
 class Clock:
-    """Of the seconds since 1970."""
+    """Of the seconds since 1970, and of monotonic ones that begin anew with each store."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.step_s = 0.0
+        """How far the wall clock was set forward."""
 
-    def __call__(self) -> float:
-        return self.now
+    def time_s(self) -> float:
+        return self.now + self.step_s
 
 
 class Kept:
@@ -49,7 +52,8 @@ class Kept:
     def start(self) -> None:
         """A store dies with all that it has in memory, and another one starts."""
         self.storage = ScriptedStorage(self.storage.kept)
-        self.store = SessionStore(self.settings, self.storage, self.clock)
+        started_at = self.clock.now
+        self.store = SessionStore(self.settings, self.storage, lambda: self.clock.now - started_at, self.clock.time_s)
 
     async def open(self, name: str = "s", **request: Any) -> "Kept":
         await self.store.open(opening(name, **request))
@@ -215,6 +219,41 @@ async def test_a_call_of_a_replica_that_is_heard_again_goes_on() -> None:
     await kept.add("one", plan)
     info = await kept.store.info("s", "team")
     assert (info.calls_in_flight, info.branches) == (0, 1)
+
+
+@runs
+async def test_a_call_that_has_ended_does_not_begin_again_by_a_late_word_of_its_replica() -> None:
+    kept = await Kept().open(limits=SessionLimits(max_calls=2))
+    await kept.store.plan("s", "one", [QUESTION], PLAIN)
+    await kept.store.end_call("s", "one")
+    await kept.store.end_call("s", "of an earlier store")
+    kept.clock.now = 10
+    await kept.store.pass_time()
+    assert await kept.store.heard({"one": "s", "of an earlier store": "s"}) == ["one", "of an earlier store"]
+    info = await kept.store.info("s", "team")
+    assert (info.calls, info.calls_in_flight) == (1, 0)
+    await kept.call("two")
+
+
+@runs
+@pytest.mark.parametrize("step_s", [1000, -1000])
+async def test_a_wall_clock_that_is_set_ends_no_call_and_drops_no_session(step_s: float) -> None:
+    kept = await Kept().open(limits=SessionLimits(idle_s=60), deadline_s=100)
+    await kept.open("idle", limits=SessionLimits(idle_s=60))
+    plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
+    kept.clock.step_s = step_s
+    await kept.store.pass_time()
+    assert await kept.store.heard({"one": "s"}) == []
+    [busy, idle] = await kept.store.infos("team")
+    assert (busy.status, busy.calls_in_flight) == ("open", 1)
+    assert idle.expires_at == datetime.fromtimestamp(60 + step_s, UTC)
+    await kept.add("one", plan)
+    kept.clock.now = 50
+    kept.start()
+    kept.clock.now = 99
+    assert (await kept.store.info("s", "team")).status == "open"
+    kept.clock.now = 100
+    assert (await kept.store.info("s", "team")).status == "deadline"
 
 
 @runs

@@ -20,7 +20,7 @@ class Sessions:
     def __init__(self, *names: str) -> None:
         """With sessions that were opened one second after the other, from second 0 on, and expire after 10 seconds."""
         settings = SessionsSettings(max_sessions=MOST_SESSIONS, max_bytes=MOST_BYTES, lease_s=1e9)
-        self.table = SessionTable(settings, (), 0)
+        self.table = SessionTable(settings, (), 0, 0)
         for second, name in enumerate(names):
             assert self.open(name, second) == set()
 
