@@ -235,7 +235,7 @@ async def _range(payload: VersionPayload, read: _ReadRange, offset: int) -> byte
             return await read(offset, size)
 
     try:
-        data = await attempts(PolicyStoreLost)(read_once)
+        data: bytes = await attempts(PolicyStoreLost)(read_once)
     except TimeoutError as failure:
         raise _not_fetched(payload, f"nothing came for {READ_TIMEOUT_S:g} s") from failure
     except (RolloutFailure, PolicyFailure, OSError) as failure:
