@@ -81,7 +81,7 @@ def figures(sources: Sources) -> list[Figure]:
         Figure("code lines of the server", code_of(*SERVER), most=33_407),
         Figure("of them in tasks", code_of("deployments/tasks/"), most=4_500),
         Figure("code lines of the clients", code_of("clients/"), most=12_674),
-        Figure("code lines of the tests", code_of("tests/"), most=74_337),
+        Figure("code lines of the tests", code_of("tests/"), most=74_339),
         Figure("public names of the server", sum(map(public_names, server.values())), most=1_405),
         Figure("modules of the server", len(modules), most=333),
         Figure("median lines of a module", statistics.median(modules), least=110, most=220),
