@@ -66,15 +66,11 @@ class DataSettings(StrictSettings):
     prompt_template: str | None = None
     """A text around a prompt that is one text: `{prompt}` stands for it."""
     held_out: dict[str, Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
-    """Further splits, by name: a number of rows (200) or a share (0.05) of the first split, which loses them."""
-    held_out_seed: int = Field(default=0, ge=0)
-    """Chooses the rows that are held out."""
+    """Further splits, by name: a number of rows (200) or a share (0.05) of the first split, which loses them. Equal
+    data have equal splits."""
     shuffle_seed: int | None = Field(default=None, ge=0)
     """Shuffles every epoch, each in another way, where a request has no `seed`. Without either, samples come
     in the order of the rows."""
-    checked_rows: int = Field(default=1000, ge=1)
-    """How many rows of each split are checked at the start, spread over the split. All are checked when they are
-    played."""
 
     @model_validator(mode="after")
     def has_one_source(self) -> Self:

@@ -59,11 +59,11 @@ class SampleColumns:
         for target, source in self._sources.items():
             if (value := get_path(row, source.column)) is MISSING:
                 continue
-            first, _, rest = ("messages" if target == "prompt" else target).partition(".")
-            if rest:
-                _set_path(sample.setdefault(first, {}), rest.split("."), _extract(source, value))
-            else:
-                sample[first] = _extract(source, value)
+            *path, name = ("messages" if target == "prompt" else target).split(".")
+            fields = sample
+            for part in path:
+                fields = fields.setdefault(part, {})
+            fields[name] = _extract(source, value)
         if "messages" in sample:
             sample["messages"] = self._messages(sample["messages"])
         return sample
@@ -87,31 +87,19 @@ def get_path(row: Row, path: str) -> Any:
     return get_path(inner, rest) if rest and isinstance(inner, dict) else MISSING
 
 
-def _set_path(fields: Row, path: list[str], value: Any) -> None:
-    for name in path[:-1]:
-        fields = fields.setdefault(name, {})
-    fields[path[-1]] = value
-
-
 def _extract(source: ColumnSettings, value: Any) -> Any:
     """Raises `ValueError` if the value is not as the config says."""
+    if (source.pattern is not None or source.parse_json) and not isinstance(value, str):
+        raise ValueError(f"column {source.column!r} is not a text: {value!r:.80}")
     if source.pattern is not None:
-        found = re.search(source.pattern, _text_of(source, value))
+        found = re.search(source.pattern, value)
         if found is None:
             raise ValueError(f"the pattern {source.pattern!r} is not found in column {source.column!r}")
         value = found[1] if found.re.groups else found[0]
-    if source.parse_json:
-        try:
-            return from_json(_text_of(source, value))
-        except ValueError as error:
-            raise ValueError(f"column {source.column!r} is not JSON: {error}") from error
-    return value
-
-
-def _text_of(source: ColumnSettings, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"column {source.column!r} is not a text: {value!r:.80}")
-    return value
+    try:
+        return from_json(value) if source.parse_json else value
+    except ValueError as error:
+        raise ValueError(f"column {source.column!r} is not JSON: {error}") from error
 
 
 Places = npt.NDArray[np.uint64]
@@ -170,8 +158,6 @@ class Split:
     """Its beginning among the rows, in the order of `held_out`."""
     held_out: Permutation | None = None
     """The order of the rows of which some are held out."""
-    held_out_seed: int | None = None
-    """Seed of that order."""
 
     def numbers(self, places: Places) -> list[int]:
         """The numbers of the rows at these places of the split."""
@@ -212,7 +198,11 @@ class TaskData:
             places = np.arange(begin, min(begin + ROWS_AT_ONCE, start + count), dtype=np.uint64)
             numbers = chosen.numbers(_shuffled(places, chosen.size, seed))
             for number, sample in zip(numbers, self.read(chosen, numbers), strict=True):
-                yield _encoded(sample, chosen.rows.place_of(number))
+                try:
+                    yield to_json(sample)
+                except ValueError as error:
+                    place = chosen.rows.place_of(number)
+                    raise DataRefused(f"{place} has a value that JSON does not have: {error}") from error
 
     def revision(self, split: str | None, shuffle_seed: int | None) -> str:
         """Digest of the rows, their order in a split, and their columns. Equal revisions give equal samples.
@@ -221,7 +211,7 @@ class TaskData:
         """
         chosen = self._split(split)
         seed = self._shuffle_seed if shuffle_seed is None else shuffle_seed
-        order = (chosen.source, chosen.size, chosen.first, chosen.held_out_seed, seed)
+        order = (chosen.source, chosen.size, chosen.first, chosen.held_out is not None, seed)
         parts = (chosen.rows.digest, self._columns.fingerprint, repr(order).encode())
         return blake2b(b"\0".join(parts), digest_size=REVISION_BYTES).hexdigest()
 
@@ -252,10 +242,3 @@ def _shuffled(places: Places, size: int, seed: int | None) -> Places:
         chosen = epochs == epoch
         within[chosen] = Permutation(size, (seed, epoch))(within[chosen])
     return within
-
-
-def _encoded(sample: dict[str, Any], place: str) -> bytes:
-    try:
-        return to_json(sample)
-    except ValueError as error:
-        raise DataRefused(f"{place} has a value that JSON does not have: {error}") from error

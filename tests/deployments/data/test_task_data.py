@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
+from deployments.data import store
 from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
 from deployments.data.rows import JsonLines
 from deployments.data.settings import DataSettings
@@ -63,7 +64,7 @@ def test_equal_data_have_equal_revisions_wherever_they_are(data_of: Callable[...
     elsewhere = tmp_path / "other" / "rows.jsonl"
     elsewhere.write_bytes((tmp_path / "rows.jsonl").read_bytes())
     os.utime(elsewhere, (0, 0))
-    moved = data_of(sums(9), files=str(elsewhere), held_out={"test": 3}, shuffle_seed=5, checked_rows=2)
+    moved = data_of(sums(9), files=str(elsewhere), held_out={"test": 3}, shuffle_seed=5)
     assert [moved.revision(*asked) for asked in ((None, None), ("train", 5), ("test", None), (None, 6))] == revisions
 
 
@@ -75,7 +76,6 @@ def test_equal_data_have_equal_revisions_wherever_they_are(data_of: Callable[...
         (sums(9)[::-1], {}),
         ([*sums(8), {"prompt": "other", "extra_env_info": {"ground_truth": 1}}], {}),
         (sums(9), {"shuffle_seed": 6}),
-        (sums(9), {"held_out_seed": 1}),
         (sums(9), {"held_out": {"test": 2}}),
         (sums(9), {"system_prompt": "Add."}),
         (sums(9), {"prompt_template": "Add: {prompt}"}),
@@ -159,8 +159,7 @@ def test_held_out_rows_are_in_no_other_split_and_do_not_change_with_the_shuffle(
     parts = [ids(data, 0, size, split, shuffle_seed=9) for split, size in data.sizes.items()]
     assert sorted(number for part in parts for number in part) == list(range(100))
     assert sorted(parts[1]) == sorted(ids(data, 0, 10, "validation"))
-    others = data_of(sums(100), held_out={"validation": 0.1, "test": 5}, held_out_seed=1)
-    assert sorted(parts[1]) != sorted(ids(others, 0, 10, "validation"))
+    assert sorted(parts[1]) != list(range(85, 95)), "they are spread over the rows"
 
 
 def test_a_page_ends_before_the_bytes_that_it_may_take_but_has_one_sample() -> None:
@@ -185,8 +184,11 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, content:
     assert len(plain) == content.count("{")
 
 
-def test_a_row_that_is_wrong_is_named_when_it_is_asked_for(data_of: Callable[..., TaskData]) -> None:
-    data = data_of(["", *map(json.dumps, sums(3)), "{", json.dumps(sums(1)[0])], checked_rows=1)
+def test_a_row_that_is_wrong_is_named_when_it_is_asked_for(
+    data_of: Callable[..., TaskData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "CHECKED_ROWS", 1)
+    data = data_of(["", *map(json.dumps, sums(3)), "{", json.dumps(sums(1)[0])])
     assert len(samples(data, 0, 3)) == 3
     with pytest.raises(DataRefused, match=r"rows\.jsonl line 5 is not JSON: EOF while parsing"):
         samples(data, 3, 1)
@@ -225,7 +227,7 @@ def test_a_row_that_is_no_sample_of_the_task_is_found_at_the_start(
     ("settings", "says"),
     [
         ({"files": "/no/where.jsonl"}, "files: there is no /no/where.jsonl on this machine."),
-        ({"files": __file__}, f"files: {__file__} ends neither in .jsonl nor in .parquet; convert it."),
+        ({"files": __file__}, f"files: those of a split must all end in .jsonl, or all in .parquet: {__file__}."),
         (
             {"columns": {"messages": "question"}},
             "columns.messages: there is no column 'question'; the rows have prompt, extra_env_info.",
