@@ -121,7 +121,7 @@ def main(
             )
             batched = serve.run(replica.bind(RewardModelSettings(model=folder)), name="batched", route_prefix=None)
             single = serve.run(
-                replica.bind(RewardModelSettings(model=folder, max_batch_size=1)), name="single", route_prefix=None
+                replica.bind(RewardModelSettings(model=folder, max_batch_tokens=1)), name="single", route_prefix=None
             )
             found = asyncio.run(measured(batched, single, asked, concurrency))
         finally:

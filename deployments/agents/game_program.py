@@ -81,7 +81,7 @@ class _ModelPlayer:
         self._model = model
         self._conversation = prompt
         self._usage = usage
-        """Calls, tokens, seconds and cost, which this adds to."""
+        """Calls, tokens and seconds, which this adds to."""
 
     async def answer(self, seen: str) -> str:
         """The player's words on what it sees now. Raises `AgentFailed` or `TemporaryFailure`."""

@@ -1,7 +1,7 @@
 """Asks a model behind an OpenAI-compatible server, or a policy of this service: bounded, retried and timed.
 
-Guarantees: at most `max_concurrent_calls` requests are under way; a call makes at most 1 + `retries` attempts, none of
-which starts later than `give_up_after_s` after the first; the key is in no message and no log.
+Guarantees: at most `max_concurrent_calls` requests are under way; a call makes at most 1 + `retries` attempts; the key
+is in no message and no log.
 """
 
 import asyncio
@@ -11,16 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import httpx
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
-from deployments.models.settings import ChatModelSettings, ModelPrices
+from deployments.models.settings import ChatModelSettings
 from deployments.strict_settings import bearer_headers
 from rollout_env import ChatMessage, ChatModel, ModelRefused, ModelReply, ModelUnavailable
 
 MAY_PASS = frozenset({408, 409, 425, 429})
 """Statuses below 500 that may pass."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 20.0
-TOKENS_OF_A_PRICE = 1_000_000
 LONGEST_QUOTE = 300
 """Characters of a server's refusal that are shown."""
 SENT_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls")
@@ -75,15 +74,13 @@ class HttpChatModel(ChatModel):
         }
         async with self._slots:
             retrying = AsyncRetrying(
-                stop=stop_after_attempt(1 + self._settings.retries) | stop_before_delay(self._settings.give_up_after_s),
+                stop=stop_after_attempt(1 + self._settings.retries),
                 wait=pause_s,
                 retry=retry_if_exception_type(AttemptFailed),
                 retry_error_callback=self._give_up,
             )
-            async for attempt in retrying:
-                with attempt:
-                    answer = await self._attempt(body)
-        return self._reply(answer, time.monotonic() - started, attempt.retry_state.attempt_number)
+            answer = await retrying(self._attempt, body)
+        return self._reply(answer, time.monotonic() - started, retrying.statistics["attempt_number"])
 
     async def _attempt(self, body: Mapping[str, Any]) -> Any:
         """Raises `AttemptFailed` or `ModelRefused`."""
@@ -116,10 +113,8 @@ class HttpChatModel(ChatModel):
 
     def _give_up(self, state: RetryCallState) -> NoReturn:
         failure = state.outcome.exception() if state.outcome else None
-        attempts = "attempt" if state.attempt_number == 1 else "attempts"
-        raise ModelUnavailable(
-            f"The model {self._name} did not answer in {state.attempt_number} {attempts}: {failure}."
-        ) from failure
+        message = f"The model {self._name} did not answer (attempts: {state.attempt_number}): {failure}."
+        raise ModelUnavailable(message) from failure
 
     def _reply(self, answer: Any, seconds: float, attempts: int) -> ModelReply:
         """Raises `ModelRefused` if the answer is not in OpenAI's format."""
@@ -127,15 +122,13 @@ class HttpChatModel(ChatModel):
             choice = answer["choices"][0]
             message = choice["message"]
             usage = answer.get("usage") or {}
-            prompt_tokens, completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
             return ModelReply(
                 content=message.get("content") or "",
                 tool_calls=list(message.get("tool_calls") or []),
                 reasoning_content=message.get("reasoning_content") or message.get("reasoning"),
                 finish_reason=choice.get("finish_reason") or "stop",
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
-                cost=_cost_of(prompt_tokens, completion_tokens, self._settings.prices),
+                prompt_tokens=usage.get("prompt_tokens"),
+                completion_tokens=usage.get("completion_tokens"),
                 seconds=seconds,
                 attempts=attempts,
             )
@@ -143,13 +136,6 @@ class HttpChatModel(ChatModel):
             raise ModelRefused(
                 f"The server of the model {self._name} sent no chat completion: {str(answer)[:LONGEST_QUOTE]}"
             ) from error
-
-
-def _cost_of(prompt_tokens: int | None, completion_tokens: int | None, prices: ModelPrices | None) -> float | None:
-    """The price of a reply; `None` where it is not known."""
-    if prices is None or prompt_tokens is None or completion_tokens is None:
-        return None
-    return (prompt_tokens * prices.prompt + completion_tokens * prices.completion) / TOKENS_OF_A_PRICE
 
 
 def _sent(message: ChatMessage) -> dict[str, Any]:
@@ -160,7 +146,5 @@ def _sent(message: ChatMessage) -> dict[str, Any]:
 
 def _retry_after_s(response: httpx.Response) -> float:
     """The seconds that the server asks to wait; 0 if it names none, or a date."""
-    try:
-        return max(float(response.headers.get("retry-after", 0)), 0.0)
-    except ValueError:
-        return 0.0
+    wanted: str = response.headers.get("retry-after", "")
+    return float(wanted) if wanted.isdecimal() else 0.0

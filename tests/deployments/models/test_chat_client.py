@@ -71,13 +71,6 @@ def test_a_policy_of_this_service_is_asked_at_its_own_address() -> None:
     ]
 
 
-def test_a_reply_costs_what_the_prices_of_its_tokens_say() -> None:
-    with chat_server(lambda *_: said("A")) as server:
-        priced, free = chat(server, prices={"prompt": 2.0, "completion": 10.0}), chat(server)
-    assert priced.cost == pytest.approx((7 * 2.0 + 3 * 10.0) / 1_000_000)
-    assert free.cost is None
-
-
 def test_a_model_at_an_address_needs_a_name() -> None:
     with pytest.raises(ValidationError, match="model is missing"):
         ChatModelSettings.model_validate({"base_url": "http://judge/v1"})
@@ -123,14 +116,8 @@ def test_what_may_pass_is_asked_again(failure: Answer) -> None:
 def test_a_server_that_stays_busy_is_given_up_after_the_retries_and_the_step_is_made_again() -> None:
     with chat_server(lambda *_: BUSY) as server, pytest.raises(ModelUnavailable) as raised:
         chat(server, retries=2)
-    assert str(raised.value) == "The model judge did not answer in 3 attempts: status 503."
+    assert str(raised.value) == "The model judge did not answer (attempts: 3): status 503."
     assert len(server.requests) == 3
-
-
-def test_no_attempt_starts_after_the_time_at_which_it_is_given_up() -> None:
-    with chat_server(lambda *_: BUSY) as server, pytest.raises(ModelUnavailable, match="in 1 attempt:"):
-        chat(server, retries=5, give_up_after_s=1e-9)
-    assert len(server.requests) == 1
 
 
 def test_a_server_that_does_not_answer_in_time_is_asked_again() -> None:
