@@ -138,8 +138,8 @@ class EnvironmentHost:
     ) -> AsyncGenerator[StepResults, None]:
         """Runs the steps and yields results as they finish, those of one event-loop iteration together.
 
-        A step that fails yields its failure and does not affect the other steps. A caller that was sent nothing for
-        `HEARTBEAT_S` gets an item without results, on one of its streams with the same `named`.
+        A step that fails yields its failure and does not affect the other steps. Every `HEARTBEAT_S` seconds a caller
+        gets an item without results, on one of its streams with the same `named`.
 
         Args:
             caller: the same for all calls of one ingress replica, and different from all others'.
@@ -150,12 +150,9 @@ class EnvironmentHost:
         steps = [self._steps.start(request, logged_failures) for request in requests]
         wake = asyncio.Event()
         ids = [request.step_id for request in requests]
-        listener = Listener(caller, named)
-        with self._heartbeats.open_stream(listener, wake), self._callers_watch.working(caller, ids):
+        with self._heartbeats.open_stream(Listener(caller, named), wake), self._callers_watch.working(caller, ids):
             async with aclosing(results_as_completed(steps, CANCELLED, bytes_of_step_result, wake)) as finished:
                 async for results in finished:
-                    if results:
-                        self._heartbeats.note_results(listener)
                     yield StepResults(results, self._steps.load)
 
     async def abort(self, step_ids: list[str]) -> None:

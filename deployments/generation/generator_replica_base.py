@@ -68,22 +68,19 @@ class GeneratorReplicaBase(ABC):
         """Runs the generations concurrently and yields each result as soon as it is there.
 
         The results of one event-loop iteration are yielded together. A failure is the result of its own generation
-        alone. A caller that was sent nothing for `HEARTBEAT_S` gets an item without results, on one of its streams
-        with the same `named`.
+        alone. Every `HEARTBEAT_S` seconds a caller gets an item without results, on one of its streams with the same
+        `named`.
 
         Args:
             caller: the same for all calls of one ingress replica, and different from all others'.
             waiting: generations that wait in the caller for this replica.
             named: the replica that the call named.
         """
-        listener = Listener(caller, named)
         aborted = GenerationLost("The generation was aborted.")
         jobs = [self._generation_or_failure(request) for request in requests]
-        with self._open_stream(listener, requests, waiting) as wake:
+        with self._open_stream(Listener(caller, named), requests, waiting) as wake:
             async with aclosing(results_as_completed(jobs, aborted, bytes_of_generation, wake)) as batches:
                 async for results in batches:
-                    if results:
-                        self._heartbeats.note_results(listener)
                     yield GenerationResults(results, self.load())
 
     async def serve(
@@ -94,10 +91,9 @@ class GeneratorReplicaBase(ABC):
         The parts of one event-loop iteration are yielded together. Failures, heartbeats and arguments are as those of
         `generate`.
         """
-        listener = Listener(caller, named)
         aborted = GenerationLost("The call was aborted.")
         made: list[tuple[str, ServedPart]] = []
-        with self._open_stream(listener, requests, waiting) as wake:
+        with self._open_stream(Listener(caller, named), requests, waiting) as wake:
 
             def add(call_id: str, part: ServedPart) -> None:
                 made.append((call_id, part))
@@ -110,8 +106,6 @@ class GeneratorReplicaBase(ABC):
                 async for results in batches:
                     *before, last = divided(made, bytes_of_served_part) if made else [made]
                     made = []
-                    if last or results:
-                        self._heartbeats.note_results(listener)
                     for parts in before:
                         yield ServedParts(parts, [], self.load())
                     yield ServedParts(last, results, self.load())

@@ -99,11 +99,9 @@ def bytes_of_columns(columns: Columns) -> int:
 def bytes_of_step_result(result: StepOutcome | RolloutFailure) -> int:
     if isinstance(result, RolloutFailure):
         return BYTES_PER_RECORD + bytes_of_text(str(result))
-    texts = sum(bytes_of_text(message["content"]) for message in result.observations)
-    texts += bytes_of_text(result.answer or "")
-    if result.metadata is None and result.next_stop_strings is None:
-        return BYTES_PER_RECORD + texts
-    return BYTES_PER_RECORD + texts + bytes_of_json((result.metadata, result.next_stop_strings))
+    return BYTES_PER_RECORD + bytes_of_json(
+        (result.observations, result.answer, result.metadata, result.next_stop_strings)
+    )
 
 
 def bytes_of_text(text: str) -> int:
@@ -232,7 +230,7 @@ class CallBatcher(Generic[Request, Result]):
     async def _run(self, batch: Waiting[Request, Result]) -> None:
         try:
             async for place, result in self._send([request for request, _ in batch]):
-                finish(batch[place][1], result)
+                _finish(batch[place][1], result)
         except Exception as error:  # noqa: BLE001 - the callers raise it
             without_result = [future for _, future in batch if not future.done()]
             if without_result and self._on_broken is not None:
@@ -244,7 +242,7 @@ class CallBatcher(Generic[Request, Result]):
                 future.cancel()
 
 
-def finish(future: "asyncio.Future[Result]", result: Result | Exception) -> None:
+def _finish(future: "asyncio.Future[Result]", result: Result | Exception) -> None:
     """Ends the future, unless its caller has left."""
     if future.done():
         return
@@ -308,7 +306,7 @@ async def results_as_completed(
     some_finished = wake or asyncio.Event()
 
     def add_result(place: int, task: "asyncio.Future[Result | RolloutFailure]") -> None:
-        finished.append((place, result_of(task, if_cancelled)))
+        finished.append((place, _result_of(task, if_cancelled)))
         some_finished.set()
 
     tasks = [asyncio.ensure_future(job) for job in jobs]
@@ -329,7 +327,9 @@ async def results_as_completed(
             task.cancel()
 
 
-def result_of(task: "asyncio.Future[Result | RolloutFailure]", if_cancelled: RolloutFailure) -> Result | RolloutFailure:
+def _result_of(
+    task: "asyncio.Future[Result | RolloutFailure]", if_cancelled: RolloutFailure
+) -> Result | RolloutFailure:
     """The result of a job that has ended in whatever way, so that its caller never waits in vain."""
     if task.cancelled():
         return if_cancelled

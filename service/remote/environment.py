@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.failures import EnvironmentLost
 from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.protocols.generation import Environment
-from deployments.rpc.background_tasks import SharedCall
+from deployments.rpc.background_tasks import SharedCalls
 from deployments.rpc.batching import (
     MOST_ITEMS_PER_MESSAGE,
     BatchResults,
@@ -75,7 +75,7 @@ class RemoteEnvironment(Environment):
         self._client = StoreClient(handle, EnvironmentLost, self._who)
         self._caller = own_name()
         self._spreading = StepSpreading()
-        self._learning = SharedCall(self.describe)
+        self._learning = SharedCalls(lambda _: self.describe())
         self._known: _KnownDescription | None = None
         self._calls: dict[_Destination, _EnvironmentCalls] = {}
         self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)

@@ -14,7 +14,7 @@ from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Environment, Generator
 from deployments.protocols.model_server import public_model_name
 from deployments.protocols.replicas import GeneratorDescription
-from deployments.rpc.background_tasks import SharedCall
+from deployments.rpc.background_tasks import SharedCalls
 from rollout_client.contract.info import DegradedPart, ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
 from rollout_client.version import CONTRACT_VERSION
 from service.rollouts.retries import with_timeout
@@ -116,7 +116,7 @@ class Readiness:
         self._generator = generator
         self._environments = environments
         self._stores = stores
-        self._checking = SharedCall(self._check_all)
+        self._checking = SharedCalls(lambda _: self._check_all())
 
     async def check(self) -> list[DegradedPart]:
         """The parts that do not answer, although rollouts can be played.

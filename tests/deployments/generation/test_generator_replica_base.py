@@ -429,7 +429,7 @@ async def test_a_caller_of_calls_that_say_nothing_gets_a_heartbeat_each_second()
     async with aclosing(replica.serve([served("a")], "ingress")) as items:
         await anext(items)
         heartbeat = await anext(items)
-        assert (heartbeat.parts, heartbeat.results, virtual_time.now()) == ([], [], 2.0)
+        assert (heartbeat.parts, heartbeat.results, virtual_time.now()) == ([], [], 1.0)
         assert heartbeat.load.ongoing_generations == LOAD.ongoing_generations
 
 
