@@ -11,7 +11,7 @@ from deployments.failures import ImagesLost
 from deployments.protocols.images import ImageStore, name_of_image
 from deployments.rpc.batching import BYTES_PER_RECORD, divided
 from deployments.rpc.store_client import StoreClient
-from deployments.storage.storage import attempts
+from deployments.storage.storage import StoreReplaced, attempts
 
 WHO = "The image store"
 
@@ -31,15 +31,15 @@ class RemoteImages(ImageStore):
         names = await asyncio.to_thread(lambda: [name_of_image(data) for data in images])
         contents = dict(zip(names, images, strict=True))
         for part in divided(list(contents.items()), lambda item: BYTES_PER_RECORD + len(item[1])):
-            await attempts(ImagesLost)(self._store.put, dict(part), owner or "")
+            await attempts((ImagesLost, StoreReplaced))(self._store.put, dict(part), owner or "")
         return names
 
     async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:
-        refused: list[str] = await attempts(ImagesLost)(self._store.refused, list(names), owner or "")
+        refused: list[str] = await attempts((ImagesLost, StoreReplaced))(self._store.refused, list(names), owner or "")
         return refused
 
     async def get(self, name: str) -> bytes:
-        data: bytes = await attempts(ImagesLost)(self._get, name)
+        data: bytes = await attempts((ImagesLost, StoreReplaced))(self._get, name)
         return data
 
     async def answer(self) -> None:

@@ -18,11 +18,12 @@ from deployments.rpc.batching import (
     bytes_of_text,
 )
 from deployments.rpc.store_client import StoreClient
-from deployments.storage.storage import attempts
+from deployments.storage.storage import StoreReplaced, attempts
 
 if TYPE_CHECKING:
     from deployments.sessions.store import SessionStore
 
+AWAY = (SessionStoreLost, StoreReplaced)
 AT_ONCE = ("answer", "heard")
 """Methods that are called periodically, and so not again while the store is away."""
 
@@ -48,9 +49,9 @@ class _SessionStoreClient(StoreClient):
             return await super()._call(method, *arguments, **named)
         if method in self._batched:
             # What was generated must not be lost because a database fails; of all else the caller is told.
-            lost = StoreLost if method == "add" else SessionStoreLost
+            lost = StoreLost if method == "add" else AWAY
             return await attempts(lost)(self._batched[method].call, arguments)
-        return await attempts(SessionStoreLost)(super()._call, method, *arguments, **named)
+        return await attempts(AWAY)(super()._call, method, *arguments, **named)
 
 
 def _bytes_of_plan(arguments: tuple[Any, ...]) -> int:

@@ -50,21 +50,21 @@ class RedisStorage(Storage):
 
     async def apply(self, changes: Sequence[StoredChange]) -> None:
         with _storage_failures(self._kind):
-            await self._apply(changes)
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                await self._apply(pipeline, changes)
 
-    async def _apply(self, changes: Sequence[StoredChange]) -> None:
-        async with self._redis.pipeline(transaction=True) as pipeline:
-            # The transaction fails if another store takes over between this check and its end.
-            await pipeline.watch(self._epoch_key)
-            if int(await pipeline.get(self._epoch_key) or 0) != self._epoch:
-                raise store_replaced(self._kind, self._epoch)
-            pipeline.multi()
-            for change in changes:
-                self._add(pipeline, change)
-            try:
-                await pipeline.execute()
-            except WatchError as error:
-                raise store_replaced(self._kind, self._epoch) from error
+    async def _apply(self, pipeline: Any, changes: Sequence[StoredChange]) -> None:
+        # The transaction fails if another store takes over between this check and its end.
+        await pipeline.watch(self._epoch_key)
+        if int(await pipeline.get(self._epoch_key) or 0) != self._epoch:
+            raise store_replaced(self._kind, self._epoch)
+        pipeline.multi()
+        for change in changes:
+            self._add(pipeline, change)
+        try:
+            await pipeline.execute()
+        except WatchError as error:
+            raise store_replaced(self._kind, self._epoch) from error
 
     async def read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         if not names:
@@ -252,21 +252,16 @@ OPT_OUT: dict[StoreKind, str] = {
 logger = logging.getLogger("rollout_service.storage")
 
 
-class PasswordUnreadable(Exception):
-    """`redis_password_file` has no password. The message is a sentence."""
-
-
-class FolderNotShared(Exception):
-    """The cluster has several nodes, and the config no Redis. The message is a sentence."""
+class StorageNotUsable(Exception):
+    """The settings name no storage that can be used. The message is a sentence."""
 
 
 def storage_of(settings: StorageSettings, kind: StoreKind) -> Storage:
     """The storage of a store of this kind.
 
     Raises:
-        FolderNotShared: the cluster has several nodes and the config no Redis, unless the folder is there: then this is
-            the node of the store that was here before.
-        PasswordUnreadable: the password of the Redis cannot be read.
+        StorageNotUsable: the password of the Redis cannot be read; or the cluster has several nodes and the config no
+            Redis, unless the folder is there: then this is the node of the store that was here before.
     """
     if settings.redis_url is not None:
         bound_s, password = REDIS_ANSWERS_WITHIN_S, _password_of(settings, kind)
@@ -282,21 +277,18 @@ def storage_of(settings: StorageSettings, kind: StoreKind) -> Storage:
             f"does not have its folder. Set {kind}s.redis_url to a Redis that all nodes reach, or {OPT_OUT[kind]}."
         )
         if not file_of(folder, kind).exists():
-            raise FolderNotShared(message)
+            raise StorageNotUsable(message)
         logger.warning("%s", message)
     return SqliteStorage(folder, kind)
 
 
 def _password_of(settings: StorageSettings, kind: StoreKind) -> str | None:
-    """The content of the file without the end of its line. Raises `PasswordUnreadable`."""
+    """The content of the file without the end of its line. Raises `StorageNotUsable`."""
     if settings.redis_password_file is None:
         return None
-    field = f"{kind}s.redis_password_file: {settings.redis_password_file!r}"
     try:
-        password = Path(settings.redis_password_file).expanduser().read_text(encoding="utf-8").rstrip("\n")
+        return Path(settings.redis_password_file).expanduser().read_text(encoding="utf-8").rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
+        field = f"{kind}s.redis_password_file: {settings.redis_password_file!r}"
         reason = getattr(error, "strerror", None) or "is not text"
-        raise PasswordUnreadable(f"{field} cannot be read ({reason}). Name a file with the password.") from error
-    if not password:
-        raise PasswordUnreadable(f"{field} is empty. Write the password of the Redis into it.")
-    return password
+        raise StorageNotUsable(f"{field} cannot be read ({reason}). Name a file with the password.") from error
