@@ -319,10 +319,13 @@ READERS = {
     ),
     "request id": Reader(middlewares.ALLOWED_ID.fullmatch, ["a"], ("service/http/middlewares.py::ALLOWED_ID",)),
     "idempotency key": Reader(
-        header("idempotency-key", submission.idempotency_key), ["a", '"', '"a', "\\"], (f"{PREFERENCES}::BARE_KEY",)
+        header("idempotency-key", submission.idempotency_key), ["a", '"', '"a', "\\"], (f"{PREFERENCES}::KEY",)
     ),
     "preference": Reader(
-        header("prefer", submission.heartbeat_s), ["heartbeat=", ",", ";", "1", "=", '"'], (), "heartbeat="
+        header("prefer", submission.heartbeat_s),
+        ["heartbeat=", ",", ", ", " ", ";", "1", "=", '"'],
+        (f"{PREFERENCES}::PREFERENCE",),
+        "heartbeat=",
     ),
     "byte range": Reader(
         lambda text: refused(lambda: upload_chunk.byte_range(text)),

@@ -60,8 +60,3 @@ class JobsNotConfigured(JobFailure):
     status = 501
     name = "jobs-not-configured"
     title = "The service keeps no jobs"
-
-
-def job_unknown(job_id: str) -> JobUnknown:
-    message = "there is no such job: it was deleted, it has expired, or it is another caller's"
-    return JobUnknown.of("job_id", message, job_id)

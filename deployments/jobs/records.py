@@ -1,7 +1,7 @@
 """The records of the job store, and the messages between it and the ingress."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
 import orjson
@@ -9,8 +9,8 @@ import orjson
 from deployments.storage.storage import EntryName, StoredChange
 from rollout_client.contract.jobs import JobState
 
-ENDED: tuple[JobState, ...] = ("completed", "failed")
-Ended = Literal["completed", "failed"]
+Ended = Literal["completed", "failed", "refused"]
+"""How a run ends; a job that is refused is forgotten with its key, because nothing of it was played."""
 EntryKind = Literal["body", "journal", "outline", "event", "ledger"]
 """`body`: the request, number 0; `journal`: finished turns of rollouts that are in no event; `outline`: what the
 summary needs of the rollouts of an event; `event`: groups that have ended and, as the last one, the summary or the
@@ -48,19 +48,10 @@ class JobRecord(JobRequest):
     acknowledged: int = 0
     """Events up to this one are not kept."""
     ended_at: float | None = None
-    was_refused: bool = False
-    """Whether it failed before anything was played: only those who wait for it now ask for it."""
 
     @property
     def has_ended(self) -> bool:
-        return self.state in ENDED
-
-    def given_to(self, owner: str) -> "JobRecord":
-        """The record of a job that the replica plays from now on."""
-        return replace(self, state="running", owner=owner, epoch=self.epoch + 1)
-
-    def waiting(self) -> "JobRecord":
-        return replace(self, state="waiting", owner="")
+        return self.ended_at is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +97,6 @@ class JobWrite:
     removed: Collection[EntryName] = ()
     ended: Ended | None = None
     """Set with the last event."""
-    forgets_key: bool = False
-    """Nothing was played: the same key may begin anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
-"""Which samples of a job's data set were delivered, which of their groups have failed, and what is left. No I/O.
+"""What a job over a data set has delivered, and the cursor that names the samples that are left. No I/O.
 
-A group has failed when none of its rollouts was played to its end: nothing of it can be trained on.
+A group has failed when none of its rollouts was played to its end: nothing of it can be trained on, so its sample is
+left. An entry of the ledger is the place of a delivered group among the samples of the request; in a job that selects
+groups, which come in the order of their samples, it is how many samples were drawn, and how many groups kept.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 
 from pydantic import TypeAdapter
 
@@ -17,102 +19,49 @@ RANGES = EntryName("ledger", 0)
 """The entry of the job's ranges, in JSON."""
 PLAYED: frozenset[SampleStatus | None] = frozenset(("completed", "truncated", "max_turns"))
 """The statuses of rollouts that were played to their ends."""
-FAILED = b" failed"
-"""Follows the place of a group that has failed."""
-KEPT = b" kept "
-"""Stands in the entry of a job that selects groups, between how many samples were drawn and how many groups kept."""
-ranges_adapter = TypeAdapter(list[SampleRange])
+_ranges_adapter = TypeAdapter(list[SampleRange])
 
 
 def ranges_entry(ranges: Sequence[SampleRange]) -> bytes:
-    return ranges_adapter.dump_json(list(ranges), exclude_unset=True)
+    return _ranges_adapter.dump_json(list(ranges), exclude_unset=True)
 
 
 def ranges_in(entry: bytes) -> list[SampleRange]:
-    return ranges_adapter.validate_json(entry)
-
-
-def ledger_entry(group: int, statuses: Iterable[SampleStatus | None]) -> bytes:
-    """The entry of a delivered group.
-
-    Args:
-        group: the place of the sample among those of the request.
-        statuses: the statuses of its rollouts.
-    """
-    return b"%d%s" % (group, FAILED if PLAYED.isdisjoint(statuses) else b"")
+    return _ranges_adapter.validate_json(entry)
 
 
 def selection_entry(drawn: int, kept: int) -> bytes:
-    """The entry of an event of a job that selects groups, which delivers them in the order of their samples.
-
-    Args:
-        drawn: how many samples were drawn and judged up to it.
-        kept: how many groups the events up to it have.
-    """
-    return b"%d%s%d" % (drawn, KEPT, kept)
+    return b"%d %d" % (drawn, kept)
 
 
 def cursor_of(job_id: str, event: int, ledger: Mapping[EntryName, bytes]) -> JobCursor:
     """The cursor after `event`. `ledger` has the entries of the events up to it, and that of the ranges."""
     ranges = ranges_in(ledger[RANGES])
-    entries = [entry for name, entry in ledger.items() if name != RANGES]
-    if entries and KEPT in entries[0]:
-        drawn, kept = max(tuple(map(int, entry.split(KEPT))) for entry in entries)
+    entries = [tuple(map(int, entry.split())) for name, entry in ledger.items() if name != RANGES]
+    if entries and len(entries[0]) > 1:
+        drawn, kept = max(entries)
         return JobCursor(job_id=job_id, event=event, samples_from=moved_past(ranges, drawn), kept=kept)
-    delivered = sorted(int(entry.removesuffix(FAILED)) for entry in entries)
-    failed = sorted(int(entry.removesuffix(FAILED)) for entry in entries if entry.endswith(FAILED))
-    return JobCursor(
-        job_id=job_id,
-        event=event,
-        samples_from=list(ranges_without(ranges, delivered)),
-        failed=list(_ranges_of(ranges, failed)),
-    )
+    left = list(ranges_without(ranges, {group for (group,) in entries}))
+    return JobCursor(job_id=job_id, event=event, samples_from=left)
 
 
-def ranges_without(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterator[SampleRange]:
-    """The ranges, which leave these groups out as well. Args: as `_with_places`."""
-    for drawn, places in _with_places(ranges, groups):
-        before = chain.from_iterable(range(piece.start, piece.end) for piece in drawn.without)
-        yield drawn.model_copy(update={"without": list(_runs(sorted([*before, *places])))})
-
-
-def _ranges_of(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterator[SampleRange]:
-    """These groups alone, as parts of their ranges. Args: as `_with_places`."""
-    for drawn, places in _with_places(ranges, groups):
-        if places:
-            start, end = places[0], places[-1] + 1
-            others = sorted(set(range(start, end)).difference(places))
-            yield drawn.model_copy(update={"start": start, "count": end - start, "without": list(_runs(others))})
-
-
-def _with_places(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterator[tuple[SampleRange, list[int]]]:
-    """Each range with the places in it of its groups.
+def ranges_without(ranges: Iterable[SampleRange], groups: Collection[int]) -> Iterator[SampleRange]:
+    """The ranges, which leave these groups out as well.
 
     Args:
-        groups: places among the samples of all ranges, in ascending order.
+        groups: places among the samples of all ranges.
     """
-    first = 0
-    following = iter(groups)
-    group = next(following, None)
+    numbers = count()
     for drawn in ranges:
-        of_range = list(chain.from_iterable(range(piece.start, piece.end) for piece in drawn.pieces()))
-        places = list[int]()
-        while group is not None and group < first + len(of_range):
-            places.append(of_range[group - first])
-            group = next(following, None)
-        first += len(of_range)
-        yield drawn, places
+        places = (place for piece in drawn.pieces() for place in range(piece.start, piece.end))
+        left = {place for place in places if next(numbers) not in groups}
+        without = [place for place in range(drawn.start, drawn.end) if place not in left]
+        yield drawn.model_copy(update={"without": _runs(without)})
 
 
-def _runs(places: Iterable[int]) -> Iterator[PlaceRange]:
-    """Those that follow one another are one range. Args: `places` ascend."""
-    start = count = 0
-    for place in places:
-        if count and place == start + count:
-            count += 1
-            continue
-        if count:
-            yield PlaceRange(start=start, count=count)
-        start, count = place, 1
-    if count:
-        yield PlaceRange(start=start, count=count)
+def _runs(places: Sequence[int]) -> list[PlaceRange]:
+    """The places, which ascend, as ranges of those that follow one another."""
+    known = set(places)
+    starts = [place for place in places if place - 1 not in known]
+    ends = [place + 1 for place in places if place + 1 not in known]
+    return [PlaceRange(start=start, count=end - start) for start, end in zip(starts, ends, strict=True)]

@@ -20,7 +20,7 @@ from deployments.storage.storage import EntryName, attempts
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
 from service.jobs.codec import outline_entry, read_entry, read_outline, start_entries, turn_entry
-from service.jobs.cursor import RANGES, ledger_entry, ranges_entry, selection_entry
+from service.jobs.cursor import PLAYED, RANGES, ranges_entry, selection_entry
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeState
 from service.rollouts.pacing import PacedWork
@@ -92,8 +92,7 @@ def _merged_write(writes: Sequence[JobWrite]) -> JobWrite:
             added.pop(name, None)
         removed.update(write.removed)
     ended = next((write.ended for write in writes if write.ended), None)
-    forgets_key = any(write.forgets_key for write in writes)
-    return replace(writes[0], added=added, removed=removed, ended=ended, forgets_key=forgets_key)
+    return replace(writes[0], added=added, removed=removed, ended=ended)
 
 
 def _size_of(write: JobWrite) -> int:
@@ -104,9 +103,10 @@ class JobJournal(ProgressLog):
     """Guarantees: a group is in exactly one event; with its event its turns leave the journal, and the ends of its
     rollouts are noted when the event is stored, by the process that has stored it."""
 
-    def __init__(self, claim: Claim, writer: JobWriter) -> None:
+    def __init__(self, claim: Claim, writer: JobWriter, group_size: int) -> None:
         self._job_id, self._epoch = claim.record.job_id, claim.record.epoch
         self._writer = writer
+        self._group_size = group_size
         self._episodes: dict[int, EpisodeState] = {}
         self._started: dict[int, SampleInput] = {}
         self._written: dict[int, tuple[int, int]] = {}
@@ -125,8 +125,8 @@ class JobJournal(ProgressLog):
         self.in_events: set[int] = set()
         """Positions of the rollouts that an event holds."""
 
-    def load(self, journal: Mapping[EntryName, bytes], outlines: Iterable[bytes], group_size: int) -> None:
-        """Takes up what an earlier process has written. In a thread, if it is large."""
+    def load(self, journal: Mapping[EntryName, bytes], outlines: Iterable[bytes]) -> None:
+        """Takes up what an earlier process has written."""
         for name, entry in sorted(journal.items()):
             if (position := read_entry(entry, self._episodes, self._started)) is not None:
                 self._entries_of[position].append(name)
@@ -136,7 +136,7 @@ class JobJournal(ProgressLog):
             self._episodes |= ended
         for position, state in self._episodes.items():
             self._written[position] = state.restarts, len(state.messages)
-        self._begun_groups = 1 + max(self._episodes, default=-1) // group_size
+        self._begun_groups = 1 + max(self._episodes, default=-1) // self._group_size
 
     @property
     def started(self) -> Mapping[int, SampleInput]:
@@ -186,50 +186,38 @@ class JobJournal(ProgressLog):
         self._has_ledger = True
         await self._writer.write(self._write({RANGES: ranges_entry(ranges)}))
 
-    def add_group(
-        self, group: int, lines: Mapping[int, bytes], settled_before: int | None = None, kept: int | None = None
-    ) -> None:
+    def add_group(self, place: int, lines: Mapping[int, bytes], selected: tuple[int, int] | None) -> None:
         """All rollouts of a group have ended, with these lines by position in the answer.
 
         Args:
-            group: the place of its sample among those that are drawn.
-            settled_before: the rollouts at positions below this leave the journal, those of groups that were dropped
-                before it included; by default those of `lines`.
-            kept: how many groups are in events with this one, in a job that selects groups.
+            place: that of its sample among those that are drawn.
+            selected: in a job that selects groups, how many samples were drawn up to this group, and how many groups
+                kept. Rollouts of the groups that were dropped before it leave the journal with it.
         """
-        number = self._next_number()
-        if settled_before is None:
-            settled = list(lines)
-        else:
-            settled = [position for position in self._outlines if position < settled_before]
+        settled = list(lines)
+        if selected is not None:
+            settled = [position for position in self._outlines if position < selected[0] * self._group_size]
         outlines = {position: self._outlines.pop(position) for position in settled}
+        number = self._next_number()
         event = b"".join(lines[position] for position in sorted(lines))
         added = {EntryName("event", number): event, EntryName("outline", number): outline_entry(outlines)}
-        if self._has_ledger:
-            statuses = [state.status for state in outlines.values()]
-            entry = ledger_entry(group, statuses) if kept is None else selection_entry(group + 1, kept)
-            added[EntryName("ledger", number)] = entry
+        if self._has_ledger and selected is not None:
+            added[EntryName("ledger", number)] = selection_entry(*selected)
+        elif self._has_ledger and not PLAYED.isdisjoint(state.status for state in outlines.values()):
+            added[EntryName("ledger", number)] = b"%d" % place
         removed = [name for position in settled for name in self._entries_of.pop(position, ())]
         self.in_events.update(settled)
         self._put(replace(self._write(added), removed=removed), [self._notes.pop(position) for position in settled])
 
-    async def end(
-        self, last_line: bytes, completed: bool, forgets_key: bool = False, selected: tuple[int, int] | None = None
-    ) -> None:
-        """Returns when the last event is stored, and so all before it.
-
-        Args:
-            selected: how many samples a job that selects groups has drawn, and how many groups it has kept.
-        """
+    async def end(self, last_line: bytes, ended: Ended, selected: tuple[int, int] | None) -> None:
+        """Returns when the last event is stored, and so all before it. Args: `selected` as in `add_group`."""
         number = self._next_number()
         added = {EntryName("event", number): last_line}
         if self._has_ledger and selected is not None:
             added[EntryName("ledger", number)] = selection_entry(*selected)
-        ended: Ended = "completed" if completed else "failed"
         # Rollouts of groups that are in no event are played by no process after this one.
         notes, self._notes = self._notes, {}
-        write = replace(self._write(added), ended=ended, forgets_key=forgets_key)
-        await self._writer.until_made(self._put(write, list(notes.values())))
+        await self._writer.until_made(self._put(replace(self._write(added), ended=ended), list(notes.values())))
 
     def _put(self, write: JobWrite, notes: Sequence[Callable[[], None]]) -> "asyncio.Future[bool]":
         """Notes the ends of the rollouts that the write delivers, once it is made.

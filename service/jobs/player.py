@@ -3,17 +3,17 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import zstandard
 
-from deployments.jobs.records import Claim, EntryKind
+from deployments.jobs.records import Claim, Ended, EntryKind, JobWrite
 from deployments.storage.storage import EntryName
 from service.access.access_control import AccessControl
-from service.access.keys import Caller, Scope
-from service.admission.admission import AdmittedRequest
+from service.access.keys import Scope
 from service.jobs.cursor import RANGES, ranges_in
 from service.jobs.journal import JobJournal, JobWriter
 from service.problems import RequestProblem, internal_error, not_ready
@@ -39,41 +39,55 @@ class JobPlayer:
     or this is cancelled; `prepared` is done before any event, with the problem if the request was refused.
     """
 
+    task: "asyncio.Task[None]"
+    """Set by the runner when it starts the player."""
+
     def __init__(
-        self,
-        claim: Claim,
-        rollouts: RolloutService,
-        access: AccessControl,
-        store: "JobStore",
-        writer: JobWriter,
+        self, claim: Claim, rollouts: RolloutService, access: AccessControl, store: "JobStore", writer: JobWriter
     ) -> None:
         self.claim = claim
         self.prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._rollouts = rollouts
         self._store = store
-        self._journal = JobJournal(claim, writer)
+        self._writer = writer
         self._access = access
-        self._group_size = 1
 
     async def play(self) -> None:
         """Raises `RequestProblem` or `RolloutFailure` if nothing could be begun; then the job is as it was."""
-        rollouts = self._rollouts
+        rollouts, record, names = self._rollouts, self.claim.record, self.claim.entries
         stored = await self._read([BODY])
         if BODY not in stored:
             raise not_ready("The job was deleted meanwhile")
         # What the caller's key allows now: the one that was sent may have been revoked since.
-        caller = await self._access.caller_named(self.claim.record.namespace or None, SCOPE)
-        body = await asyncio.to_thread(_decompressed, stored[BODY])
+        caller = await self._access.caller_named(record.namespace or None, SCOPE)
+        body = await asyncio.to_thread(zstandard.ZstdDecompressor().decompress, stored[BODY])
         with rollouts.collections.request_in_flight(), rollouts.admission.admitted(len(body), caller) as admitted:
-            running = await self._begin(body, admitted, caller)
+            request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
+            admitted.hold_rollouts(request)
+            journal = JobJournal(self.claim, self._writer, request.num_generations)
+            if record.epoch > 1:
+                outlines = (await self._read_all("outline")).values()
+                await asyncio.to_thread(journal.load, await self._read_all("journal"), outlines)
+            size = await rollouts.take_samples(request, admitted.hold_body, caller, len(body), journal)
+            if request.samples_from:
+                ranges = request.samples_from
+                if RANGES in names:
+                    ranges = ranges_in((await self._read([RANGES]))[RANGES])
+                # Raises if the data have changed since the ranges were made, or since the job began.
+                await journal.begin_ledger(await rollouts.task_sampler.with_revisions(ranges))
+            running = await rollouts.rollout(request, record.request_id, size, caller, journal)
             self._set_prepared(None)
-            await self._play(running)
+            await self._play(running, journal, request.num_generations)
 
     async def refuse(self, problem: RequestProblem) -> None:
-        """Ends the job with what `play` has raised. The key of a request of which nothing was played is free again."""
+        """Ends the job with what `play` has raised. A request of which nothing was played is forgotten with its key."""
+        record = self.claim.record
+        write = JobWrite(record.job_id, record.epoch, ended="refused")
+        if record.epoch > 1:
+            last = EntryName("event", record.last_event + 1)
+            write = replace(write, added={last: self._problem(problem)}, ended="failed")
         try:
-            line = self._problem(problem)
-            await self._journal.end(line, completed=False, forgets_key=self.claim.record.epoch == 1)
+            await self._writer.write(write)
         finally:
             # The store may tell this replica that the job has ended before it answers the write: that cancels this.
             self._set_prepared(problem)
@@ -82,67 +96,36 @@ class JobPlayer:
         """Tells who waits for `prepared` that it will not be, if it is not."""
         self._set_prepared(not_ready("The job was deleted, or this replica of the service has lost it; try again"))
 
-    async def _begin(self, body: bytes, admitted: AdmittedRequest, caller: Caller) -> RunningRollout:
-        rollouts, record = self._rollouts, self.claim.record
-        request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
-        admitted.hold_rollouts(request)
-        stored = await self._read([RANGES]) if request.samples_from and record.epoch > 1 else {}
-        self._group_size = request.num_generations
-        if record.epoch > 1:
-            await self._load()
-        size = await rollouts.take_samples(request, admitted.hold_body, caller, len(body), self._journal)
-        if request.samples_from:
-            # Raises if the data have changed since the ranges were made, or since the job began.
-            ranges = ranges_in(stored[RANGES]) if RANGES in stored else request.samples_from
-            await self._journal.begin_ledger(await rollouts.task_sampler.with_revisions(ranges))
-        return await rollouts.rollout(request, record.request_id, size, caller, self._journal)
-
-    async def _play(self, running: RunningRollout) -> None:
-        selected = None
+    async def _play(self, running: RunningRollout, journal: JobJournal, group_size: int) -> None:
+        ended: Ended = "failed"
         try:
-            last_line = await self._play_groups(running)
-            completed, selected = True, running.selected
+            last_line = await self._play_groups(running, journal, group_size)
+            ended = "completed"
         except RequestProblem as problem:
-            last_line, completed = self._problem(problem), False
+            last_line = self._problem(problem)
         except Exception as error:
             record = self.claim.record
             fields = {"request_id": record.request_id, "job_id": record.job_id}
             logger.exception("A job failed unexpectedly.", extra=fields)
-            last_line, completed = self._problem(internal_error(error)), False
-        await self._journal.end(last_line, completed, selected=selected)
+            last_line = self._problem(internal_error(error))
+        await journal.end(last_line, ended, running.selected if ended == "completed" else None)
 
-    async def _play_groups(self, running: RunningRollout) -> bytes:
+    async def _play_groups(self, running: RunningRollout, journal: JobJournal, size: int) -> bytes:
         """Returns the line of the summary."""
-        size = self._group_size
-        lines: dict[int, dict[int, bytes]] = defaultdict(dict)
-        async with aclosing(running.lines(skipped=self._skipped(running))) as encoded:
+        is_selecting = running.selected is not None
+        # Each event of a job that selects groups has one, in the order of the answer.
+        in_events = range(self.claim.record.last_event * size) if is_selecting else journal.in_events
+        groups: dict[int, dict[int, bytes]] = defaultdict(dict)
+        async with aclosing(running.lines(skipped=in_events)) as encoded:
             async for position, line in encoded:
                 group = position // size
-                lines[group][position] = line
-                if len(lines[group]) == size:
-                    self._add_group(running, group, lines.pop(group))
+                groups[group][position] = line
+                if len(groups[group]) == size:
+                    place = running.place_of(group)
+                    journal.add_group(place, groups.pop(group), (place + 1, group + 1) if is_selecting else None)
         return summary_line(await running.final_summary())
 
-    def _skipped(self, running: RunningRollout) -> Container[int]:
-        """The positions of the rollouts that an event holds."""
-        if running.selected is None:
-            return self._journal.in_events
-        # Each event has a group, in the order of the answer.
-        return range(self.claim.record.last_event * self._group_size)
-
-    def _add_group(self, running: RunningRollout, group: int, lines: Mapping[int, bytes]) -> None:
-        if running.selected is None:
-            self._journal.add_group(group, lines)
-            return
-        place = running.place_of(group)
-        self._journal.add_group(place, lines, settled_before=(place + 1) * self._group_size, kept=group + 1)
-
-    async def _load(self) -> None:
-        journal = await self._entries("journal")
-        outlines = await self._entries("outline")
-        await asyncio.to_thread(self._journal.load, journal, list(outlines.values()), self._group_size)
-
-    async def _entries(self, kind: EntryKind) -> dict[EntryName, bytes]:
+    async def _read_all(self, kind: EntryKind) -> dict[EntryName, bytes]:
         names = sorted(name for name in self.claim.entries if name.kind == kind)
         entries: dict[EntryName, bytes] = {}
         for begin in range(0, len(names), READ_AT_ONCE):
@@ -166,8 +149,3 @@ class JobPlayer:
 
 def compressed_body(body: bytes | bytearray) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(bytes(body))
-
-
-def _decompressed(body: bytes) -> bytes:
-    """Reverses `compressed_body`."""
-    return zstandard.ZstdDecompressor().decompress(body)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Context
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from deployments.failures import RolloutFailure, StoreLost
@@ -32,11 +32,6 @@ GATHERED_RETRY_AFTER_S = 5
 logger = logging.getLogger("rollout_service.jobs")
 
 
-class _PlayedJob(NamedTuple):
-    epoch: int
-    task: "asyncio.Task[None]"
-
-
 class JobRunner:
     """Polls the store for commands from its construction on, for the life of this replica.
 
@@ -52,7 +47,7 @@ class JobRunner:
         self._rollouts = rollouts
         self._access = access
         self._writer = JobWriter(store, self.owner, self._cancel)
-        self._players: dict[str, _PlayedJob] = {}
+        self._players: dict[str, JobPlayer] = {}
         self._gathering: Counter[str] = Counter()
         """Callers that gather the answer of a job, by its id."""
         self._is_closing = False
@@ -116,11 +111,11 @@ class JobRunner:
         # An empty context: Serve ends the calls of a request that its caller has left, and a job goes on.
         # Its exception is looked at where somebody waits for it, if anybody does.
         player.prepared.add_done_callback(lambda prepared: prepared.cancelled() or prepared.exception())
-        task = asyncio.create_task(self._played(player), context=Context())
+        player.task = asyncio.create_task(self._played(player), context=Context())
         if (before := self._players.get(job_id)) is not None:
             before.task.cancel()
-        self._players[job_id] = _PlayedJob(claim.record.epoch, task)
-        task.add_done_callback(lambda _: self._forget(job_id, task))
+        self._players[job_id] = player
+        player.task.add_done_callback(lambda _: self._forget(player))
         return player
 
     async def _played(self, player: JobPlayer) -> None:
@@ -142,19 +137,20 @@ class JobRunner:
         finally:
             player.give_up()
 
-    def _forget(self, job_id: str, task: "asyncio.Task[None]") -> None:
-        if (player := self._players.get(job_id)) is not None and player.task is task:
+    def _forget(self, player: JobPlayer) -> None:
+        job_id = player.claim.record.job_id
+        if self._players.get(job_id) is player:
             del self._players[job_id]
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if not player.task.cancelled() and (error := player.task.exception()) is not None:
             logger.error("A job broke off.", exc_info=error, extra={"job_id": job_id})
 
     def _cancel(self, job_id: str, epoch: int) -> None:
         """Cancels what plays the job since it was given to this replica for this epoch, and not for a later one."""
-        if (player := self._players.get(job_id)) is not None and player.epoch <= epoch:
+        if (player := self._players.get(job_id)) is not None and player.claim.record.epoch <= epoch:
             player.task.cancel()
 
     async def _follow_commands(self) -> None:
-        epochs = {job_id: player.epoch for job_id, player in self._players.items()}
+        epochs = {job_id: player.claim.record.epoch for job_id, player in self._players.items()}
         commands = await self.store.poll(self.owner, list(epochs))
         for job_id in commands.lost:
             self._cancel(job_id, epochs[job_id])
@@ -172,8 +168,5 @@ class JobRunner:
 
 
 def _log_lost_commands(failure: Exception, is_first: bool) -> None:
-    if isinstance(failure, StoreLost):
-        if is_first:
-            logger.warning("The job store cannot be asked, trying again: %s", failure)
-    else:
-        logger.error("The commands of the job store cannot be followed, trying again.", exc_info=failure)
+    if is_first:
+        logger.warning("The commands of the job store cannot be followed, trying again.", exc_info=failure)

@@ -38,7 +38,7 @@ from service.http.openapi import (
 from service.http.request_body import read_json_body
 from service.http.streaming import PERIOD_S, with_heartbeats
 from service.jobs.cursor import cursor_of
-from service.jobs.events import job_event_lines, pages_of
+from service.jobs.events import events_after, job_event_lines
 from service.jobs.submission import heartbeat_s, required_key, submitted
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of
 from service.routes.dependencies import Admitted, Jobs, OptionalJobs, RequestId, Rollouts
@@ -162,9 +162,8 @@ async def job_events(
 
     JSON lines, each a `JobEvent`. A stream that is silent for 15 s sends an empty line.
     """
-    pages = pages_of(jobs.store, job_id, caller.namespace, after, follow)
-    lines = job_event_lines(await anext(pages), pages)
-    stream = with_heartbeats(lines, heartbeat_s(request.headers) or PERIOD_S)
+    events = await events_after(jobs.store, job_id, caller.namespace, after, follow)
+    stream = with_heartbeats(job_event_lines(events), heartbeat_s(request.headers) or PERIOD_S)
     return StreamingResponse(stream, media_type=NDJSON)
 
 
@@ -236,13 +235,5 @@ async def delete_job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> Res
 
 
 def _status_of(record: JobRecord) -> JobStatus:
-    return JobStatus(
-        job_id=record.job_id,
-        state=record.state,
-        request_id=record.request_id,
-        created_at=record.created_at,
-        ended_at=record.ended_at,
-        last_event=record.last_event,
-        acknowledged=record.acknowledged,
-        idempotency_key=record.key,
-    )
+    fields = {name: getattr(record, name) for name in JobStatus.model_fields.keys() - {"idempotency_key"}}
+    return JobStatus(**fields, idempotency_key=record.key)

@@ -26,7 +26,7 @@ from service.http.openapi import (
 )
 from service.http.request_body import JSON
 from service.http.streaming import response_in_parts, with_heartbeats
-from service.jobs.events import answer_of, pages_of
+from service.jobs.events import answer_of, events_after
 from service.jobs.submission import (
     heartbeat_s,
     idempotency_key,
@@ -103,9 +103,9 @@ async def rollout(
     if idempotency_key(request.headers) is not None:
         opened = await submitted(request, request_id, caller, rollouts.limits.max_body_bytes, admitted, jobs)
         runner, job_id = required(jobs), opened.record.job_id
-        pages = pages_of(runner.store, job_id, caller.namespace, after=0)
+        events = await events_after(runner.store, job_id, caller.namespace, after=0)
         accepted_types, gathering = request.headers.get("accept", ""), runner.gathering(job_id)
-        return await answer_of(pages, accepted_types, heartbeat_s(request.headers), gathering)
+        return await answer_of(events, accepted_types, heartbeat_s(request.headers), gathering)
     limits, parser = rollouts.limits, rollouts.body_parser
     asked, body_bytes = await read_rollout_request(request, limits.max_body_bytes, parser, admitted)
     body_bytes = await rollouts.take_samples(asked, admitted.hold_body, caller, body_bytes)
