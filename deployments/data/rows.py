@@ -125,5 +125,5 @@ def _mapped(path: Path) -> mmap.mmap | bytes:
 
 def _line_spans(content: mmap.mmap | bytes) -> npt.NDArray[np.int64]:
     begin = len(BYTE_ORDER_MARK) if content[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK else 0
-    spans = (line.span() for line in LINE.finditer(content, begin))
-    return np.fromiter(spans, np.dtype((np.int64, 2)))
+    pair: Any = np.dtype((np.int64, 2))
+    return np.fromiter((line.span() for line in LINE.finditer(content, begin)), pair)

@@ -1,7 +1,6 @@
 """The data set of one task: `data` of its entry in the config."""
 
 import re
-from collections.abc import Iterator
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -12,7 +11,6 @@ from rollout_client.contract.rollouts import SampleInput, SampleResult
 PROMPT_PLACE = "{prompt}"
 FIRST_SPLIT = "train"
 """The name of the only split, where the files have no names of splits."""
-INFO = "extra_env_info"
 REFUSED_FIELDS = (SampleResult.model_fields.keys() - SampleInput.model_fields.keys()) | {"task_name"}
 """The results have them: a further field of a sample may not be named so. The task is that of the data."""
 Names = str | list[str]
@@ -80,8 +78,10 @@ class DataSettings(StrictSettings):
 
     @model_validator(mode="after")
     def maps_to_fields_of_a_sample(self) -> Self:
-        if problems := "; ".join(self._target_problems()):
-            raise ValueError(problems)
+        for target in self.columns:
+            first, _, rest = target.partition(".")
+            if first in REFUSED_FIELDS or (rest and first != "extra_env_info"):
+                raise ValueError(f"columns.{target}: a sample cannot have this field; give it another name")
         return self
 
     @model_validator(mode="after")
@@ -89,16 +89,6 @@ class DataSettings(StrictSettings):
         if self.prompt_template is not None and PROMPT_PLACE not in self.prompt_template:
             raise ValueError(f"prompt_template must contain {PROMPT_PLACE}")
         return self
-
-    def _target_problems(self) -> Iterator[str]:
-        for target in self.columns:
-            first, _, rest = target.partition(".")
-            if rest and first != INFO:
-                yield f"columns.{target}: only {INFO} has fields of its own; name a field of a sample"
-            elif first in REFUSED_FIELDS:
-                yield f"columns.{target}: a sample cannot have this field; give it another name"
-        if INFO in self.columns and any(target.startswith(f"{INFO}.") for target in self.columns):
-            yield f"columns.{INFO} is the whole of it: leave out the columns of its fields"
 
     @property
     def files_by_split(self) -> dict[str, list[str]]:

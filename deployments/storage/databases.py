@@ -139,7 +139,7 @@ create table if not exists entries (
 Result = TypeVar("Result")
 
 
-def file_of(folder: Path, kind: StoreKind) -> Path:
+def _file_of(folder: Path, kind: StoreKind) -> Path:
     return folder / f"{kind}s.sqlite"
 
 
@@ -150,7 +150,7 @@ class SqliteStorage(Storage):
     def __init__(self, folder: Path, kind: StoreKind) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._kind = kind
-        self._path = file_of(folder, kind)
+        self._path = _file_of(folder, kind)
         # One thread: SQLite's connections belong to the thread that opened them, and writes follow one another.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="storage")
         self._database: sqlite3.Connection | None = None
@@ -276,7 +276,7 @@ def storage_of(settings: StorageSettings, kind: StoreKind) -> Storage:
             f"The cluster has {count} nodes, and the {kind} store may be started again on another one, which "
             f"does not have its folder. Set {kind}s.redis_url to a Redis that all nodes reach, or {OPT_OUT[kind]}."
         )
-        if not file_of(folder, kind).exists():
+        if not _file_of(folder, kind).exists():
             raise StorageNotUsable(message)
         logger.warning("%s", message)
     return SqliteStorage(folder, kind)

@@ -96,17 +96,14 @@ class StoredState(Generic[State]):
         if self.replaced is not None:
             raise self.replaced
         changes, commit = plan(state)
-        if changes:
-            await self._applied(changes)
-        return commit()
-
-    async def _applied(self, changes: Sequence[StoredChange]) -> None:
-        """Retries until it succeeds: after an error the changes may have been made, and then must be committed."""
         try:
-            await self._retrying("stored")(self._storage.apply, changes)
+            if changes:
+                # Until it succeeds: after an error the changes may have been made, and then must be committed.
+                await self._retrying("stored")(self._storage.apply, changes)
         except StoreReplaced as replaced:
             self.replaced = replaced
             raise
+        return commit()
 
     def _retrying(self, what: str) -> AsyncRetrying:
         """Retries a call of the storage while it raises `StorageFailed`. Only the first failure is logged."""

@@ -113,13 +113,11 @@ class JobJournal(ProgressLog):
         """By position: the restarts of the rollout, and how many of its messages are in the journal."""
         self._entries_of: dict[int, list[EntryName]] = defaultdict(list)
         """By position."""
-        self._outlines: dict[int, EpisodeState] = {}
-        """Rollouts that have ended and whose groups have no event yet."""
-        self._notes: dict[int, Callable[[], None]] = {}
-        """Their ends are noted by these calls."""
+        self._ended: dict[int, tuple[EpisodeState, Callable[[], None]]] = {}
+        """Rollouts that have ended and whose groups have no event yet, and the calls that note their ends."""
         self._noting = PacedWork[Callable[[], None]]()
         self._numbers = count(1 + max((name.number for name in claim.entries if name.kind == "journal"), default=0))
-        self._next_event = claim.record.last_event + 1
+        self._last_event = claim.record.last_event
         self._has_ledger = False
         self._begun_groups = 0
         self.in_events: set[int] = set()
@@ -144,7 +142,7 @@ class JobJournal(ProgressLog):
 
     async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
         entries = await asyncio.to_thread(list, start_entries(samples))
-        await self._writer.write(self._write({self._next_entry(): entry for entry in entries}))
+        await self._store({self._next_entry(): entry for entry in entries})
 
     @property
     def begun_groups(self) -> int:
@@ -174,17 +172,15 @@ class JobJournal(ProgressLog):
             entry = turn_entry(position, first, state)
         name = self._next_entry()
         self._entries_of[position].append(name)
-        await self._writer.write(self._write({name: entry}))
+        await self._store({name: entry})
 
     def ended(self, episode: Episode, note: Callable[[], None]) -> None:
-        position = episode.identity.position
-        self._outlines[position] = episode.state()
-        self._notes[position] = note
+        self._ended[episode.identity.position] = episode.state(), note
 
     async def begin_ledger(self, ranges: Sequence[SampleRange]) -> None:
         """The job plays the samples of these ranges: what each event delivers is remembered."""
         self._has_ledger = True
-        await self._writer.write(self._write({RANGES: ranges_entry(ranges)}))
+        await self._store({RANGES: ranges_entry(ranges)})
 
     def add_group(self, place: int, lines: Mapping[int, bytes], selected: tuple[int, int] | None) -> None:
         """All rollouts of a group have ended, with these lines by position in the answer.
@@ -196,28 +192,36 @@ class JobJournal(ProgressLog):
         """
         settled = list(lines)
         if selected is not None:
-            settled = [position for position in self._outlines if position < selected[0] * self._group_size]
-        outlines = {position: self._outlines.pop(position) for position in settled}
-        number = self._next_number()
-        event = b"".join(lines[position] for position in sorted(lines))
-        added = {EntryName("event", number): event, EntryName("outline", number): outline_entry(outlines)}
-        if self._has_ledger and selected is not None:
-            added[EntryName("ledger", number)] = selection_entry(*selected)
-        elif self._has_ledger and not PLAYED.isdisjoint(state.status for state in outlines.values()):
-            added[EntryName("ledger", number)] = b"%d" % place
+            settled = [position for position in self._ended if position < selected[0] * self._group_size]
+        ended = {position: self._ended.pop(position) for position in settled}
+        outlines = {position: state for position, (state, _) in ended.items()}
+        ledger = None if selected is None else selection_entry(*selected)
+        if selected is None and not PLAYED.isdisjoint(state.status for state in outlines.values()):
+            ledger = b"%d" % place
+        added = self._event(b"".join(lines[position] for position in sorted(lines)), ledger)
+        added[EntryName("outline", self._last_event)] = outline_entry(outlines)
         removed = [name for position in settled for name in self._entries_of.pop(position, ())]
         self.in_events.update(settled)
-        self._put(replace(self._write(added), removed=removed), [self._notes.pop(position) for position in settled])
+        write = JobWrite(self._job_id, self._epoch, added, removed)
+        self._put(write, [note for _, note in ended.values()])
 
     async def end(self, last_line: bytes, ended: Ended, selected: tuple[int, int] | None) -> None:
         """Returns when the last event is stored, and so all before it. Args: `selected` as in `add_group`."""
-        number = self._next_number()
-        added = {EntryName("event", number): last_line}
-        if self._has_ledger and selected is not None:
-            added[EntryName("ledger", number)] = selection_entry(*selected)
+        added = self._event(last_line, None if selected is None else selection_entry(*selected))
         # Rollouts of groups that are in no event are played by no process after this one.
-        notes, self._notes = self._notes, {}
-        await self._writer.until_made(self._put(replace(self._write(added), ended=ended), list(notes.values())))
+        notes = [note for _, note in self._ended.values()]
+        await self._writer.until_made(self._put(JobWrite(self._job_id, self._epoch, added, ended=ended), notes))
+
+    def _event(self, data: bytes, ledger: bytes | None) -> dict[EntryName, bytes]:
+        """The entries of the next event."""
+        self._last_event += 1
+        entries = {EntryName("event", self._last_event): data}
+        if self._has_ledger and ledger is not None:
+            entries[EntryName("ledger", self._last_event)] = ledger
+        return entries
+
+    async def _store(self, added: Mapping[EntryName, bytes]) -> None:
+        await self._writer.write(JobWrite(self._job_id, self._epoch, added))
 
     def _put(self, write: JobWrite, notes: Sequence[Callable[[], None]]) -> "asyncio.Future[bool]":
         """Notes the ends of the rollouts that the write delivers, once it is made.
@@ -228,15 +232,8 @@ class JobJournal(ProgressLog):
         made.add_done_callback(lambda made: self._noting.add(_call, notes if made.result() else ()))
         return made
 
-    def _write(self, added: Mapping[EntryName, bytes]) -> JobWrite:
-        return JobWrite(self._job_id, self._epoch, added)
-
     def _next_entry(self) -> EntryName:
         return EntryName("journal", next(self._numbers))
-
-    def _next_number(self) -> int:
-        self._next_event += 1
-        return self._next_event - 1
 
 
 def _call(note: Callable[[], None]) -> None:

@@ -1,22 +1,20 @@
 """Plays one job from the begin, or from where another ingress replica lost it."""
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import zstandard
 
-from deployments.jobs.records import Claim, Ended, EntryKind, JobWrite
+from deployments.jobs.records import Claim, EntryKind, JobWrite
 from deployments.storage.storage import EntryName
 from service.access.access_control import AccessControl
 from service.access.keys import Scope
 from service.jobs.cursor import RANGES, ranges_in
 from service.jobs.journal import JobJournal, JobWriter
-from service.problems import RequestProblem, internal_error, not_ready
+from service.problems import RequestProblem, not_ready
 from service.rollout_requests.result_encoding import problem_line, summary_line
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.running_rollout import RunningRollout
@@ -29,14 +27,14 @@ READ_AT_ONCE = 256
 """Entries of a journal that are read in one call."""
 SCOPE: Scope = "rollout"
 """The scope that the key of a job must have when the job begins, and when it is resumed."""
-logger = logging.getLogger("rollout_service.jobs")
 
 
 class JobPlayer:
     """Plays the job of one claim.
 
-    Guarantees: a job that this has begun ends with a summary or a problem as its last event, unless the claim is lost
-    or this is cancelled; `prepared` is done before any event, with the problem if the request was refused.
+    Guarantees: a job that this has begun ends with a summary or a problem as its last event, if `fail` is called with
+    what `play` raises, unless the claim is lost or this is cancelled; `prepared` is done before any event, with the
+    problem if the request was refused.
     """
 
     task: "asyncio.Task[None]"
@@ -51,10 +49,12 @@ class JobPlayer:
         self._store = store
         self._writer = writer
         self._access = access
+        self._journal: JobJournal | None = None
+        """Set when the run begins."""
 
     async def play(self) -> None:
-        """Raises `RequestProblem` or `RolloutFailure` if nothing could be begun; then the job is as it was."""
-        rollouts, record, names = self._rollouts, self.claim.record, self.claim.entries
+        """Raises what refuses the request, or breaks its run: the job is then as it was before that."""
+        rollouts, record = self._rollouts, self.claim.record
         stored = await self._read([BODY])
         if BODY not in stored:
             raise not_ready("The job was deleted meanwhile")
@@ -71,44 +71,36 @@ class JobPlayer:
             size = await rollouts.take_samples(request, admitted.hold_body, caller, len(body), journal)
             if request.samples_from:
                 ranges = request.samples_from
-                if RANGES in names:
+                if RANGES in self.claim.entries:
                     ranges = ranges_in((await self._read([RANGES]))[RANGES])
                 # Raises if the data have changed since the ranges were made, or since the job began.
                 await journal.begin_ledger(await rollouts.task_sampler.with_revisions(ranges))
             running = await rollouts.rollout(request, record.request_id, size, caller, journal)
+            self._journal = journal
             self._set_prepared(None)
-            await self._play(running, journal, request.num_generations)
+            last_line = await self._play_groups(running, journal, request.num_generations)
+            await journal.end(last_line, "completed", running.selected)
 
-    async def refuse(self, problem: RequestProblem) -> None:
+    async def fail(self, problem: RequestProblem) -> None:
         """Ends the job with what `play` has raised. A request of which nothing was played is forgotten with its key."""
         record = self.claim.record
-        write = JobWrite(record.job_id, record.epoch, ended="refused")
-        if record.epoch > 1:
-            last = EntryName("event", record.last_event + 1)
-            write = replace(write, added={last: self._problem(problem)}, ended="failed")
         try:
-            await self._writer.write(write)
+            if not self.has_begun and record.epoch == 1:
+                await self._writer.write(JobWrite(record.job_id, record.epoch, ended="refused"))
+            else:
+                journal = self._journal or JobJournal(self.claim, self._writer, group_size=1)
+                await journal.end(problem_line(problem, record.request_id), "failed", None)
         finally:
             # The store may tell this replica that the job has ended before it answers the write: that cancels this.
             self._set_prepared(problem)
 
+    @property
+    def has_begun(self) -> bool:
+        return self._journal is not None
+
     def give_up(self) -> None:
         """Tells who waits for `prepared` that it will not be, if it is not."""
         self._set_prepared(not_ready("The job was deleted, or this replica of the service has lost it; try again"))
-
-    async def _play(self, running: RunningRollout, journal: JobJournal, group_size: int) -> None:
-        ended: Ended = "failed"
-        try:
-            last_line = await self._play_groups(running, journal, group_size)
-            ended = "completed"
-        except RequestProblem as problem:
-            last_line = self._problem(problem)
-        except Exception as error:
-            record = self.claim.record
-            fields = {"request_id": record.request_id, "job_id": record.job_id}
-            logger.exception("A job failed unexpectedly.", extra=fields)
-            last_line = self._problem(internal_error(error))
-        await journal.end(last_line, ended, running.selected if ended == "completed" else None)
 
     async def _play_groups(self, running: RunningRollout, journal: JobJournal, size: int) -> bytes:
         """Returns the line of the summary."""
@@ -134,9 +126,6 @@ class JobPlayer:
 
     async def _read(self, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         return await self._store.read(self.claim.record.job_id, names)
-
-    def _problem(self, problem: RequestProblem) -> bytes:
-        return problem_line(problem, self.claim.record.request_id)
 
     def _set_prepared(self, problem: RequestProblem | None) -> None:
         if self.prepared.done():

@@ -124,16 +124,17 @@ class JobRunner:
             await player.play()
         except (RequestProblem, RolloutFailure, PolicyFailure) as error:
             problem = problem_of(error)
-            may_pass = problem.problem.status in (429, 503)
+            may_pass = problem.problem.status in (429, 503) and not player.has_begun
             if record.epoch > 1 and may_pass:
                 logger.info("A job cannot go on here now: %s", problem, extra={"job_id": record.job_id})
                 await asyncio.sleep(TRY_AGAIN_S)
                 await self._release([record.job_id])
             else:
-                await player.refuse(problem)
+                await player.fail(problem)
         except Exception as error:
-            logger.exception("A job failed unexpectedly.", extra={"job_id": record.job_id})
-            await player.refuse(internal_error(error))
+            fields = {"request_id": record.request_id, "job_id": record.job_id}
+            logger.exception("A job failed unexpectedly.", extra=fields)
+            await player.fail(internal_error(error))
         finally:
             player.give_up()
 
