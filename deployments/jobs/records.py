@@ -15,7 +15,7 @@ EntryKind = Literal["body", "journal", "outline", "event", "ledger"]
 """`body`: the request, number 0; `journal`: finished turns of rollouts that are in no event; `outline`: what the
 summary needs of the rollouts of an event; `event`: groups that have ended and, as the last one, the summary or the
 problem; `ledger`: of a job over a data set, number 0 its ranges, each other one the place of the group of the event of
-this number, which stays when the event was acknowledged."""
+this number, which stays when the event was acknowledged; a group that has failed has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class JobWrite:
     """Events have the numbers that follow `JobRecord.last_event`."""
     removed: Collection[EntryName] = ()
     ended: Ended | None = None
-    """Set with the last event."""
+    """Set with the last event, or of a job that is refused without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def test_a_judge_that_does_not_answer_costs_its_own_samples_only(client: Rollout
     assert fine.status == "completed"
     assert broken.error is not None
     assert (broken.error.kind, broken.error.retryable) == ("environment", True)
-    assert "The model judge did not answer in 2 attempts: status 503." in broken.error.message
+    assert "The model judge did not answer (attempts: 2): status 503." in broken.error.message
 
 
 def test_scores_of_the_reward_models_deployment_are_those_of_the_model(
