@@ -319,7 +319,9 @@ READERS = {
     ),
     "request id": Reader(middlewares.ALLOWED_ID.fullmatch, ["a"], ("service/http/middlewares.py::ALLOWED_ID",)),
     "idempotency key": Reader(
-        header("idempotency-key", submission.idempotency_key), ["a", '"', '"a', "\\"], (f"{PREFERENCES}::KEY",)
+        header("idempotency-key", submission.idempotency_key),
+        ["a", '"', '"a', "\\", '\\"'],
+        (f"{PREFERENCES}::KEY", f"{PREFERENCES}::idempotency_key"),
     ),
     "preference": Reader(
         header("prefer", submission.heartbeat_s),
@@ -390,6 +392,7 @@ OF_OUR_OWN_TEXT = {
     "clients/rollout_client/cli/commands/doctor.py::CARD": "what nvidia-smi says",
     "clients/rollout_env/scaffold.py::write_environment": "an argument of a command",
     "clients/rollout_load/outcomes.py::kind_of": "the name of a class",
+    "deployments/data/rows.py::LINE": "a file that the config names",
     "deployments/data/task_data.py::_extract": "an expression of the config",
     "deployments/data/settings.py::has_a_valid_pattern": "an expression of the config",
     "deployments/generation/serving/grammar_checks.py::WHERE": "the beginning of a message of xgrammar",
