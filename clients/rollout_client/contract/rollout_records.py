@@ -33,11 +33,6 @@ class RecordedGeneration(Lenient):
     """How long it took from its turn to its end."""
     began_at: float | None = None
     """When it began to wait; null if it is not known."""
-    moved_from: str | None = None
-    """The replica of the generation before it, if that was another one."""
-    moved_because: str | None = None
-    """The failure after which it moved, as a sentence; null if the scheduler moved it without one, such as to a replica
-    with room."""
 
 
 class RecordedStep(Lenient):
