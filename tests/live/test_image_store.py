@@ -37,7 +37,7 @@ def images_config() -> Any:
         "painting": {"import_path": "tests.live.painting_environment:PaintingEnvironment"}
     }
     application.args["jobs"] = {}
-    application.args["images"] = {"max_bytes": MOST_BYTES, "keep_at_least_s": 0}
+    application.args["images"] = {"max_bytes": MOST_BYTES, "keep_s": 0}
     replicas_of = {"Ingress": 2, "painting": 1, "Generator": 1}
     application.deployments = [
         DeploymentSchema(name=name, num_replicas=count, ray_actor_options=RayActorOptionsSchema(num_cpus=0.1))
