@@ -123,8 +123,8 @@ class ComparedRollout:
     versions: Mapping[str, Sums]
     """By version, without those."""
     moments: Floats = field(compare=False)
-    """Of the same tokens: their number, and the sums of `s`, `d`, `s * s`, `s * d` and `d * d`, where `s` is the
-    sampled log-probability, and `d` the trainer's less `s`; see `MOST_CORRELATED`."""
+    """The number of the same tokens, and their sums of `s`, `d`, `s * s`, `s * d` and `d * d`, where `s` is the sampled
+    log-probability, and `d` the trainer's less `s`; see `MOST_CORRELATED`."""
     unmasked: int
     """Tokens that may not be trained, and that the trainer's mask has in the loss."""
     other_token: int | None

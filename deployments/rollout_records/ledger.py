@@ -36,7 +36,7 @@ class Suspicion:
 
 @dataclass(slots=True)
 class _OwnedReports:
-    """What one owner has reported."""
+    """The reports of one owner."""
 
     by: defaultdict[str, dict[str, Sums]] = field(default_factory=lambda: defaultdict(dict))
     """By attribute and value."""

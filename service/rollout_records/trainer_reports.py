@@ -152,9 +152,12 @@ def reports_of_json(body: bytes | bytearray) -> list[TrainerReport]:
     """Raises `RequestProblem`: the body is not a `LogprobsReport`."""
     try:
         given = LogprobsReport.model_validate_json(body)
+        table = pa.Table.from_pylist([dict(report) for report in given.reports], LOGPROBS_REPORT)
     except ValidationError as error:
         raise validation_problem(error) from error
-    return _reports_of(pa.Table.from_pylist([dict(report) for report in given.reports], LOGPROBS_REPORT))
+    except (pa.ArrowException, OverflowError) as error:
+        raise invalid_request(FieldProblem(field="reports", message=f"a number is out of range: {error}")) from error
+    return _reports_of(table)
 
 
 def reports_of_arrow(body: bytes | bytearray) -> list[TrainerReport]:
