@@ -1,5 +1,6 @@
 """Images that environments show: kept by their replicas, so that only names travel to the ingress."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 
@@ -9,7 +10,7 @@ from deployments.images.failures import ImagesFull
 from deployments.images.settings import ImagesSettings
 from deployments.protocols.images import ImageStore
 from deployments.storage.storage import StorageFailed
-from rollout_env import StepOutcome
+from rollout_env import ChatMessage, StepOutcome
 
 LONGEST_SHOWN = 80
 """Characters of a name that is wrong."""
@@ -47,15 +48,19 @@ class ObservedImages:
         for image, refusal in refusals.items():
             what = f"an image of {len(image)} bytes" if isinstance(image, bytes) else repr(image[:LONGEST_SHOWN])
             raise _broken(f"{what}: {refusal}")
-        named = [
-            {**message, "images": [names[image] for image in message["images"]]} if "images" in message else message
-            for message in messages
-        ]
+        named = [_with_names(message, names) for message in messages]
         return replace(outcome, observation=named if isinstance(outcome.observation, list) else named[0])
 
 
 def shows_images(outcome: StepOutcome) -> bool:
     return any(message.get("images") for message in outcome.observations)
+
+
+def _with_names(message: ChatMessage, name_of: Mapping[bytes | str, str]) -> ChatMessage:
+    if "images" not in message:
+        return message
+    names: list[bytes | str] = [name_of[image] for image in message["images"]]
+    return {**message, "images": names}
 
 
 def _broken(problem: str) -> EnvironmentBroken:
