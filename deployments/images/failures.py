@@ -3,7 +3,11 @@
 from deployments.failures import StoreFailure
 
 
-class ImageUnknown(StoreFailure):
+class ImageFailure(StoreFailure):
+    """A call of the image store was not carried out."""
+
+
+class ImageUnknown(ImageFailure):
     """The image never was, is another key's, or is not kept any more."""
 
     status = 404
@@ -11,7 +15,7 @@ class ImageUnknown(StoreFailure):
     title = "The image is not known"
 
 
-class ImagesFull(StoreFailure):
+class ImagesFull(ImageFailure):
     """The images that are kept leave no room for another one."""
 
     status = 429
@@ -21,7 +25,7 @@ class ImagesFull(StoreFailure):
     retry_after_s = 30
 
 
-class ImagesNotConfigured(StoreFailure):
+class ImagesNotConfigured(ImageFailure):
     """The config has no `images`."""
 
     status = 501

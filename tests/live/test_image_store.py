@@ -14,7 +14,7 @@ from rich.console import Console
 
 from deployments.protocols.images import name_of_image
 from rollout_client import RequestRejected, RolloutClient
-from service.images.request_images import MODEL_TAKES_NONE
+from service.images.request_images import NOT_TAKEN
 from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
 from tests.live.painting_environment import painted
@@ -92,7 +92,7 @@ def test_a_model_that_takes_no_images_is_shown_none_in_requests_and_jobs(client:
         with pytest.raises(RequestRejected) as refused:
             start(samples)
         [error] = refused.value.problem.errors
-        assert (error.field, error.message) == ("samples[0].messages[0].content[0].image", MODEL_TAKES_NONE)
+        assert (error.field, error.message) == ("samples[0].messages[0].content[0].image", NOT_TAKEN)
     assert [job.state for job in client.jobs.all()] == ["failed"]
 
 
