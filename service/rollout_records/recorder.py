@@ -40,7 +40,6 @@ class RolloutRecorder:
     """The records of the rollouts that one ingress replica plays, and of all others to read.
 
     Args:
-        node_of: the node of a generator replica; empty if it is not known.
         time_s: seconds since 1970.
         most_held_bytes: bound of the records that wait for the store.
     """
@@ -48,12 +47,10 @@ class RolloutRecorder:
     def __init__(
         self,
         store: "RolloutRecordStore",
-        node_of: Callable[[str], str] = lambda _: "",
         time_s: Callable[[], float] = time.time,
         most_held_bytes: int = MOST_HELD_BYTES,
     ) -> None:
         self.store = store
-        self._node_of = node_of
         self._time_s = time_s
         self._most_held_bytes = most_held_bytes
         self._held_bytes = 0
@@ -79,7 +76,6 @@ class RolloutRecorder:
                     "start": made.start,
                     "end": made.end,
                     "replica": made.replica,
-                    "node": self._node_of(made.replica),
                     "cached_tokens": made.cached_tokens,
                     "batch_size": made.batch_size,
                     "waited_s": made.waited_s,

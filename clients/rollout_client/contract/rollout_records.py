@@ -21,8 +21,6 @@ class RecordedGeneration(Lenient):
     """Index after the last token."""
     replica: str
     """Id of the generator replica; empty if it is not known."""
-    node: str = ""
-    """Id of its node in the cluster; empty if it is not known."""
     cached_tokens: int = 0
     """How many tokens of its prompt the engine found in its prefix cache."""
     batch_size: int = 0

@@ -155,7 +155,7 @@ def record_by(replica: str, name: str, temperature: float = 1.0) -> dict[str, An
         {"role": "assistant", "token_ids": tokens, "generation_logprobs": sampled, "weight_versions": spans},
     ]
     replay = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    made = {"message": 1, "start": 0, "end": 8, "replica": replica, "node": "", "cached_tokens": 0, "batch_size": 1}
+    made = {"message": 1, "start": 0, "end": 8, "replica": replica, "cached_tokens": 0, "batch_size": 1}
     return {
         "rollout": {"rollout_id": name, "message_log": messages, "replay": replay},
         "group_id": name,
