@@ -134,7 +134,7 @@ async def build_services(
     recorder = reports = None
     if handles.records is not None:
         record_store = rollout_record_store_client(handles.records)
-        recorder = RolloutRecorder(record_store, generator.node_of)
+        recorder = RolloutRecorder(record_store)
         reports = TrainerReports(record_store, generator, lambda: policy.served_versions)
     rollouts = RolloutService(
         generator,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from time import monotonic
 from typing import Any
@@ -44,7 +44,7 @@ class ImagesUnsupported(Exception):
     """The model's processor writes images in a way that cannot be carried token-exactly."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _ProcessedImage:
     """An image as the model takes it."""
 
@@ -54,6 +54,8 @@ class _ProcessedImage:
     values: Any
     """The pixels, and what else the model's processor made of them."""
     bytes: int
+    read_at: float = field(default_factory=monotonic)
+    """When it was read from the store last."""
 
     @property
     def seen_ids(self) -> set[int]:
@@ -85,8 +87,6 @@ class EngineImages:
         self._thread = ThreadPoolExecutor(1, "images")
         self._processed: OrderedDict[str, _ProcessedImage] = OrderedDict()
         self._kept = 0
-        self._read_at: dict[str, float] = {}
-        """The time at which each was read from the store last."""
         self._tasks = BackgroundTasks()
         self._reading = SharedCalls(self._read)
         text = self._processor.dummy_inputs.get_dummy_text({"image": 1})
@@ -139,8 +139,8 @@ class EngineImages:
             return self.canary
         if (image := self._processed.get(name)) is not None:
             self._processed.move_to_end(name)
-            if monotonic() - self._read_at[name] > USED_EVERY_S:
-                self._read_at[name] = monotonic()
+            if monotonic() - image.read_at > USED_EVERY_S:
+                image.read_at = monotonic()
                 self._tasks.start(self._use(name), Context())
             return image
         return await self._reading.result(name)
@@ -161,12 +161,9 @@ class EngineImages:
         except (OSError, ValueError, RuntimeError) as error:
             raise GenerationRejected(f"The model's processor refuses image {name}: {error}") from error
         self._processed[name] = image
-        self._read_at[name] = monotonic()
         self._kept += image.bytes
         while self._kept > KEPT_BYTES and len(self._processed) > 1:
-            other, dropped = self._processed.popitem(last=False)
-            del self._read_at[other]
-            self._kept -= dropped.bytes
+            self._kept -= self._processed.popitem(last=False)[1].bytes
         return image
 
     def _process(self, data: bytes, name: str) -> _ProcessedImage:

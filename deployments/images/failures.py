@@ -8,7 +8,7 @@ class ImageFailure(StoreFailure):
 
 
 class ImageUnknown(ImageFailure):
-    """The image never was, is another key's, or has expired."""
+    """The image never was, is another key's, or is not kept any more."""
 
     status = 404
     name = "image-unknown"
@@ -21,7 +21,7 @@ class ImagesFull(ImageFailure):
     status = 429
     name = "images-full"
     title = "The kept images leave no room for another one; nothing was started"
-    # Images can go once nobody has used them for images.keep_at_least_s.
+    # Images can go once nobody has used them for images.keep_s.
     retry_after_s = 30
 
 
@@ -33,9 +33,11 @@ class ImagesNotConfigured(ImageFailure):
     title = "The service takes no images"
 
 
+NOT_KEPT = "there is no such image: it is not kept any more, or it is another key's; send its file"
+
+
 def image_unknown(name: str) -> ImageUnknown:
-    message = "there is no such image: it has expired, or it is another key's; upload it again"
-    return ImageUnknown.of("name", message, name)
+    return ImageUnknown.of("name", NOT_KEPT, name)
 
 
 class ImageRefused(Exception):

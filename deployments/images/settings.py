@@ -9,17 +9,12 @@ GIB = 2**30
 
 
 class ImagesSettings(StorageSettings):
-    keep_s: float = Field(default=86_400, ge=600)
-    """An image that nobody has used for so many seconds is forgotten. Engines say every 300 s what they show."""
-    keep_at_least_s: float = Field(default=900, ge=0)
-    """Where there is no room for another image, those go first that were not used for the longest time, and none that
-    was used within so many seconds. A rollout uses its images whenever a model or a client reads them."""
+    keep_s: float = Field(default=900, ge=0)
+    """An image is kept for at least so many seconds after its last use: whenever a request names it, or a model or a
+    client reads it. Where there is no room for another image, those go that were not used for the longest time."""
     max_bytes: int = Field(default=2 * GIB, ge=1)
     """Bound of all images together, in Ray's memory and in the database. At this bound new images are refused with
     429, unless others can go."""
-    max_share: float = Field(default=0.5, gt=0, le=1)
-    """Share of `max_bytes` that the images of one key may take. Where nobody needs a key, all callers are one, which
-    may take all."""
     max_image_bytes: int = Field(default=20 * MIB, ge=1)
     """A larger image is refused."""
     max_pixels: int = Field(default=16_000_000, ge=1)

@@ -10,7 +10,6 @@ Guarantee: what `put` returns for is stored. A store that starts again has it.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import ray
@@ -18,6 +17,7 @@ import ray
 from deployments.images.book import CONTENT, ImageBook
 from deployments.images.failures import image_unknown
 from deployments.images.settings import ImagesSettings
+from deployments.rpc.background_tasks import SharedCalls
 from deployments.storage.storage import Storage, StoredRecord
 from deployments.storage.stored_state import Planned, StoreReplica
 
@@ -41,8 +41,9 @@ class ImagesReplica(StoreReplica[ImageBook]):
         self._settings = settings
         self._time_s = time_s
         self._share = share
-        self._shared: dict[str, asyncio.Task[Any]] = {}
+        self._shared: dict[str, Any] = {}
         """By name. Each object lives as long as this refers to it, or a reader does."""
+        self._sharing = SharedCalls(self._shared_now)
 
     async def put(self, images: Mapping[str, bytes], owner: str) -> None:
         """Keeps images, by their names, for an owner too. Doing it again changes nothing but the time.
@@ -50,7 +51,8 @@ class ImagesReplica(StoreReplica[ImageBook]):
         Raises:
             ImagesFull: there is no room, even without the images that may go.
         """
-        self._drop(await self._state.change(lambda book: book.put(images, owner, self._time_s())))
+        for name in await self._state.change(lambda book: book.put(images, owner, self._time_s())):
+            self._shared.pop(name, None)
 
     async def refused(self, names: Sequence[str], owner: str) -> list[str]:
         """Those that are not kept, or not for this owner, each once. The others are used now."""
@@ -76,13 +78,11 @@ class ImagesReplica(StoreReplica[ImageBook]):
         if name not in book:
             raise image_unknown(name)
         book.use([name], self._time_s())
-        if (sharing := self._shared.get(name)) is None:
-            sharing = self._shared[name] = asyncio.create_task(self._shared_now(name))
-            sharing.add_done_callback(partial(self._drop_failed, name))
-        return [await asyncio.shield(sharing)]
+        return [self._shared[name] if name in self._shared else await self._sharing.result(name)]
 
     async def pass_time(self) -> None:
-        self._drop(await self._state.change(lambda book: book.time_passed(self._time_s())))
+        """Nothing follows from the time alone."""
+        await self._state.started()
 
     def _load(self, kept: Sequence[StoredRecord]) -> ImageBook:
         return ImageBook(self._settings, kept, self._time_s())
@@ -91,13 +91,7 @@ class ImagesReplica(StoreReplica[ImageBook]):
         entries = await self._state.read(name, [CONTENT])
         if CONTENT not in entries:
             raise image_unknown(name)
-        return await asyncio.to_thread(self._share, entries[CONTENT])
-
-    def _drop_failed(self, name: str, sharing: "asyncio.Task[Any]") -> None:
-        """Lets the next reader try again."""
-        if (sharing.cancelled() or sharing.exception() is not None) and self._shared.get(name) is sharing:
-            del self._shared[name]
-
-    def _drop(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._shared.pop(name, None)
+        shared = await asyncio.to_thread(self._share, entries[CONTENT])
+        if name in await self._state.started():
+            self._shared[name] = shared
+        return shared

@@ -157,6 +157,11 @@ class ScoringRequest(GenerationRequest):
     """The first position that is asked for, below the length of the prompt."""
 
 
+def scoring_request(name: str, token_ids: Sequence[int], start: int, **fields: Any) -> ScoringRequest:
+    """The request that scores one sequence from `start` on; `name` is unique, and `fields` are further ones."""
+    return ScoringRequest(name, token_ids, 1, (), SamplingOptions(), rollout_id=name, group=name, start=start, **fields)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSpan:
     """Tokens `[start, end)` of a generation were sampled with the weights of `version`, a label: `7`, `run-b/7`."""

@@ -3,11 +3,7 @@
 from deployments.failures import StoreFailure
 
 
-class _RolloutRecordFailure(StoreFailure):
-    """A call about the record of a rollout was not carried out."""
-
-
-class RolloutRecordsNotConfigured(_RolloutRecordFailure):
+class RolloutRecordsNotConfigured(StoreFailure):
     """The service keeps no records of rollouts."""
 
     status = 501
@@ -20,7 +16,7 @@ def records_not_configured(field: str = "rollout_records") -> RolloutRecordsNotC
     return RolloutRecordsNotConfigured.of(field, "the config has no `rollout_records`; add `rollout_records: {}`")
 
 
-class RolloutUnknown(_RolloutRecordFailure):
+class RolloutUnknown(StoreFailure):
     """The rollout never was, is another caller's, or its record is not kept any more."""
 
     status = 404
@@ -28,8 +24,11 @@ class RolloutUnknown(_RolloutRecordFailure):
     title = "There is no record of the rollout"
 
 
+NO_RECORD = (
+    "there is no record of it: it has not ended, it is another key's, or newer ones took its place "
+    "(rollout_records.max_bytes)"
+)
+
+
 def rollout_unknown(rollout_id: str) -> RolloutUnknown:
-    message = (
-        "there is no record of it: it has not ended, it is another key's, or its time is over (rollout_records.keep_s)"
-    )
-    return RolloutUnknown.of("rollout_id", message, rollout_id)
+    return RolloutUnknown.of("rollout_id", NO_RECORD, rollout_id)

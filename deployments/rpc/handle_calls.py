@@ -6,7 +6,7 @@ in the router's module, because Serve copies that module with its global variabl
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from grpc import RpcError
@@ -18,23 +18,15 @@ from deployments.failures import RolloutFailure
 from deployments.upstream.ray_serve.serve_internals import cancel_call
 
 _live_replicas: dict[Any, tuple[str, ...]] = {}
-_nodes: dict[Any, Mapping[str, str]] = {}
 
 
-def record_live_replicas(deployment_id: Any, unique_ids: Iterable[str], nodes: Mapping[str, str] | None = None) -> None:
-    """`nodes` has the id of the node of each replica that is known."""
+def record_live_replicas(deployment_id: Any, unique_ids: Iterable[str]) -> None:
     _live_replicas[deployment_id] = tuple(sorted(unique_ids))
-    _nodes[deployment_id] = nodes or {}
 
 
 def live_replicas_of(handle: DeploymentHandle[Any]) -> tuple[str, ...]:
     """Unique ids of the deployment's replicas that take calls, sorted. Empty before the handle's first call."""
     return _live_replicas.get(handle.deployment_id, ())
-
-
-def node_of_replica(handle: DeploymentHandle[Any], replica: str) -> str:
-    """The id of its node in the cluster; empty if it is not known, or the replica takes no calls any more."""
-    return _nodes.get(handle.deployment_id, {}).get(replica, "")
 
 
 logger = logging.getLogger("rollout_service.rpc")

@@ -13,8 +13,8 @@ from typing import Any
 from deployments.protocols.model_server import Endpoint
 from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
-from service.images.request_images import Location, RequestImages, none_taken
-from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
+from service.images.request_images import Location, RequestImages, names_of
+from service.problems import dotted, invalid_request, shown
 
 SOURCE = re.compile(r"sha256:[0-9a-f]{64}\Z|data:")
 NO_SOURCE = (
@@ -23,8 +23,6 @@ NO_SOURCE = (
 )
 NOT_SHOWN = "a message of this role shows no images; show it in a message of role 'user'"
 _IMAGE_TYPES = ("image", "image_url", "input_image")
-_SHOWING_ROLES = ("user", "system", "developer")
-_ANTHROPIC_ROLES = ("user",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +70,13 @@ async def with_names_of_images(
         images: `None` for a service that takes none.
 
     Raises:
-        RequestProblem: 422 with the first `MOST_PROBLEMS` images that cannot be taken. Nothing was kept.
+        RequestProblem: 422, an image cannot be taken. Nothing was kept.
         ImagesFull, ImagesLost: they could not be kept.
     """
     shown_images = images_of(endpoint, fields)
     if not shown_images:
         return body
-    sources = [(image.source, image.place) for image in shown_images]
-    if images is None:
-        raise none_taken(sources)
-    if len(sources) > images.settings.max_images:
-        message = f"it shows {len(sources)} images, and images.max_images allows {images.settings.max_images}"
-        raise invalid_request(FieldProblem(field="body", message=f"{message}; show fewer", value=len(sources)))
-    names = await images.names_of(sources, caller)
+    names = await names_of(images, [(image.source, image.place) for image in shown_images], caller)
     for image in shown_images:
         image.parts[image.number] = _NAMED[endpoint](names.get(image.source, image.source))
     return json.dumps(fields, separators=(",", ":")).encode()
@@ -97,20 +89,16 @@ def images_of(endpoint: Endpoint, fields: dict[str, Any]) -> list[_ShownImage]:
         RequestProblem: 422, a part is an image that is not one, or stands where none is shown.
     """
     found: list[_ShownImage] = []
-    problems: list[FieldProblem] = []
     for parts, place, can_show in _lists_of_parts(endpoint, fields):
         for number, part in enumerate(parts):
             if not isinstance(part, dict) or not _is_image(part):
                 continue
             source, location = _source_of(part), (*place, number)
             if not can_show:
-                problems.append(FieldProblem(field=dotted(location), message=NOT_SHOWN))
-            elif source is None or SOURCE.match(source) is None:
-                problems.append(FieldProblem(field=dotted(location), message=NO_SOURCE, value=shown(source)))
-            else:
-                found.append(_ShownImage(source, location, parts, number))
-    if problems:
-        raise invalid_request(*problems[:MOST_PROBLEMS])
+                raise invalid_request(FieldProblem(field=dotted(location), message=NOT_SHOWN))
+            if source is None or SOURCE.match(source) is None:
+                raise invalid_request(FieldProblem(field=dotted(location), message=NO_SOURCE, value=shown(source)))
+            found.append(_ShownImage(source, location, parts, number))
     return found
 
 
@@ -123,8 +111,7 @@ def _lists_of_parts(endpoint: Endpoint, fields: dict[str, Any]) -> Iterator[tupl
     if is_anthropic:
         yield _listed(fields, "system"), ("system",), False
     for number, message in enumerate(_listed(fields, field)):
-        roles = _ANTHROPIC_ROLES if is_anthropic else _SHOWING_ROLES
-        can_show = isinstance(message, dict) and message.get("role") in roles
+        can_show = isinstance(message, dict) and message.get("role") == "user"
         content = _listed(message, "content")
         yield content, (field, number, "content"), can_show
         if endpoint == "responses":

@@ -32,7 +32,7 @@ from deployments.rpc.batching import (
     bytes_of_generation_request,
     bytes_of_served_request,
 )
-from deployments.rpc.handle_calls import live_replicas_of, node_of_replica
+from deployments.rpc.handle_calls import live_replicas_of
 from deployments.rpc.store_client import StoreClient
 from deployments.upstream.ray_serve.own_replica import own_name
 from service.remote.replica_stream import ReplicaStream, ReplicaWatches, call_unless_gone, control_calls
@@ -233,10 +233,6 @@ class RemoteGenerator(Generator, ModelServer):
 
     def replicas(self) -> Sequence[str]:
         return live_replicas_of(self._handle)
-
-    def node_of(self, replica: str) -> str:
-        """The id of the replica's node; empty if it is not known."""
-        return node_of_replica(self._handle, replica)
 
     async def answer(self, replica: str) -> None:
         await self._client(replica).answer()

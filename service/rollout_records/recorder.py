@@ -7,10 +7,9 @@ import logging
 import pickle
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -41,7 +40,6 @@ class RolloutRecorder:
     """The records of the rollouts that one ingress replica plays, and of all others to read.
 
     Args:
-        node_of: the node of a generator replica; empty if it is not known.
         time_s: seconds since 1970.
         most_held_bytes: bound of the records that wait for the store.
     """
@@ -49,17 +47,13 @@ class RolloutRecorder:
     def __init__(
         self,
         store: "RolloutRecordStore",
-        node_of: Callable[[str], str] = lambda _: "",
         time_s: Callable[[], float] = time.time,
         most_held_bytes: int = MOST_HELD_BYTES,
     ) -> None:
         self.store = store
-        self._node_of = node_of
         self._time_s = time_s
         self._most_held_bytes = most_held_bytes
         self._held_bytes = 0
-        self._is_dropping = False
-        """Whether some were dropped since the store took some."""
         self._dropped = metrics.Counter(
             "rollout_records_dropped",
             description="Records of rollouts that were dropped, because their store did not take them.",
@@ -68,7 +62,6 @@ class RolloutRecorder:
 
     def note(self, episode: Episode, result: SampleResult, ago_s: float = 0.0) -> None:
         """The rollout has ended with this result, so many seconds ago."""
-        rollout_id, ended_at = episode.identity.rollout_id, self._time_s() - ago_s
         fields = {
             "rollout": plain_fields(result),
             "request_id": episode.identity.request_id,
@@ -76,22 +69,20 @@ class RolloutRecorder:
             "policy": episode.start.bounds.policy,
             "priority": priority_name(episode.start.share.weight),
             "began_at": _began_at(episode),
-            "ended_at": ended_at,
+            "ended_at": self._time_s() - ago_s,
             "generations": [
                 {
                     "message": episode.log.first_added + made.message,
                     "start": made.start,
                     "end": made.end,
                     "replica": made.replica,
-                    "node": self._node_of(made.replica),
                     "cached_tokens": made.cached_tokens,
                     "batch_size": made.batch_size,
                     "waited_s": made.waited_s,
                     "took_s": made.took_s,
                     "began_at": made.began_at or None,
-                    **moved,
                 }
-                for made, moved in zip(episode.generations, _moves_of(episode), strict=True)
+                for made in episode.generations
             ],
             "steps": [*map(asdict, episode.steps)],
             "retries": [*map(asdict, episode.retries.noted)],
@@ -107,23 +98,13 @@ class RolloutRecorder:
             "retries_used": episode.retries_used,
         }
         owner = episode.start.share.key or ""
-        record = KeptRecord(rollout_id, owner, pickle.dumps(fields, pickle.HIGHEST_PROTOCOL), ended_at)
+        record = KeptRecord(episode.identity.rollout_id, owner, pickle.dumps(fields, pickle.HIGHEST_PROTOCOL))
         if self._held_bytes and self._held_bytes + record.size > self._most_held_bytes:
-            self._drop()
+            self._dropped.inc()
             return
         self._held_bytes += record.size
         kept = self._records.add(record)
         kept.add_done_callback(partial(self._let_go, record.size))
-
-    def _drop(self) -> None:
-        self._dropped.inc()
-        if not self._is_dropping:
-            self._is_dropping = True
-            logger.warning(
-                "Records of rollouts are dropped: those that wait for their store have reached %s bytes. See whether "
-                "the deployment RolloutRecordStore runs; the metric rollout_records_dropped counts them.",
-                self._most_held_bytes,
-            )
 
     def _let_go(self, size: int, kept: "asyncio.Future[None]") -> None:
         self._held_bytes -= size
@@ -158,8 +139,6 @@ class RolloutRecorder:
         except StoreLost as lost:
             logger.warning("The records of %s rollouts are lost: %s", len(ended), lost)
             self._dropped.inc(len(ended))
-        else:
-            self._is_dropping = False
         return [None] * len(ended)
 
 
@@ -177,21 +156,6 @@ def _began_at(episode: Episode) -> float | None:
     """When it began, maybe in an earlier process."""
     known = [episode.began_at, *(made.began_at or None for made in episode.generations[:1])]
     return min((moment for moment in known if moment is not None), default=None)
-
-
-def _moves_of(episode: Episode) -> Iterator[dict[str, str]]:
-    """For each generation the fields `moved_from` and `moved_because`, where it has them."""
-    generations = episode.generations
-    if generations:
-        yield {}
-    for before, made in pairwise(generations):
-        if made.replica == before.replica or not (made.replica and before.replica):
-            yield {}
-            continue
-        steps = [step.began_at + step.took_s for step in episode.steps if step.began_at < made.began_at]
-        since = max([before.began_at, *steps])
-        why = [retry.message for retry in episode.retries.noted if since <= retry.at <= made.began_at]
-        yield {"moved_from": before.replica, **({"moved_because": why[-1]} if why else {})}
 
 
 def plain_fields(value: Any) -> Any:

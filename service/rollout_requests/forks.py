@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from deployments.protocols.chat import ChatTokenizer
-from deployments.rollout_records.failures import records_not_configured
+from deployments.rollout_records.failures import NO_RECORD, records_not_configured
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import GivenMessage, Message
 from rollout_client.contract.origins import Fork
@@ -124,11 +124,7 @@ class _CannotFork(Exception):
 def forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokenizer: ChatTokenizer) -> SampleInput:
     """The sample with the log and the state of the rollout at the point of the fork. Raises `_CannotFork`."""
     if record is None:
-        message = (
-            "there is no record of it: it has not ended, it is another key's, or its time is over "
-            "(rollout_records.keep_s); post its message_log in its place"
-        )
-        raise _CannotFork("rollout", message)
+        raise _CannotFork("rollout", f"{NO_RECORD}; post its message_log in its place")
     rollout = record.rollout
     if rollout.task_name != sample.task_name:
         message = f"it is a rollout of task {rollout.task_name!r}, and the sample's task is {sample.task_name!r}"

@@ -16,7 +16,7 @@ from rollout_client.contract.info import ServiceInfo
 from rollout_client.contract.rollouts import RolloutRequest, SampleResult
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
-from service.images.request_images import RequestImages, bytes_of_files, refuse_images
+from service.images.request_images import RequestImages, bytes_of_files, with_names
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episodes import EpisodeFactory, ValidRequest
@@ -241,11 +241,8 @@ class RolloutService:
             self._records.note(episode, result, ago_s)
 
     async def _with_named_images(self, request: RolloutRequest, caller: Caller) -> RolloutRequest:
-        """Raises what `RequestImages.named` raises. Of a request that had others, the samples move to the copy."""
-        if self._request_images is None:
-            await refuse_images(request)
-            return request
-        named = await self._request_images.named(request, caller)
+        """Raises what `with_names` raises. Of a request that had others, the samples move to the copy."""
+        named = await with_names(self._request_images, request, caller)
         if named is not request:
             # Its sender may hold it until the answer is whole, and with it megabytes of each image.
             samples, request.samples = request.samples, []

@@ -13,15 +13,12 @@ from deployments.rollout_records.failures import (
     records_not_configured,
 )
 from rollout_client.contract.replay import ReplayRequest, ReplayResponse
-from rollout_client.contract.rollouts import SampleResult
-from service.access.keys import Caller
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.openapi import json_request, limited, refusals
 from service.http.request_body import JSON, read_body, refuse_other_than_json
-from service.images.request_images import Source, none_taken
+from service.images.request_images import Source, names_of
 from service.problems import validation_problem
 from service.routes.dependencies import Admitted, RequestId, Services
-from service.services import AppServices
 
 router = APIRouter(tags=["rollouts"])
 
@@ -50,9 +47,18 @@ async def _replay(
     body = await read_body(request, limits.max_body_bytes, "send the result alone", admitted.hold_body)
     asked = await asyncio.to_thread(_parsed, body)
     del body
-    result = await _recorded_result(asked, services, caller)
+    result = asked.rollout
+    if result is None:
+        if services.records is None:
+            raise records_not_configured()
+        result = (await services.records.record(str(asked.rollout_id), caller)).rollout
     recorded = await asyncio.to_thread(services.replayer.read, result)
-    await _refuse_unknown_images(result, services, caller)
+    sources: list[Source] = [
+        (shown.media, ("rollout", "message_log", place, "mm_ranges", number))
+        for place, message in enumerate(result.message_log)
+        for number, shown in enumerate(message.mm_ranges or ())
+    ]
+    await names_of(services.images, sources, caller, is_bounded=False)
     admitted.hold_call(1, "rollout", len(recorded.token_ids))
     if (usage := services.rollouts.admission.usage_of(caller)) is not None:
         await usage.take(len(recorded.token_ids))
@@ -66,25 +72,3 @@ def _parsed(body: bytearray) -> ReplayRequest:
         return ReplayRequest.model_validate_json(body)
     except ValidationError as error:
         raise validation_problem(error) from error
-
-
-async def _refuse_unknown_images(result: SampleResult, services: AppServices, caller: Caller) -> None:
-    """Raises `RequestProblem` (422) if the log shows images that the caller does not have here."""
-    sources: list[Source] = [
-        (shown.media, ("rollout", "message_log", place, "mm_ranges", number))
-        for place, message in enumerate(result.message_log)
-        for number, shown in enumerate(message.mm_ranges or ())
-    ]
-    if sources and services.images is None:
-        raise none_taken(sources)
-    if services.images is not None:
-        await services.images.names_of(sources, caller)
-
-
-async def _recorded_result(asked: ReplayRequest, services: AppServices, caller: Caller) -> SampleResult:
-    """Raises `RolloutRecordsNotConfigured`, `RolloutUnknown`, `StoreLost`."""
-    if asked.rollout is not None:
-        return asked.rollout
-    if services.records is None:
-        raise records_not_configured()
-    return (await services.records.record(str(asked.rollout_id), caller)).rollout

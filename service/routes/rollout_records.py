@@ -1,7 +1,6 @@
 """The routes of `/rollouts` and `/mismatch`: records of rollouts that have ended, and what trainers say of them."""
 
 import asyncio
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
@@ -9,18 +8,8 @@ from fastapi.responses import Response
 
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract.mismatch import (
-    LogprobsReport,
-    Mismatch,
-    MismatchCause,
-    RefusedReport,
-    ReportAnswer,
-    ReportedRollout,
-)
-from rollout_client.contract.rollout_records import (
-    RecordedRollouts,
-    RolloutRecord,
-)
+from rollout_client.contract.mismatch import LogprobsReport, Mismatch, ReportAnswer, ReportedRollout
+from rollout_client.contract.rollout_records import RecordedRollouts, RolloutRecord
 from service.http.authorization import AuthorizedCaller, needs
 from service.http.openapi import BINARY, content, json_content, refusals
 from service.http.request_body import read_body, rollout_media_type
@@ -58,16 +47,8 @@ async def _report_logprobs(
     """
     read = reports_of_arrow if rollout_media_type(request.headers) == ARROW else reports_of_json
     body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
-    outcome = await reports.report(await asyncio.to_thread(read, body), caller)
-    said = ReportAnswer(
-        compared=outcome.compared,
-        mean_ratio=outcome.all.mean_ratio,
-        share_beyond=outcome.all.share_beyond,
-        largest_ratio=outcome.all.largest_ratio,
-        refused=[RefusedReport(rollout_id=name, message=message) for name, message in outcome.refused],
-        causes=[MismatchCause(**asdict(finding)) for finding in outcome.causes],
-    )
-    return Response(json_of(said), media_type=JSON)
+    answer = await reports.report(await asyncio.to_thread(read, body), caller)
+    return Response(json_of(answer), media_type=JSON)
 
 
 @router.get("", response_model=RecordedRollouts, **needs("rollout"), summary="List the rollouts that ended last")
@@ -90,7 +71,7 @@ async def _rollout_records(
 async def _rollout_record(rollout_id: RolloutId, records: Records, caller: AuthorizedCaller) -> Response:
     """The result of a rollout that has ended, with where and how each of its generations was made.
 
-    It is kept for `rollout_records.keep_s` of the config, for the key that has played it.
+    It is kept for the key that has played it, until newer ones need its room (`rollout_records.max_bytes`).
     """
     record = json_of(await records.record(rollout_id, caller))
     return await response_in_parts(pieces(record), JSON)
@@ -98,7 +79,7 @@ async def _rollout_record(rollout_id: RolloutId, records: Records, caller: Autho
 
 @mismatch_router.get("/mismatch", response_model=Mismatch, **needs("read"), summary="Get the mismatch ledger")
 async def _mismatch(records: Records, caller: AuthorizedCaller) -> Response:
-    """How far the log-probabilities that trainers reported part from those that were sampled with, by what is known of
-    where and how each token was made; the worst rollouts; and the causes that were found.
+    """How far the log-probabilities that trainers reported part from those that were sampled with, by replica, version
+    and policy; the worst rollouts; and the causes that were found.
     """
     return Response(json_of(await records.store.mismatch(caller.namespace)), media_type=JSON)

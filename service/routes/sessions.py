@@ -36,7 +36,7 @@ from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, given_keys, needs, with_session_key
 from service.http.openapi import content, json_request, limited, refusal, refusals
 from service.http.request_body import read_json_body
-from service.images.request_images import refuse_images_of_sample
+from service.images.request_images import sample_with_names
 from service.model_server.answers import response_to
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
@@ -79,11 +79,8 @@ async def _open_session(
         raise invalid_request(*found)
     if asked.sample is not None:
         # The session is stored: it has the names of images, not the images.
-        if services.images is None:
-            refuse_images_of_sample(asked.sample)
-        else:
-            named = await services.images.named_sample(asked.sample, caller)
-            asked = asked.model_copy(update={"sample": named})
+        named = await sample_with_names(services.images, asked.sample, caller)
+        asked = asked.model_copy(update={"sample": named})
     info = await sessions.open(asked, caller, str(request.base_url))
     return Response(json_of(info), 201, {"Location": f"/v1/sessions/{info.id}"}, media_type=JSON)
 

@@ -90,14 +90,9 @@ def sequence_problems(
         yield FieldProblem(field=field, message=message, value=len(token_ids))
     if problem := unknown_token(field, token_ids, bounds.vocab_size):
         yield problem
-    for image_token in bounds.image_token_ids:
-        if image_token in token_ids:
-            yield FieldProblem(
-                field=f"{field}[{token_ids.index(image_token)}]",
-                message=f"{image_token} means an image, and text alone is scored; leave out sequences that show images",
-                value=image_token,
-            )
-            break
+    if images := [image for image in bounds.image_token_ids if image in token_ids]:
+        message = f"{images[0]} means an image, and text alone is scored; leave out sequences that show images"
+        yield FieldProblem(field=f"{field}[{token_ids.index(images[0])}]", message=message, value=images[0])
     if start >= len(token_ids):
         message = f"{field} has {len(token_ids)} tokens; its last position is {len(token_ids) - 1}"
         yield FieldProblem(field="start", message=message, value=start)

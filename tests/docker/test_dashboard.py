@@ -30,8 +30,6 @@ def test_every_metric_of_the_rollouts_that_is_documented_is_on_the_dashboard_and
         "rollout_records_dropped",
         # Of services whose trainers report log-probabilities alone.
         "rollout_mismatch_mean_ratio",
-        "rollout_mismatch_share_beyond",
-        "rollout_mismatch_largest_ratio",
         "rollout_mismatch_causes",
         # Of tasks in Harbor's format alone.
         "rollout_sandbox_seconds",

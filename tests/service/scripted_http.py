@@ -25,7 +25,7 @@ from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.policy import RemotePolicy
-from service.replay.replayer import Replayer, ReplayReplicas, served_weights
+from service.replay.replayer import Replayer, served_weights
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.episodes import EpisodeFactory
@@ -50,7 +50,7 @@ tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
 Returned = TypeVar("Returned")
 
 
-class ScriptedReplicas(ReplayReplicas):
+class ScriptedReplicas:
     """One replica without a name, which a scripted generator is."""
 
     def __init__(self, generator: Generator) -> None:
@@ -156,9 +156,8 @@ def app_of(
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
     scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, DESCRIPTION)
-    replayer = Replayer(
-        ScriptedReplicas(generator), partial(served_weights, rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild()
-    )
+    replicas: Any = ScriptedReplicas(generator)
+    replayer = Replayer(replicas, partial(served_weights, rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild())
     app.state.services = AppServices(
         rollouts=rollouts,
         replayer=replayer,

@@ -17,7 +17,6 @@ from vllm.renderers.chat_utils import has_non_text_content
 
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.template_renderer import TemplateRenderer
-from deployments.protocols.images import ImageSpan
 from deployments.sessions.records import NO_PLAN, ChatContext, ChatMessage, PreparedPrompt, new_images, prepared_prompt
 from rollout_client.contract.messages import IMAGE_NAME
 
@@ -30,18 +29,14 @@ class ImagePrompts:
     """Prompts that show images to one engine."""
 
     def __init__(self, engine: VLLMEngine, renderer: TemplateRenderer) -> None:
-        self._engine = engine
+        self.engine = engine
         self._renderer = renderer
 
     async def prompt(self, messages: Sequence[ChatMessage], context: ChatContext) -> PreparedPrompt:
         """The prompt of a call that no session records. Raises what `SessionCall.prepare` raises of images."""
         names = new_images(NO_PLAN, messages)
-        images = dict(zip(names, await self._engine.image_tokens(names), strict=True))
+        images = dict(zip(names, await self.engine.image_tokens(names), strict=True))
         return await asyncio.to_thread(partial(prepared_prompt, NO_PLAN, messages, context, self._renderer, images))
-
-    async def engine_input(self, token_ids: Sequence[int], images: Sequence[ImageSpan], cache_salt: str | None) -> Any:
-        """The engine's input for a prompt whose images are expanded. Raises what `EngineImages.prompt` raises."""
-        return await self._engine.prompt_of(token_ids, images, cache_salt)
 
 
 def with_marks(messages: list[Any]) -> tuple[list[Any], bool]:
@@ -55,8 +50,7 @@ def with_marks(messages: list[Any]) -> tuple[list[Any], bool]:
         raise VLLMValidationError(
             "A message has a part that is neither a text nor an image: leave it out.", parameter="messages"
         )
-    texts = (part.get("text") for message in marked for part in _parts_of(message) if isinstance(part, Mapping))
-    return marked, any(isinstance(text, str) and text.startswith(MARK) for text in texts)
+    return marked, any(_is_marked(part) for message in marked for part in _parts_of(message))
 
 
 def _message_with_marks(message: Any) -> Any:
@@ -92,11 +86,12 @@ def with_names(message: Mapping[str, Any]) -> dict[str, Any]:
         raise VLLMValidationError(f"{shown}: show them in one of role 'user'.", parameter="messages")
     if not isinstance(content, list):
         return {**message}
-    return {**message, "content": [_named_part(part) for part in content]}
+    named = [
+        {"type": "image", "image": part["text"].removeprefix(MARK)} if _is_marked(part) else part for part in content
+    ]
+    return {**message, "content": named}
 
 
-def _named_part(part: Any) -> Any:
+def _is_marked(part: Any) -> bool:
     text = part.get("text") if isinstance(part, Mapping) else None
-    if not isinstance(text, str) or not text.startswith(MARK):
-        return part
-    return {"type": "image", "image": text.removeprefix(MARK)}
+    return isinstance(text, str) and text.startswith(MARK)

@@ -74,7 +74,7 @@ class SessionOnlineRenderer(OnlineRenderer):
         if images and self.images is not None:
             with answered_failures():
                 salt: str | None = getattr(request, "cache_salt", None)
-                inputs = [await self.images.engine_input(ids, images, salt)]
+                inputs = [await self.images.engine.prompt_of(ids, images, salt)]
         if not may_constrain:
             # Log-probabilities under a grammar are not those of the policy. Some parsers want one for any call that has
             # tools, and all of them for `parallel_tool_calls: false`, after which only the first call is shown anyway.

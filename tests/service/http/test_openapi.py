@@ -91,7 +91,7 @@ def test_every_parameter_and_every_header_has_a_description() -> None:
 def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
     ids = [operation["operationId"] for operation in OPERATIONS.values()]
     expected = """
-        abort_request acknowledge blob blob_headers chat_completions completions count_tokens delete_job
+        abort_request acknowledge blob chat_completions completions count_tokens delete_job
         delete_run detokenize drop_policy end_session finish_transfer flush_cache generate generate_tokens
         get_model_info health health_generate healthz info init_transfer job job_cursor job_events jobs
         list_sessions loads messages metrics mismatch model_info models open_session policy policy_layout

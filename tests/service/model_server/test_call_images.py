@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from deployments.images.failures import NOT_KEPT
 from deployments.images.settings import ImagesSettings
 from deployments.protocols.images import name_of_image
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
-from service.images.request_images import MODEL_TAKES_NONE, NOT_TAKEN, RequestImages
+from service.images.request_images import NOT_TAKEN, RequestImages
 from service.model_server.call_images import NO_SOURCE, NOT_SHOWN, images_of
 from service.settings import RequestLimits
 from tests.deployments.images.pictures import ImagesInProcess, picture
@@ -141,7 +142,7 @@ def test_an_image_whose_field_is_spelled_in_escapes_or_in_another_encoding_is_ch
             "chat/completions",
             {"messages": [user(openai(f"sha256:{'0' * 64}"))]},
             "messages[0].content[0]",
-            "there is no such image: it has expired, or it is another key's; upload it again",
+            NOT_KEPT,
         ),
         (
             "chat/completions",
@@ -239,11 +240,11 @@ def test_calls_show_no_images_to_a_model_that_takes_none(in_session: bool) -> No
     refused = service.call("chat/completions", {"messages": [user(TEXT, openai(RED_URL))]}, in_session)
     assert refused.status_code == 422
     [problem] = refused.json()["errors"]
-    assert (problem["field"], problem["message"]) == ("messages[0].content[1]", MODEL_TAKES_NONE)
+    assert (problem["field"], problem["message"]) == ("messages[0].content[1]", NOT_TAKEN)
     assert service.call("chat/completions", {"messages": [user(TEXT)]}, in_session).status_code == 200
     sample = {"task_name": "math", "messages": [user(TEXT, {"type": "image", "image": RED_URL})]}
     refused = service.http.request("POST", "/v1/sessions", json={"sample": sample})
     assert refused.status_code == 422
     [problem] = refused.json()["errors"]
-    assert (problem["field"], problem["message"]) == ("sample.messages[0].content[1].image", MODEL_TAKES_NONE)
+    assert (problem["field"], problem["message"]) == ("sample.messages[0].content[1].image", NOT_TAKEN)
     assert (len(service.server.requests), service.kept.puts) == (1, [])

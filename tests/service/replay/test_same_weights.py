@@ -71,9 +71,8 @@ def test_of_a_named_policy_the_current_version_alone_will_do() -> None:
     known = state(0, named={"run-a": 2, "run-b": None})
     assert serving(VersionLabel("run-a", 2), known) == VersionLabel("run-a", 2)
     assert serving(VersionLabel("run-a", 1), known) == (
-        "run-a/1 made tokens of it, and served are run-a/2; of a named policy only the current version is kept"
+        "run-a/1 made tokens of it, and of a named policy only the current version is kept"
     )
-    assert "no named policy is served" in str(serving(VersionLabel("run-b", 1), state(0, named={"run-b": None})))
 
 
 @pytest.mark.parametrize(("checksum", "base", "is_same"), [("c", 1, True), ("d", 1, False), ("c", 2, False)])

@@ -1,12 +1,10 @@
-"""The story in a record: times, moves between replicas with their causes, and notes that come after the end."""
+"""The story in a record: times and priority; and what waits for the store."""
 
 import asyncio
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from deployments.protocols.generation import Generation
 from deployments.rollout_records.book import KeptRecord
@@ -47,34 +45,6 @@ async def recorded(episode: Episode) -> RolloutRecord:
     return await recorder.record("request-0-0", ANYBODY)
 
 
-def moves(*parts: tuple[str, float], **options: Any) -> list[tuple[str | None, str | None]]:
-    record = asyncio.run(recorded(played(*parts, **options)))
-    return [(made.moved_from, made.moved_because) for made in record.generations]
-
-
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        ([("a", 50.0), ("a", 52.0)], [(None, None), (None, None)]),
-        ([("a", 50.0), ("b", 52.0)], [(None, None), ("a", LOST)]),
-        ([("a", 50.0), ("b", 51.2)], [(None, None), ("a", None)]),
-        ([("a", 50.0), ("", 52.0)], [(None, None), (None, None)]),
-    ],
-)
-def test_a_generation_that_went_on_elsewhere_says_from_where_and_after_which_failure(
-    parts: list[tuple[str, float]], expected: list[tuple[str | None, str | None]]
-) -> None:
-    assert moves(*parts, retries=[Retry(51.5, "generation", LOST)]) == expected
-
-
-def test_a_failure_of_the_step_between_two_generations_is_not_why_the_second_one_moved() -> None:
-    failed = Retry(51.5, "timeout", SLOW)
-    step = PlayedStep(0, began_at=51.6, took_s=0.2)
-    assert moves(("a", 50.0), ("b", 52.0), retries=[failed], steps=[step]) == [(None, None), ("a", None)]
-    lost = Retry(51.9, "generation", LOST)
-    assert moves(("a", 50.0), ("b", 52.0), retries=[failed, lost], steps=[step])[1] == ("a", LOST)
-
-
 def test_a_rollout_that_another_process_has_begun_began_with_its_first_generation() -> None:
     episode = played(("a", 50.0))
     episode.began_at = 60.0
@@ -110,10 +80,10 @@ def long_episode(number: int) -> Episode:
     return episode
 
 
-def test_records_that_wait_for_a_store_that_is_away_take_bounded_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_that_wait_for_a_store_that_is_away_take_bounded_memory() -> None:
     most = 2**20
 
-    async def story() -> tuple[int, list[str], list[str]]:
+    async def story() -> tuple[int, list[str]]:
         store: Any = AwayStore()
         recorder = RolloutRecorder(store, most_held_bytes=most)
         recorder._dropped = dropped = CountedUp()  # type: ignore[assignment]
@@ -125,7 +95,6 @@ def test_records_that_wait_for_a_store_that_is_away_take_bounded_memory(caplog: 
                 await asyncio.sleep(0)
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        warned = list(caplog.messages)
         store.is_back.set()
         await asyncio.sleep(0.1)
         # The first ones were kept.
@@ -137,13 +106,11 @@ def test_records_that_wait_for_a_store_that_is_away_take_bounded_memory(caplog: 
         # Further ones are kept again.
         recorder.note(long_episode(501), long_episode(501).result())
         await asyncio.sleep(0.1)
-        return held, [record.rollout_id for record in store.taken[len(names) :]], warned
+        return held, [record.rollout_id for record in store.taken[len(names) :]]
 
-    held, later, warned = asyncio.run(story())
+    held, later = asyncio.run(story())
     assert held < 2 * most
     assert later == ["request-501-0"]
-    [warning] = warned
-    assert warning.startswith("Records of rollouts are dropped: those that wait for their store have reached 1048576")
 
 
 class CountedUp:

@@ -409,7 +409,7 @@ def test_a_rollout_without_a_record_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(recorder, "KEPT_AFTER_S", (0.0,))
     problem = refusal(forking_http(), {"task_name": "math", "fork": {"rollout": "gone", "turn": 0}})
     assert problem["field"] == "samples[0].fork.rollout"
-    assert "rollout_records.keep_s" in problem["message"]
+    assert "rollout_records.max_bytes" in problem["message"]
 
 
 def test_a_service_without_records_says_what_to_add_to_its_config() -> None:

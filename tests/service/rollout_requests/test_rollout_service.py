@@ -27,7 +27,7 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleInput, SampleResult
 from rollout_env import StepOutcome
 from service.admission.admission import Admission
-from service.images.request_images import MODEL_TAKES_NONE, RequestImages
+from service.images.request_images import NOT_TAKEN, RequestImages
 from service.problems import RequestProblem
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory, ValidRequest
@@ -174,8 +174,8 @@ def test_a_model_that_takes_no_images_is_shown_none_and_nothing_is_started() -> 
     problem = refusal.value.problem
     assert problem.status == 422
     assert [(error.field, error.message) for error in problem.errors] == [
-        ("samples[1].messages[0].content[0].image", MODEL_TAKES_NONE),
-        ("samples[2].message_log[0].mm_ranges[0].media", MODEL_TAKES_NONE),
+        ("samples[1].messages[0].content[0].image", NOT_TAKEN),
+        ("samples[2].message_log[0].mm_ranges[0].media", NOT_TAKEN),
     ]
     assert (service.has_started_something, store.puts) == (False, [])
     assert virtual_time.run(service.play(request_of(SAMPLE)))[0].error is None

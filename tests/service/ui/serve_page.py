@@ -64,7 +64,7 @@ def scripted_app(access: AccessControl) -> FastAPI:
     sampler = TaskSampler(environments)
     generator, store = TalkingGenerator(DELAY_S), RolloutRecordStore(RolloutRecordsSettings())
     in_process: Any = store
-    recorder = RolloutRecorder(in_process, lambda _replica: "n1")
+    recorder = RolloutRecorder(in_process)
     # Of two replicas none is ever compared with the others.
     not_compared: Any = None
     reports = TrainerReports(in_process, not_compared, lambda: {"": 7})
