@@ -139,7 +139,7 @@ class EndedRequest(RunningRollout):
         self._first_at = time.monotonic()
         for position, result in enumerate(self._ended_results):
             self._last_at = time.monotonic()
-            yield position, result, None
+            yield position, result
 
     @property
     def summary(self) -> RolloutSummary:

@@ -47,7 +47,7 @@ LOST_AFTER_HEARTBEATS = 10
 REPLICA_REFRESH_S = 0.2
 """Interval of checks for started and ended replicas while generations wait."""
 TRY_SUSPECTS_S = 5.0
-"""Interval at which one generation tries each replica that keeps failing: a fault may pass."""
+"""Time after which a generation tries a replica again that keeps failing: a fault may pass."""
 SERVE_RETRIES = 3
 """Retries of a call without any part of an answer, on another replica where there is one."""
 NOTHING_YET = Generation([], [], "abort")
@@ -100,7 +100,6 @@ class RemoteGenerator(Generator, ModelServer):
         self._replicas: tuple[str, ...] = ()
         """The replicas that the scheduler knows."""
         self._looking_for_replicas: asyncio.TimerHandle | None = None
-        self._trying_suspects: asyncio.TimerHandle | None = None
         self._calls: dict[str, _ReplicaCalls] = {}
         """By replica."""
         self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)
@@ -309,16 +308,7 @@ class RemoteGenerator(Generator, ModelServer):
             self._on_tokens(scheduled.request.share.weight, end.new_tokens)
         self._wake(self._scheduler.end(scheduled, end.new_tokens, replica_failed=end.failed))
         if end.failed:
-            self._try_suspects_soon()
-
-    def _try_suspects_soon(self) -> None:
-        if self._trying_suspects is None and self._scheduler.has_suspects:
-            self._trying_suspects = asyncio.get_running_loop().call_later(TRY_SUSPECTS_S, self._try_suspects)
-
-    def _try_suspects(self) -> None:
-        self._trying_suspects = None
-        self._wake(self._scheduler.try_suspects())
-        self._try_suspects_soon()
+            asyncio.get_running_loop().call_later(TRY_SUSPECTS_S, self._scheduler.let_try, scheduled.replica)
 
     def _wake(self, started: Iterable[ScheduledGeneration]) -> None:
         for scheduled in started:

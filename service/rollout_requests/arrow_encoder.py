@@ -20,7 +20,6 @@ from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.rollout_requests.result_encoding import ResponseEncoder
-from service.rollouts.episode_records import Echo
 
 ROWS_PER_STEP = 64
 CHARACTERS_PER_STEP = 2**18
@@ -81,25 +80,15 @@ class ArrowResponseEncoder(ResponseEncoder):
         """About how much text they have."""
         self._batches: list[pa.RecordBatch] = []
         """The rows before them, as columns."""
-        self._numbers: dict[int, Sequence[_NumbersOfMessages]] = {}
-        """Those of each rollout by position; what a group shares is the same object in all its rollouts."""
-        self._echoes: dict[Echo, tuple[Sequence[dict[str, Any]], _NumbersOfMessages]] = {}
-        """The messages that the rollouts of a group share, and the numbers of these messages."""
+        self._numbers: dict[int, _NumbersOfMessages] = {}
+        """Those of each rollout, by position."""
         self._included: dict[str, pa.Field] = {}
         """The columns of what was included, by their names."""
 
-    def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
-        shared: Sequence[dict[str, Any]] = ()
-        numbers: list[_NumbersOfMessages] = []
-        if echo is not None:
-            if echo not in self._echoes:
-                self._echoes[echo] = _without_numbers(echo.messages, self._included)
-            shared, shared_numbers = self._echoes[echo]
-            numbers.append(shared_numbers)
-        messages, own_numbers = _without_numbers(result.message_log[len(shared) :], self._included)
-        self._numbers[position] = [*numbers, own_numbers]
+    def add(self, position: int, result: SampleResult) -> None:
+        messages, self._numbers[position] = _without_numbers(result.message_log, self._included)
         self._positions.append(position)
-        self._rows.append({**set_fields(result), "message_log": [*shared, *messages]})
+        self._rows.append({**set_fields(result), "message_log": messages})
         text = sum(len(message.content) + CHARACTERS_PER_MESSAGE for message in result.message_log)
         self._characters += text + self._echoed_bytes
         if len(self._rows) == ROWS_PER_STEP or self._characters >= CHARACTERS_PER_STEP:
@@ -208,20 +197,14 @@ def _chunks(items: Iterable[Item], size_of: Callable[[Item], float], full: float
         yield chunk
 
 
-def _token_batch(rollouts: Sequence[Sequence[_NumbersOfMessages]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [_numbers_column(rollouts, field.name, field.type.value_type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _numbers_column(rollouts: Sequence[Sequence[_NumbersOfMessages]], name: str, type_: pa.ListType) -> pa.ListArray:
+def _numbers_column(rollouts: Sequence[_NumbersOfMessages], name: str, type_: pa.ListType) -> pa.ListArray:
     """One row per rollout, one list per message, all values in one buffer."""
-    counts = [count for parts in rollouts for part in parts for count in part.counts(name)]
-    parts_with = (part.by_field[name] for parts in rollouts for part in parts if name in part.by_field)
-    data = pa.py_buffer(b"".join(numbers.data for numbers in parts_with))
+    counts = [count for rollout in rollouts for count in rollout.counts(name)]
+    data = pa.py_buffer(b"".join(rollout.by_field[name].data for rollout in rollouts if name in rollout.by_field))
     values = pa.Array.from_buffers(type_.value_type, data.size // type_.value_type.byte_width, [None, data])
     nulls = pa.array([count is None for count in counts], pa.bool_())
     messages = pa.ListArray.from_arrays(_offsets(count or 0 for count in counts), values, type=type_, mask=nulls)
-    ends = _offsets(sum(part.messages for part in parts) for parts in rollouts)
+    ends = _offsets(rollout.messages for rollout in rollouts)
     return pa.ListArray.from_arrays(ends, messages, type=pa.list_(type_))
 
 
@@ -243,13 +226,10 @@ def _text_stream(rollouts: Iterable[pa.RecordBatch], summary: RolloutSummary) ->
     yield memoryview(written.getvalue())
 
 
-def _number_stream(rollouts: Iterable[Sequence[_NumbersOfMessages]], schema: pa.Schema) -> Iterator[memoryview]:
+def _number_stream(rollouts: Iterable[_NumbersOfMessages], schema: pa.Schema) -> Iterator[memoryview]:
     """The second stream, batch by batch: a batch that was sent can leave the memory."""
     yield memoryview(schema.serialize())
-    for batch in _chunks(rollouts, _bytes_of, NUMBERS_PER_BATCH):
-        yield memoryview(_token_batch(batch, schema).serialize())
+    for batch in _chunks(rollouts, lambda rollout: rollout.bytes, NUMBERS_PER_BATCH):
+        columns = [_numbers_column(batch, field.name, field.type.value_type) for field in schema]
+        yield memoryview(pa.RecordBatch.from_arrays(columns, schema=schema).serialize())
     yield memoryview(END_OF_STREAM)
-
-
-def _bytes_of(rollout: Sequence[_NumbersOfMessages]) -> int:
-    return sum(part.bytes for part in rollout)

@@ -27,7 +27,7 @@ from service.rollout_requests.service_status import version_of
 from service.rollout_requests.validation import Capabilities, request_problems
 from service.rollouts.agent_episode import AgentEpisode, AgentTask
 from service.rollouts.episode import Episode
-from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt, ServiceBuild
+from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt, ServiceBuild
 from service.rollouts.messages import log_without_open_stop_string
 from service.rollouts.staleness import VersionBounds
 from service.scheduling.priority import share_of
@@ -135,9 +135,8 @@ class EpisodeFactory:
             retries=request.retries,
             token_timeout_s=self.limits.generation_timeout_s,
         )
-        prompt = Prompt.of(message_log, request.policy.name)
         start = EpisodeStart(
-            prompt=prompt,
+            prompt=Prompt.of(message_log, request.policy.name),
             extra_env_info=sample.extra_env_info,
             stop_strings=stop_strings,
             sampling=sampling_options(request.sampling),
@@ -146,7 +145,6 @@ class EpisodeFactory:
             bounds=valid.bounds,
             share=valid.share,
             include=valid.include,
-            echo=None if request.num_generations == 1 else _echo_of(sample, prompt, chat, valid.include),
             build=build_of(self.generator.settings_hash),
             keeps_states=self.keeps_states,
             forks_sessions=described is not None and described.forks_sessions,
@@ -218,19 +216,6 @@ def _agent_task_of(
         sample=sample, sampling=sampling, policy=request.policy, priority=request.priority, limits=limits, **further
     )
     return AgentTask(session, agent.scored_by)
-
-
-def _echo_of(sample: SampleInput, prompt: Prompt, chat: ChatOptions, include: IncludedColumns) -> Echo:
-    fields = {
-        "id": sample.id,
-        "extra_env_info": sample.extra_env_info,
-        "tools": chat.tools,
-        "chat_template_kwargs": chat.chat_template_kwargs,
-        **(sample.model_extra or {}),
-    }
-    # Each rollout has the experts of its own computation of the prompt.
-    messages = () if include.routed_experts else prompt.messages
-    return Echo(messages, {name: value for name, value in fields.items() if value is not None})
 
 
 def _index_of(sample_position: int, sample: SampleInput) -> int:

@@ -41,7 +41,7 @@ class _ScoreEncoder:
     def body(self, request_id: str, policy: PolicyVersions) -> Iterator[bytes]:
         """The scores in order of their positions, in parts."""
         summary = orjson.dumps({"request_id": request_id, "policy": policy.model_dump()})
-        yield from document_in_parts(summary, b"scores", ((score,) for _, score in sorted(self._encoded.items())))
+        yield from document_in_parts(summary, b"scores", (score for _, score in sorted(self._encoded.items())))
 
 
 def _fields_of(score: ScoredPrompt | SampleError, start: int, top_k: int) -> dict[str, Any]:
