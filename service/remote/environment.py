@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Environment
 from deployments.rpc.background_tasks import SharedCall
 from deployments.rpc.batching import (
@@ -183,10 +183,10 @@ class RemoteEnvironment(Environment):
         calls = self._calls[destination] = _EnvironmentCalls(steps, releases)
         return calls
 
-    def _results_of(self, replica: str | None, item: StepResults) -> BatchResults[StepOutcome]:
+    def _results_of(self, replica: str | None, results: BatchResults[StepOutcome]) -> BatchResults[StepOutcome]:
         if replica is not None:
-            self._spreading.report(replica, item.steps_in_progress)
-        return item.results
+            self._spreading.note_answer(replica)
+        return results
 
 
 def _abort_steps(named: DeploymentHandle[Any], requests: list[StepRequest]) -> Any:

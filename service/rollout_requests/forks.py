@@ -105,20 +105,14 @@ def _forked_samples(
             found = kept[fork.rollout]
             taken[place] = forked(samples[place], fork, None if found is None else found[0], tokenizer)
         except _CannotFork as refused:
-            field = f"samples[{place}].fork.{refused.field}"
-            value = getattr(fork, refused.field)
-            problems.append(FieldProblem(field=field, message=str(refused), value=value))
+            problems.append(FieldProblem(field=f"samples[{place}].fork", message=str(refused), value=fork.rollout))
     if problems:
         raise invalid_request(*problems[:MOST_PROBLEMS])
     return taken
 
 
 class _CannotFork(Exception):
-    """The rollout cannot be forked there. `field` is the one of the `Fork` that the message is about."""
-
-    def __init__(self, field: str, message: str) -> None:
-        self.field = field
-        super().__init__(message)
+    """The rollout cannot be forked there."""
 
 
 def forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokenizer: ChatTokenizer) -> SampleInput:
@@ -128,14 +122,13 @@ def forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokeni
             "there is no record of it: it has not ended, it is another key's, or its time is over "
             "(rollout_records.keep_s); post its message_log in its place"
         )
-        raise _CannotFork("rollout", message)
+        raise _CannotFork(message)
     rollout = record.rollout
     if rollout.task_name != sample.task_name:
         message = f"it is a rollout of task {rollout.task_name!r}, and the sample's task is {sample.task_name!r}"
-        raise _CannotFork("rollout", f"{message}; send its task_name")
+        raise _CannotFork(f"{message}; send its task_name")
     if not record.states:
-        raise _CannotFork("rollout", "a program has played it, which cannot go on from a turn; play its sample again")
-    point = "turn" if fork.token is None else "token"
+        raise _CannotFork("a program has played it, which cannot go on from a turn; play its sample again")
     turn, log = (
         _log_at_turn(record, fork.turn) if fork.turn is not None else _log_at_token(record, fork.token, tokenizer)
     )
@@ -145,7 +138,7 @@ def forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokeni
             f"the states of its environment are known from turn {record.states[0].turn} on, where its own log was "
             f"posted; fork there or later, or fork {rollout.parent or 'the rollout that played the turns before'}"
         )
-        raise _CannotFork(point, message)
+        raise _CannotFork(message)
     of_rollout = {
         "extra_env_info": state.extra_env_info,
         "stop_strings": state.stop_strings,
@@ -158,7 +151,7 @@ def forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokeni
     return sample.model_copy(update={**update, "message_log": given, "fork": Fork(rollout=fork.rollout)})
 
 
-def _log_at_turn(record: RolloutRecord, turn: int, field: str = "turn") -> tuple[int, list[Message]]:
+def _log_at_turn(record: RolloutRecord, turn: int) -> tuple[int, list[Message]]:
     """The turn, and the messages before it. Raises `_CannotFork`."""
     log = record.rollout.message_log
     generated = _places_of_turns(log)
@@ -168,7 +161,7 @@ def _log_at_turn(record: RolloutRecord, turn: int, field: str = "turn") -> tuple
     if turn > len(generated) or not goes_on:
         last = len(generated) if goes_on else len(generated) - 1
         message = f"the last turn that it can be forked at is {last}"
-        raise _CannotFork(field, f"{message}: the environment ended it there" if record.rollout.terminated else message)
+        raise _CannotFork(f"{message}: the environment ended it there" if record.rollout.terminated else message)
     return turn, log
 
 
@@ -179,14 +172,14 @@ def _log_at_token(record: RolloutRecord, token: int | None, tokenizer: ChatToken
     ends = list(accumulate(len(message.token_ids) for message in log))
     place = next((place for place, end in enumerate(ends) if token <= end), None)
     if place is None:
-        raise _CannotFork("token", f"it has {ends[-1] if ends else 0} tokens; send at most as many")
+        raise _CannotFork(f"it has {ends[-1] if ends else 0} tokens; send at most as many")
     generated = _places_of_turns(log)
     turn = sum(one < place for one in generated)
     if place not in generated:
         if token == ends[place] and (place + 1 in generated or place + 1 == len(log)):
-            return _log_at_turn(record, turn, "token")
+            return _log_at_turn(record, turn)
         message = f"it is within what was said before turn {turn}, where nothing is generated; fork at that turn"
-        raise _CannotFork("token", message)
+        raise _CannotFork(message)
     response = log[place]
     kept = token - ends[place] + len(response.token_ids)
     if kept < len(response.token_ids):

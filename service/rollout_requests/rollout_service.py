@@ -39,7 +39,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.group_selection import GroupSelection, fault_of
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext
-from service.rollouts.pacing import AsyncSchedule, LockstepSchedule, LoopPacer
+from service.rollouts.pacing import LockstepSchedule, LoopPacer, Schedule
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
 from service.rollouts.retries import RetryBudget
 from service.rollouts.selected_groups import DrawGroups, GroupsToSelect
@@ -81,7 +81,7 @@ class RolloutService:
         self.limits = limits
         self.task_sampler = task_sampler
         self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
-        self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
+        self.collections = PacedCollections()
         self._generator = generator
         self._episode_factory = replace(episode_factory, keeps_states=records is not None)
         self._pacer = LoopPacer()
@@ -256,7 +256,7 @@ class RolloutService:
         return RolloutContext(
             self.admission.metered(self._generator, caller),
             self.environments,
-            LockstepSchedule() if request.schedule == "lockstep" else AsyncSchedule(),
+            LockstepSchedule() if request.schedule == "lockstep" else Schedule(),
             pacer=self._pacer,
             versions=self.policy,
             response_parser=self._response_parser,

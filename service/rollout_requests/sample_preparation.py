@@ -20,7 +20,7 @@ from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from rollout_env import ChatMessage, StepOutcome
-from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
+from service.problems import MOST_PROBLEMS, dotted, invalid_request
 from service.rollouts.progress import ProgressLog
 from service.rollouts.retries import RetryBudget, with_retries, with_timeout
 
@@ -48,29 +48,16 @@ async def refuse_bad_extra_env_info(
         checked = environments[task_name].refused_fields(extra_env_infos)
         refused = await _answer(checked, "The check of the samples", task_name, request_id)
         if not isinstance(refused, RolloutFailure):
-            problems += (
-                problem_of(task_name, of_task[field.place], extra_env_infos[field.place], field) for field in refused
-            )
+            problems += (_problem_of(task_name, of_task[field.place], field) for field in refused)
     if problems:
         raise invalid_request(*problems[:MOST_PROBLEMS])
 
 
-def problem_of(task_name: str, position: int, extra_env_info: dict[str, Any], refused: RefusedField) -> FieldProblem:
+def _problem_of(task_name: str, position: int, refused: RefusedField) -> FieldProblem:
     return FieldProblem(
         field=dotted(("samples", position, "extra_env_info", *refused.location)),
         message=f"{refused.message}; GET /tasks shows the fields of task {task_name!r} and an example",
-        value=shown(value_at(extra_env_info, refused.location)),
     )
-
-
-def value_at(extra_env_info: dict[str, Any], location: tuple[str | int, ...]) -> Any:
-    """The value of the field; that of the object around it if the field is missing."""
-    value: Any = extra_env_info
-    for part in location:
-        if isinstance(value, dict) and part not in value:
-            return value
-        value = value[part]
-    return value
 
 
 TaskDescriptions = Mapping[str, TaskDescription | RolloutFailure]

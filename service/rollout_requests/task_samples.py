@@ -19,7 +19,7 @@ from service.http.request_body import JSON
 from service.problems import invalid_request, unknown_task
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.parsing import rollouts_problem
-from service.rollout_requests.validation import DRAW_AT_MOST, draws_problem, keep_problems
+from service.rollout_requests.validation import keep_problems
 from service.settings import RequestLimits
 
 BEGIN = b'{"samples":['
@@ -118,10 +118,7 @@ class TaskSampler:
             lines = self._lines(wanted, limits.max_body_bytes - len(body), needs_all=True)
             if await self._add(body, lines, field, hold) < wanted.size:
                 message = f"the samples take more than {limits.max_body_bytes} bytes; ask for fewer"
-                at, value = f"{field}.count", wanted.count
-                if request.keep.where is not None:
-                    at, value = DRAW_AT_MOST, request.sample_count
-                raise invalid_request(FieldProblem(field=at, message=message, value=value))
+                raise invalid_request(FieldProblem(field=f"{field}.count", message=message, value=wanted.count))
         size = len(body)
         request.samples = (await parser.parse(_document(body, {}), JSON)).samples
         return size
@@ -146,12 +143,10 @@ class TaskSampler:
         ]
         most = limits.max_rollouts_per_request
         if request.keep.where is not None:
-            too_many = draws_problem(request, most)
             problems += keep_problems(request)
-        elif too_many := rollouts_problem(request.sample_count, request.num_generations, most):
-            too_many = too_many.model_copy(update={"field": "samples_from"})
-        if too_many is not None:
-            problems.append(too_many)
+        if too_many := rollouts_problem(request.sample_count, request.num_generations, most):
+            at = "samples_from" if request.keep.where is None else "keep.draw_at_most"
+            problems.append(too_many.model_copy(update={"field": at}))
         if problems:
             raise invalid_request(*problems)
 
