@@ -96,11 +96,18 @@ class GenerationScheduler:
         self._place(generation)
         return generation
 
-    def let_try(self, replica: str) -> None:
-        """Lets the next generation try the replica if it is suspect still, and has none."""
+    def let_try(self, replica: str) -> Started:
+        """Lets one generation try the replica, if it is suspect and has none: the oldest that waits, else the next."""
         window = self._replicas.windows.get(replica)
-        if window is not None and window.is_suspect and not window.generations:
+        if window is None or not window.is_suspect or window.generations:
+            return ()
+        generation = next((waiting for waiting in self._queue if waiting.may_try(replica)), None)
+        if generation is None:
             self._to_try.add(replica)
+            return ()
+        self._queue.remove(generation)
+        self._try(generation, replica)
+        return (generation,)
 
     def end(
         self,
@@ -133,11 +140,10 @@ class GenerationScheduler:
             return ()
         if replica_failed or replica in self._replicas.load_of_others:
             self._replicas.note_load(replica, window)
-        if not replica_failed:
-            # One that was cancelled has not told whether the replica works.
-            self.let_try(replica)
         moved = self._place_elsewhere(replica) if window.is_suspect else ()
-        return [*moved, *self._fill(replica, window)]
+        # One that was cancelled has not told whether the replica works.
+        tries = () if replica_failed else self.let_try(replica)
+        return [*moved, *tries, *self._fill(replica, window)]
 
     def leave_replica(self, rollout_id: str) -> None:
         """Lets the rollout's next generation go to another replica, if there is one. Ignores unknown ids."""
@@ -198,9 +204,9 @@ class GenerationScheduler:
             self._to_try.discard(replica)
         for replica, window in self._replicas.windows.items():
             self._note_free(replica, window)
-            self.let_try(replica)
         moved = [generation for replica in gone for generation in self._place_elsewhere(replica)]
-        return moved + list(self._fill_all())
+        tries = [tried for replica in self._replicas.windows for tried in self.let_try(replica)]
+        return moved + tries + list(self._fill_all())
 
     def _place_elsewhere(self, replica: str) -> Started:
         """Moves all that waits for a replica that is gone, or is suspect while another is not."""

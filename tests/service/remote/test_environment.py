@@ -116,7 +116,7 @@ async def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
     await environment.step(request("a"))
     record_live_replicas(handle.deployment_id, ["two"])
     await environment.step(request("b"))
-    assert [destination.replica for destination in environment._calls] == ["two"]
+    assert [destination.replica for destination in environment._steps] == ["two"]
 
 
 def test_a_replica_that_dies_during_a_step_is_a_lost_environment_that_names_its_task(

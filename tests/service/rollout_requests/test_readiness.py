@@ -1,7 +1,6 @@
 """When the service is ready, and what it says of parts that do not answer."""
 
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
 
 import pytest

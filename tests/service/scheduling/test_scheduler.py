@@ -274,28 +274,29 @@ def with_suspect_a() -> tuple[GenerationScheduler, list[ScheduledGeneration]]:
     return scheduler, [scheduled for scheduled in generations if scheduled.replica == "b"]
 
 
-def test_one_generation_at_a_time_tries_a_suspect_replica() -> None:
+def test_the_oldest_generation_that_waits_tries_a_suspect_replica() -> None:
     scheduler, _ = with_suspect_a()
-    assert [each.has_started for each in submit_many(scheduler, 3, "s")] == [False] * 3
-    scheduler.let_try("a")
-    tried = scheduler.submit(generation("tries"))
-    assert (tried.replica, tried.has_started) == ("a", True)
-    scheduler.let_try("a")
+    waiting = submit_many(scheduler, 3, "s")
+    assert [each.has_started for each in waiting] == [False] * 3
+    assert names(scheduler.let_try("a")) == ["s0"]
+    assert (waiting[0].replica, waiting[0].has_started) == ("a", True)
+    assert list(scheduler.let_try("a")) == [], "one at a time"
     assert not scheduler.submit(generation("next")).has_started
 
 
+def test_the_next_generation_tries_a_suspect_replica_if_none_waits() -> None:
+    scheduler, on_b = with_suspect_a()
+    scheduler.end(on_b[0], new_tokens=100)
+    assert list(scheduler.let_try("a")) == []
+    assert [scheduler.submit(generation(name)).replica for name in ("first", "second")] == ["a", "b"]
+
+
 def test_after_a_try_that_was_cancelled_the_next_generation_tries() -> None:
-    scheduler, _ = with_suspect_a()
-    scheduler.let_try("a")
-    scheduler.end(scheduler.submit(generation("cancelled")))
-    assert scheduler.submit(generation("next")).replica == "a"
-
-
-def test_the_next_generation_tries_a_suspect_replica() -> None:
     scheduler, on_b = with_suspect_a()
     scheduler.end(on_b[0], new_tokens=100)
     scheduler.let_try("a")
-    assert [scheduler.submit(generation(name)).replica for name in ("first", "second")] == ["a", "b"]
+    scheduler.end(scheduler.submit(generation("cancelled")))
+    assert scheduler.submit(generation("next")).replica == "a"
 
 
 def test_a_rollout_that_was_lost_at_a_suspect_replica_does_not_try_it_before_it_was_answered_elsewhere() -> None:
@@ -316,11 +317,10 @@ def test_a_suspect_replica_gets_its_part_again_once_the_one_that_tried_it_has_su
 ) -> None:
     scheduler, _ = with_suspect_a()
     waiting = submit_many(scheduler, 3, "s")
-    scheduler.let_try("a")
-    tried = scheduler.submit(generation("tries"))
+    [tried] = scheduler.let_try("a")
     started = scheduler.end(tried, None if failed else 100, replica_failed=failed)
-    assert names(started) == ([] if failed else ["s2", "s1", "s0"])
-    assert {each.replica for each in waiting} == ({"b"} if failed else {"a"})
+    assert names(started) == ([] if failed else ["s2", "s1"])
+    assert {each.replica for each in waiting[1:]} == ({"b"} if failed else {"a"})
     assert {scheduler.submit(generation(f"new {number}")).replica for number in range(6)} == replicas
 
 
@@ -451,7 +451,7 @@ class Events:
             self.replicas = [f"{number}" for number in range(pick % 4, pick % 4 + 1 + pick % 3)]
             self.note(self.scheduler.set_replicas(self.replicas))
         elif event == "try":
-            self.scheduler.let_try(f"{pick % 4}")
+            self.note(self.scheduler.let_try(f"{pick % 4}"))
         elif event == "observe":
             load = ReplicaLoad(pick, ingresses=1 + pick % 3, virtual_time=pick)
             self.note(self.scheduler.observe(f"{pick % 4}", load, ended=0))
