@@ -7,7 +7,7 @@ pure; `take_forks` reads the records.
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from deployments.protocols.chat import ChatTokenizer
 from deployments.rollout_records.failures import records_not_configured
@@ -16,33 +16,23 @@ from rollout_client.contract.messages import GivenMessage, Message
 from rollout_client.contract.origins import Fork
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollout_records import RolloutRecord
-from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.access.keys import Caller
 from service.problems import MOST_PROBLEMS, invalid_request
-from service.rollouts.episode import Episode
 from service.rollouts.messages import first_tokens_of
 from service.rollouts.progress import ProgressLog
+
+if TYPE_CHECKING:
+    from service.rollout_records.recorder import RolloutRecorder
 
 READ_AT_ONCE = 32
 """Records that are read from their store together."""
 Kept = tuple[RolloutRecord, int]
 
 
-class RolloutRecords(Protocol):
-    """Records of rollouts that have ended: `service/rollout_records/recorder.py`."""
-
-    def note(self, episode: Episode, result: SampleResult, ago_s: float = 0.0) -> None:
-        """The rollout has ended with this result, so many seconds ago."""
-        ...
-
-    async def kept(self, rollout_id: str, caller: Caller) -> Kept | None:
-        """The record and its size in bytes; `None` if the caller has no rollout of this name."""
-        ...
-
-
 async def take_forks(
     request: RolloutRequest,
-    records: RolloutRecords | None,
+    records: "RolloutRecorder | None",
     caller: Caller,
     tokenizer: ChatTokenizer,
     most_bytes: int,

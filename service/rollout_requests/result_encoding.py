@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, encoded_base64
+from rollout_client.contract.messages import COLUMN_FIELDS, encoded_base64
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.problems import RequestProblem
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
@@ -143,13 +143,9 @@ async def encode_beside_others(
 def size_of(result: SampleResult, echoed_bytes: int) -> int:
     """About how large a rollout is, in tokens."""
     text = sum(len(message.content) for message in result.message_log) + echoed_bytes
-    text += sum(len(column.data) for message in result.message_log for _, column in columns_of(message))
-    return sum(len(message.token_ids) for message in result.message_log) + text // BYTES_PER_TOKEN
-
-
-def columns_of(message: Message) -> Iterator[tuple[str, PackedNumbers]]:
-    """The columns that were included, with the names of their fields."""
-    for name in COLUMN_FIELDS & message.model_fields_set:
-        column = getattr(message, name)
-        if column is not None:
-            yield name, column
+    tokens = 0
+    for message in result.message_log:
+        tokens += len(message.token_ids)
+        columns = [getattr(message, name) for name in COLUMN_FIELDS & message.model_fields_set]
+        text += sum(len(column.data) for column in columns if column is not None)
+    return tokens + text // BYTES_PER_TOKEN

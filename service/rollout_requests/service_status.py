@@ -5,34 +5,30 @@ Readiness asks each deployment, replica by replica, and names what does not answ
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Environment, Generator
 from deployments.protocols.model_server import public_model_name
-from deployments.protocols.replicas import GeneratorDescription
 from deployments.rpc.background_tasks import SharedCall
-from rollout_client.contract.info import DegradedPart, ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
+from rollout_client.contract.info import DegradedPart, ModelInfo, ServiceInfo, ServiceVersions
 from rollout_client.version import CONTRACT_VERSION
 from service.rollouts.retries import with_timeout
-from service.settings import AdmissionSettings, RequestLimits
+
+if TYPE_CHECKING:
+    from service.rollout_requests.rollout_service import RolloutService
 
 NOT_LIMITS = {"model", "revision", "vocab_size", "max_model_len", "engine", "image_token_ids", "settings_hash"}
 """Fields of a `GeneratorDescription` that `ServiceInfo` has elsewhere, or that only requests and results need. The
 others say what one engine can do."""
 
 
-def service_info(
-    generator: GeneratorDescription,
-    tokenizer: TokenizerInfo,
-    limits: RequestLimits,
-    admission: AdmissionSettings,
-    policy_version: int | None,
-    tasks: Iterable[str],
-) -> ServiceInfo:
+def service_info(rollouts: "RolloutService") -> ServiceInfo:
+    """What the service is, without what other rooms add."""
+    generator = rollouts.episode_factory.generator
     return ServiceInfo(
         model=ModelInfo(
             name=public_model_name(generator.model),
@@ -40,12 +36,12 @@ def service_info(
             vocab_size=generator.vocab_size,
             max_model_len=generator.max_model_len,
         ),
-        tokenizer=tokenizer,
+        tokenizer=rollouts.episode_factory.tokenizer.info,
         limits={
             "max_seq_len": generator.max_model_len,
             **{name: value for name, value in asdict(generator).items() if name not in NOT_LIMITS},
-            **limits.model_dump(),
-            "admission": admission.model_dump(),
+            **rollouts.limits.model_dump(),
+            "admission": rollouts.admission.settings.model_dump(),
         },
         versions=ServiceVersions(
             service=version_of("rollout-service"),
@@ -54,8 +50,8 @@ def service_info(
             ray=version_of("ray"),
             transformers=version_of("transformers"),
         ),
-        policy_version=policy_version,
-        tasks=sorted(tasks),
+        policy_version=rollouts.policy.version,
+        tasks=sorted(rollouts.environments),
     )
 
 

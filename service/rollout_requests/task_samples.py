@@ -129,9 +129,6 @@ class TaskSampler:
         wanted: Iterable[SampleRange] = given
         if request.keep.where is not None:
             wanted = drawn_ranges(given, request.sample_count)
-            if len(given) == 1 and given[0].task_name in self.tasks_with_data:
-                # Data have the same samples in one range; what an environment makes depends on where a range starts.
-                wanted = _joined_ranges(list(wanted))
         for place, drawn in enumerate(wanted):
             yield f"samples_from[{place % len(given)}]", drawn
 
@@ -193,13 +190,6 @@ class TaskSampler:
         chosen = (made[piece.start - wanted.start : piece.end - wanted.start] for piece in wanted.pieces())
         samples = within_bytes(map(to_json, chain.from_iterable(chosen)), most_bytes)
         yield await asyncio.to_thread(lambda: b"".join(sample + b"\n" for sample in samples))
-
-
-def _joined_ranges(ranges: Sequence[SampleRange]) -> list[SampleRange]:
-    """One range of ranges that follow one another in the same data."""
-    without = [left_out for drawn in ranges for left_out in drawn.without]
-    count = ranges[-1].end - ranges[0].start
-    return [ranges[0].model_copy(update={"count": count, "without": without})]
 
 
 @contextmanager

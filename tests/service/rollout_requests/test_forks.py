@@ -82,7 +82,7 @@ async def played(http: ScriptedHttp, samples: list[dict[str, Any]], **options: A
     request = RolloutRequest.model_validate(body)
     size = await http.rollouts.take_samples(request, lambda _: None)
     running = await http.rollouts.rollout(request, "request", size)
-    results = {position: result async for position, result, _ in running}
+    results = {position: result async for position, result in running}
     # As a caller reads it.
     return [SampleResult.model_validate_json(json_of(results[place])) for place in sorted(results)]
 
