@@ -53,18 +53,19 @@ def parsed_body(body: bytes | bytearray, media_type: str) -> RolloutRequest:
         raise validation_problem(error) from error
 
 
-def checked_fields(body: bytes | bytearray, media_type: str, bounds: BodyBounds) -> dict[str, Any]:
-    """The fields of a large body, whose sizes are within `bounds` and which the contract allows.
+def request_parts(body: bytes | bytearray, media_type: str, bounds: BodyBounds) -> Iterator[Any]:
+    """The fields of a large body other than its samples, then each sample. All are within `bounds`.
 
     Raises:
-        RequestProblem: 400 or 422, the first `MOST_PROBLEMS` problems of the body.
+        RequestProblem: 400 or 422, the first `MOST_PROBLEMS` problems of the body, before the first part.
     """
     fields = _fields_of(body, media_type)
     if problems := list(islice(_body_size_problems(fields, bounds), MOST_PROBLEMS)):
         raise invalid_request(*problems)
     if findings := list(islice(_findings(fields), MOST_PROBLEMS + 1)):
         raise found_problem(findings)
-    return fields
+    yield {name: value for name, value in fields.items() if name != "samples"}
+    yield from fields.get("samples", ())
 
 
 def _fields_of(body: bytes | bytearray, media_type: str) -> Any:
@@ -154,7 +155,7 @@ def _sample_size_problems(field: str, sample: Mapping[str, Any], most_bytes: int
 
 
 def joined_request(options: Mapping[str, Any], samples: Iterable[dict[str, Any]]) -> RolloutRequest:
-    """The request of the parts that `split_fields` makes. No step of it takes longer than the largest sample needs."""
+    """The request of its `request_parts`. No step of it takes longer than the largest sample needs."""
     valid = [SampleInput.model_validate(sample, strict=True) for sample in samples]
     request = RolloutRequest.model_validate({**options, **({"samples": valid[:1]} if valid else {})}, strict=True)
     request.samples = valid
