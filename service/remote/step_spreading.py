@@ -30,9 +30,6 @@ class StepSpreading:
         self._sessions: dict[str, str] = {}
         """The replica of each session."""
 
-    def load_of(self, replica: str) -> int:
-        return self._own[replica]
-
     def begin(self, replicas: Sequence[str], lockstep_id: str = "") -> str | None:
         """Gives a step to one of `replicas` with the least load, and returns which; `None` if there are none.
 

@@ -141,7 +141,7 @@ async def start_samples(
         if isinstance(outcome, RolloutFailure):
             failures[position] = outcome
         else:
-            request.samples[position] = started(request.samples[position], outcome)
+            request.samples[position] = _started(request.samples[position], outcome)
     if progress is not None and (now_started := starts.keys() - failures.keys()):
         await progress.note_started({position: request.samples[position] for position in now_started})
     return failures
@@ -155,9 +155,9 @@ async def outcome_of(call: Callable[[], Awaitable[Answer]], retries: RetryBudget
         return failure
 
 
-def started(sample: SampleInput, outcome: StepOutcome) -> SampleInput:
+def _started(sample: SampleInput, outcome: StepOutcome) -> SampleInput:
     """The sample with the additions of its environment."""
-    added = [PromptMessage.model_validate(shown_message(message)) for message in outcome.observations]
+    added = [PromptMessage.model_validate(_shown_message(message)) for message in outcome.observations]
     update: dict[str, Any] = {"messages": [*(sample.messages or ()), *added]}
     if outcome.metadata is not None:
         update["extra_env_info"] = outcome.metadata
@@ -166,7 +166,7 @@ def started(sample: SampleInput, outcome: StepOutcome) -> SampleInput:
     return sample.model_copy(update=update)
 
 
-def shown_message(message: ChatMessage) -> dict[str, Any]:
+def _shown_message(message: ChatMessage) -> dict[str, Any]:
     """The message as a prompt's: its images are parts of its content, before its text."""
     fields: dict[str, Any] = {**message}
     if images := fields.pop("images", None):

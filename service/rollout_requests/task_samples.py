@@ -83,7 +83,7 @@ class TaskSampler:
     async def _with_revision(self, drawn: SampleRange, field: str) -> SampleRange:
         revision = None
         if self.data is not None and drawn.task_name in self.tasks_with_data:
-            with refusals(field):
+            with _refusals(field):
                 revision = await self.data.revision(drawn)
         if drawn.revision is not None and drawn.revision != revision:
             message = (
@@ -156,7 +156,7 @@ class TaskSampler:
     ) -> int:
         """Adds samples to the document, whose JSON is not parsed. Returns how many."""
         count = 0
-        with refusals(field):
+        with _refusals(field):
             async with aclosing(lines) as parts:
                 async for part in parts:
                     hold(len(document) + len(part))
@@ -193,7 +193,7 @@ class TaskSampler:
 
 
 @contextmanager
-def refusals(field: str) -> Iterator[None]:
+def _refusals(field: str) -> Iterator[None]:
     """Raises `RequestProblem` (422) for `DataRefused` in the block; `field` is that of the range."""
     try:
         yield

@@ -48,7 +48,7 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
         message = f"a program plays {', '.join(sorted(played))}, and has no turns in lockstep; choose async"
         yield FieldProblem(field="schedule", message=message, value=request.schedule)
     for position, sample in enumerate(request.samples):
-        yield from sample_problems(f"samples[{position}]", sample, capabilities)
+        yield from _sample_problems(f"samples[{position}]", sample, capabilities)
 
 
 def refuse_large_echo(request: RolloutRequest, body_bytes: int, limits: RequestLimits) -> None:
@@ -117,15 +117,15 @@ def include_problems(
             if sampling.greedy or not sampling.temperature:
                 message = "greedy decoding draws from no distribution; leave it out, or set sampling.temperature"
             elif not 1 <= sampling.top_k <= highest:
+                bound = "at least 1" if most is None else f"from 1 to {highest}"
                 message = (
-                    f"it needs sampling.top_k from 1 to {highest:g}: without a bound all tokens of the vocabulary "
-                    "could be sampled"
+                    f"it needs sampling.top_k {bound}: without a bound all tokens of the vocabulary could be sampled"
                 )
         if message:
             yield FieldProblem(field=f"include[{place}]", message=message, value=name)
 
 
-def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities) -> Iterator[FieldProblem]:
+def _sample_problems(field: str, sample: SampleInput, capabilities: Capabilities) -> Iterator[FieldProblem]:
     """Yields the problems of one sample; `field` is its path in the request."""
     if sample.task_name not in capabilities.task_names:
         yield unknown_task(f"{field}.task_name", sample.task_name, capabilities.task_names)

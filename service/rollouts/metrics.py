@@ -1,7 +1,7 @@
 """The metrics of a sample and of a request, with the names that NeMo-RL's rollout module uses.
 
 A new metric of each sample is a field of the contract's `SampleMetrics`, filled by `MetricCounts`. A new
-request metric is one more entry in `averages`, `_turn_metrics` or `_spread_by_field`.
+request metric is one more entry in `_averages`, `_turn_metrics` or `_spread_by_field`.
 """
 
 from collections import Counter
@@ -35,25 +35,28 @@ class MetricCounts:
     tokens_by_replica: dict[str, int] = field(default_factory=dict)
     """Generated tokens, without those of unknown replicas."""
 
-    def add_generation(self, input_tokens: int, generated_tokens: int, goes_on: bool = False) -> None:
+    def add_generation(
+        self,
+        input_tokens: int,
+        generated_tokens: int,
+        finish_reason: FinishReason | None,
+        goes_on: bool = False,
+        replica: str = "",
+    ) -> None:
         """Counts all parts of one response as one generation.
 
         Args:
+            finish_reason: why the generation is whole; `None` if it was interrupted.
             goes_on: this part continues a response that was interrupted. The part before it is not counted if it was
                 posted.
+            replica: the one that generated it; empty if it is not known.
         """
         if goes_on and self.turn_gen_tokens:
             self.turn_gen_tokens[-1] += generated_tokens
         else:
             self.turn_input_tokens.append(input_tokens)
             self.turn_gen_tokens.append(generated_tokens)
-
-    def end_generation(self, finish_reason: FinishReason | None) -> None:
-        """Records why the last generation is whole; `None` if it was interrupted."""
         self.clipped_turns += finish_reason == "length"
-
-    def add_tokens_of(self, replica: str, generated_tokens: int) -> None:
-        """Counts the tokens of a generation by its replica."""
         if replica:
             self.tokens_by_replica[replica] = self.tokens_by_replica.get(replica, 0) + generated_tokens
 
@@ -148,7 +151,7 @@ class RequestMetricsAccumulator:
         samples = self._samples
         if not (samples or self._stale):
             return {}
-        of_samples = {**averages(samples), **_turn_metrics(samples), **_spread_by_field(samples)} if samples else {}
+        of_samples = {**_averages(samples), **_turn_metrics(samples), **_spread_by_field(samples)} if samples else {}
         if self._tokens_by_replica:
             of_samples["per_worker_token_counts"] = dict(self._tokens_by_replica)
         return (
@@ -182,7 +185,7 @@ def policy_versions(policy: str | None, versions: Collection[int], current: int 
     )
 
 
-def averages(samples: Sequence[SampleMetrics]) -> RequestMetrics:
+def _averages(samples: Sequence[SampleMetrics]) -> RequestMetrics:
     """Sums, means and extremes over samples, of which there is at least one."""
     turns = [sample.turn_count for sample in samples]
     rewards = [sample.total_reward for sample in samples if sample.total_reward is not None]
