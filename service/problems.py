@@ -16,7 +16,6 @@ REQUEST_ID_HEADER = "X-Request-ID"
 TYPE_PREFIX = "urn:rollout:problem:"
 LONGEST_SHOWN_VALUE = 200
 MOST_PROBLEMS = 20
-NON_FINITE = "it holds NaN or infinity, which JSON cannot express; send null"
 MOST_LEVELS = 201
 """Most levels of nested arrays and objects in a body: the limit of pydantic's JSON parser."""
 JSON_WORDS = {

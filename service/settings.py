@@ -123,9 +123,9 @@ class RequestLimits(StrictSettings):
     max_sample_bytes: int = Field(default=16 * MIB, ge=1)
     """Bytes of one pickled sample with all its fields. Checked in bodies over 64 KiB. Encoding the result of
     one rollout takes time in proportion to it."""
-    max_echoed_bytes_per_request: int = Field(default=4096 * MIB, ge=1)
-    """Bytes of the body times `num_generations`: each result repeats the fields of its sample. This bounds the size
-    of the answer."""
+    max_echoed_bytes_per_request: int = Field(default=1024 * MIB, ge=1)
+    """Bytes of the body times `num_generations`: each result repeats the fields of its sample, and the ingress replica
+    holds a whole answer until it is sent."""
     generation_timeout_s: float | None = Field(default=600, gt=0)
     """Seconds without a new token after which a generation is interrupted and goes on at another replica; null for no
     limit. Waiting behind other generations and pauses for new weights do not count."""

@@ -24,14 +24,14 @@ from deployments.images.settings import ImagesSettings
 from deployments.models.chat_client import HttpChatModel
 from deployments.models.reward_client import RemoteRewardModel
 from deployments.models.settings import ChatModelSettings, UserSimulatorSettings
-from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.rpc.autoscaling import stats_of
-from deployments.rpc.batching import bytes_of_step_result, results_as_completed
+from deployments.rpc.batching import BatchResults, bytes_of_step_result, results_as_completed
 from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
 from deployments.rpc.own_address import running_address
 from deployments.upstream.ray_serve.install import install
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
-from rollout_env import ModelUser, TaskEnvironment
+from rollout_env import ModelUser, StepOutcome, TaskEnvironment
 from rollout_env.environment import forks_sessions, has_a_start, has_sessions
 from rollout_env.loading import load_environment
 from rollout_env.steps import abandoned_threads, call, is_plain
@@ -135,7 +135,7 @@ class EnvironmentHost:
 
     async def step(
         self, requests: list[StepRequest], caller: str = "", named: str = ""
-    ) -> AsyncGenerator[StepResults, None]:
+    ) -> AsyncGenerator[BatchResults[StepOutcome], None]:
         """Runs the steps and yields results as they finish, those of one event-loop iteration together.
 
         A step that fails yields its failure and does not affect the other steps. Every `HEARTBEAT_S` seconds a caller
@@ -153,7 +153,7 @@ class EnvironmentHost:
         with self._heartbeats.open_stream(Listener(caller, named), wake), self._callers_watch.working(caller, ids):
             async with aclosing(results_as_completed(steps, CANCELLED, bytes_of_step_result, wake)) as finished:
                 async for results in finished:
-                    yield StepResults(results, self._steps.load)
+                    yield results
 
     async def abort(self, step_ids: list[str]) -> None:
         """Cancels steps whose callers have gone, while others of their call continue. Unknown ids are ignored."""

@@ -275,7 +275,7 @@ class VLLMEngine(Engine):
         return PrefixCacheTokens(counted["vllm:prefix_cache_queries"], counted["vllm:prefix_cache_hits"])
 
     def load(self) -> ReplicaLoad:
-        return replace(self._progress.load(), unnamed_has_adapter=self.adapters.current is not None)
+        return self._progress.load()
 
     async def is_alive(self) -> bool:
         try:

@@ -6,7 +6,6 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -57,8 +56,6 @@ class GeneratorReplicaBase(ABC):
         )
         self._waiting: dict[str, int] = {}
         """By caller: generations that wait there for this replica."""
-        self._policies: Counter[str] = Counter()
-        """Generations that run or wait in the engine, by named policy."""
         self._virtual_time = 0
         self._ended_generations = 0
 
@@ -192,7 +189,6 @@ class GeneratorReplicaBase(ABC):
             self._engine.load(),
             ingresses=len(self._heartbeats.callers),
             virtual_time=self._virtual_time,
-            policies=tuple(self._policies),
         )
 
     async def check_health(self) -> None:
@@ -227,20 +223,6 @@ class GeneratorReplicaBase(ABC):
         finally:
             if caller not in self._heartbeats.callers:
                 self._waiting.pop(caller, None)
-
-    @contextmanager
-    def _counted(self, policy: str | None) -> Iterator[None]:
-        """Counts a generation of the policy for the length of the block."""
-        if policy is None:
-            yield
-            return
-        self._policies[policy] += 1
-        try:
-            yield
-        finally:
-            self._policies[policy] -= 1
-            if not self._policies[policy]:
-                del self._policies[policy]
 
     async def _generation_or_failure(self, request: GenerationRequest) -> Generation | RolloutFailure:
         try:
@@ -278,8 +260,7 @@ class GeneratorReplicaBase(ABC):
         try:
             self._refuse_if_closed()
             self.refuse_other_weights(request)
-            with self._counted(request.policy):
-                yield
+            yield
             self._virtual_time = max(self._virtual_time, request.virtual_time)
             self._ended_generations += 1
         finally:

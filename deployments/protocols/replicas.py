@@ -17,10 +17,6 @@ class ReplicaLoad:
     """Ingress replicas that have generations here."""
     virtual_time: int = 0
     """The highest `GenerationRequest.virtual_time` of a generation that has ended here."""
-    policies: tuple[str, ...] = ()
-    """The named policies that have generations here."""
-    unnamed_has_adapter: bool = False
-    """Whether generations that name no policy need an adapter too."""
 
 
 @dataclass(frozen=True, slots=True)

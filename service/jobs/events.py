@@ -118,7 +118,7 @@ def _json_parts(groups: list[bytes], last: bytes) -> Iterator[bytes]:
     """As `JsonResponseEncoder.body` has it: the summary's fields, then the rollouts in order of their positions."""
     samples = dict(_sample_in(line) for event in groups for line in _lines_of(event))
     summary = last.rstrip().removeprefix(b'{"summary":')[:-1]
-    yield from document_in_parts(summary, b"samples", ((samples.pop(position),) for position in sorted(samples)))
+    yield from document_in_parts(summary, b"samples", (samples.pop(position) for position in sorted(samples)))
 
 
 def _arrow_of(groups: list[bytes]) -> ArrowResponseEncoder:

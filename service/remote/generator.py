@@ -9,6 +9,7 @@ from functools import partial
 from itertools import count
 from time import monotonic, time
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ray.serve.handle import DeploymentHandle
 
@@ -35,7 +36,7 @@ from deployments.rpc.batching import (
 from deployments.rpc.handle_calls import live_replicas_of
 from deployments.rpc.store_client import StoreClient
 from deployments.upstream.ray_serve.own_replica import own_name
-from service.remote.replica_stream import ReplicaStream, ReplicaWatches, call_unless_gone, control_calls
+from service.remote.replica_stream import ReplicaWatch, call_unless_gone, control_calls, streamed_calls
 from service.rollouts.retries import pause_s
 from service.scheduling.priority import as_check
 from service.scheduling.replicas import ScheduledGeneration
@@ -47,7 +48,7 @@ LOST_AFTER_HEARTBEATS = 10
 REPLICA_REFRESH_S = 0.2
 """Interval of checks for started and ended replicas while generations wait."""
 TRY_SUSPECTS_S = 5.0
-"""Interval at which one generation tries each replica that keeps failing: a fault may pass."""
+"""Time after which a generation tries a replica again that keeps failing: a fault may pass."""
 SERVE_RETRIES = 3
 """Retries of a call without any part of an answer, on another replica where there is one."""
 NOTHING_YET = Generation([], [], "abort")
@@ -100,10 +101,12 @@ class RemoteGenerator(Generator, ModelServer):
         self._replicas: tuple[str, ...] = ()
         """The replicas that the scheduler knows."""
         self._looking_for_replicas: asyncio.TimerHandle | None = None
-        self._trying_suspects: asyncio.TimerHandle | None = None
+        self._failed: set[str] = set()
+        """Replicas that have failed a generation within `TRY_SUSPECTS_S`."""
         self._calls: dict[str, _ReplicaCalls] = {}
         """By replica."""
-        self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)
+        self._silences: WeakValueDictionary[str, ReplicaWatch] = WeakValueDictionary()
+        """By replica, each as long as a call has it, also while its replica is not listed."""
         self._waiting: dict[str, ScheduledGeneration] = {}
         """By rollout."""
         self._turns: dict[ScheduledGeneration, asyncio.Future[None]] = {}
@@ -304,17 +307,13 @@ class RemoteGenerator(Generator, ModelServer):
         if self._on_tokens is not None and end.new_tokens:
             self._on_tokens(scheduled.request.share.weight, end.new_tokens)
         self._wake(self._scheduler.end(scheduled, end.new_tokens, replica_failed=end.failed))
-        if end.failed:
-            self._try_suspects_soon()
+        if end.failed and scheduled.replica not in self._failed:
+            self._failed.add(scheduled.replica)
+            asyncio.get_running_loop().call_later(TRY_SUSPECTS_S, self._let_try, scheduled.replica)
 
-    def _try_suspects_soon(self) -> None:
-        if self._trying_suspects is None and self._scheduler.has_suspects:
-            self._trying_suspects = asyncio.get_running_loop().call_later(TRY_SUSPECTS_S, self._try_suspects)
-
-    def _try_suspects(self) -> None:
-        self._trying_suspects = None
-        self._wake(self._scheduler.try_suspects())
-        self._try_suspects_soon()
+    def _let_try(self, replica: str) -> None:
+        self._failed.discard(replica)
+        self._wake(self._scheduler.let_try(replica))
 
     def _wake(self, started: Iterable[ScheduledGeneration]) -> None:
         for scheduled in started:
@@ -352,7 +351,8 @@ class RemoteGenerator(Generator, ModelServer):
     def _calls_of(self, replica: str) -> _ReplicaCalls:
         if (calls := self._calls.get(replica)) is not None:
             return calls
-        named, silence = self._handle.options(session_id=replica), self._silences.watch_of(replica)
+        named = self._handle.options(session_id=replica)
+        silence = self._silences.setdefault(replica, ReplicaWatch(LOST_AFTER_HEARTBEATS))
         streaming, log_fields = named.options(stream=True), {"replica_id": replica or None}
 
         def control(call: Callable[[list[str]], Any], done: str) -> CallBatcher[Any, None]:
@@ -361,17 +361,22 @@ class RemoteGenerator(Generator, ModelServer):
 
             return control_calls(start, done, GenerationLost, GENERATOR_REPLICA, log_fields)
 
-        def stream(start: Callable[..., Any], results_of: Callable[..., Any]) -> ReplicaStream[Any, Any]:
+        abort = control(named.abort.remote, "aborted")
+
+        def stream(
+            start: Callable[..., Any], results_of: Callable[..., Any], bytes_of: Callable[[Any], int]
+        ) -> CallBatcher[Any, Any]:
             def start_call(requests: list[Any]) -> Any:
                 return start(requests, self._caller, self._scheduler.waiting_for(replica), replica)
 
             results = partial(results_of, replica)
-            return ReplicaStream(start_call, GenerationLost, GENERATOR_REPLICA, log_fields, results, silence)
+            return streamed_calls(
+                start_call, GenerationLost, GENERATOR_REPLICA, log_fields, results, silence, bytes_of, abort
+            )
 
-        abort = control(named.abort.remote, "aborted")
         calls = self._calls[replica] = _ReplicaCalls(
-            stream(streaming.generate.remote, self._results_of).batched(bytes_of_generation_request, abort),
-            stream(streaming.serve.remote, self._ends_of).batched(bytes_of_served_request, abort),
+            stream(streaming.generate.remote, self._results_of, bytes_of_generation_request),
+            stream(streaming.serve.remote, self._ends_of, bytes_of_served_request),
             control(named.interrupt.remote, "interrupted"),
         )
         return calls

@@ -29,12 +29,12 @@ def arrow_fields(body: bytes | bytearray) -> dict[str, Any]:
     """
     try:
         table = read_table(body, SAMPLES, ["task_name"], "samples[]")
-        return {**options_of(table.schema), "samples": rows_of(table, SAMPLES)}
+        return {**_options_of(table.schema), "samples": rows_of(table, SAMPLES)}
     except (pa.ArrowException, OSError, ValueError) as error:
         raise unreadable_body(f"{str(error).rstrip('.')}; send one Arrow stream of samples") from error
 
 
-def options_of(schema: pa.Schema) -> dict[str, Any]:
+def _options_of(schema: pa.Schema) -> dict[str, Any]:
     """The fields of the request other than its samples."""
     options = from_json((schema.metadata or {}).get(REQUEST, b"{}"))
     if not isinstance(options, dict):
@@ -72,12 +72,12 @@ def _record_batches(messages: pa.ipc.MessageReader, schema: pa.Schema) -> Iterat
     for message in messages:
         if message.type != "record batch":
             raise ValueError(f"it holds a {message.type} where a record batch must be")
-        if is_compressed(message.metadata):
+        if _is_compressed(message.metadata):
             raise ValueError("its buffers are compressed; compress the body as a whole, with Content-Encoding")
         yield pa.ipc.read_record_batch(message, schema)
 
 
-def is_compressed(message: pa.Buffer) -> bool:
+def _is_compressed(message: pa.Buffer) -> bool:
     """Whether a record batch has compressed buffers, which pyarrow would decompress without a bound.
 
     Reads the flatbuffer itself, which pyarrow has verified.

@@ -12,16 +12,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
 
 from rollout_client.contract.rollouts import RolloutRequest
 from service.admission.admission import AdmittedRequest
-from service.http.request_body import JSON, read_body, rollout_media_type
+from service.http.request_body import read_body, rollout_media_type
 from service.problems import RequestProblem, not_ready
-from service.rollout_requests.parsing import BodyBounds, joined_request, parsed_body
-from service.scoring.parsing import ParsedScoreRequest, ScoreBounds, joined_score_request, parsed_score_request
+from service.rollout_requests.parsing import BodyBounds, joined_request, parsed_body, request_parts
+from service.scoring.parsing import (
+    ParsedScoreRequest,
+    ScoreBounds,
+    joined_score_request,
+    parsed_score_request,
+    score_request_parts,
+)
 
 MOST_BYTES_INLINE = 2**16
 """Parsing this much takes about a millisecond, less than the exchange with another process."""
@@ -30,6 +37,8 @@ PROCESSES = 2
 MOST_BYTES_KEPT = 2**25
 """A process that has parsed a larger body is ended: its allocator keeps the memory."""
 Parsed = TypeVar("Parsed")
+PartsOf = Callable[[bytes], Iterable[Any]]
+"""Parses a body in the other process. Gives the request in parts, each of which is pickled alone."""
 
 
 class BodyParser:
@@ -51,23 +60,20 @@ class BodyParser:
         """
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_body(body, media_type)
-        return await self._parse_elsewhere(body, media_type, self._bounds, joined_request)
+        parts_of = partial(request_parts, media_type=media_type, bounds=self._bounds)
+        return await self._parse_elsewhere(body, parts_of, joined_request)
 
     async def parse_score_request(self, body: bytes | bytearray, bounds: ScoreBounds) -> ParsedScoreRequest:
         """Parses the body of a `POST /score`. Raises what `parse` raises."""
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_score_request(body, bounds)
-        return await self._parse_elsewhere(body, JSON, bounds, joined_score_request)
+        return await self._parse_elsewhere(body, partial(score_request_parts, bounds=bounds), joined_score_request)
 
     async def _parse_elsewhere(
-        self,
-        body: bytes | bytearray,
-        media_type: str,
-        bounds: BodyBounds | ScoreBounds,
-        join: Callable[[Any, Iterable[Any]], Parsed],
+        self, body: bytes | bytearray, parts_of: PartsOf, join: Callable[[Any, Iterable[Any]], Parsed]
     ) -> Parsed:
         def parse() -> Parsed:
-            request = join(*self._parts(body, media_type, bounds))
+            request = join(*self._parts(body, parts_of))
             if isinstance(body, bytearray):
                 # Here and not where the last reference is dropped: freeing 256 MB takes 20 ms.
                 body.clear()
@@ -75,16 +81,11 @@ class BodyParser:
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
 
-    def _parts(
-        self, body: bytes | bytearray, media_type: str, bounds: BodyBounds | ScoreBounds
-    ) -> tuple[Any, Iterable[Any]]:
-        try:
-            process = self._idle.pop()
-        except IndexError:
-            process = ParserProcess()
+    def _parts(self, body: bytes | bytearray, parts_of: PartsOf) -> tuple[Any, Iterable[Any]]:
+        process = self._idle.pop() if self._idle else ParserProcess()
         small, is_kept = len(body) <= MOST_BYTES_KEPT, False
         try:
-            parsed = process.parse(body, media_type, bounds)
+            parsed = process.parse(body, parts_of)
             is_kept = small
             return parsed
         except RequestProblem:
@@ -116,14 +117,12 @@ class ParserProcess:
             command = [sys.executable, "-m", "service.rollout_requests.parser_process", str(childs.fileno())]
             self._process = subprocess.Popen(command, env=environment, pass_fds=[childs.fileno()])
 
-    def parse(
-        self, body: bytes | bytearray, media_type: str, bounds: BodyBounds | ScoreBounds
-    ) -> tuple[Any, Iterable[Any]]:
+    def parse(self, body: bytes | bytearray, parts_of: PartsOf) -> tuple[Any, Iterable[Any]]:
         """The first part of the answer, and the others, each unpickled when it is its turn.
 
         Raises `RequestProblem` with the problems of the body.
         """
-        self._connection.send_bytes(pickle.dumps((media_type, bounds)))
+        self._connection.send_bytes(pickle.dumps(parts_of))
         self._connection.send_bytes(body)
         first, *rest = iter(self._connection.recv_bytes, b"")
         answer = pickle.loads(first)

@@ -18,7 +18,6 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.problems import (
     MOST_PROBLEMS,
-    NON_FINITE,
     found_problem,
     invalid_json,
     invalid_request,
@@ -30,8 +29,6 @@ SAMPLES_AT_ONCE = 64
 """Samples that are validated in one call: it holds the interpreter's lock for about a millisecond."""
 MOST_FIELDS = 64
 """Fields of an object that the contract defines. Each unknown field is a problem of its own."""
-MOST_VALUES_PER_SAMPLE = 100_000
-"""JSON values of a sample outside of its messages. Reading or writing so many takes 10 ms."""
 OBJECTS_OF_A_REQUEST = ("sampling", "keep", "policy")
 FIELDS_WITH_MESSAGES = ("messages", "message_log")
 
@@ -51,30 +48,31 @@ def parsed_body(body: bytes | bytearray, media_type: str) -> RolloutRequest:
         RequestProblem: 400 or 422, the problems of the body.
     """
     try:
-        if media_type == ARROW:
-            return RolloutRequest.model_validate(arrow_fields(body), strict=True)
-        return RolloutRequest.model_validate_json(body, strict=True)
+        return RolloutRequest.model_validate(_fields_of(body, media_type), strict=True)
     except ValidationError as error:
         raise validation_problem(error) from error
 
 
-def checked_fields(body: bytes | bytearray, media_type: str, bounds: BodyBounds) -> dict[str, Any]:
-    """The fields of a large body, whose sizes are within `bounds` and which the contract allows.
+def request_parts(body: bytes | bytearray, media_type: str, bounds: BodyBounds) -> Iterator[Any]:
+    """The fields of a large body other than its samples, then each sample. All are within `bounds`.
 
     Raises:
-        RequestProblem: 400 or 422, the first `MOST_PROBLEMS` problems of the body.
+        RequestProblem: 400 or 422, the first `MOST_PROBLEMS` problems of the body, before the first part.
     """
-    fields = arrow_fields(body) if media_type == ARROW else _json_fields(body)
+    fields = _fields_of(body, media_type)
     if problems := list(islice(_body_size_problems(fields, bounds), MOST_PROBLEMS)):
         raise invalid_request(*problems)
     if findings := list(islice(_findings(fields), MOST_PROBLEMS + 1)):
         raise found_problem(findings)
-    return fields
+    yield {name: value for name, value in fields.items() if name != "samples"}
+    yield from fields.get("samples", ())
 
 
-def _json_fields(body: bytes | bytearray) -> Any:
+def _fields_of(body: bytes | bytearray, media_type: str) -> Any:
+    if media_type == ARROW:
+        return arrow_fields(body)
     try:
-        return from_json(body)
+        return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise invalid_json(str(error)) from error
 
@@ -91,7 +89,7 @@ def _findings(fields: Any) -> Iterator[ErrorDetails]:
             match finding["loc"]:
                 case ("samples", int(place), *rest):
                     finding["loc"] = ("samples", place + first, *rest)
-            yield _of_whole_field(finding)
+            yield finding
 
 
 def _errors_of(fields: Any) -> Sequence[ErrorDetails]:
@@ -100,17 +98,6 @@ def _errors_of(fields: Any) -> Sequence[ErrorDetails]:
     except ValidationError as error:
         return error.errors(include_url=False)
     return ()
-
-
-def _of_whole_field(finding: ErrorDetails) -> ErrorDetails:
-    """NaN or infinity deep in a field of any JSON as a problem of that field, in the words for small bodies.
-
-    Pydantic's own location names the alternatives of its type for JSON.
-    """
-    match finding:
-        case {"type": "finite_number", "loc": ("samples", int(place), str(name), _, *_)}:
-            return {**finding, "type": "non_finite_json", "loc": ("samples", place, name), "msg": NON_FINITE}
-    return finding
 
 
 def _body_size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem]:
@@ -158,11 +145,7 @@ def _nested_object_problems(field: str, value: Any) -> Iterator[FieldProblem]:
 
 
 def _sample_size_problems(field: str, sample: Mapping[str, Any], most_bytes: int) -> Iterator[FieldProblem]:
-    free = {name: value for name, value in sample.items() if name not in FIELDS_WITH_MESSAGES}
-    if (count := _value_count(free)) > MOST_VALUES_PER_SAMPLE:
-        message = f"it holds {count} JSON values outside of its messages; send at most {MOST_VALUES_PER_SAMPLE}"
-        yield FieldProblem(field=field, message=message, value=count)
-    elif (size := len(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL))) > most_bytes:
+    if (size := len(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL))) > most_bytes:
         message = f"it takes {size} bytes, and a sample may take {most_bytes}; shorten it"
         yield FieldProblem(field=field, message=message, value=size)
     for name in FIELDS_WITH_MESSAGES:
@@ -171,21 +154,8 @@ def _sample_size_problems(field: str, sample: Mapping[str, Any], most_bytes: int
             yield from _object_problems(f"{field}.{name}[{place}]", message)
 
 
-def _value_count(value: Any) -> int:
-    """The number of JSON values in `value`, itself included."""
-    count, inside = 0, [value]
-    while inside:
-        value = inside.pop()
-        count += 1
-        if isinstance(value, dict):
-            inside.extend(value.values())
-        elif isinstance(value, list):
-            inside.extend(value)
-    return count
-
-
 def joined_request(options: Mapping[str, Any], samples: Iterable[dict[str, Any]]) -> RolloutRequest:
-    """The request of the parts that `split_fields` makes. No step of it takes longer than the largest sample needs."""
+    """The request of its `request_parts`. No step of it takes longer than the largest sample needs."""
     valid = [SampleInput.model_validate(sample, strict=True) for sample in samples]
     request = RolloutRequest.model_validate({**options, **({"samples": valid[:1]} if valid else {})}, strict=True)
     request.samples = valid

@@ -189,9 +189,8 @@ class Episode:
         start = 0 if self.log.partial is None else len(self.log.partial.token_ids)
         self.log.add_response(generation, self._tokenizer)
         self.generations.append(PlayedGeneration.of(generation, len(self.log.added) - 1, start, self._stop_strings))
-        self.metrics.add_generation(length, tokens, goes_on)
-        self.metrics.add_tokens_of(generation.replica, tokens)
-        self.metrics.end_generation(self.log.added[-1].finish_reason)
+        finish_reason = self.log.added[-1].finish_reason
+        self.metrics.add_generation(length, tokens, finish_reason, goes_on, generation.replica)
         self.versions.add(generation.weight_versions)
         self.status = self._cut_off_by
 

@@ -5,7 +5,7 @@ seed derived from the one above it.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -121,16 +121,6 @@ class Prompt:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Echo:
-    """Parts of their sample that all results of a group repeat: the same objects."""
-
-    messages: tuple[Message, ...]
-    """The messages with which the log of every result begins."""
-    fields: Mapping[str, Any]
-    """By name. A result repeats a field if its value is this object, and not one that is equal to it."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServiceBuild:
     """The software that plays: all results of an ingress replica have the same."""
@@ -155,8 +145,6 @@ class EpisodeStart:
     share: RequestShare = UNNAMED_REQUEST
     include: IncludedColumns = NO_COLUMNS
     """Is the same object in all episodes of a request."""
-    echo: Echo | None = None
-    """Set for a group of more than one episode."""
     build: ServiceBuild = ServiceBuild()
     """Is the same object in all episodes."""
     keeps_states: bool = False

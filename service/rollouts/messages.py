@@ -66,36 +66,18 @@ def _last_closed_end(pieces: Pieces, stop_strings: Sequence[str], hidden: int) -
     Ends within the first `hidden` characters do not count. `None` if there is no such end but that of no piece.
     """
     text = "".join(piece or "" for piece in pieces)
-    open_matches = [open_match_lengths(text, stop_string) for stop_string in stop_strings]
     ends = list(accumulate((len(piece or "") for piece in pieces), initial=0))
     for kept in range(len(pieces), 0, -1):
         end = ends[kept]
         is_whole = pieces[kept - 1] is not None
-        if is_whole and end >= hidden and not any(lengths[end] for lengths in open_matches):
+        if is_whole and end >= hidden and not any(_may_go_on(text, end, stop_string) for stop_string in stop_strings):
             return kept
     return None
 
 
-def open_match_lengths(text: str, stop_string: str) -> list[int]:
-    """At index i: how many characters at the end of `text[:i]` are a beginning of `stop_string`, at most and not all.
-
-    The algorithm of Knuth, Morris and Pratt: linear in both lengths.
-    """
-    borders = [0]
-    for character in stop_string[1:]:
-        borders.append(_longer_match(stop_string, borders, borders[-1], character))
-    lengths = [0]
-    for character in text:
-        matched = _longer_match(stop_string, borders, lengths[-1], character)
-        lengths.append(borders[-1] if matched == len(stop_string) else matched)
-    return lengths
-
-
-def _longer_match(stop_string: str, borders: Sequence[int], matched: int, character: str) -> int:
-    """The longest match after one more character, given the longest one before it, which is proper."""
-    while matched and stop_string[matched] != character:
-        matched = borders[matched - 1]
-    return matched + (stop_string[matched] == character)
+def _may_go_on(text: str, end: int, stop_string: str) -> bool:
+    """Whether `text[:end]` ends with a beginning of the stop string that is not all of it."""
+    return any(text.endswith(stop_string[:length], 0, end) for length in range(1, len(stop_string)))
 
 
 def response_of(generation: Generation, tokenizer: ChatTokenizer) -> Message:

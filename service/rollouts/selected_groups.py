@@ -19,9 +19,7 @@ DrawGroups = Callable[[range], Awaitable[Sequence[Episode]]]
 """Makes the episodes of the groups at these places."""
 
 
-class _EndedEpisode(NamedTuple):
-    episode: Episode
-    result: SampleResult
+_EndedEpisode = tuple[Episode, SampleResult]
 
 
 class JudgedGroup(NamedTuple):
@@ -136,7 +134,7 @@ class _SelectingGroups:
     def _end(self, episode: Episode) -> None:
         place, result = episode.identity.group, episode.result()
         self._note_end(episode, result)
-        self._ended[place].append(_EndedEpisode(episode, result))
+        self._ended[place].append((episode, result))
         self._in_flight[place].discard(episode)
         if self._in_flight[place]:
             return
@@ -144,10 +142,10 @@ class _SelectingGroups:
         selection = self._groups.selection
         if self.running.is_over:
             selection.stop_drawing()
-        fault = self._groups.fault_of([ended.result for ended in self._ended[place]])
-        for decided in selection.end(place, fault):
-            rollouts = sorted(self._ended.pop(decided.place), key=lambda ended: ended.episode.identity.position)
-            self._judged.put_nowait(JudgedGroup(decided.place, decided.is_kept, rollouts))
+        fault = self._groups.fault_of([ended for _, ended in self._ended[place]])
+        for decided, is_kept in selection.end(place, fault):
+            rollouts = sorted(self._ended.pop(decided), key=lambda ended: ended[0].identity.position)
+            self._judged.put_nowait(JudgedGroup(decided, is_kept, rollouts))
         for unneeded in selection.unneeded():
             self.running.cut_off(self._in_flight.get(unneeded, ()), "cancelled")
 

@@ -72,7 +72,7 @@ async def _open_session(
     Every call of the engine under it is recorded: prompt ids, generated ids, log-probabilities, weight versions.
     """
     asked = await read_json_body(request, SessionRequest, rollouts.limits.max_sample_bytes, "shorten the sample")
-    problems = include_problems(asked, rollouts.generator)
+    problems = include_problems(asked, rollouts.episode_factory.generator)
     if asked.sample is not None:
         problems = chain(problems, further_field_problems("sample", asked.sample, SessionSample))
     if found := list(islice(problems, MOST_PROBLEMS)):

@@ -43,7 +43,7 @@ async def _abort_request(request: Request, calls: Calls, caller: AuthorizedCalle
 @router.get("/model_info", **needs("read"), summary="Describe the model, as SGLang does")
 async def _model_info(rollouts: Rollouts) -> SGLangModelInfo:
     """The model and the current version of its weights."""
-    name, version = rollouts.generator.model, rollouts.policy.version or 0
+    name, version = rollouts.episode_factory.generator.model, rollouts.policy.version or 0
     return SGLangModelInfo(model_path=name, tokenizer_path=name, weight_version=str(version))
 
 

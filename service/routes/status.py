@@ -18,6 +18,7 @@ from service.http.streaming import response_in_parts
 from service.metrics.exposition import ExportersLost, all_metrics
 from service.problems import TASK_UNKNOWN, RequestProblem, not_ready, unknown_task
 from service.rollout_requests.result_encoding import JSON, PART_BYTES, pieces
+from service.rollout_requests.service_status import service_info
 from service.routes.dependencies import Rollouts, Services
 
 info_router = APIRouter(prefix="/info", tags=["info"])
@@ -27,14 +28,14 @@ info_router = APIRouter(prefix="/info", tags=["info"])
 async def _info(rollouts: Rollouts, services: Services) -> ServiceInfo:
     """Model, tokenizer, limits, versions and tasks: what a client or a trainer has to match."""
     further = {"follow": await rollouts.policy.follow_state(), "keeps_records": services.records is not None}
-    return rollouts.info().model_copy(update=further)
+    return service_info(rollouts).model_copy(update=further)
 
 
 @info_router.get("/vocabulary", response_model=Vocabulary, **needs("read"), summary="List the tokens of the model")
 async def _vocabulary(rollouts: Rollouts) -> Response:
     """The token of each id, to see which differ where `vocabulary_sha256` is not what a trainer has."""
     # A vocabulary has hundreds of thousands of tokens: orjson encodes them in milliseconds.
-    return Response(orjson.dumps({"tokens": rollouts.vocabulary}), media_type=JSON)
+    return Response(orjson.dumps({"tokens": rollouts.episode_factory.tokenizer.vocabulary}), media_type=JSON)
 
 
 _SEED = "Shuffles the data, or seeds what the environment makes. Equal seeds give equal samples."

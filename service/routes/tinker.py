@@ -31,6 +31,7 @@ from service.model_server.tinker_dialect import (
     parsed_sample_call,
 )
 from service.problems import NOT_TRAINED_HERE, RequestProblem, invalid_request
+from service.rollout_requests.service_status import service_info
 from service.routes.dependencies import RequestId, Rollouts, Services, TinkerCalls, held_request
 from service.routes.model_server import SHORTEN
 
@@ -89,7 +90,7 @@ async def _telemetry() -> Response:
 
 @router.get("/get_server_capabilities", **needs("read", also_api_key=True))
 async def _get_server_capabilities(rollouts: Rollouts) -> Response:
-    model = rollouts.info().model
+    model = service_info(rollouts).model
     supported = {"model_name": model.name, "max_context_length": model.max_model_len}
     return JSONResponse({"supported_models": [{**supported, "trainable": False, "sampleable": True}]})
 
@@ -115,7 +116,7 @@ async def _create_sampling_session(request: Request, rollouts: Rollouts, _: Tink
     """Waits until the weights that it names are current."""
     asked = await read_json_body(request, SamplingSessionRequest, MOST_BYTES, ADVICE)
     sampler = asked.sampler
-    model = rollouts.info().model.name
+    model = service_info(rollouts).model.name
     if asked.base_model is not None and public_model_name(asked.base_model) != model:
         message = f"this service samples from {model} alone; name that"
         raise invalid_request(FieldProblem(field="base_model", message=message, value=asked.base_model))
@@ -130,7 +131,11 @@ async def _create_sampling_session(request: Request, rollouts: Rollouts, _: Tink
 @router.get("/samplers/{sampler_id}", **rollout_scope)
 async def _get_sampler(sampler_id: str, rollouts: Rollouts) -> Response:
     sampler = Sampler.of_id(sampler_id)
-    fields = {"sampler_id": sampler.id, "base_model": rollouts.info().model.name, "model_path": sampler.model_path}
+    fields = {
+        "sampler_id": sampler.id,
+        "base_model": service_info(rollouts).model.name,
+        "model_path": sampler.model_path,
+    }
     return JSONResponse(fields)
 
 

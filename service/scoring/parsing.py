@@ -98,12 +98,13 @@ def sequence_problems(
         yield FieldProblem(field="start", message=message, value=start)
 
 
-def split_score_request(request: ParsedScoreRequest) -> Iterator[Any]:
-    """The request in parts, each of which is pickled alone: all but its sequences, then each sequence."""
+def score_request_parts(body: bytes | bytearray, bounds: ScoreBounds) -> Iterator[Any]:
+    """All of the parsed request but its sequences, then each sequence. Raises what `parsed_score_request` raises."""
+    request = parsed_score_request(body, bounds)
     yield replace(request, sequences=())
     yield from request.sequences
 
 
 def joined_score_request(first: ParsedScoreRequest, sequences: Iterable["array[int]"]) -> ParsedScoreRequest:
-    """The request that `split_score_request` has split."""
+    """The request of its `score_request_parts`."""
     return replace(first, sequences=[*sequences])

@@ -29,7 +29,7 @@ from rollout_client.tensors import PaddingSide, image_inputs, images_shown, to_t
 from rollout_env import StepOutcome
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext, play_sample
-from service.rollouts.pacing import AsyncSchedule
+from service.rollouts.pacing import Schedule
 from tests.deployments.images.pictures import ImagesInProcess
 from tests.live.test_engine import EngineGenerator
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment
@@ -122,7 +122,7 @@ async def play(
         tokenizer=tokenizer,
         sampling=SamplingOptions(temperature=temperature, ignore_eos=True, seed=draw.randrange(1000)),
     )
-    context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, AsyncSchedule(), images=reader)
+    context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, Schedule(), images=reader)
     return (await play_sample(recipe.make(), context)).result()
 
 

@@ -21,7 +21,7 @@ async def ended_after(agents: EnvironmentHost) -> tuple[float, object]:
     run = StepRequest(message_log=[], extra_env_info=CALL.model_dump(), step_id="run")
     async with aclosing(agents.step([run], CALLER)) as items:
         async for item in items:
-            for _, result in item.results:
+            for _, result in item:
                 return virtual_time.now(), result
     raise AssertionError("The run has no result.")
 

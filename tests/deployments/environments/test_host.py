@@ -18,7 +18,8 @@ from deployments.failures import (
     RolloutFailure,
     TurnTimedOut,
 )
-from deployments.protocols.environments import RefusedField, StepRequest, StepResults
+from deployments.protocols.environments import RefusedField, StepRequest
+from deployments.rpc.batching import BatchResults
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 from rollout_env.loading import EnvironmentNotLoadable
 from rollout_env.steps import abandoned_threads
@@ -94,7 +95,7 @@ def results_of(*modes: dict[str, Any]) -> list[StepOutcome | RolloutFailure]:
 
     async def answered() -> dict[int, StepOutcome | RolloutFailure]:
         requests = [StepRequest(LOG, mode, "request", f"request-{place}-0", place) for place, mode in enumerate(modes)]
-        return dict([result async for item in obedient_host().step(requests) for result in item.results])
+        return dict([result async for item in obedient_host().step(requests) for result in item])
 
     by_place = asyncio.run(answered())
     return [by_place[place] for place in range(len(modes))]
@@ -159,7 +160,7 @@ def test_closing_the_answers_cancels_the_steps_without_a_failure(caplog: pytest.
 
     async def first_answer() -> float:
         answers = host.step([StepRequest(LOG, {"mode": "wait"}), StepRequest(LOG, {"mode": "good"})])
-        assert await anext(answers) == StepResults([(1, GOOD)], steps_in_progress=1)
+        assert await anext(answers) == [(1, GOOD)]
         await answers.aclose()
         await asyncio.sleep(0)
         return sum((await host.record_autoscaling_stats()).values())
@@ -171,7 +172,7 @@ def test_closing_the_answers_cancels_the_steps_without_a_failure(caplog: pytest.
 @virtual_time.test
 async def test_a_host_sends_a_heartbeat_while_a_step_takes_long() -> None:
     answers = obedient_host().step([StepRequest(LOG, {"mode": "wait"})], "caller")
-    assert await anext(answers) == StepResults([], steps_in_progress=1)
+    assert await anext(answers) == []
     assert virtual_time.now() == 1
     await answers.aclose()
 
@@ -179,7 +180,7 @@ async def test_a_host_sends_a_heartbeat_while_a_step_takes_long() -> None:
 def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.LogCaptureFixture) -> None:
     host = obedient_host()
 
-    async def run() -> StepResults:
+    async def run() -> BatchResults[StepOutcome]:
         requests = [StepRequest(LOG, {"mode": "wait"}, step_id=step_id) for step_id in ("one", "two")]
         answers = host.step(requests)
         first = asyncio.ensure_future(anext(answers))
@@ -191,7 +192,7 @@ def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.Lo
         await answers.aclose()
         return results
 
-    [(place, failure)] = asyncio.run(run()).results
+    [(place, failure)] = asyncio.run(run())
     assert (place, type(failure)) == (1, EnvironmentBroken)
     assert caplog.records == []
 
@@ -203,7 +204,7 @@ async def test_a_host_that_is_shut_down_gives_up_the_steps_that_have_not_ended_i
     answers = [
         (virtual_time.now(), type(result))
         async for item in host.step([StepRequest(LOG, {"mode": mode}, step_id=mode) for mode in ("good", "wait")])
-        for _, result in item.results
+        for _, result in item
     ]
     assert answers == [(0.0, StepOutcome), (4.5, EnvironmentShuttingDown)]
 
@@ -260,7 +261,7 @@ def test_a_replica_in_which_too_many_plain_steps_hang_is_not_healthy(monkeypatch
         said = [await health(host)]
         for posted in (requests[:2], requests[2:]):
             async for item in host.step(posted):
-                assert {type(result) for _, result in item.results} <= {TurnTimedOut}
+                assert {type(result) for _, result in item} <= {TurnTimedOut}
             said.append(await health(host))
         Hanging.goes_on.set()
         while abandoned_threads():

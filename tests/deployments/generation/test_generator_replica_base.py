@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -245,25 +244,6 @@ async def test_a_call_that_is_closed_aborts_all_of_its_generations() -> None:
     await batches.aclose()
     await virtual_time.settled()
     assert sorted(replica.engine.cancelled) == ["a", "b"]
-
-
-def test_the_load_names_the_policies_that_have_generations_here() -> None:
-    replica = ScriptedReplica()
-    a, b, other, failing = requests("a", "b", "other", "rejected")
-    generations = [replace(a, policy="run-a"), replace(b, policy="run-a"), other, replace(failing, policy="run-b")]
-
-    async def run() -> list[tuple[str, ...]]:
-        seen = []
-        async with aclosing(replica.generate(generations)) as items:
-            await anext(items)
-            seen.append(replica.load().policies)
-            for name in ("a", "b"):
-                replica.engine.finish(name)
-                await anext(items)
-                seen.append(replica.load().policies)
-        return seen
-
-    assert virtual_time.run(run()) == [("run-a",), ("run-a",), ()]
 
 
 @virtual_time.test

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -20,18 +21,16 @@ from rollout_client.calls.arrow_bodies import arrow_body
 from rollout_client.contract.problems import Problem
 from rollout_client.contract.rollouts import RolloutRequest
 from service.http.request_body import JSON
-from service.problems import MOST_LEVELS, NON_FINITE, RequestProblem
+from service.problems import MOST_LEVELS, RequestProblem
 from service.rollout_requests import body_parser
 from service.rollout_requests.body_parser import MOST_BYTES_INLINE, BodyParser
-from service.rollout_requests.parser_process import split_fields
 from service.rollout_requests.parsing import (
     MOST_FIELDS,
-    MOST_VALUES_PER_SAMPLE,
     SAMPLES_AT_ONCE,
     BodyBounds,
-    checked_fields,
     joined_request,
     parsed_body,
+    request_parts,
 )
 from service.scoring.parsing import ParsedScoreRequest, ScoreBounds
 
@@ -54,7 +53,7 @@ def parse(parser: BodyParser, body: bytes, media_type: str = JSON) -> RolloutReq
 def refused(body: bytes, media_type: str = JSON, bounds: BodyBounds = BOUNDS) -> Problem:
     """The problem of a body that is parsed as a large one is."""
     with pytest.raises(RequestProblem) as raised:
-        checked_fields(body, media_type, bounds)
+        list(request_parts(body, media_type, bounds))
     return raised.value.problem
 
 
@@ -152,7 +151,9 @@ def test_a_process_whose_answer_was_not_read_whole_parses_no_further_body(monkey
 @pytest.mark.slow
 def test_a_process_ends_when_the_connection_that_its_parent_holds_ends() -> None:
     process = body_parser.ParserProcess()
-    assert joined_request(*process.parse(request(), JSON, BOUNDS)) == parsed_body(request(), JSON)
+    assert joined_request(
+        *process.parse(request(), partial(request_parts, media_type=JSON, bounds=BOUNDS))
+    ) == parsed_body(request(), JSON)
     process._connection.close()
     assert process._process.wait(timeout=60) == 0
 
@@ -162,7 +163,7 @@ def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
 ) -> None:
     go_on = threading.Event()
     answered = parsed_body(request(), JSON)
-    first, *rest = split_fields(checked_fields(request(), JSON, BOUNDS))
+    first, *rest = request_parts(request(), JSON, BOUNDS)
 
     def wait(*_arguments: Any) -> tuple[Any, list[Any]]:
         assert go_on.wait(60)
@@ -231,26 +232,20 @@ def test_whatever_the_body_both_ways_give_the_same_request_or_name_the_same_fiel
     except RequestProblem as error:
         by_step = error.problem
     try:
-        options, *samples = split_fields(checked_fields(body, JSON, bounds))
+        options, *samples = request_parts(body, JSON, bounds)
         by_parts = joined_request(options, samples)
     except RequestProblem as error:
         by_parts = error.problem
     assert by_parts == by_step
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"extra_env_info": {"": math.inf}},
-        {"extra_env_info": {"a": {"b": [0, math.nan]}}},
-        {"tools": [{"x": -math.inf}]},
-        {"chat_template_kwargs": {"x": math.nan}},
-    ],
-)
-def test_nan_or_infinity_in_a_large_body_is_a_problem_of_its_field(fields: dict[str, Any]) -> None:
-    problem = refused(request(samples=[{**SAMPLE, **fields}]))
-    [field] = fields
-    assert [(error.field, error.message) for error in problem.errors] == [(f"samples[0].{field}", NON_FINITE)]
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_nan_or_infinity_is_no_json(number: float) -> None:
+    body = request(samples=[{**SAMPLE, "x": {"a": [0, number]}}])
+    assert refused(body).status == 400
+    with pytest.raises(RequestProblem) as raised:
+        parsed_body(body, JSON)
+    assert raised.value.problem.status == 400
 
 
 def test_problems_are_named_at_their_places_in_the_whole_request_and_only_the_first_20() -> None:
@@ -287,7 +282,7 @@ def nested(levels: int) -> bytes:
 @pytest.mark.parametrize("way", ["small", "large"])
 def test_json_may_be_nested_in_201_levels_and_not_in_one_more(way: str) -> None:
     def parse(body: bytes) -> object:
-        return parsed_body(body, JSON) if way == "small" else checked_fields(body, JSON, BOUNDS)
+        return parsed_body(body, JSON) if way == "small" else list(request_parts(body, JSON, BOUNDS))
 
     assert MOST_LEVELS == 201
     parse(nested(MOST_LEVELS))
@@ -317,33 +312,21 @@ def test_an_object_of_the_contract_may_have_64_fields_and_not_one_more() -> None
     assert len(refused(request(**unknown)).errors) == 21
 
 
-def test_a_sample_may_hold_100_000_values_and_not_one_more() -> None:
-    # The other values: the sample's fields as one, its name, its list and the list's place among the fields.
-    allowed = MOST_VALUES_PER_SAMPLE - 3
-    checked_fields(request(samples=[{**SAMPLE, "x": [1] * allowed}]), JSON, BodyBounds(10, 10**9))
-    [error] = refused(request(samples=[{**SAMPLE, "x": [1] * (allowed + 1)}])).errors
-    assert (error.field, error.value, error.message) == (
-        "samples[0]",
-        100_001,
-        "it holds 100001 JSON values outside of its messages; send at most 100000",
-    )
-
-
 def test_a_sample_may_take_a_number_of_bytes_and_not_one_more() -> None:
     body = request(samples=[SAMPLE, {**SAMPLE, "x": "y" * 50_000}])
     [error] = refused(request(samples=[SAMPLE, {**SAMPLE, "x": "y" * 100_000}])).errors
     assert error.field == "samples[1]"
     size = int(str(error.value)) - 50_000
     assert error.message == f"it takes {size + 50_000} bytes, and a sample may take 100000; shorten it"
-    checked_fields(body, JSON, BodyBounds(10, size))
+    list(request_parts(body, JSON, BodyBounds(10, size)))
     with pytest.raises(RequestProblem):
-        checked_fields(body, JSON, BodyBounds(10, size - 1))
+        list(request_parts(body, JSON, BodyBounds(10, size - 1)))
 
 
 @pytest.mark.parametrize("num_generations", [1, 2])
 def test_a_body_may_have_a_number_of_rollouts_and_not_one_sample_more(num_generations: int) -> None:
     allowed = BOUNDS.max_rollouts // num_generations
-    checked_fields(request(samples=[SAMPLE] * allowed, num_generations=num_generations), JSON, BOUNDS)
+    list(request_parts(request(samples=[SAMPLE] * allowed, num_generations=num_generations), JSON, BOUNDS))
     [error] = refused(request(samples=[{}] * (allowed + 1), num_generations=num_generations)).errors
     assert (error.field, error.value) == ("samples", allowed + 1)
     expected = f"{allowed + 1} samples x {num_generations} generations is more than 1000 rollouts; split the request"

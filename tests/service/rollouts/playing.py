@@ -24,7 +24,7 @@ from rollout_env import StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request, play_sample
-from service.rollouts.pacing import AsyncSchedule
+from service.rollouts.pacing import Schedule
 from tests import virtual_time
 from tests.service.scripted import (
     EpisodeRecipe,
@@ -40,7 +40,7 @@ KEEP_ALL = Keep()
 
 
 def async_context(generator: Generator, environment: Environment) -> RolloutContext:
-    return RolloutContext(generator, {"task": environment}, AsyncSchedule())
+    return RolloutContext(generator, {"task": environment}, Schedule())
 
 
 def play(recipe: EpisodeRecipe, generator: Generator, environment: Environment) -> SampleResult:

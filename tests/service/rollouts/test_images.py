@@ -23,7 +23,7 @@ from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
 from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext, play_sample
-from service.rollouts.pacing import AsyncSchedule
+from service.rollouts.pacing import Schedule
 from tests import virtual_time
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
 from tests.vision_model import vision_tokenizer
@@ -65,7 +65,7 @@ def recipe(prompt: Sequence[str], **fields: Any) -> EpisodeRecipe:
 
 def play(episode: Episode, generator: ScriptedGenerator, outcomes: Sequence[StepOutcome]) -> Episode:
     reader = ImageReader(generator)
-    context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, AsyncSchedule(), images=reader)
+    context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, Schedule(), images=reader)
     return virtual_time.run(play_sample(episode, context))
 
 
@@ -141,7 +141,7 @@ def test_images_are_asked_for_again_when_the_engine_was_lost_and_cost_their_roll
 def test_a_model_that_sees_nothing_fails_the_rollout_whose_environment_shows_images() -> None:
     episode = recipe([], max_rollout_turns=2).make()
     environment = ScriptedEnvironment([outcome("look", NAMES[:2])])
-    context = RolloutContext(ScriptedGenerator(["ab"]), {"task": environment}, AsyncSchedule())
+    context = RolloutContext(ScriptedGenerator(["ab"]), {"task": environment}, Schedule())
     virtual_time.run(play_sample(episode, context))
     assert episode.error is not None
     assert episode.error.message == "The model takes no images, and 2 are shown to it: serve a model that sees."

@@ -22,7 +22,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.metrics import STATUSES_WITH_FINAL_REWARD, RequestMetricsAccumulator
-from service.rollouts.pacing import AsyncSchedule
+from service.rollouts.pacing import Schedule
 from service.rollouts.staleness import (
     RolloutVersions,
     VersionBounds,
@@ -275,7 +275,7 @@ Ended = list[tuple[float, Episode, SampleResult]]
 def play_in(world: World, episodes: list[Episode], keep: Keep = KEEP_ALL) -> tuple[Ended, TimedGenerator]:
     """Each episode with the moment of its end."""
     generator = TimedGenerator(world)
-    context = RolloutContext(generator, {"task": SlowEnvironment([])}, AsyncSchedule(), versions=world)
+    context = RolloutContext(generator, {"task": SlowEnvironment([])}, Schedule(), versions=world)
     early_stopping = EarlyStopping(keep, {episode: episode.identity.group for episode in episodes})
 
     async def play() -> Ended:
@@ -390,7 +390,7 @@ async def test_a_rollout_in_a_step_is_cut_off_when_its_tokens_become_stale() -> 
     environment = Endless([])
     [episode] = episodes_with(VersionBounds(max_staleness=0), 1)
     generator = TimedGenerator(world)
-    context = RolloutContext(generator, {"task": environment}, AsyncSchedule(), versions=world)
+    context = RolloutContext(generator, {"task": environment}, Schedule(), versions=world)
 
     publishing = asyncio.create_task(world.run())
     early_stopping = EarlyStopping(KEEP_ALL, {episode: 0})

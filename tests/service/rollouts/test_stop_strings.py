@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.rollouts.messages import FIRST_WINDOW, open_match_lengths, tokens_to_keep
+from service.rollouts.messages import FIRST_WINDOW, tokens_to_keep
 
 stop_strings_of_a_request = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3)
 pieces_of_tokens = st.lists(st.none() | st.text(alphabet="ab", max_size=3), max_size=80)
@@ -39,15 +39,6 @@ def test_tokens_stay_up_to_the_last_place_where_no_stop_string_and_no_character_
     pieces: list[str | None], stop_strings: tuple[str, ...], expected: int
 ) -> None:
     assert kept(pieces, *stop_strings) == expected
-
-
-@given(text=st.text(alphabet="ab", max_size=30), stop_string=st.text(alphabet="ab", min_size=1, max_size=6))
-def test_an_open_match_is_the_longest_end_that_is_a_proper_beginning(text: str, stop_string: str) -> None:
-    beginnings = [stop_string[:length] for length in range(len(stop_string))]
-    assert open_match_lengths(text, stop_string) == [
-        max(len(beginning) for beginning in beginnings if text[:end].endswith(beginning))
-        for end in range(len(text) + 1)
-    ]
 
 
 @given(pieces=pieces_of_tokens, stop_strings=stop_strings_of_a_request)

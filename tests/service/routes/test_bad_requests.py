@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -49,8 +50,6 @@ def logged(**fields: Any) -> dict[str, Any]:
         ),
         (logged(token_ids=[-1]), "samples[0].message_log[0].token_ids[0]", "greater than or equal to 0"),
         ({"samples": [{**GOOD, "reward": 1}, {**GOOD, "status": 1}]}, "samples[1].status", "field of the result"),
-        ({"samples": [GOOD], "sampling": {"temperature": float("nan")}}, "sampling.temperature", "finite number"),
-        ({"samples": [GOOD], "sampling": {"temperature": float("inf")}}, "sampling.temperature", "finite number"),
         ({"samples": [GOOD], "sampling": {"temperature": -0.1}}, "sampling.temperature", "greater than or equal to 0"),
         ({"samples": [GOOD], "sampling": {"temperature": 2.5}}, "sampling.temperature", "less than or equal to 2"),
         ({"samples": [GOOD], "sampling": {"temperature": 1e-3}}, "sampling.temperature", "at least 0.01"),
@@ -61,8 +60,6 @@ def logged(**fields: Any) -> dict[str, Any]:
         ({"samples": [GOOD], "sampling": {"top_k": 2**64}}, "sampling.top_k", "less than"),
         ({"samples": [GOOD], "sampling": {"seed": "5"}}, "sampling.seed", "valid integer"),
         ({"samples": [GOOD], "sampling": {"greedy": "yes"}}, "sampling.greedy", "valid boolean"),
-        ({"samples": [{**GOOD, "note": [1.0, float("nan")]}]}, "samples[0].note", "NaN or infinity"),
-        ({"samples": [{**GOOD, "extra_env_info": {"x": float("inf")}}]}, "samples[0].extra_env_info", "infinity"),
         (logged(token_ids=[]), "samples[0].message_log", "it has no token"),
         (
             logged(generation_logprobs=[-1.0, -2.0]),
@@ -90,7 +87,6 @@ def logged(**fields: Any) -> dict[str, Any]:
         ({"samples": [GOOD], "deadline_s": 0}, "deadline_s", "greater than 0"),
         ({"samples": [GOOD], "schedule": "sync"}, "schedule", "'async' or 'lockstep'"),
         ({"samples": [GOOD], "sampling": {"top_k": -2}}, "sampling.top_k", "greater than or equal to -1"),
-        ({"samples": [GOOD], "sampling": {"min_p": float("-inf")}}, "sampling.min_p", "finite number"),
         (
             {"samples": [GOOD], "sampling": {"max_new_tokens": 0}},
             "sampling.max_new_tokens",
@@ -118,7 +114,15 @@ def test_an_invalid_request_names_its_field_and_starts_nothing(body: dict[str, A
     assert not service.has_started_something
 
 
-@pytest.mark.parametrize("body", ['{"samples": ', "not json"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"samples": ',
+        "not json",
+        *(json.dumps({"samples": [{**GOOD, "note": [1.0, number]}]}) for number in (math.nan, math.inf, -math.inf)),
+        json.dumps({"samples": [GOOD], "sampling": {"temperature": math.nan}}),
+    ],
+)
 def test_an_unreadable_body_is_refused_and_starts_nothing(body: str) -> None:
     service = ScriptedHttp()
     response = service.post(body)

@@ -164,7 +164,7 @@ READS_PICKLES: dict[str, str] = {
     "deployments/rollout_records/store.py": "records that ingress replicas have written",
     "service/rollout_records/recorder.py": "records that ingress replicas have written",
     "service/rollout_requests/body_parser.py": "answers of the process that parses bodies, its own child",
-    "service/rollout_requests/parser_process.py": "parameters that its parent writes",
+    "service/rollout_requests/parser_process.py": "the parsing function that its parent names",
 }
 """Files that may call `pickle.loads`, and whose bytes these are."""
 LOADERS = {"loads", "load", "Unpickler"}
