@@ -66,6 +66,8 @@ class Policy:
         self._pushes: dict[int, _Push] = {}
         """The pushes that are under way, by version."""
         self.uploads = Uploads(self.versions, self._pushes)
+        self.used_at = 0.0
+        """When a call was about it last, by the clock of the event loop."""
         self.last_update: PolicyUpdate | None = None
         self._keep_versions = settings.keep_versions
 
@@ -153,6 +155,7 @@ class PolicyRegistry:
         policy = self.find(name)
         if policy is None:
             policy = self._named[str(name)] = self._open(name)
+        policy.used_at = asyncio.get_running_loop().time()
         return policy
 
     @property
@@ -272,7 +275,8 @@ class PolicyRegistry:
         try:
             for policy in [self.unnamed, *self.named.values()]:
                 policy.uploads.drop_expired()
-                if policy.name is not None and not policy.is_known:
+                unused_s = asyncio.get_running_loop().time() - policy.used_at
+                if policy.name is not None and not policy.is_known and unused_s >= CLEAN_UP_EVERY_S:
                     del self._named[policy.name]
                     policy.versions.trash.discard(policy.versions.folder)
             await asyncio.to_thread(self.unnamed.versions.trash.empty)

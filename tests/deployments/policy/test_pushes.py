@@ -207,7 +207,7 @@ async def test_partial_weights_may_name_the_version_that_completes_them(world: W
     [
         ({}, "weights", "partial weights hold at least one tensor"),
         ({"other": torch.ones(1)}, "other", "the tensor is not known to the model"),
-        ({NORM: INITIAL[NORM].float()}, NORM, "its dtype is F32; the model's is BF16"),
+        ({NORM: INITIAL[NORM].float()}, NORM, "the tensor is F32 [128]; the model has BF16 [128]"),
         ({NORM: INITIAL[NORM] * torch.nan}, NORM, "it holds NaN or infinity; the training has diverged"),
     ],
 )
