@@ -37,7 +37,7 @@ def test_a_file_of_a_node_that_is_lost_is_one_that_cannot_be_read(monkeypatch: p
     monkeypatch.setattr(cluster, "_read_task", lambda: EndedActor(lost))
 
     async def read() -> bytes:
-        return await RayCluster().read(StoredFile("/saved", "node-2", inode=0, modified_ns=0), 0, 10)
+        return await RayCluster().read(StoredFile("/saved", "ab" * 28, inode=0, modified_ns=0), 0, 10)
 
     with pytest.raises(OSError, match=r"^/saved could not be read on its node: .*is gone$"):
         asyncio.run(read())
