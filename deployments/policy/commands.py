@@ -38,21 +38,6 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaPayload:
-    """The changes from an older version to the one of the payload, for nodes that have the older one."""
-
-    base: int
-    base_checksum: str
-    base_file: StoredFile
-    """Where the store has the base's full weights."""
-    file: StoredFile
-    size_bytes: int
-    """Size of the delta's file."""
-    checksum: str
-    """The `Checksum` of the delta's own tensors."""
-
-
-@dataclass(frozen=True, slots=True)
 class VersionPayload:
     """The weights of one version: what they are and where their bytes are. Never the bytes, nor references to Ray
     objects: Serve pickles its messages itself, and an object that a message refers to is kept for ever.
@@ -63,16 +48,12 @@ class VersionPayload:
     size_bytes: int
     """Size of the safetensors file."""
     checksum: str
-    """The `Checksum` of its tensors. It was computed when the version was validated; of a delta its sender says it, and
-    what a node makes of the delta has to have it."""
+    """The `Checksum` of its tensors, computed when the version was validated."""
     file: StoredFile
-    """If the version comes as a delta, it is written when it is read, or once the version is current."""
     keep: frozenset[int] = frozenset()
     """Versions whose files stay on the nodes; they include this one."""
     adapter_config: str | None = None
     """Text of PEFT's `adapter_config.json`; adapters only."""
-    delta: DeltaPayload | None = None
-    """For a replica that holds the base."""
     key: str | None = field(default=None, compare=False)
     """Identifies the content of the version for the store; the replica returns it when it registers."""
     name: str | None = None
@@ -233,8 +214,6 @@ class CommandCosts:
     """`AcceptRequests`: how long generations waited, after the swap, for the end of the trial."""
     fetched_bytes: int = 0
     """`Stage`, `SetAdapters`: what this replica fetched from other nodes."""
-    read_bytes: int = 0
-    """`Stage`: size of the files that this replica read, of the delta in place of the weights if it had the base."""
 
     def __add__(self, other: "CommandCosts") -> "CommandCosts":
         return CommandCosts(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))

@@ -3,8 +3,8 @@
 Payloads say what a replica lacks, and where its bytes are; only bytes that replicas read pass through the store.
 Guarantees: a replica accepts requests only once it holds what every replica should hold, the adapters of named policies
 included; one that holds other weights under a number that the store knows is replaced, and a number that a replica has
-is not given to other weights. Replicas that start load at the same time, and updates do not wait for them, except for
-one load of a replica that they have overtaken `LOADS_BESIDE_UPDATES` times.
+is not given to other weights. Replicas that start load at the same time, and updates wait only for the second load of a
+replica that one of them has overtaken.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ from deployments.policy.cluster import read_range
 from deployments.policy.commands import (
     AbandonTransfer,
     AcceptRequests,
-    DeltaPayload,
     LoadedWeights,
     ReplicaRegistration,
     SetAdapters,
@@ -28,7 +27,6 @@ from deployments.policy.policies import Policy, PolicyRegistry
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry, error_of
 from deployments.policy.versions import Version
 
-LOADS_BESIDE_UPDATES = 3
 logger = logging.getLogger("rollout_service.policy")
 
 
@@ -79,44 +77,26 @@ class ReplicaLoading:
         numbers = _versions_to_load(loaded, self._versions.desired) if self._can_complete(loaded) else []
         return [await self.payload(number) for number in numbers]
 
-    async def payload(self, version: int, is_delta: bool = False) -> VersionPayload:
+    async def payload(self, version: int) -> VersionPayload:
         """One version.
-
-        Args:
-            is_delta: for replicas that hold the base: the full weights of a version that is stored as a delta are
-                written only when a node cannot use the delta.
 
         Raises:
             VersionUnknown, WeightsRefused: as `Versions.file` does.
             OSError: a file cannot be read.
         """
-        return await asyncio.to_thread(self._payload, version, is_delta, self.pinned)
+        return await asyncio.to_thread(self._payload, version, self.pinned)
 
-    def _payload(self, version: int, is_delta: bool, pinned: set[int]) -> VersionPayload:
-        versions, info = self._versions, self._versions.find(version)
-        delta = self._delta_of(info) if is_delta and info is not None and info.stored == "delta" else None
-        path = versions.file(version) if delta is None else versions.weights(version)
+    def _payload(self, version: int, pinned: set[int]) -> VersionPayload:
+        info, path = self._versions.find(version), self._versions.file(version)
         return VersionPayload(
             version=version,
             kind="adapter" if info is not None and info.kind == "adapter" else "full",
-            size_bytes=path.stat().st_size if delta is None else versions.info(version).size_bytes,
-            checksum=versions.checksum(version),
+            size_bytes=path.stat().st_size,
+            checksum=self._versions.checksum(version),
             file=self._stored(path),
-            keep=frozenset(pinned | {version} | (set() if delta is None else {delta.base})),
+            keep=frozenset(pinned | {version}),
             adapter_config=None if info is None else info.adapter_config,
-            delta=delta,
             key=None if info is None else info.key,
-        )
-
-    def _delta_of(self, info: Version) -> DeltaPayload:
-        base, file = info.base or 0, self._versions.delta(info.version)
-        return DeltaPayload(
-            base=base,
-            base_checksum=self._versions.checksum(base),
-            base_file=self._stored(self._versions.file(base)),
-            file=self._stored(file),
-            size_bytes=file.stat().st_size,
-            checksum=str(info.delta_checksum),
         )
 
     def adapters(self, policy: Policy | None = None, instead: Version | None = None) -> tuple[VersionPayload, ...]:
@@ -158,16 +138,10 @@ class ReplicaLoading:
                 return policy.versions.weights(version)
         if self._versions.checksum(version) == checksum:
             return self._versions.file(version)
-        if version and self._versions.info(version).delta_checksum == checksum:
-            return self._versions.delta(version)
         raise VersionUnknown.not_stored(version)
 
     def _stored(self, path: Path) -> StoredFile:
-        """The file may not exist yet."""
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            return StoredFile(str(path), self._node_id, inode=0, modified_ns=0, is_copied=self._copy_to_nodes)
+        found = path.stat()
         return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns, self._copy_to_nodes)
 
     async def admit(self, replica: RegisteredReplica) -> None:
@@ -212,14 +186,10 @@ class ReplicaLoading:
         await asyncio.gather(*map(self.load, waiting))
 
     async def _load_and_join(self, replica: RegisteredReplica) -> None:
-        for _ in range(LOADS_BESIDE_UPDATES):
-            if not await self._load_missing(replica):
-                return
-            async with self._update_lock.lease():
-                if replica.loaded == self._versions.desired or not self._can_complete(replica.loaded):
-                    await self._join(replica)
-                    return
+        if not await self._load_missing(replica):
+            return
         async with self._update_lock.lease():
+            # Nothing is missing unless an update has come in between.
             if await self._load_missing(replica):
                 await self._join(replica)
 

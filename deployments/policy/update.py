@@ -8,9 +8,7 @@ replicas end at the same version, and it is published once they have loaded it. 
 after the other, and whoever watches is told after each which have the version.
 
 A version of the policy without a name pauses generation, but nowhere before every replica has staged the new weights or
-has failed. What comes as a delta is staged once the replica's node has made the weights and found their checksum right
-(without replicas the store does), and is written as full weights behind the activation. A version of a named policy is
-an adapter beside the full weights: it pauses nothing.
+has failed. A version of a named policy is an adapter beside the full weights: it pauses nothing.
 """
 
 import asyncio
@@ -31,8 +29,7 @@ from deployments.policy.commands import (
     SwapOptions,
     VersionPayload,
 )
-from deployments.policy.failures import PolicyFailure, VersionUntried, WeightsRefused
-from deployments.policy.lineage import current_full_weights, refuse_other_base, warnings_of_base
+from deployments.policy.failures import PolicyNotCurrent, VersionUntried, WeightsRefused
 from deployments.policy.policies import Policy, PolicyRegistry
 from deployments.policy.replica_loading import ReplicaLoading
 from deployments.policy.replica_registry import (
@@ -44,7 +41,6 @@ from deployments.policy.replica_registry import (
     error_of,
 )
 from deployments.policy.versions import Version
-from deployments.policy.weight_checks import changed_values
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, ReplicaUpdate
 
@@ -178,14 +174,18 @@ def refuse_if_all_refused(staged: Sequence[CommandResult]) -> None:
         raise WeightsRefused.of("weights", f"the engine cannot take them: {errors[0]}")
 
 
-NO_EFFECT = "The weights change no log-probability of the canary"
+OTHER_BASE = (
+    "the adapter was trained on these full weights, and others are current, version {full}: make its own current first "
+    "(POST /policy/rollback), or train it on those"
+)
+NO_EFFECT = (
+    "The weights change no log-probability of the canary: the change is too small for the engine's precision, or the "
+    "engine does not generate with them."
+)
 NO_EFFECT_OF_ADAPTER = (
     "The adapter changes no log-probability of the canary: it is zero, or too small for the engine's precision. "
     "Rollouts are as without it."
 )
-EFFECT_SHARE = 0.001
-"""Share of the values that every text is computed with. Where more have changed, some log-probability changes even if
-each changed by its last bit alone."""
 logger = logging.getLogger("rollout_service.policy")
 
 
@@ -222,7 +222,7 @@ class Updates:
 
         Args:
             info: of an adapter, `base` is filled in here: the full weights that are current then.
-            file: the weights, or a delta, on the file system of the store's folder.
+            file: the weights, on the file system of the store's folder.
 
         Raises:
             UpdateUnderWay: another update holds the lease, and the caller does not wait.
@@ -238,9 +238,10 @@ class Updates:
             await self._registry.drop_dead()
             warnings: list[str] = []
             if is_adapter:
-                await asyncio.to_thread(refuse_other_base, self._full, options)
-                warnings += warnings_of_base(self._full, policy.last_adapter_base, options)
-                info = info.model_copy(update={"base": self._full.desired.full})
+                full = self._full.desired.full
+                if options.base is not None and not self._full.are_same(options.base, full):
+                    raise PolicyNotCurrent.of("base", OTHER_BASE.format(full=full), options.base)
+                info = info.model_copy(update={"base": full})
             else:
                 info = info.model_copy(update={"keeps_prefix_cache": not options.reset_prefix_cache})
             async with policy.versions.adding(info, file):
@@ -248,8 +249,6 @@ class Updates:
                     replicas = await self._update_replicas(policy, info, options, warnings)
                 finally:
                     if policy.versions.current == info.version:
-                        if is_adapter:
-                            policy.last_adapter_base = current_full_weights(self._full)
                         await self.activate(policy)
         return PolicyUpdate(
             version=info.version,
@@ -282,26 +281,10 @@ class Updates:
         self.remove_old_versions(policy)
         if policy.name is None:
             await self._loading.start_accepting()
-            self.write_full_weights()
 
     def remove_old_versions(self, policy: Policy) -> None:
         policy.remove_old_versions(self._loading.pinned)
         self._tasks.start(self._policies.clean_up())
-
-    def write_full_weights(self) -> None:
-        """Starts to write the current full weights, if only a delta of them is stored yet."""
-        version = self._full.find(self._full.desired.full)
-        if version is not None and version.stored == "delta":
-            self._tasks.start(self._write_full_weights(version.version))
-
-    async def _write_full_weights(self, version: int) -> None:
-        try:
-            await asyncio.to_thread(self._full.file, version)
-        except (PolicyFailure, OSError) as error:
-            extra = {"version": version}
-            logger.error("The full weights of version %d could not be made.", version, exc_info=error, extra=extra)
-        else:
-            self.remove_old_versions(self._policies.unnamed)
 
     async def _update_replicas(
         self, policy: Policy, info: Version, options: PushOptions, warnings: list[str]
@@ -310,21 +293,17 @@ class Updates:
 
         The others load it before they accept requests.
         """
-        full = self._full.desired.full
         replicas = [each for each in self._registry.started if info.kind != "adapter" or each.loaded.full == info.base]
-        if not replicas or info.base != full:
-            # No node applies the delta: whether it makes what its sender says is found out here.
-            await asyncio.to_thread(policy.versions.file, info.version)
         payloads: tuple[VersionPayload, ...]
         swap = SwapOptions(options.mode, options.reset_prefix_cache) if policy.name is None else None
         if swap is not None:
-            payloads = (await self._loading.payload(info.version, is_delta=True),)
+            payloads = (await self._loading.payload(info.version),)
         else:
             payloads = await asyncio.to_thread(self._loading.adapters, policy, info)
         update = TwoPhaseUpdate(self._registry, replicas, info.version, payloads, swap)
         try:
             if not await update.try_version():
-                await self._judge_unchanged(info, warnings)
+                warnings += await asyncio.to_thread(self._doubts_about, info)
             policy.versions.make_current(info)
         except Exception:
             if update.on_trial is not None and policy.name is None:
@@ -338,25 +317,10 @@ class Updates:
 
         return await update.finish(tell)
 
-    async def _judge_unchanged(self, info: Version, warnings: list[str]) -> None:
-        """Judges a version that changes no log-probability of the canary: it may be a very small change, or none.
-
-        Raises:
-            WeightsRefused: so many values differ from those before that the engine cannot have taken them.
-        """
+    def _doubts_about(self, info: Version) -> list[str]:
+        """Warnings about a version that changes no log-probability of the canary."""
         if info.kind == "adapter":
-            warnings.append(NO_EFFECT_OF_ADAPTER)
-            return
+            return [NO_EFFECT_OF_ADAPTER]
         before = self._full.desired.full
-        if not self._full.has_weights(before):
-            warnings.append(f"{NO_EFFECT}; how many values differ from version {before} is not known.")
-            return
-        old, new = await asyncio.to_thread(lambda: [*map(self._full.file, (before, info.version))])
-        values = await asyncio.to_thread(changed_values, old, new)
-        if not values.changed:
-            return
-        finding = f"{NO_EFFECT}, and {values.changed} of {values.total} values differ from version {before}"
-        if values.share_of_all_texts >= EFFECT_SHARE:
-            message = f"{finding}: the engine does not generate with them"
-            raise WeightsRefused.of("weights", message)
-        warnings.append(f"{finding}.")
+        is_same = self._full.has_weights(before) and self._full.checksum(before) == info.checksum
+        return [] if is_same else [NO_EFFECT]

@@ -14,8 +14,6 @@ FORWARDED_BYTES = 4 * 2**20
 """Bytes per call of the policy store."""
 LARGEST_BODY_BYTES = 256 * 2**20
 """Serve's proxy keeps in its memory what the policy store has not received yet."""
-_OTHER_DIGESTS = ("content-digest", "repr-digest")
-_ADVICE = "is not verified; send the Weights-Digest of the file, with its last chunk"
 _MOST_SHOWN = 80
 """Characters of a header in a message."""
 
@@ -34,10 +32,6 @@ class UploadChunk:
     total: int | None = None
     """Size of the upload; `None` while it is not known."""
 
-    def total_after(self, end: int) -> int | None:
-        """Size of the whole upload, where the chunk tells it; `end` is the offset after the chunk's last byte."""
-        return end if self.end is None else self.total
-
     def completes(self, received: int) -> bool:
         """Whether the upload is complete now that `received` bytes of it have arrived."""
         return self.end is None or received == self.total
@@ -47,9 +41,6 @@ def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
     """Raises `RequestProblem`: 415 for an unsupported encoding, 400 for a header that cannot be read, 413 for a body
     that is too large according to `Content-Length`."""
     is_zstd = content_coding(headers, [_ZSTD]) == _ZSTD
-    for name in _OTHER_DIGESTS:
-        if name in headers:
-            raise unreadable_body(f"{name.title()} {_ADVICE}")
     digest, content_range = weights_digest(headers.get(WEIGHTS_DIGEST)), headers.get("content-range")
     _refuse_large_body(stated_length(headers))
     return UploadChunk(digest, is_zstd, *(() if content_range is None else byte_range(content_range)))

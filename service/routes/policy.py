@@ -14,10 +14,8 @@ from deployments.policy.failures import (
     PolicyUnknown,
     SourceRefused,
     TrainerNotTrusted,
-    TransferNotConfigured,
     TransferRefused,
     UpdateUnderWay,
-    UploadsFull,
     VersionRefused,
     VersionUnknown,
     VersionUntried,
@@ -52,8 +50,6 @@ from service.routes.dependencies import Store
 
 LONGEST_CHECKSUMS_S = 600.0
 LARGEST_VERSION = 2**63 - 1
-LONGEST_AGENT = 200
-"""Characters of a User-Agent that the state of an upload shows."""
 LARGEST_SOURCE_BYTES = 2**20
 """A larger JSON body is not a `CheckpointSource`."""
 SOURCE_ADVICE = "JSON names a checkpoint; send weights as application/vnd.safetensors"
@@ -77,7 +73,7 @@ POLICY_STATE = PolicyState(
     replicas=[ReplicaPolicy(replica_id="b3x9k2", version=7, checksum=CHECKSUM)],
     transfer_world_size=2,
 )
-UPLOAD_STATE = UploadState(version=8, received_bytes=67_108_864, total_bytes=268_435_456)
+UPLOAD_STATE = UploadState(version=8, received_bytes=67_108_864)
 POLICY_UPDATE = PolicyUpdate(
     version=8,
     checksum=CHECKSUM,
@@ -171,7 +167,6 @@ async def upload_state(store: Store, version: NewVersion, name: Name = None) -> 
             ChunkMisplaced,
             ChunkDamaged,
             UpdateUnderWay,
-            UploadsFull,
             reads_body=True,
         ),
     },
@@ -209,15 +204,14 @@ async def push_version(
     chunk, name = chunk_of(request.headers), options.name
     if (repeated := await store.repeated_update(version, chunk.weights_digest, name)) is not None:
         return _json_reply(repeated)
-    sender = await store.begin_chunk(version, chunk.first, _sender_of(request), name)
-    end = chunk.first
+    sender: str | None = None
+    received_bytes = 0
     async for offset, data in checked_parts(chunk, request.stream()):
-        await store.write_chunk(version, sender, offset, data, name)
-        end = offset + len(data)
-    state = await store.end_chunk(version, sender, chunk.total_after(end), name)
-    if not chunk.completes(state.received_bytes):
-        return _json_reply(state, 202)
-    return _json_reply(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.weights_digest))
+        sender = await store.write_chunk(version, sender, offset, data, name)
+        received_bytes = offset + len(data)
+    if not chunk.completes(received_bytes):
+        return _json_reply(UploadState(version=version, received_bytes=received_bytes), 202)
+    return _json_reply(await store.complete_upload(version, str(sender), options, chunk.is_zstd, chunk.weights_digest))
 
 
 @router.delete(
@@ -254,7 +248,7 @@ async def rollback(store: Store, options: Annotated[SwitchOptions, Query()], req
     summary="Connect the replicas with the trainer",
     responses={
         200: json_response(TransferWorld(world_size=3)),
-        **refusals(TransferNotConfigured, TrainerNotTrusted, TransferRefused, reads_body=True),
+        **refusals(TrainerNotTrusted, TransferRefused, reads_body=True),
     },
     openapi_extra=json_request(TRANSFER_INIT),
 )
@@ -269,7 +263,7 @@ async def init_transfer(store: Store, request: Request) -> TransferWorld:
     **needs("policy"),
     summary="Pause the replicas for new weights",
     status_code=204,
-    responses=refusals(TransferNotConfigured, TransferRefused, UpdateUnderWay),
+    responses=refusals(TransferRefused, UpdateUnderWay),
 )
 async def start_transfer(store: Store, options: Annotated[SwitchOptions, Query()]) -> None:
     """Pauses every replica for the new weights."""
@@ -281,7 +275,7 @@ async def start_transfer(store: Store, options: Annotated[SwitchOptions, Query()
     **needs("policy"),
     summary="Receive tensors from the trainer",
     status_code=204,
-    responses=refusals(TransferNotConfigured, TransferRefused, reads_body=True),
+    responses=refusals(TransferRefused, reads_body=True),
     openapi_extra=json_request(TRANSFER_UPDATE),
 )
 async def update_transfer(store: Store, request: Request) -> None:
@@ -296,7 +290,7 @@ async def update_transfer(store: Store, request: Request) -> None:
     summary="Make the received tensors a version",
     responses={
         200: json_response(POLICY_UPDATE),
-        **refusals(TransferNotConfigured, TransferRefused, VersionRefused),
+        **refusals(TransferRefused, VersionRefused),
     },
 )
 async def finish_transfer(
@@ -307,12 +301,6 @@ async def finish_transfer(
 ) -> PolicyUpdate:
     """Makes the sent tensors `version`, by default the next one; every replica goes on with it."""
     return await store.finish_transfer(version)
-
-
-def _sender_of(request: Request) -> str:
-    """Who sent the request, for the state of an upload: its User-Agent and its address."""
-    address = "an unknown address" if request.client is None else request.client.host
-    return f"{request.headers.get('user-agent', 'unknown client')[:LONGEST_AGENT]} at {address}"
 
 
 def _json_reply(model: BaseModel, status: int = 200) -> Response:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -67,7 +68,8 @@ def as_stored(folder: Path) -> Path:
     """The adapter as the policy store gives it to engines."""
     file = folder / ADAPTER_FILE
     header = read_header(file)
-    write_renamed(file, names_in_the_model("adapter", header, layout_of(TINY_MODEL)), folder / "renamed", {})
+    names = names_in_the_model("adapter", header, layout_of(TINY_MODEL))
+    write_renamed(file, replace(header, metadata={}), names, folder / "renamed")
     (folder / "renamed").rename(file)
     return folder
 

@@ -5,10 +5,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from deployments.policy import node_files
 from deployments.policy.cluster import Cluster
 from deployments.policy.commands import (
     AcceptRequests,
@@ -29,7 +27,6 @@ from deployments.policy.commands import (
     Swap,
     VersionPayload,
 )
-from deployments.policy.node_files import WeightsNotFetched
 from deployments.policy.replica_registry import ReplicaRegistry
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
@@ -73,8 +70,6 @@ class ScriptedCluster(Cluster):
     events: list[tuple[str, str, int]] = field(default_factory=list)
     """Replica, what it did, and with which version, in order."""
     killed: list[str] = field(default_factory=list)
-    lacking: list[str] = field(default_factory=list)
-    """The names of nodes that do not see the store's folder."""
     saved: dict[str, bytes] = field(default_factory=dict)
     """The files in which replicas saved the weights of transfers, by path."""
     read_s: float = 0.0
@@ -84,10 +79,6 @@ class ScriptedCluster(Cluster):
         assert file.node_id.startswith("node of ")
         await asyncio.sleep(self.read_s)
         return self.saved[file.path][offset : offset + count]
-
-    async def nodes_that_lack(self, path: Path) -> list[str]:
-        assert path.name == "run.json"
-        return self.lacking
 
     def node_id(self) -> str:
         return "node"
@@ -137,8 +128,6 @@ class ScriptedReplica:
     """Its step with the next command of a kind, in place of that of the script."""
     changes_nothing: bool = False
     """Whether its canaries say the same of new weights as of those before."""
-    deltas: list[int] = field(default_factory=list)
-    """The versions that its node has made of a delta."""
 
     def __post_init__(self) -> None:
         self._script = deque(self.script)
@@ -184,10 +173,7 @@ class ScriptedReplica:
         report = CommandReport(numbered.number, self.loaded)
         if step == "error":
             return replace(report, error=f"OSError: {self.name} has no room", broken=isinstance(numbered.command, Swap))
-        try:
-            self._carry_out(numbered)
-        except WeightsNotFetched as failure:
-            return replace(report, error=f"WeightsNotFetched: {failure}")
+        self._carry_out(numbered)
         if step == "die after":
             raise Died
         if step == "register again":
@@ -243,28 +229,8 @@ class ScriptedReplica:
                 self.loaded = LoadedWeights(version)
 
     def _content_of(self, payload: VersionPayload) -> bytes | None:
-        """The content as a node has it, which applies a delta to its own base or to the store's file of it."""
         path = Path(payload.file.path)
-        if path.exists():
-            return path.read_bytes()
-        if payload.delta is None:
-            return None
-        base = Path(payload.delta.base_file.path)
-        content = self.files.get(payload.delta.base) or (base.read_bytes() if base.exists() else None)
-        if content is None:
-            return None
-        self.deltas.append(payload.version)
-        return applied(content, Path(payload.delta.file.path), payload.checksum)
+        return path.read_bytes() if path.exists() else None
 
     def _note(self, what: str, version: int) -> None:
         self.cluster.events.append((self.name, what, version))
-
-
-def applied(base: bytes, delta: Path, checksum: str) -> bytes:
-    """Raises `WeightsNotFetched` as a node does."""
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "base").write_bytes(base)
-        made = node_files.applied(Path(folder) / "base", delta, Path(folder) / "full")
-        if made != checksum:
-            raise WeightsNotFetched(f"the delta makes weights with the checksum {made}")
-        return (Path(folder) / "full").read_bytes()
