@@ -26,6 +26,7 @@ from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
+from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall, answered_failures
 from deployments.generation.serving.session_call import DATA, shown_message, shown_output
 from deployments.protocols.generation import TIED_TOKENS
@@ -61,23 +62,21 @@ def refuse_without_columns(request: Any, call: ServedCall, most_logprobs: int) -
     """
     include = call.request.include
     of_sampling = [name for name in ("sampling_mask", "entropy") if getattr(include, name)]
+    included = ", ".join(["top_logprobs"] * bool(include.top_logprobs) + of_sampling)
     for name in ("logprob_token_ids", "prompt_logprobs"):
-        if (of_sampling or include.top_logprobs) and getattr(request, name, None) is not None:
-            included = ", ".join(["top_logprobs"] * bool(include.top_logprobs) + of_sampling)
+        if included and getattr(request, name, None) is not None:
             message = f"A session that includes {included} takes no `{name}`: leave it out."
             raise VLLMValidationError(message, parameter=name)
     if not of_sampling:
         return
-    included = f"The session includes {', '.join(of_sampling)}"
     if request.temperature < LOWEST_TEMPERATURE:
-        lowest = f"send a temperature of at least {LOWEST_TEMPERATURE}"
-        message = f"{included}, and greedy decoding draws from no distribution: {lowest}."
-        raise VLLMValidationError(message, parameter="temperature")
+        message = f"send a temperature of at least {LOWEST_TEMPERATURE}: greedy decoding draws from no distribution"
+        raise VLLMValidationError(f"The session includes {included}: {message}.", parameter="temperature")
     highest = None if most_logprobs < 0 else most_logprobs - TIED_TOKENS
     if request.top_k < 1 or (highest is not None and request.top_k > highest):
         bound = "of at least 1" if highest is None else f"from 1 to {highest}"
-        message = f"{included}, which a call has with a top_k {bound}: send one, or leave top_k to the session."
-        raise VLLMValidationError(message, parameter="top_k")
+        message = f"send a top_k {bound}, or leave it to the session"
+        raise VLLMValidationError(f"The session includes {included}: {message}.", parameter="top_k")
 
 
 def _fill(request: Any, call: ServedCall, length: str, has_length: bool) -> None:
@@ -228,7 +227,7 @@ async def _noted(
     await call.record(shown(answer))
     for choice in getattr(answer, "choices", ()) if shows_versions else ():
         # vLLM's types of answers take further fields.
-        setattr(choice, _VERSIONS, versions_of(call, choice.index))
+        setattr(choice, _VERSIONS, _versions_of(call, choice.index))
     return answer
 
 
@@ -270,10 +269,13 @@ def _with_versions(event: str, call: ServedCall) -> str:
     chunk = orjson.loads(event.removeprefix(DATA))
     for choice in chunk.get("choices", ()):
         if choice.get("finish_reason") is not None:
-            choice[_VERSIONS] = versions_of(call, choice["index"])
+            choice[_VERSIONS] = _versions_of(call, choice["index"])
     return f"{DATA}{orjson.dumps(chunk).decode()}\n\n"
 
 
-def versions_of(call: ServedCall, index: int) -> list[dict[str, Any]]:
-    spans = call.choices[index].weight_versions if index in call.choices else ()
-    return [{"version": span.version, "start": span.start, "end": span.end} for span in spans]
+def _versions_of(call: ServedCall, index: int) -> list[dict[str, Any]]:
+    return shown_versions(call.choices[index]) if index in call.choices else []
+
+
+def shown_versions(choice: GeneratedChoice) -> list[dict[str, Any]]:
+    return [{"version": span.version, "start": span.start, "end": span.end} for span in choice.weight_versions]

@@ -5,43 +5,19 @@ fetch what it finds there, and expand its placeholder in each prompt anew: it pa
 gets a prompt whose images are expanded.
 """
 
-import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import has_non_text_content
 
-from deployments.generation.engine import VLLMEngine
-from deployments.generation.serving.template_renderer import TemplateRenderer
-from deployments.protocols.images import ImageSpan
-from deployments.sessions.records import NO_PLAN, ChatContext, ChatMessage, PreparedPrompt, new_images, prepared_prompt
 from rollout_client.contract.messages import IMAGE_NAME
 
 MARK = f"image-{secrets.token_hex(16)}-"
 """Begins the text that stands for an image while vLLM parses the messages. No caller knows it."""
 NAME = re.compile(IMAGE_NAME)
-
-
-class ImagePrompts:
-    """Prompts that show images to one engine."""
-
-    def __init__(self, engine: VLLMEngine, renderer: TemplateRenderer) -> None:
-        self._engine = engine
-        self._renderer = renderer
-
-    async def prompt(self, messages: Sequence[ChatMessage], context: ChatContext) -> PreparedPrompt:
-        """The prompt of a call that no session records. Raises what `SessionCall.prepare` raises of images."""
-        names = new_images(NO_PLAN, messages)
-        images = dict(zip(names, await self._engine.image_tokens(names), strict=True))
-        return await asyncio.to_thread(partial(prepared_prompt, NO_PLAN, messages, context, self._renderer, images))
-
-    async def engine_input(self, token_ids: Sequence[int], images: Sequence[ImageSpan], cache_salt: str | None) -> Any:
-        """The engine's input for a prompt whose images are expanded. Raises what `EngineImages.prompt` raises."""
-        return await self._engine.prompt_of(token_ids, images, cache_salt)
 
 
 def with_marks(messages: list[Any]) -> tuple[list[Any], bool]:

@@ -1,7 +1,9 @@
 """vLLM's renderer, which puts a session's own ids in the place of rendered text, and prompts with images in theirs."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -10,11 +12,14 @@ from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_conte
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.params import ChatParams, merge_kwargs
 
-from deployments.generation.serving.image_prompts import ImagePrompts, with_marks, with_names
+from deployments.generation.engine import VLLMEngine
+from deployments.generation.serving.image_prompts import with_marks, with_names
 from deployments.generation.serving.served_call import CURRENT_CALL, answered_failures
-from deployments.generation.serving.session_call import context_of
+from deployments.generation.serving.session_call import context_of, images_by_name
+from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.images import ImageSpan
 from deployments.sessions.message_comparison import plain_message
+from deployments.sessions.records import NO_PLAN, new_images, prepared_prompt
 from deployments.upstream.vllm.chat_messages import with_known_roles
 
 _REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_template", "continue_final_message")
@@ -24,8 +29,10 @@ _REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_templa
 class SessionOnlineRenderer(OnlineRenderer):
     """Chat, responses, messages and tokenizing all come through `preprocess_chat`."""
 
-    images: ImagePrompts | None = None
-    """`None` for an engine that takes none."""
+    engine: VLLMEngine | None = None
+    """`None` for one that takes no images."""
+    template: TemplateRenderer
+    """Beside an engine that takes images."""
 
     async def preprocess_chat(
         self,
@@ -42,7 +49,7 @@ class SessionOnlineRenderer(OnlineRenderer):
         call = CURRENT_CALL.get()
         session = call.session if call.is_generated else None
         shows_images = False
-        if self.images is not None:
+        if self.engine is not None:
             messages, shows_images = with_marks(messages)
         conversation: list[Any] | None = None
         ids: Sequence[int] = ()
@@ -63,18 +70,19 @@ class SessionOnlineRenderer(OnlineRenderer):
                     may_constrain = _asks_for_grammar(request)
                     ids = await session.prepare(conversation, context)
                     images = session.images
-                elif self.images is not None:
-                    prompt = await self.images.prompt(conversation, context)
+                elif self.engine is not None:
+                    shown = await images_by_name(new_images(NO_PLAN, conversation), self.engine.image_tokens)
+                    make = partial(prepared_prompt, NO_PLAN, conversation, context, self.template, shown)
+                    prompt = await asyncio.to_thread(make)
                     ids, images = prompt.token_ids, prompt.images
             # vLLM's own door for prompts that were tokenized elsewhere: it takes them out of the request again.
             request.kv_transfer_params = {"prompt_token_ids": list(ids)}
         given = (request, messages, default_template, default_template_content_format, default_template_kwargs)
         with _too_deep_messages_refused():
             rendered, inputs = await super().preprocess_chat(*given, tool_dicts, parser, skip_mm_cache=skip_mm_cache)
-        if images and self.images is not None:
+        if images and self.engine is not None:
             with answered_failures():
-                salt: str | None = getattr(request, "cache_salt", None)
-                inputs = [await self.images.engine_input(ids, images, salt)]
+                inputs = [await self.engine.prompt_of(ids, images, getattr(request, "cache_salt", None))]
         if not may_constrain:
             # Log-probabilities under a grammar are not those of the policy. Some parsers want one for any call that has
             # tools, and all of them for `parallel_tool_calls: false`, after which only the first call is shown anyway.
@@ -136,13 +144,8 @@ def _asks_for_grammar(request: Any) -> bool:
 
 def _refuse_other_prompts(request: Any, asked: str) -> None:
     """Raises `VLLMValidationError`, whose sentence begins with what was asked."""
-    if getattr(request, "truncation", "disabled") not in (None, "disabled"):
-        raise VLLMValidationError(f"{asked} cuts no prompt: leave `truncation` out.", parameter="truncation")
-    for name in _REFUSED:
-        if getattr(request, name, None):
-            raise VLLMValidationError(f"{asked} takes no `{name}`: its prompt is made of its own ids.", parameter=name)
-    if getattr(request, "add_generation_prompt", True) is False:
-        raise VLLMValidationError(
-            f"{asked} takes no `add_generation_prompt: false`: every call begins a response.",
-            parameter="add_generation_prompt",
-        )
+    changes_prompt = {name: getattr(request, name, None) for name in _REFUSED}
+    changes_prompt["truncation"] = getattr(request, "truncation", None) not in (None, "disabled")
+    changes_prompt["add_generation_prompt"] = getattr(request, "add_generation_prompt", True) is False
+    for name in filter(changes_prompt.get, changes_prompt):
+        raise VLLMValidationError(f"{asked} takes no `{name}`: its prompt is made of its own ids.", parameter=name)
