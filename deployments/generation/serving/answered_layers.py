@@ -5,7 +5,7 @@ where a session asks, before their callers see their ends. An answer that shows 
 so does a text completion that shows log-probabilities.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -13,7 +13,7 @@ import orjson
 from fastapi import Request
 from pydantic import BaseModel
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
@@ -31,7 +31,6 @@ from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall,
 from deployments.generation.serving.session_call import DATA, shown_message, shown_output
 from deployments.protocols.generation import TIED_TOKENS
 from deployments.seeds import derived_seed
-from deployments.sessions.records import ChatMessage
 from deployments.upstream.vllm.streamed_parsing import ending_as_they_end
 from rollout_client.contract.rollouts import LOWEST_TEMPERATURE, Sampling
 
@@ -129,7 +128,7 @@ class AnsweredChat(OpenAIServingChat):
             prepare_chat(request, call)
             refuse_without_columns(request, call, self.model_config.max_logprobs)
         answer = await super().create_chat_completion(request, raw_request)
-        return await _noted(answer, call, bool(request.return_token_ids), _shown_choices)
+        return await _noted(answer, call, bool(request.return_token_ids))
 
 
 class AnsweredMessages(AnsweredChat, AnthropicServingMessages):
@@ -201,31 +200,17 @@ def _fill_params(request: GenerateRequest, call: ServedCall) -> None:
     params.__post_init__()
 
 
-def _no_messages(_answer: Any) -> Mapping[int, ChatMessage]:
-    return {}
-
-
-def _shown_choices(answer: ChatCompletionResponse) -> Mapping[int, ChatMessage]:
-    return {choice.index: shown_message(choice.message.model_dump()) for choice in answer.choices}
-
-
-async def _noted(
-    answer: Any,
-    call: ServedCall,
-    shows_versions: bool,
-    shown: Callable[[Any], Mapping[int, ChatMessage]] = _no_messages,
-) -> Any:
-    """The answer once its call is recorded, with the versions of its choices where they are shown; or its events.
-
-    Args:
-        shown: the messages of a whole answer, by their index.
-    """
+async def _noted(answer: Any, call: ServedCall, shows_versions: bool) -> Any:
+    """The answer once its call is recorded, with the versions of its choices where they are shown; or its events."""
     if isinstance(answer, ErrorResponse):
         return answer
     if not isinstance(answer, BaseModel):
         return _answered_events(answer, call, shows_versions)
-    await call.record(shown(answer))
-    for choice in getattr(answer, "choices", ()) if shows_versions else ():
+    choices = getattr(answer, "choices", ())
+    # Choices of token ids show no message.
+    messages = {choice.index: choice.message for choice in choices if hasattr(choice, "message")}
+    await call.record({index: shown_message(message.model_dump()) for index, message in messages.items()})
+    for choice in choices if shows_versions else ():
         # vLLM's types of answers take further fields.
         setattr(choice, _VERSIONS, _versions_of(call, choice.index))
     return answer

@@ -19,17 +19,6 @@ from deployments.upstream.vllm.token_texts import skip_logprob_texts
 _ALL_TOKENS = 1 << 30
 """SGLang's own number for a `top_k` that keeps all tokens; -1 is another."""
 NO_INPUT_LOGPROBS = -1
-_ADVICE: Mapping[str, str] = {
-    "image_data": "show images in `POST /v1/chat/completions`",
-    "lora_path": "a session names its policy when it is opened",
-    "priority": "send the query parameter `priority`",
-    "return_routed_experts": "ask for `include: [routed_experts]` in `POST /rollout` or of a session",
-    "custom_params": "ask for `include: [sampling_mask]` in `POST /rollout` or of a session",
-    "stop_regex": "give the texts in `stop`",
-    "top_logprobs_num": "ask for `include: [top_logprobs:N]` in `POST /rollout` or of a session",
-    "json_schema": "send a `response_format` to `POST /v1/chat/completions`",
-}
-"""Ways to the same, where there is one."""
 _READ_BY_INGRESS = frozenset({"lora_path", "weight_version"})
 _VLLM_NAMES: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
@@ -45,8 +34,8 @@ def _only_served(fields: Any, served: type[BaseModel], within: str = "") -> Any:
         return fields
     for name, value in fields.items():
         if name not in served.model_fields and name not in _READ_BY_INGRESS and value:
-            advice = f": {_ADVICE[name]}" if name in _ADVICE else "; leave it out"
-            raise VLLMValidationError(f"`{within}{name}` of SGLang's API is not served here{advice}.", parameter=name)
+            message = f"`{within}{name}` of SGLang's API is not served here; leave it out."
+            raise VLLMValidationError(message, parameter=name)
     return {name: value for name, value in fields.items() if name in served.model_fields}
 
 
