@@ -132,7 +132,6 @@ def test_an_abort_names_calls_of_its_caller_up_to_now(tmp_path: Path, body: dict
     [request], [aborted] = http.server.requests, http.server.aborted
     assert request.received_at < aborted.until <= time.time()
     assert aborted == CallsToAbort(request.share.key, rid, aborted.until)
-    assert request.ingress
 
 
 @pytest.mark.parametrize(
