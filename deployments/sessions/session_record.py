@@ -13,7 +13,6 @@ siblings say the same.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from deployments.protocols.generation import packed_ids
 from deployments.protocols.images import image_spans
@@ -317,7 +316,7 @@ class SessionRecord:
         node = Node(len(self._nodes), parent, message, token_ids, generated, mm_ranges)
         self._nodes.append(node)
         self.total_tokens += len(token_ids)
-        self.size_bytes += _NODE_BYTES + 4 * len(token_ids) + _text_size(message)
+        self.size_bytes += _NODE_BYTES + 4 * len(token_ids) + len(repr(message))
         return node
 
 
@@ -340,15 +339,3 @@ def _oldest_version(last: Node, policy: str | None) -> int | None:
     generated = (node.generated for node in last.path() if node.generated is not None)
     labels = (read_label(span.version) for one in generated for span in one.weight_versions)
     return min((label.number for label in labels if label.name == policy), default=None)
-
-
-def _text_size(value: Any) -> int:
-    """The characters of all texts in a message, and 64 for everything else in it."""
-    match value:
-        case str():
-            return len(value)
-        case Mapping():
-            return sum(_text_size(one) for one in value.values()) + 64 * len(value)
-        case list() | tuple():
-            return sum(map(_text_size, value)) + 64 * len(value)
-    return 64

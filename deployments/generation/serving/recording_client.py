@@ -213,12 +213,12 @@ def is_constrained(params: SamplingParams) -> bool:
 def sampled_with(params: SamplingParams, session: Sampling | None) -> SampledWith | None:
     """The distribution that the call samples from, if it is not the one that its session says."""
     asked = session or Sampling()
-    of_call = distribution(params.temperature, params.top_p, params.top_k, params.min_p)
+    of_call = _distribution(params.temperature, params.top_p, params.top_k, params.min_p)
     temperature = 0.0 if asked.greedy else asked.temperature
-    return None if of_call == distribution(temperature, asked.top_p, asked.top_k, asked.min_p) else of_call
+    return None if of_call == _distribution(temperature, asked.top_p, asked.top_k, asked.min_p) else of_call
 
 
-def distribution(temperature: float, top_p: float, top_k: int, min_p: float) -> SampledWith:
+def _distribution(temperature: float, top_p: float, top_k: int, min_p: float) -> SampledWith:
     """Greedy decoding is the same whatever the others are."""
     if not temperature:
         return SampledWith(temperature=0.0)
