@@ -44,7 +44,7 @@ MOST_MEMORY_BYTES = 1024**3
 _START_WITHIN_S = 600.0
 """Importing vLLM takes ten seconds on a machine that does nothing else."""
 _LOST_AFTER_S = 60.0
-MOST_KNOWN = 64
+_MOST_KNOWN = 64
 """How many that fit are kept, so that the calls of an agent are checked once."""
 _PRELOADED = (__name__, "vllm.v1.structured_output.backend_xgrammar")
 """Modules that a worker process imports before its first call."""
@@ -87,7 +87,7 @@ class GrammarChecks:
         key = sha256(asked).digest()
         if (valid := self._known.get(key)) is None:
             valid = await self._compiled(asked)
-            if len(self._known) >= MOST_KNOWN:
+            if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[key] = valid
         params.structured_outputs = valid
