@@ -84,7 +84,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         reasoning_parser = self._responses.reasoning_parser or ""
         engine_args = settings.engine_args() | {"seed": seed, "reasoning_parser": reasoning_parser}
         # Without a backend of its own an engine keeps to that of its first schema, whatever the next ones need.
-        outputs = {"backend": "xgrammar"} | engine_args.get("structured_outputs_config", {})
+        outputs: dict[str, Any] = {"backend": "xgrammar"} | engine_args.get("structured_outputs_config", {})
         engine_args["structured_outputs_config"] = StructuredOutputsConfig(**outputs)
         exporters = (EngineMetrics,) if has_metrics else ()
         image_store = None if images is None else RemoteImages(images)

@@ -45,9 +45,9 @@ def response_keys(generated: GeneratedMessage) -> frozenset[bytes]:
     """Every `response_key` under which a generated message may come back."""
     text, shown = generated.text, text_of(generated.message.get("content"))
     calls = _calls_of(generated.message)
-    forms = ((shown, calls), (shown.rpartition(_REASONING_ENDS)[2], calls))
-    raw_forms = ((text, []), (text.rpartition(_REASONING_ENDS)[2], []))
-    return frozenset(_key_of_text(*form) for form in (*forms, *raw_forms))
+    keys = [_key_of_text(parsed, calls) for parsed in (shown, shown.rpartition(_REASONING_ENDS)[2])]
+    keys += [_key_of_text(raw, []) for raw in (text, text.rpartition(_REASONING_ENDS)[2])]
+    return frozenset(keys)
 
 
 def has_other_reasoning(message: ChatMessage, generated: GeneratedMessage) -> bool:
