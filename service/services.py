@@ -16,7 +16,6 @@ from deployments.sessions.store_client import session_store_client
 from deployments.upstream.ray_serve.own_replica import most_replicas
 from service.access.access_control import AccessControl
 from service.admission.admission import Admission
-from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions, RequestAgents
 from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
@@ -198,4 +197,4 @@ def _sessions(
     if handles.sessions is None or settings.sessions is None:
         return None
     store = session_store_client(handles.sessions)
-    return AgentSessions(store, policy, access, SessionJudge(tasks), settings.sessions.base_url)
+    return AgentSessions(store, policy, access, tasks, settings.sessions.base_url)

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from deployments.chat import bridge, chat_template
 from deployments.chat.control_tokens import ControlTokens
-from deployments.generation.serving import image_prompts
+from deployments.generation.serving import session_renderer
 from deployments.policy import adapter_checks, trusted_trainers
 from deployments.sandbox.providers import leftover
 from deployments.tasks import math_latex, replies, retrieval
@@ -272,9 +272,9 @@ READERS = {
         before="sha256:",
     ),
     "name of a call's image": Reader(
-        image_prompts.NAME.fullmatch,
+        session_renderer.IMAGE_NAMES.fullmatch,
         ["sha256:", "a", "0a\n"],
-        ("deployments/generation/serving/image_prompts.py::NAME",),
+        ("deployments/generation/serving/session_renderer.py::IMAGE_NAMES",),
         before="sha256:",
     ),
     "beginning of a data URL": Reader(

@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +72,8 @@ class GeneratorReplica(GeneratorReplicaBase):
         claim_shared_memory()
         if (folder := claim_folder()) is not None:
             os.environ.setdefault(SOCKETS_VARIABLE, str(folder))
+        from vllm.config import StructuredOutputsConfig
+
         from deployments.generation.command_runner import CommandRunner, ServedAdapters
         from deployments.generation.engine import VLLMEngine
         from deployments.upstream.vllm.ray_metrics import INSTRUMENTS, EngineMetrics
@@ -83,6 +83,9 @@ class GeneratorReplica(GeneratorReplicaBase):
         # With it the engine holds a JSON schema against the answer alone, and not against the reasoning before it.
         reasoning_parser = self._responses.reasoning_parser or ""
         engine_args = settings.engine_args() | {"seed": seed, "reasoning_parser": reasoning_parser}
+        # Without a backend of its own an engine keeps to that of its first schema, whatever the next ones need.
+        outputs: dict[str, Any] = {"backend": "xgrammar"} | engine_args.get("structured_outputs_config", {})
+        engine_args["structured_outputs_config"] = StructuredOutputsConfig(**outputs)
         exporters = (EngineMetrics,) if has_metrics else ()
         image_store = None if images is None else RemoteImages(images)
         super().__init__(await VLLMEngine.start(engine_args, settings.hang_timeout_s, exporters, image_store))
@@ -124,7 +127,6 @@ class GeneratorReplica(GeneratorReplicaBase):
         refuse_other_version(request, self._engine.weights.version_of(request.policy))
 
     def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
-        request = replace(request, arrived_at=time.monotonic())
         if self._serving is None:
             # Imported with the first call: the modules of vLLM's servers take a second.
             from deployments.generation.serving.layers import ServingLayers

@@ -10,7 +10,7 @@ import json
 from array import array
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from io import BytesIO
 from math import prod
@@ -34,11 +34,7 @@ FORM = 1
 
 @dataclass(slots=True, kw_only=True)
 class SessionHead:
-    """The part of a session that a store needs at its start, before anybody asks for it.
-
-    Times are on the store's monotonic clock, whose zero was at `zero_at`, in seconds since 1970. Those that are stored
-    count from 1970.
-    """
+    """The part of a session that a store needs at its start, before anybody asks for it. Times count from 1970."""
 
     namespace: str
     limits: SessionLimits
@@ -46,8 +42,6 @@ class SessionHead:
     used_at: float
     deadline_at: float | None
     is_ended: bool = False
-    calls: int = 0
-    """Those that have begun; stored without those that were in flight."""
     form: int = 0
     """Form of its entries. Earlier versions of the service stored none."""
 
@@ -73,17 +67,12 @@ def reward_name(number: int) -> EntryName:
 _HEAD, _OPENED, _CALL = TypeAdapter(SessionHead), TypeAdapter(OpenSession), TypeAdapter(EngineCall)
 
 
-def head_bytes(head: SessionHead, zero_at: float) -> bytes:
-    return _written(_moved(head, zero_at))
+def head_bytes(head: SessionHead) -> bytes:
+    return _written(head)
 
 
-def head_of(data: bytes, zero_at: float) -> SessionHead:
-    return _moved(_HEAD.validate_python(json.loads(data)), -zero_at)
-
-
-def _moved(head: SessionHead, by_s: float) -> SessionHead:
-    deadline_at = None if head.deadline_at is None else head.deadline_at + by_s
-    return replace(head, opened_at=head.opened_at + by_s, used_at=head.used_at + by_s, deadline_at=deadline_at)
+def head_of(data: bytes) -> SessionHead:
+    return _HEAD.validate_python(json.loads(data))
 
 
 def opened_entry(opened: OpenSession) -> bytes:
@@ -143,8 +132,6 @@ def _json_value(value: object, columns: list[bytes]) -> Any:
             return value.model_dump(mode="json", exclude_unset=True)
         case array():
             return b64encode(value).decode()
-        case bytes():
-            return value.hex()
     if is_dataclass(value):
         return {each.name: getattr(value, each.name) for each in fields(value)}
     return str(value)

@@ -32,14 +32,6 @@ class SessionLimitReached(SessionFailure):
     retry_after_s = 2
 
 
-class CallNotRecorded(SessionFailure):
-    """A call of the session could be answered and not recorded: it is refused, because its tokens would be lost."""
-
-    status = 501
-    name = "call-not-recorded"
-    title = "The session cannot record the call"
-
-
 class GenerationUnknown(SessionFailure):
     """The session has generated no message of this id."""
 
@@ -75,7 +67,3 @@ class SessionsNotConfigured(SessionFailure):
 def session_unknown(session_id: str) -> SessionUnknown:
     message = "there is no such session: it has expired, or it is another caller's"
     return SessionUnknown.of("session_id", message, session_id)
-
-
-def call_not_recorded(session_id: str, reason: str) -> CallNotRecorded:
-    return CallNotRecorded.of("session_id", reason, session_id)

@@ -78,9 +78,7 @@ class Plan:
     experts_from: int = 0
     """The first of the prompt's tokens whose routed experts the session does not have."""
     drift: tuple[MessageDrift, ...] = ()
-    """Differences from the record that were not reported before."""
-    seen: tuple[tuple[int, Annotated[bytes, PlainValidator(bytes.fromhex)]], ...] = ()
-    """The generated messages that came back in another form, and the digest of that form."""
+    """Differences from the record in the generated message that it continues, and in what comes after it."""
 
 
 @dataclass(frozen=True, slots=True)

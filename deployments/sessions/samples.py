@@ -25,12 +25,12 @@ def samples_of(
     samples = []
     for leaf in record.branches():
         path = leaf.path()
-        samples.append(sample_of(session_id, path, record.rewards, sample, generation_index, known))
+        samples.append(_sample_of(session_id, path, record.rewards, sample, generation_index, known))
         known.update(node.number for node in path)
     return samples
 
 
-def sample_of(
+def _sample_of(
     session_id: str,
     path: Sequence[Node],
     shared_rewards: Mapping[str, float],
@@ -63,7 +63,7 @@ def sample_of(
         message_log=log,
         total_reward=sum(rewards.values()),
         rewards=rewards,
-        status=status_of(generated[-1]),
+        status=_status_of(generated[-1]),
         terminated=False,
         truncated=generated[-1].finish_reason == "length",
         max_turns_reached=False,
@@ -137,7 +137,7 @@ def _summed_rewards(rewards: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return summed
 
 
-def status_of(last: GeneratedMessage) -> SampleStatus:
+def _status_of(last: GeneratedMessage) -> SampleStatus:
     if last.finish_reason is None:
         return "cancelled"
     return "truncated" if last.finish_reason == "length" else "completed"
@@ -176,8 +176,8 @@ def policy_versions(record: SessionRecord) -> PolicyVersions:
     labels = {span.version for generated in record.generated for span in generated.weight_versions}
     if not labels:
         return PolicyVersions()
-    return PolicyVersions(oldest=min(labels, key=version_of), newest=max(labels, key=version_of))
+    return PolicyVersions(oldest=min(labels, key=_version_of), newest=max(labels, key=_version_of))
 
 
-def version_of(label: str) -> int:
+def _version_of(label: str) -> int:
     return read_label(label).number

@@ -23,9 +23,6 @@ def refuse_unrecordable(model_type: str | None) -> None:
 
 
 class SessionsSettings(StorageSettings):
-    max_sessions: int = Field(default=10_000, ge=1)
-    """Sessions that are kept, those that have ended included. For another one the caller who has the most loses that
-    which is idle for the longest time; the request is refused with 429 if all have calls in flight."""
     max_bytes: int = Field(default=4 * GIB, ge=1)
     """Bound of all records together, in memory; the database takes about half more. Beyond it the caller whose records
     are the largest loses the session that is idle for the longest time."""

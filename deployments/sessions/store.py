@@ -27,7 +27,7 @@ from deployments.sessions.codec import (
     reward_name,
     session_of,
 )
-from deployments.sessions.failures import session_unknown
+from deployments.sessions.failures import SessionUnknown
 from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of
@@ -55,7 +55,7 @@ class SessionStore(StoreReplica[SessionTable]):
 
     Args:
         now_s: seconds of a monotonic clock.
-        time_s: seconds since 1970.
+        time_s: seconds since 1970, read once: a clock that is set later moves no session's time.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class SessionStore(StoreReplica[SessionTable]):
     ) -> None:
         super().__init__(settings, storage, "session")
         self._settings = settings
-        self._now = now_s
-        self._time_s = time_s
+        self._zero_at = time_s() - now_s()
+        self._now_s = now_s
         self._calls: CallBatcher[_CallToRecord, None] = group_commit(self._record)
         self._reading: dict[str, asyncio.Task[None]] = {}
         """By the session that is being read."""
@@ -79,7 +79,7 @@ class SessionStore(StoreReplica[SessionTable]):
         """Doing it again changes nothing.
 
         Raises:
-            SessionLimitReached: all sessions that are kept have calls in flight, or it is too large.
+            SessionLimitReached: there is no room for it.
         """
         entry = opened_entry(opened)
         table = await self._state.started()
@@ -91,7 +91,7 @@ class SessionStore(StoreReplica[SessionTable]):
             if (kept := table.sessions.get(opened.id)) is not None:
                 return [], lambda: self._info(kept)
             new = table.open(opened, len(entry), self._now())
-            return [table.change(new, self._zero_at(), {OPENED: entry})], lambda: self._info(table.still_kept(new))
+            return [table.change(new, {OPENED: entry})], lambda: self._info(table.still_kept(new))
 
         return await self._state.change(plan)
 
@@ -150,7 +150,7 @@ class SessionStore(StoreReplica[SessionTable]):
         """Drops the session with its record, and aborts its calls in flight."""
         table = await self._state.started()
         # At once, whatever the database does, as in `end`.
-        table.delete(table.get(session_id, namespace))
+        table.drop(table.get(session_id, namespace).id)
         await self._state.change(self._unstored)
 
     # Called by a generator replica.
@@ -189,7 +189,7 @@ class SessionStore(StoreReplica[SessionTable]):
         for each in new:
             place = each.record.call_count + added[each.kept]
             added[each.kept] += 1
-            changes.append(table.change(each.kept, self._zero_at(), {call_name(place): each.entry}, added[each.kept]))
+            changes.append(table.change(each.kept, {call_name(place): each.entry}))
 
         def commit() -> list[Exception | None]:
             for each in calls:
@@ -197,11 +197,8 @@ class SessionStore(StoreReplica[SessionTable]):
             for each in new:
                 each.record.add(each.call)
             for kept in added:
-                if table.has(kept):
-                    table.note_record(kept)
-                else:
-                    table.forget(kept.id)
-            return [None if table.has(each.kept) else session_unknown(each.kept.id) for each in calls]
+                table.note_record(kept)
+            return [_problem_of(table, each.kept) for each in calls]
 
         return changes, commit
 
@@ -215,22 +212,17 @@ class SessionStore(StoreReplica[SessionTable]):
 
     async def heard(self, calls: Mapping[str, str]) -> list[str]:
         """A replica makes these calls, each of a session. Returns those that it must abort."""
-        table = await self._state.started()
-        for call_id, session_id in calls.items():
-            if (kept := table.sessions.get(session_id)) is not None and call_id not in kept.in_flight:
-                # Its record says whether the call has ended.
-                await self._read(table, kept)
-        return table.heard(calls, self._now())
+        return (await self._state.started()).heard(calls, self._now())
 
     async def pass_time(self) -> None:
         (await self._state.started()).pass_time(self._now())
         await self._state.change(self._unstored)
 
     def _load(self, kept: Sequence[StoredRecord]) -> SessionTable:
-        return SessionTable(self._settings, kept, self._now(), self._zero_at())
+        return SessionTable(self._settings, kept, self._now())
 
     def _unstored(self, table: SessionTable) -> Planned[None]:
-        return table.unstored(self._zero_at()), lambda: None
+        return table.unstored(), lambda: None
 
     async def _read(self, table: SessionTable, kept: KeptSession) -> ReadSession:
         """The contents of the session, read at the first call that needs them after a start."""
@@ -254,13 +246,11 @@ class SessionStore(StoreReplica[SessionTable]):
         """Stores the session with further entries, then commits. Raises `SessionUnknown` if it was dropped."""
 
         def plan(table: SessionTable) -> Planned[Result]:
-            changes = [table.change(table.still_kept(kept), self._zero_at(), added)]
+            changes = [table.change(table.still_kept(kept), added)]
 
             def commit_if_kept() -> Result:
-                if table.has(kept):
-                    return commit()
-                table.forget(kept.id)
-                raise session_unknown(kept.id)
+                table.still_kept(kept)
+                return commit()
 
             return changes, commit_if_kept
 
@@ -273,9 +263,9 @@ class SessionStore(StoreReplica[SessionTable]):
         kept.head.used_at = self._now()
         return table, kept, await self._read(table, kept)
 
-    def _zero_at(self) -> float:
-        """The zero of the monotonic clock, in seconds since 1970."""
-        return self._time_s() - self._now()
+    def _now(self) -> float:
+        """Seconds since 1970."""
+        return self._zero_at + self._now_s()
 
     def _info(self, kept: KeptSession) -> SessionInfo:
         read, expires_at = kept.read, kept.expires_at
@@ -284,11 +274,20 @@ class SessionStore(StoreReplica[SessionTable]):
             id=kept.id,
             base_url=read.opened.base_url,
             status=kept.status(self._now()),
-            calls=kept.head.calls,
+            calls=read.record.call_count + len(kept.in_flight),
             calls_in_flight=len(kept.in_flight),
             branches=len(read.record.branches()),
             generated_tokens=read.record.generated_tokens,
             total_tokens=read.record.total_tokens,
             record_bytes=kept.size_bytes,
-            expires_at=None if expires_at is None else datetime.fromtimestamp(self._zero_at() + expires_at, UTC),
+            expires_at=None if expires_at is None else datetime.fromtimestamp(expires_at, UTC),
         )
+
+
+def _problem_of(table: SessionTable, kept: KeptSession) -> SessionUnknown | None:
+    """Why what was stored of the session is not recorded, if it was dropped meanwhile."""
+    try:
+        table.still_kept(kept)
+    except SessionUnknown as problem:
+        return problem
+    return None

@@ -66,7 +66,6 @@ class ModelCalls:
         self._policy = policy
         self._admission = admission
         self._token_timeout_s = token_timeout_s
-        self._name = uuid4().hex
         self._forgetting: dict[str, asyncio.TimerHandle] = {}
         """By session or routing key."""
         self._in_flight: Counter[str] = Counter()
@@ -84,7 +83,7 @@ class ModelCalls:
         Raises:
             GenerationLost: no replica answers.
         """
-        await self._server.abort_calls(CallsToAbort(caller.name, rid, self._name, time.monotonic()))
+        await self._server.abort_calls(CallsToAbort(caller.name, rid, time.time()))
 
     async def answer(
         self,
@@ -129,8 +128,7 @@ class ModelCalls:
             endpoint=endpoint,
             body=body,
             choices=choices,
-            ingress=self._name,
-            received_at=time.monotonic(),
+            received_at=time.time(),
         )
         request = _of_policy(request, demand) if session is None else of_session(request, session, caller)
         return await _begun(self._parts(request, caller))

@@ -20,8 +20,7 @@ from deployments.sessions.failures import (
     SessionUnknown,
 )
 from deployments.sessions.records import OpenSession
-from rollout_client.arrow.schema import ARROW
-from rollout_client.contract.rollouts import RolloutSummary, Sampling
+from rollout_client.contract.rollouts import Sampling
 from rollout_client.contract.sessions import (
     DriftReport,
     SessionInfo,
@@ -34,15 +33,13 @@ from rollout_client.contract.sessions import (
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, given_keys, needs, with_session_key
-from service.http.openapi import content, json_request, limited, refusal, refusals
+from service.http.openapi import json_request, limited, refusal, refusals
 from service.http.request_body import read_json_body
 from service.images.request_images import sample_with_names
 from service.model_server.answers import response_to
 from service.problems import MOST_PROBLEMS, invalid_request
-from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
+from service.rollout_requests.result_encoding import JSON, json_of
 from service.rollout_requests.validation import further_field_problems, include_problems
-from service.rollouts.metrics import RequestMetricsAccumulator
 from service.routes.dependencies import Calls, RequestId, Rollouts, Services, Sessions, held_request
 from service.routes.model_server import CALL_ROUTES, MODELS, answer_call
 
@@ -108,43 +105,12 @@ async def _session(session_id: _SessionId, sessions: Sessions, caller: Authorize
     response_model=SessionSamples,
     **needs("rollout"),
     summary="Get the branches of a session as rollouts",
-    responses={
-        200: {
-            "description": "All branches; as NDJSON one line for each",
-            "content": {NDJSON: content({"type": "string"})},
-        },
-        **refusals(SessionUnknown),
-    },
+    responses=refusals(SessionUnknown),
 )
-async def _session_samples(
-    request: Request, session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller
-) -> Response:
-    """The branches of the session as rollouts, with their rewards.
-
-    `Accept: application/x-ndjson` and `application/vnd.apache.arrow.stream` give them in the form of `POST /rollout`,
-    with a summary whose `request_id` is the session.
-    """
+async def _session_samples(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> Response:
+    """The branches of the session as rollouts, with their rewards."""
     samples = await sessions.store.samples(session_id, caller.namespace)
-    return await asyncio.to_thread(_encoded, samples, request.headers.get("accept", ""))
-
-
-def _encoded(samples: SessionSamples, accepted: str) -> Response:
-    if NDJSON in accepted:
-        lines = [sample_line(position, sample) for position, sample in enumerate(samples.samples)]
-        return Response(b"".join([*lines, summary_line(_summary_of(samples))]), media_type=NDJSON)
-    if ARROW in accepted:
-        encoder = ArrowResponseEncoder()
-        for position, sample in enumerate(samples.samples):
-            encoder.add(position, sample)
-        return Response(b"".join(encoder.body(_summary_of(samples))), media_type=ARROW)
-    return Response(json_of(samples), media_type=JSON)
-
-
-def _summary_of(samples: SessionSamples) -> RolloutSummary:
-    metrics = RequestMetricsAccumulator()
-    for sample in samples.samples:
-        metrics.add(sample)
-    return RolloutSummary(request_id=samples.session_id, metrics=metrics.metrics(), policy=samples.policy)
+    return Response(await asyncio.to_thread(json_of, samples), media_type=JSON)
 
 
 @router.get(

@@ -218,7 +218,7 @@ def test_the_text_of_a_special_token_ends_a_rollout_and_a_call(running: Running)
     generation = running.run(running.engine.generate(GenerationRequest("ends", prompt, 99, (END,), greedy)))
     ids = list(generation.token_ids)
     assert (generation.finish_reason, ids.index(END_ID)) == ("stop", len(ids) - 1)
-    sampling = {"temperature": 0, "n": 2, "ignore_eos": True, "max_new_tokens": 99, "stop": END}
+    sampling = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 99, "stop": END}
     body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
 
     async def called() -> list[dict[str, Any]]:
@@ -226,7 +226,7 @@ def test_the_text_of_a_special_token_ends_a_rollout_and_a_call(running: Running)
 
     events = running.run(called())
     answers = [event for event in events if event["meta_info"]["finish_reason"]]
-    assert [answer["output_ids"] for answer in answers] == [ids, ids]
+    assert [answer["output_ids"] for answer in answers] == [ids]
     assert {answer["meta_info"]["finish_reason"]["matched"] for answer in answers} == {END}
     assert [event for event in events if "input_token_logprobs" in event["meta_info"]] == answers
     scored = [token_id for _, token_id, _ in answers[0]["meta_info"]["input_token_logprobs"]]

@@ -18,7 +18,6 @@ from deployments.protocols.replicas import GeneratorDescription
 from rollout_client import AsyncRolloutClient
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
-from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions
 from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
@@ -99,7 +98,7 @@ class ScriptedHttp:
         calls = None if model_server is None else ModelCalls(model_server, policy, self.admission)
         sessions = None
         if calls is not None and session_store is not None:
-            sessions = AgentSessions(session_store, policy, access, SessionJudge(self.environments))
+            sessions = AgentSessions(session_store, policy, access, self.environments)
         self.app = app_of(
             self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, reports
         )

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from deployments.failures import RolloutFailure
+from deployments.failures import GenerationRejected, RolloutFailure
 from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.generation import GenerationRequest, packed_ids, packed_logprobs
-from deployments.protocols.images import ImageSpan, ImageTokens
+from deployments.protocols.images import ImagesByName, ImageSpan, ImageTokens
 from deployments.protocols.model_server import ServedRequest
 from deployments.rpc.background_tasks import BackgroundTasks
-from deployments.sessions.failures import SessionUnknown, call_not_recorded
+from deployments.sessions.failures import SessionUnknown
 from deployments.sessions.records import (
     ChatContext,
     ChatMessage,
@@ -224,8 +224,7 @@ class SessionCall:
         """
         self._context = context
         plan = await self._begin(messages)
-        names = new_images(plan, messages)
-        images = dict(zip(names, await self._calls.image_tokens(names), strict=True)) if names else {}
+        images = await images_by_name(new_images(plan, messages), self._calls.image_tokens)
         prepare = partial(prepared_prompt, plan, messages, context, self._calls.renderer, images)
         self._prompt = await self._prepared(prepare, is_short=len(messages) <= _FEW_MESSAGES)
         return self._prompt.token_ids
@@ -266,9 +265,9 @@ class SessionCall:
         return () if self._prompt is None else self._prompt.images
 
     def refuse_unprepared(self) -> None:
-        """Raises `CallNotRecorded` if the prompt was put together past the session: nothing could be recorded of it."""
+        """Raises `GenerationRejected` if the prompt was put together past the session: nothing could be recorded."""
         if self._prompt is None:
-            raise call_not_recorded(self._session_id, _UNPREPARED)
+            raise GenerationRejected(_UNPREPARED)
 
     async def record(self, shown: Mapping[int, ChatMessage], choices: Mapping[int, GeneratedChoice]) -> None:
         """Records the call. When this returns, the record has what the caller is about to see.
@@ -336,6 +335,12 @@ class SessionCall:
             sampled_with=self.sampled_with,
             columns=choice.columns,
         )
+
+
+async def images_by_name(
+    names: Sequence[str], image_tokens: Callable[[Sequence[str]], Awaitable[Sequence[ImageTokens]]]
+) -> ImagesByName:
+    return dict(zip(names, await image_tokens(names), strict=True)) if names else {}
 
 
 def context_of(tools: Sequence[Mapping[str, Any]] | None, template_kwargs: Mapping[str, Any]) -> ChatContext:

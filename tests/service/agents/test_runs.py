@@ -21,7 +21,6 @@ from rollout_env import StepOutcome
 from service.access.access_control import OPEN_TO_ALL
 from service.access.keys import ANYBODY, Caller, KeyQuotas
 from service.admission.admission import Admission
-from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions, RequestAgents
 from service.remote.policy import RemotePolicy
 from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest
@@ -106,7 +105,7 @@ class Service:
     ) -> None:
         self.store = SessionStore(settings or SessionsSettings(), ScriptedStorage())
         policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
-        sessions = AgentSessions(self.store, policy, OPEN_TO_ALL, SessionJudge({}))
+        sessions = AgentSessions(self.store, policy, OPEN_TO_ALL, {})
         self.program = CallingProgram([], store=self.store, agent=agent, **program)
         self.admission = Admission(AdmissionSettings(), 100, lambda: 2)
         programs = {"task": self.program, "unboxed": self.program}

@@ -231,16 +231,16 @@ async def test_a_call_that_its_caller_has_left_is_recorded_with_the_columns_of_w
         *(
             (
                 {"temperature": temperature},
-                "The session includes sampling_mask, entropy, and greedy decoding draws from no distribution: send a "
-                "temperature of at least 0.01.",
+                "The session includes top_logprobs, sampling_mask, entropy: send a temperature of at least 0.01: "
+                "greedy decoding draws from no distribution.",
             )
             for temperature in (0, 1e-6)
         ),
         *(
             (
                 {"top_k": top_k},
-                "The session includes sampling_mask, entropy, which a call has with a top_k from 1 to 32: send "
-                "one, or leave top_k to the session.",
+                "The session includes top_logprobs, sampling_mask, entropy: send a top_k from 1 to 32, or leave it to "
+                "the session.",
             )
             for top_k in (-1, 0, 33)
         ),

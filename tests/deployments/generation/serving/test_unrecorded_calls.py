@@ -35,7 +35,7 @@ async def test_a_call_whose_prompt_is_made_past_its_session_is_refused_before_an
     served = await Served().open()
     served.reply("5")
     status, refused = await served.answer("chat/completions", CHAT, "s")
-    assert (status, SAYS in refused["error"]["message"]) == (501, True)
+    assert (status, SAYS in refused["error"]["message"]) == (400, True)
     *_, last = await served.events("chat/completions", CHAT, "s")
     assert SAYS in last["error"]["message"]
     assert served.core.prompts == []
