@@ -8,8 +8,7 @@ import hmac
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping, Sequence, Set
-from contextlib import nullcontext
+from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
@@ -26,7 +25,6 @@ from rollout_client.contract.sessions import SessionInfo, SessionLimits, Session
 from rollout_env import StepOutcome
 from service.access.access_control import AccessControl, key_in, not_authenticated
 from service.access.keys import Caller, hash_of
-from service.admission.admission import Admission
 from service.agents.session_judge import SessionJudge
 from service.remote.policy import RemotePolicy
 from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest, Agents, SessionLimit
@@ -156,8 +154,6 @@ class RequestAgents(Agents):
     Args:
         programs: the deployments that run the agents, by task.
         address: the service's, for a replica on any node, unless `sessions.base_url` names another one.
-        admission: counts the sandboxes of each key.
-        sandboxed: the tasks whose runs have a sandbox each.
         caller: who posted the request.
     """
 
@@ -166,26 +162,17 @@ class RequestAgents(Agents):
         sessions: AgentSessions,
         programs: Mapping[str, Environment],
         address: str,
-        admission: Admission,
-        sandboxed: Set[str],
         caller: Caller,
     ) -> None:
         self._sessions = sessions
         self._programs = programs
         self._address = address
-        self._sandboxed = sandboxed
         self._caller = caller
-        self._sandboxes = admission.sandboxes_of(caller)
         self._running: dict[str, asyncio.Task[StepOutcome]] = {}
         """By rollout. One that was interrupted is there until its record is read."""
 
     async def run(self, request: AgentRunRequest) -> AgentRunOutcome:
         """See `Agents.run`."""
-        # A run that waits holds no session.
-        async with self._sandboxes if request.task_name in self._sandboxed else nullcontext():
-            return await self._in_session(request)
-
-    async def _in_session(self, request: AgentRunRequest) -> AgentRunOutcome:
         try:
             opened = await self._sessions.open(request.session, self._caller, self._address, share_id=request.share_id)
         except (StoreFailure, RolloutFailure) as error:

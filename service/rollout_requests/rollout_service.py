@@ -254,7 +254,7 @@ class RolloutService:
 
     def _context(self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None) -> RolloutContext:
         return RolloutContext(
-            self.admission.metered(self._generator, caller),
+            self._generator,
             self.environments,
             LockstepSchedule() if request.schedule == "lockstep" else AsyncSchedule(),
             pacer=self._pacer,

@@ -37,18 +37,17 @@ class Scoring:
     """Scores the sequences of requests.
 
     Args:
-        generator_for: gives the generator of a caller's requests.
         engine: the limits of the engines.
     """
 
     def __init__(
         self,
-        generator_for: Callable[[Caller], Generator],
+        generator: Generator,
         policy: RemotePolicy,
         limits: RequestLimits,
         engine: GeneratorDescription,
     ) -> None:
-        self._generator_for = generator_for
+        self._generator = generator
         self._policy = policy
         self._limits = limits
         most = limits.max_rollouts_per_request
@@ -73,7 +72,6 @@ class Scoring:
         """
         demanded = request.policy
         await self._policy.wait_for_version(demanded)
-        generator = self._generator_for(caller)
         asked = ScoringRequest(
             generation_id="",
             prompt_token_ids=(),
@@ -101,7 +99,7 @@ class Scoring:
                     prompt_token_ids=token_ids,
                     start=start,
                 )
-                score = await self._score_of(of_sequence, position, request.retries, generator)
+                score = await self._score_of(of_sequence, position, request.retries)
                 if isinstance(score, ScoredPrompt):
                     scored_by = read_label(score.weight_version).number
                     versions.add(scored_by)
@@ -119,24 +117,24 @@ class Scoring:
             raise
         return policy_versions(demanded.name, versions, self._policy.current(demanded.name))
 
-    async def _score_of(self, asked: ScoringRequest, position: int, retries: int, generator: Generator) -> Score:
+    async def _score_of(self, asked: ScoringRequest, position: int, retries: int) -> Score:
         """The score of the sequence at this position, or the failure that broke it."""
         log_fields = {"request_id": asked.request_id, "rollout_id": asked.rollout_id, "sample": position}
         try:
-            return await with_retries(lambda: self._scored(asked, generator), RetryBudget(log_fields, retries))
+            return await with_retries(lambda: self._scored(asked), RetryBudget(log_fields, retries))
         except Exception as error:
             # A named failure was logged with its traceback where it was noticed.
             unknown = None if isinstance(error, RolloutFailure) else error
             logger.warning("A sequence was not scored: %s", error, exc_info=unknown, extra=log_fields)
             return failure_of(error)
         finally:
-            generator.release(asked.rollout_id)
+            self._generator.release(asked.rollout_id)
 
-    async def _scored(self, asked: ScoringRequest, generator: Generator) -> ScoredPrompt:
+    async def _scored(self, asked: ScoringRequest) -> ScoredPrompt:
         """Asks again until no update of the weights interrupts it."""
         while True:
             refuse_dropped(asked.policy, asked.policy is not None and self._policy.current(asked.policy) is None)
-            result = await generator.generate(asked)
+            result = await self._generator.generate(asked)
             if isinstance(result, ScoredPrompt) and result.finish_reason != "abort":
                 return result
             if result.failure is not None:
