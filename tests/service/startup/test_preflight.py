@@ -42,10 +42,6 @@ def refusal(refused: ServeDeploySchema) -> list[str]:
     return str(raised.value).splitlines()
 
 
-def test_a_task_that_is_named_under_environments_alone_fits_beside_the_others() -> None:
-    check_config(config(environments={name: {"import_path": MATH} for name in "abcdefghij"}))
-
-
 def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -> None:
     wrong = config(
         engine={"device": "tpu", "model": "models/tiny"},
