@@ -67,7 +67,7 @@ def checked_fields(body: bytes | bytearray, media_type: str, bounds: BodyBounds)
     fields = arrow_fields(body) if media_type == ARROW else _json_fields(body)
     if problems := list(islice(_body_size_problems(fields, bounds), MOST_PROBLEMS)):
         raise invalid_request(*problems)
-    if findings := list(islice(_findings(fields), MOST_PROBLEMS + 1)):
+    if findings := list(islice(_findings(fields), MOST_PROBLEMS)):
         raise found_problem(findings)
     return fields
 
