@@ -16,8 +16,9 @@ from deployments.jobs.failures import JobFailure
 from deployments.policy.failures import PolicyFailure
 from deployments.sessions.failures import SessionFailure
 from rollout_client.cli.app import app as command_line
+from service import problems
 from service.access.keys import KeysFile
-from service.problems import PROBLEM_TYPES, TYPE_PREFIX
+from service.problems import TYPE_PREFIX, ProblemType
 from service.routes.http_app import build_http_app
 from service.settings import ServiceSettings
 
@@ -173,10 +174,9 @@ def errors_page() -> Iterator[str]:
         yield f"{inspect.getdoc(failure)}\n"
     yield "## Of a whole request\n"
     yield "A request that fails as a whole is answered with a problem document (RFC 9457).\n"
-    for problem in PROBLEM_TYPES:
+    for problem in (found for found in vars(problems).values() if isinstance(found, ProblemType)):
         yield f"### {problem.name}\n"
         yield f"Status {problem.status}, problem type `{TYPE_PREFIX}{problem.name}`: {problem.title}.\n"
-        yield f"{problem.meaning}\n"
     for title, base in STORE_FAILURES.items():
         yield from store_failures(title, base)
     yield "## In the Python client\n"

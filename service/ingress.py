@@ -57,7 +57,7 @@ class Ingress:
         assert options is not None
         refuse_exposed(settings.access, options)
         others = Handles(**handles)
-        metrics = RolloutMetrics(settings.sandboxed_tasks) if settings.metrics else None
+        metrics = RolloutMetrics() if settings.metrics else None
         self._http_metrics = None if metrics is None else HttpMetrics()
         observer: RolloutObserver = metrics or UNOBSERVED
         self._tracer = None

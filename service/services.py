@@ -125,8 +125,7 @@ async def build_services(
     sessions = _sessions(settings, handles, policy, access, tasks)
     agents_of = None
     if sessions is not None and programs:
-        sandboxed = settings.sandboxed_tasks.keys()
-        agents_of = partial(RequestAgents, sessions, programs, own_address(http), admission, sandboxed)
+        agents_of = partial(RequestAgents, sessions, programs, own_address(http))
     images, image_store = None, None if handles.images is None else RemoteImages(handles.images)
     if image_store is not None and settings.images is not None:
         images = RequestImages(image_store, settings.images, takes_images=engine.takes_images)
@@ -159,7 +158,7 @@ async def build_services(
         "images": None if image_store is None else image_store.answer,
         "jobs": None if jobs is None else jobs.store.answer,
     }
-    scoring = Scoring(partial(admission.metered, generator), policy, limits, engine)
+    scoring = Scoring(generator, policy, limits, engine)
     return AppServices(
         rollouts=rollouts,
         access=access,

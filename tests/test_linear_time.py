@@ -318,6 +318,12 @@ READERS = {
         ("deployments/sandbox/providers/leftover.py::LISTED",),
     ),
     "request id": Reader(middlewares.ALLOWED_ID.fullmatch, ["a"], ("service/http/middlewares.py::ALLOWED_ID",)),
+    "host": Reader(
+        middlewares._LOOPBACK_NAME.fullmatch,
+        ["1", ":", ".", "a"],
+        ("service/http/middlewares.py::_LOOPBACK_NAME",),
+        "localhost:",
+    ),
     "idempotency key": Reader(
         header("idempotency-key", submission.idempotency_key),
         ["a", '"', '"a', "\\", '\\"'],
@@ -403,9 +409,9 @@ OF_OUR_OWN_TEXT = {
     "deployments/policy/published.py::NUMBERED": "a name in the config's folder",
     "deployments/policy/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
     "service/startup/generated_config.py::_task_name_of": "the name of a class",
-    "service/startup/readiness.py::NO_ROOM": "a message of Serve",
-    "service/startup/readiness.py::REFUSAL": "a traceback",
-    "service/startup/readiness.py::RAY_FRAME": "a traceback",
+    "service/startup/readiness.py::_NO_ROOM": "a message of Serve",
+    "service/startup/readiness.py::_REFUSAL": "a traceback",
+    "service/startup/readiness.py::_RAY_FRAME": "a traceback",
 }
 """Expressions for what neither a model nor a caller writes."""
 

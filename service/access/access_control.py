@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from rollout_client.contract.problems import FieldProblem
-from service.access.exposure import ServiceExposed, allowed_hosts, exposure
+from service.access.exposure import ServiceExposed, exposure
 from service.access.keys import ANYBODY, Caller, KeyRing, KeysInvalid, Scope, parsed_keys
 from service.problems import NOT_ALLOWED, NOT_AUTHENTICATED, RequestProblem
 from service.settings import AccessSettings
@@ -87,17 +87,13 @@ CHALLENGE = 'Bearer realm="rollout"'
 class AccessControl:
     """The callers that one ingress replica lets in."""
 
-    def __init__(
-        self, key_file: KeyFile | None, allowed_hosts: Sequence[str] = (), is_open_on_loopback: bool = False
-    ) -> None:
+    def __init__(self, key_file: KeyFile | None, is_open_on_loopback: bool = False) -> None:
         """Open to all callers without a `key_file`.
 
         Args:
-            allowed_hosts: values that `Host` may have, in lower case; empty for any.
             is_open_on_loopback: whether every program of the machine may use the service, and nothing guards it.
         """
         self._key_file = key_file
-        self.allowed_hosts = allowed_hosts
         self.is_open_on_loopback = is_open_on_loopback
 
     @classmethod
@@ -111,11 +107,9 @@ class AccessControl:
         if (problem := exposure(settings, host)) is not None:
             raise ServiceExposed(problem)
         path = settings.keys_file
-        return cls(
-            None if path is None else KeyFile(Path(path).expanduser()),
-            allowed_hosts(settings, host),
-            is_open_on_loopback=path is None and settings.guarded_by is None,
-        )
+        if path is None:
+            return cls(None, is_open_on_loopback=settings.guarded_by is None)
+        return cls(KeyFile(Path(path).expanduser()))
 
     async def caller_of(self, authorization: Sequence[str], scope: Scope) -> Caller:
         """Who sent a request that needs `scope`.

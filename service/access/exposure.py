@@ -13,7 +13,6 @@ from deployments.rpc.own_address import HttpOptions
 from service.settings import AccessSettings
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class ServiceExposed(Exception):
@@ -40,7 +39,7 @@ def tls_problem(certificate: str | None, environ: Mapping[str, str] = os.environ
     )
 
 
-def is_loopback(host: str | None) -> bool:
+def _is_loopback(host: str | None) -> bool:
     """Whether only programs of the same machine reach a server that listens on `host`."""
     if host == "localhost":
         return True
@@ -52,18 +51,10 @@ def is_loopback(host: str | None) -> bool:
 
 def exposure(settings: AccessSettings, host: str | None) -> str | None:
     """The problem with listening on `host`; `None` if there is none."""
-    if settings.keys_file is not None or settings.guarded_by is not None or is_loopback(host):
+    if settings.keys_file is not None or settings.guarded_by is not None or _is_loopback(host):
         return None
     return (
         f"http_options.host: {host} can be reached from other machines, and the service asks for no key. Name a file "
         "of keys in args.access.keys_file (python -m service.access.new_key makes one), or listen on 127.0.0.1, or say "
         "in args.access.guarded_by what stands in front and lets only known callers through."
     )
-
-
-def allowed_hosts(settings: AccessSettings, host: str | None) -> tuple[str, ...]:
-    """The names that `Host` may have, in lower case; empty for any."""
-    given = tuple(name.lower() for name in settings.allowed_hosts)
-    if given or settings.keys_file is not None or settings.guarded_by is not None or not is_loopback(host):
-        return given
-    return LOOPBACK_NAMES

@@ -8,8 +8,7 @@ import hmac
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence, Set
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -40,7 +39,6 @@ from rollout_client.contract.sessions import (
 from rollout_env import StepOutcome
 from service.access.access_control import AccessControl, key_in, not_authenticated
 from service.access.keys import Caller, hash_of
-from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest, Agents, SessionLimit
 from service.rollouts.metrics import UNNAMED_REWARD
@@ -221,8 +219,6 @@ class RequestAgents(Agents):
     Args:
         programs: the deployments that run the agents, by task.
         address: the service's, for a replica on any node, unless `sessions.base_url` names another one.
-        admission: counts the sandboxes of each key.
-        sandboxed: the tasks whose runs have a sandbox each.
         caller: who posted the request.
     """
 
@@ -231,26 +227,17 @@ class RequestAgents(Agents):
         sessions: AgentSessions,
         programs: Mapping[str, Environment],
         address: str,
-        admission: Admission,
-        sandboxed: Set[str],
         caller: Caller,
     ) -> None:
         self._sessions = sessions
         self._programs = programs
         self._address = address
-        self._sandboxed = sandboxed
         self._caller = caller
-        self._sandboxes = admission.sandboxes_of(caller)
         self._running: dict[str, asyncio.Task[StepOutcome]] = {}
         """By rollout. One that was interrupted is there until its record is read."""
 
     async def run(self, request: AgentRunRequest) -> AgentRunOutcome:
         """See `Agents.run`."""
-        # A run that waits holds no session.
-        async with self._sandboxes if request.task_name in self._sandboxed else nullcontext():
-            return await self._in_session(request)
-
-    async def _in_session(self, request: AgentRunRequest) -> AgentRunOutcome:
         # Its agent may make no call for long. The session is deleted with the run.
         limits = request.session.limits.model_copy(update={"idle_s": LONGEST_IDLE_S})
         session = request.session.model_copy(update={"limits": limits})

@@ -83,8 +83,6 @@ class IngressGauges:
         self._generator = generator
         self._policy = policy
         self._in_flight = Gauge("rollout_in_flight", description="Rollouts in flight.")
-        self._tokens = Gauge("rollout_requested_tokens_in_flight", description="Tokens that they may have at most.")
-        self._bytes = Gauge("rollout_body_bytes_in_flight", description="Bytes of request bodies that are held.")
         self._waiting = Gauge("rollout_waiting_generations", description="Generations that wait for their turn.")
         self._waiting_by_priority = Gauge(
             "rollout_waiting_by_priority",
@@ -117,10 +115,7 @@ class IngressGauges:
                 next_snapshot = now + SNAPSHOT_EVERY_S
 
     def set(self, now_s: float) -> None:
-        held = self._admission.in_flight
-        self._in_flight.set(held.rollouts)
-        self._tokens.set(held.tokens)
-        self._bytes.set(held.body_bytes)
+        self._in_flight.set(self._admission.in_flight.rollouts)
         self._waiting.set(self._generator.waiting_generations)
         # Of each priority, also those for which none waits.
         for priority, waiting in counts_by_priority(self._generator.waiting_by_weight).items():

@@ -13,7 +13,6 @@ from deployments.failures import GenerationLost
 from deployments.protocols.generation import RequestShare, SamplingOptions, included_columns
 from deployments.protocols.model_server import (
     BYTES_PER_TOKEN,
-    GENERATED,
     TOKEN_ENDPOINTS,
     CallsToAbort,
     Endpoint,
@@ -26,7 +25,6 @@ from deployments.sessions.records import OpenSession
 from rollout_client.contract.base import PolicyDemand, Priority
 from service.access.keys import Caller
 from service.admission.admission import Admission
-from service.admission.key_usage import KeyUsage
 from service.remote.policy import RemotePolicy
 from service.scheduling.priority import share_of
 
@@ -134,14 +132,11 @@ class ModelCalls:
         return await _begun(self._parts(request, caller))
 
     async def _parts(self, request: ServedRequest, caller: Caller) -> AsyncGenerator[ServedPart, None]:
-        """The parts of the answer. The tokens of the call count against the quota of the caller's key."""
-        usage = self._admission.usage_of(caller)
         self._in_flight[request.rollout_id] += 1
         counts = request.endpoint in TOKEN_ENDPOINTS
         self._token_calls[caller.name] += counts
         try:
-            served = self._server.serve(request)
-            async with aclosing(served if usage is None else _metered(served, request, usage)) as parts:
+            async with aclosing(self._server.serve(request)) as parts:
                 async for part in parts:
                     yield part
         finally:
@@ -165,31 +160,6 @@ class ModelCalls:
         del self._forgetting[party]
         if party not in self._in_flight:
             self._server.release(party)
-
-
-async def _metered(
-    parts: AsyncGenerator[ServedPart, None], request: ServedRequest, usage: KeyUsage
-) -> AsyncGenerator[ServedPart, None]:
-    """Counts the tokens of a call as `MeteredGenerator` does: one that fails gets its charge back, one that is left
-    keeps it.
-    """
-    generates = request.endpoint in GENERATED
-    expected = float(len(request.prompt_token_ids))
-    if generates:
-        expected += request.choices * usage.expected_tokens(request.max_new_tokens)
-    await usage.take(expected)
-    try:
-        async with aclosing(parts):
-            async for part in parts:
-                if part.tokens is not None:
-                    usage.charge(part.tokens.prompt + part.tokens.generated - expected)
-                    expected = part.tokens.prompt + part.tokens.generated
-                    if part.tokens.generated:
-                        usage.learn(part.tokens.generated / request.choices)
-                yield part
-    except Exception:
-        usage.charge(-expected)
-        raise
 
 
 def _of_policy(request: ServedRequest, demand: PolicyDemand) -> ServedRequest:

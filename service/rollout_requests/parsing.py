@@ -62,7 +62,7 @@ def request_parts(body: bytes | bytearray, media_type: str, bounds: BodyBounds) 
     fields = _fields_of(body, media_type)
     if problems := list(islice(_body_size_problems(fields, bounds), MOST_PROBLEMS)):
         raise invalid_request(*problems)
-    if findings := list(islice(_findings(fields), MOST_PROBLEMS + 1)):
+    if findings := list(islice(_findings(fields), MOST_PROBLEMS)):
         raise found_problem(findings)
     yield {name: value for name, value in fields.items() if name != "samples"}
     yield from fields.get("samples", ())

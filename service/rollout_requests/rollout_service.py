@@ -251,7 +251,7 @@ class RolloutService:
 
     def _context(self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None) -> RolloutContext:
         return RolloutContext(
-            self.admission.metered(self._generator, caller),
+            self._generator,
             self.environments,
             LockstepSchedule() if request.schedule == "lockstep" else Schedule(),
             pacer=self._pacer,

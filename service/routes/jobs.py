@@ -20,17 +20,15 @@ from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
-from rollout_client.contract.rollouts import RolloutRequest, Sampling
-from rollout_client.contract.sample_ranges import PlaceRange, SampleRange
+from rollout_client.contract.messages import PromptMessage
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.examples import FORKED, REQUEST_ID, SAMPLE
 from service.http.openapi import (
     BINARY,
     content,
     header_parameter,
     json_content,
     json_request,
-    json_response,
     limited,
     refusals,
     schema_of,
@@ -45,19 +43,10 @@ from service.routes.dependencies import Admitted, Jobs, OptionalJobs, RequestId,
 
 MOST_BYTES_OF_AN_ACKNOWLEDGEMENT = 1024
 JobId = Annotated[str, Path(description="The `job_id` that `POST /jobs` has answered.")]
-JOB_STATUS = JobStatus(
-    job_id="5f2b8c1e9d3a4c70b6e1f0a2d4c8e6b3",
-    state="running",
-    request_id=REQUEST_ID,
-    created_at=1764000000.0,
-    last_event=3,
-    acknowledged=2,
-    idempotency_key="step-17",
-)
-JOB_CURSOR = JobCursor(
-    job_id=JOB_STATUS.job_id,
-    event=2,
-    samples_from=[SampleRange(task_name="math", start=512, count=64, without=[PlaceRange(start=515, count=1)])],
+_SAMPLE = SampleInput(
+    task_name="math",
+    messages=[PromptMessage(role="user", content="What is 2 + 2?")],
+    extra_env_info={"ground_truth": "4"},
 )
 IDEMPOTENCY_KEY = header_parameter(
     "Idempotency-Key",
@@ -74,9 +63,7 @@ ROLLOUT_BODY = {
     "required": True,
     "content": {
         JSON: json_content(
-            RolloutRequest(
-                samples=[SAMPLE, FORKED], num_generations=1, sampling=Sampling(temperature=1.0, max_new_tokens=64)
-            )
+            RolloutRequest(samples=[_SAMPLE], num_generations=1, sampling=Sampling(temperature=1.0, max_new_tokens=64))
         ),
         ARROW: content(BINARY),
     },
@@ -92,7 +79,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
     summary="Play samples as a job",
     status_code=202,
     responses={
-        202: {**json_response(JOB_STATUS), "description": "The job has begun; see `Location`"},
+        202: {"description": "The job has begun; see `Location`"},
         429: limited(JobsFull),
         **refusals(
             PolicyNotCurrent, PolicyUnknown, KeyReused, JobsNotConfigured, RolloutRecordsNotConfigured, reads_body=True
@@ -118,7 +105,7 @@ async def submit_job(
     "",
     **needs("rollout"),
     summary="List the jobs",
-    responses={200: json_response(JobList(jobs=[JOB_STATUS])), **refusals(JobsNotConfigured)},
+    responses=refusals(JobsNotConfigured),
 )
 async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     """The jobs of the caller's key, newest first."""
@@ -129,7 +116,7 @@ async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     "/{job_id}",
     **needs("rollout"),
     summary="Get the state of a job",
-    responses={200: json_response(JOB_STATUS), **refusals(JobUnknown, JobsNotConfigured)},
+    responses=refusals(JobUnknown, JobsNotConfigured),
 )
 async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """State and progress of the job."""
@@ -171,10 +158,7 @@ async def job_events(
     "/{job_id}/cursor",
     **needs("rollout"),
     summary="Get the cursor of a job over a data set",
-    responses={
-        200: json_response(JOB_CURSOR),
-        **refusals(JobUnknown, EventUnknown, NoDataSet, JobsNotConfigured),
-    },
+    responses=refusals(JobUnknown, EventUnknown, NoDataSet, JobsNotConfigured),
 )
 async def job_cursor(
     job_id: JobId,
@@ -195,10 +179,7 @@ async def job_cursor(
     response_model=JobStatus,
     **needs("rollout"),
     summary="Acknowledge events of a job",
-    responses={
-        200: json_response(JOB_STATUS),
-        **refusals(JobUnknown, EventUnknown, JobsNotConfigured, reads_body=True),
-    },
+    responses=refusals(JobUnknown, EventUnknown, JobsNotConfigured, reads_body=True),
     openapi_extra=json_request(Acknowledgement(last=2)),
 )
 async def acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:

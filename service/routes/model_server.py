@@ -17,7 +17,7 @@ from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.openapi import content, json_content, json_request, json_response, limited, refusals
+from service.http.openapi import content, json_request, limited, refusals, schema_of
 from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.model_server.answers import response_to
 from service.model_server.call_bodies import (
@@ -38,12 +38,7 @@ from service.services import AppServices
 SHORTEN = "shorten the conversation"
 ROUTING_KEY = "x-smg-routing-key"
 """The header with which trainers tell SGLang's router that calls share a prefix."""
-MODEL_SERVER_ANSWER = ModelServerAnswer.model_validate(
-    {"id": "chatcmpl-1f0c", "object": "chat.completion", "model": "models/tiny"}
-)
-MODEL_SERVER_ERROR = ModelServerAnswer.model_validate(
-    {"error": {"message": "Unknown.", "type": "BadRequestError", "code": 400}}
-)
+_ANSWER = content(schema_of(ModelServerAnswer))
 QUESTION: JsonValue = [{"role": "user", "content": "What is 2 + 2?"}]
 router = APIRouter(tags=["model server"])
 
@@ -86,7 +81,7 @@ async def answer_call(
 
 MODELS: dict[str, Any] = {
     "summary": "List the model",
-    "responses": {200: json_response(MODEL_SERVER_ANSWER)},
+    "responses": {200: {"content": {JSON: _ANSWER}}},
 }
 
 
@@ -153,7 +148,6 @@ class _CallRoute:
 
     def documented(self) -> dict[str, Any]:
         """Summary, responses and body, as arguments of a route's decorator."""
-        error = json_content(MODEL_SERVER_ERROR)
         events = {"text/event-stream": content({"type": "string"})}
         refused = refusals(reads_body=True)
         of_policy = refusals(PolicyNotCurrent, PolicyUnknown) if self.endpoint in GENERATED else {}
@@ -163,11 +157,11 @@ class _CallRoute:
             "responses": {
                 200: {
                     "description": "As vLLM's own server answers",
-                    "content": {JSON: json_content(MODEL_SERVER_ANSWER), **events},
+                    "content": {JSON: _ANSWER, **events},
                 },
                 **refused,
-                400: {**refused[400], "content": {**refused[400]["content"], JSON: error}},
-                404: {"description": "The model is not known, or the policy", "content": {**unknown, JSON: error}},
+                400: {**refused[400], "content": {**refused[400]["content"], JSON: _ANSWER}},
+                404: {"description": "The model is not known, or the policy", "content": {**unknown, JSON: _ANSWER}},
                 **({409: of_policy[409]} if of_policy else {}),
                 429: limited(),
             },

@@ -60,8 +60,6 @@ async def _replay(
     ]
     await names_of(services.images, sources, caller, is_bounded=False)
     admitted.hold_call(1, "rollout", len(recorded.token_ids))
-    if (usage := services.rollouts.admission.usage_of(caller)) is not None:
-        await usage.take(len(recorded.token_ids))
     answer = await services.replayer.replay(recorded, request_id, caller)
     return Response(answer.model_dump_json(exclude_none=True), media_type=JSON)
 

@@ -11,20 +11,17 @@ from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.rollout_records.failures import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
-from rollout_client.contract.rollouts import PolicyVersions, RolloutResponse
+from rollout_client.contract.rollouts import RolloutResponse
 from service.http.authorization import AuthorizedCaller, needs
-from service.http.examples import REQUEST_ID, RESULT
 from service.http.middlewares import log_unexpected_error
 from service.http.openapi import (
     BINARY,
     content,
-    json_content,
     limited,
     refusal,
     refusals,
     schema_of,
 )
-from service.http.request_body import JSON
 from service.http.streaming import response_in_parts, with_heartbeats
 from service.jobs.events import answer_of, events_after
 from service.jobs.submission import (
@@ -49,12 +46,6 @@ from service.rollout_requests.running_rollout import RunningRollout
 from service.routes.dependencies import Admitted, OptionalJobs, RequestId, Rollouts
 from service.routes.jobs import CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER, ROLLOUT_BODY
 
-ROLLOUT_RESPONSE = RolloutResponse(
-    request_id=REQUEST_ID,
-    metrics={"total_turns": 1, "mean_total_reward": 1.0},
-    policy=PolicyVersions(oldest="7", newest="7", current="7"),
-    samples=[RESULT],
-)
 router = APIRouter(tags=["rollouts"])
 
 
@@ -67,7 +58,6 @@ router = APIRouter(tags=["rollouts"])
         200: {
             "description": "All rollouts in input order; as NDJSON one line per rollout, then one with the summary",
             "content": {
-                JSON: json_content(ROLLOUT_RESPONSE),
                 NDJSON: content(schema_of(StreamLine)),
                 ARROW: content(BINARY),
             },

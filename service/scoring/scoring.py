@@ -36,18 +36,17 @@ class Scoring:
     """Scores the sequences of requests.
 
     Args:
-        generator_for: gives the generator of a caller's requests.
         engine: the limits of the engines.
     """
 
     def __init__(
         self,
-        generator_for: Callable[[Caller], Generator],
+        generator: Generator,
         policy: RemotePolicy,
         limits: RequestLimits,
         engine: GeneratorDescription,
     ) -> None:
-        self._generator_for = generator_for
+        self._generator = generator
         self._policy = policy
         self._limits = limits
         most = limits.max_rollouts_per_request
@@ -72,7 +71,6 @@ class Scoring:
         """
         demanded = request.policy
         await self._policy.wait_for_version(demanded)
-        generator = self._generator_for(caller)
         share = share_of(f"{request_id}-{uuid4().hex[:16]}", request.priority, caller)
         asked = {
             "min_weight_version": max(demanded.min_version or 0, demanded.version or 0),
@@ -88,7 +86,7 @@ class Scoring:
         async def score_next() -> None:
             for position, (token_ids, start) in waiting:
                 of_sequence = scoring_request(f"{share.id}-{position}", token_ids, start, **asked)
-                score = await self._score_of(of_sequence, position, request.retries, generator)
+                score = await self._score_of(of_sequence, position, request.retries)
                 if isinstance(score, ScoredPrompt):
                     scored_by = read_label(score.weight_version).number
                     versions.add(scored_by)
@@ -109,7 +107,7 @@ class Scoring:
             raise
         return policy_versions(demanded.name, versions, self._policy.current(demanded.name))
 
-    async def _score_of(self, asked: ScoringRequest, position: int, retries: int, generator: Generator) -> Score:
+    async def _score_of(self, asked: ScoringRequest, position: int, retries: int) -> Score:
         """The score of the sequence at this position, or the failure that broke it."""
         log_fields = {"request_id": asked.request_id, "rollout_id": asked.rollout_id, "sample": position}
 
@@ -117,7 +115,7 @@ class Scoring:
             # Until no update of the weights interrupts it.
             while True:
                 refuse_dropped(asked.policy, asked.policy is not None and self._policy.current(asked.policy) is None)
-                result = await generator.generate(asked)
+                result = await self._generator.generate(asked)
                 if isinstance(result, ScoredPrompt) and result.finish_reason != "abort":
                     return result
                 if result.failure is not None:
@@ -131,4 +129,4 @@ class Scoring:
             logger.warning("A sequence was not scored: %s", error, exc_info=unknown, extra=log_fields)
             return failure_of(error)
         finally:
-            generator.release(asked.rollout_id)
+            self._generator.release(asked.rollout_id)

@@ -26,7 +26,7 @@ import typer
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
-from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 from rich.console import Console
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -38,8 +38,7 @@ from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES
 from deployments.upstream.ray_serve.serve_internals import read_environment_again, route_in_own_loop
 from deployments.workers.cleanup import free_left_over, remove_left_over
 from service.access.exposure import HAPROXY
-from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
-from service.startup.config import APP_BUILDER
+from service.startup.config import APP_BUILDER, ServiceNotStarted
 from service.startup.console_logs import replica_logs_shown, stages_shown
 from service.startup.preflight import check_config
 from service.startup.processes import adopt_orphans, end_descendants, interruptible, orphans_reaped
@@ -98,8 +97,7 @@ def drain_replicas(handle: Any, bound_s: float) -> int:
 
 def shutdown_bound_s(application: ServeApplicationSchema) -> float:
     """`graceful_shutdown_timeout_s` of the ingress, in seconds."""
-    ingress = next((each for each in application.deployments if each.name == INGRESS), DeploymentSchema(name=INGRESS))
-    given = ingress.graceful_shutdown_timeout_s
+    given = next((each.graceful_shutdown_timeout_s for each in application.deployments if each.name == INGRESS), None)
     return float(given) if isinstance(given, int | float) else GRACEFUL_SHUTDOWN_TIMEOUT_S
 
 
@@ -119,14 +117,11 @@ def sentences_for_the_user(console: Console) -> Iterator[None]:
 
 
 @contextmanager
-def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: float = ROOM_TIMEOUT_S) -> Iterator[str]:
+def local_service(config: ServeDeploySchema, console: Console) -> Iterator[str]:
     """Runs the service for the length of the block and yields its base URL once it is ready.
 
     Every process that it started has ended when the block is left, however it is left. After SIGTERM the rollouts under
     way are finished before, until a second signal comes. What replicas print and warn of is shown on the console.
-
-    Args:
-        room_timeout_s: how long a deployment may wait for free cores or GPUs.
 
     Raises:
         ServiceNotStarted: the config cannot work, the port is taken, or a deployment cannot start.
@@ -146,7 +141,7 @@ def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: f
             with interruptible():
                 show("Starting Ray Serve")
                 deploy(config)
-                for starting in deployments_not_ready(config, room_timeout_s):
+                for starting in deployments_not_ready(config):
                     show(f"Starting {starting}")
         url = own_address(config.http_options)
         console.print(f"Ready after {time.monotonic() - started_at:.0f} s: {url}")
@@ -159,9 +154,9 @@ def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: f
                 raise
 
 
-def serve_until_stopped(config: ServeDeploySchema, console: Console, room_timeout_s: float) -> None:
+def serve_until_stopped(config: ServeDeploySchema, console: Console) -> None:
     """Runs the service until SIGINT or SIGTERM. Raises what `local_service` raises."""
-    with local_service(config, console, room_timeout_s) as url:
+    with local_service(config, console) as url:
         console.print(f"Routes and their fields: {url}/docs. Ctrl-C stops the service.")
         threading.Event().wait()
 

@@ -154,7 +154,7 @@ def app_of(
     calls = calls or ModelCalls(ScriptedModelServer(REFUSED), rollouts.policy, admission)
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
-    scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, DESCRIPTION)
+    scoring = Scoring(generator, rollouts.policy, rollouts.limits, DESCRIPTION)
     replicas: Any = ScriptedReplicas(generator)
     replayer = Replayer(replicas, partial(served_weights, rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild())
     app.state.services = AppServices(

@@ -1,8 +1,8 @@
-"""Private parts of Ray and Ray Serve: Serve's own client and calls, and Ray's configuration, clusters and resources.
+"""Private parts of Ray and Ray Serve: Serve's own calls and options, and Ray's configuration and resources.
 
 Needed with Ray 2.60; no upstream issue is known. Serve has no public way to start without deploying, to its own
-options, or to let go of its client; and `cancel` leaves a call alone that was handed to a replica just before. Ray has
-no public way to the clusters and the resources of this machine, to nodes that leave, or to its configuration.
+options; and `cancel` leaves a call alone that was handed to a replica just before. Ray has no public way to the
+resources of this machine, to nodes that leave, or to its configuration.
 """
 
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import ray
 from ray import _raylet, serve
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
-from ray._private.services import find_gcs_addresses
 from ray.serve._private.api import serve_start
 from ray.serve.config import HTTPOptions
 from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
@@ -47,16 +46,6 @@ def deploy_apps(config: ServeDeploySchema) -> None:
     client.deploy_apps(config)
 
 
-def serve_client() -> Any:
-    """The client of the Serve that runs. Raises `RayServeException` where none does."""
-    return serve.context._get_global_client()
-
-
-def forget_serve_client() -> None:
-    """Lets this process connect to another cluster: Serve would go on with its client of this one."""
-    serve.context._set_global_client(None)  # type: ignore[no-untyped-call]
-
-
 def running_http_options() -> HTTPOptions | None:
     """The options of the Serve that runs, with the port of the service; `None` where none does. Blocks."""
     options = _options_of_proxies()
@@ -84,11 +73,6 @@ def read_environment_again() -> None:
 def metrics_report_interval_s() -> float:
     """Seconds between two reports of Ray's exporters, which forget a gauge that was not set for two of them."""
     return float(RAYLET.Config.metrics_report_interval_ms()) / 1000
-
-
-def clusters_of_this_machine() -> list[str]:
-    """The addresses of the Ray clusters that run here, sorted."""
-    return sorted(find_gcs_addresses())  # type: ignore[no-untyped-call]
 
 
 def deadlines_of_leaving_nodes(timeout_s: float) -> dict[str, int]:

@@ -58,7 +58,7 @@ def test_info_shows_model_tokenizer_limits_and_versions(service: ScriptedService
         },
         "limits": {
             "max_seq_len": 100,
-            "admission": {"replica": {"max_rollouts": 9}, "service": {"max_rollouts": None}},
+            "admission": {"max_rollouts": 9, "max_tokens": None},
         },
         "versions": {"service": "0.9", "contract": "1.7", "engine": "vllm 0.32", "ray": "2.60", "transformers": "5.19"},
         "policy_version": 3,
@@ -76,7 +76,7 @@ def test_info_shows_model_tokenizer_limits_and_versions(service: ScriptedService
         ["policy version", "3"],
         ["tasks", "math, [code]"],
         ["max_seq_len", "100"],
-        ["admission.replica.max_rollouts", "9"],
+        ["admission.max_rollouts", "9"],
         ["service", "0.9"],
         ["engine", "vllm 0.32"],
         ["ray", "2.60"],

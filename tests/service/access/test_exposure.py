@@ -8,7 +8,7 @@ from ray.serve.config import HTTPOptions
 
 from deployments.rpc.own_address import own_address
 from service.access.access_control import AccessControl
-from service.access.exposure import LOOPBACK_NAMES, ServiceExposed, allowed_hosts, is_loopback
+from service.access.exposure import ServiceExposed
 from service.settings import AccessSettings
 
 GUARDED = AccessSettings(guarded_by="the gateway asks who is calling")
@@ -16,7 +16,6 @@ GUARDED = AccessSettings(guarded_by="the gateway asks who is calling")
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "localhost", "::1", "[::1]"])
 def test_a_service_without_keys_may_listen_on_loopback(host: str) -> None:
-    assert is_loopback(host)
     AccessControl.of(AccessSettings(), host)
 
 
@@ -41,11 +40,12 @@ def test_the_guard_is_named_in_words(guard: object) -> None:
         AccessSettings.model_validate({"guarded_by": guard})
 
 
-def test_only_a_service_without_keys_on_loopback_answers_under_the_names_of_loopback_alone() -> None:
-    assert allowed_hosts(AccessSettings(), "127.0.0.1") == LOOPBACK_NAMES
-    assert allowed_hosts(AccessSettings(keys_file="keys.yaml"), "127.0.0.1") == ()
-    assert allowed_hosts(GUARDED, "127.0.0.1") == ()
-    assert allowed_hosts(AccessSettings(allowed_hosts=["Mine.example"]), "127.0.0.1") == ("mine.example",)
+def test_only_a_service_without_keys_on_loopback_answers_under_the_names_of_loopback_alone(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": []}))
+    assert AccessControl.of(AccessSettings(), "127.0.0.1").is_open_on_loopback
+    assert not AccessControl.of(AccessSettings(keys_file=str(path)), "127.0.0.1").is_open_on_loopback
+    assert not AccessControl.of(GUARDED, "127.0.0.1").is_open_on_loopback
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from deployments.images.settings import ImagesSettings
 from deployments.protocols.images import name_of_image
 from service.admission.capacity import Amounts
 from service.images.request_images import RequestImages
-from service.settings import AdmissionBounds, AdmissionSettings
+from service.settings import AdmissionSettings
 from tests.deployments.images.pictures import ImagesInProcess, animation, picture
 from tests.service.keyed_http import KeyedHttp
 from tests.service.scripted_http import LIMITS, ScriptedHttp
@@ -92,7 +92,7 @@ def test_a_store_without_room_says_when_to_try_again() -> None:
 
 
 def test_an_upload_is_admitted_with_its_body() -> None:
-    bounds = AdmissionSettings(replica=AdmissionBounds(max_body_bytes=len(RED) - 1))
+    bounds = AdmissionSettings(max_body_bytes=len(RED) - 1)
     http = ScriptedHttp(images=images(), admission=bounds)
     refused = http.request("POST", "/blobs", content=RED, headers=PNG)
     assert (refused.status_code, http.admission.in_flight) == (413, Amounts())

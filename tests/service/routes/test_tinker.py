@@ -20,7 +20,7 @@ from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.model_server import ServedPart, ServedTokens
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import OPEN_TO_ALL, AccessControl
-from service.settings import AdmissionBounds, AdmissionSettings
+from service.settings import AdmissionSettings
 from tests.service.keyed_http import access_of_a_key
 from tests.service.scoring_generator import ScoringGenerator
 from tests.service.scripted_http import ScriptedHttp
@@ -414,7 +414,7 @@ def test_the_same_call_again_starts_no_second_work() -> None:
 
 
 def test_a_call_holds_its_samples_until_they_are_there_and_more_are_told_to_come_again() -> None:
-    admission = AdmissionSettings(replica=AdmissionBounds(max_rollouts=3))
+    admission = AdmissionSettings(max_rollouts=3)
 
     async def play(client: Client) -> None:
         first = (await client.post("asample", sample(seq_id=0))).json()
@@ -427,7 +427,7 @@ def test_a_call_holds_its_samples_until_they_are_there_and_more_are_told_to_come
 
 @pytest.mark.parametrize(("max_tokens", "status"), [(18, 200), (17, 422)])
 def test_a_sample_counts_with_the_tokens_that_it_may_have(max_tokens: int, status: int) -> None:
-    admission = AdmissionSettings(replica=AdmissionBounds(max_tokens=max_tokens))
+    admission = AdmissionSettings(max_tokens=max_tokens)
     answer = World(admission=admission).run(lambda client: client.post("asample", sample()))
     assert answer.status_code == status
 

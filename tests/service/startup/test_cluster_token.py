@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray import _raylet
 
-from service.startup.commands import ServiceNotStarted
+from service.startup.config import ServiceNotStarted
 from service.startup.local_service import make_token, require_cluster_token
 
 RAYLET: Any = _raylet

@@ -11,7 +11,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema
 
 from service.startup import local_service
-from service.startup.commands import ServiceNotStarted
+from service.startup.config import ServiceNotStarted
 from service.startup.local_service import drain_replicas, refuse_taken_port, shutdown_bound_s
 
 
