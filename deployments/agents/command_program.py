@@ -193,7 +193,7 @@ async def run_in_sandbox(
     }
     done = await sandbox.exec(command.argv, environment=environment, stdin=sample)
     said.heard(done.stderr)
-    if done.exit_code in (TRY_AGAIN_LATER, KILLED):
+    if done.exit_code == TRY_AGAIN_LATER or (done.exit_code == KILLED and command.sandbox):
         raise EnvironmentLost(f"The agent cannot be run just now (exit code {done.exit_code}). {said.sentence}")
     if done.exit_code < 0:
         raise AgentFailed(f"The agent was ended by signal {signal.Signals(-done.exit_code).name}. {said.sentence}")

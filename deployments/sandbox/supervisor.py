@@ -81,7 +81,7 @@ class PipeOutput:
     def __exit__(self, *_: object) -> None:
         asyncio.get_running_loop().remove_reader(self._reading)
         # A process that goes on may write for ever.
-        for _ in range(_CHUNKS_OF_A_PIPE):
+        for _chunk in range(_CHUNKS_OF_A_PIPE):
             self._take()
         os.close(self._reading)
         os.close(self.fd)
@@ -100,7 +100,7 @@ class PipeOutput:
             self._kept += os.read(self._reading, _CHUNK_BYTES)
         if self._exceeded is None:
             del self._kept[: -self._most_bytes]
-        elif self.is_exceeded:
+        elif len(self._kept) > self._most_bytes:
             self._exceeded.set()
 
 
