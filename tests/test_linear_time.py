@@ -16,7 +16,6 @@ from deployments.chat import bridge, chat_template
 from deployments.chat.control_tokens import ControlTokens
 from deployments.generation.serving import session_renderer
 from deployments.policy import adapter_checks, trusted_trainers
-from deployments.sandbox.providers import leftover
 from deployments.tasks import math_latex, replies, retrieval
 from deployments.tasks.bridges import gymnasium, reasoning_gym, textarena
 from deployments.tasks.replies import last_code_block
@@ -312,11 +311,6 @@ READERS = {
     "key to send": Reader(
         options.CAN_BE_SENT.fullmatch, ["a", "~"], ("clients/rollout_client/calls/options.py::CAN_BE_SENT",), after=" "
     ),
-    "processes of a sandbox": Reader(
-        leftover.LISTED.fullmatch,
-        ["1", ":", "\n", "1:1\n", "1:1"],
-        ("deployments/sandbox/providers/leftover.py::LISTED",),
-    ),
     "request id": Reader(middlewares.ALLOWED_ID.fullmatch, ["a"], ("service/http/middlewares.py::ALLOWED_ID",)),
     "host": Reader(
         middlewares._LOOPBACK_NAME.fullmatch,
@@ -405,7 +399,6 @@ OF_OUR_OWN_TEXT = {
     "deployments/harbor/tasks.py::CANARY": "a file of a task in the config's folder",
     "deployments/harbor/tasks.py::TEMPLATE": "a file of a task in the config's folder",
     "deployments/sandbox/providers/dockerfile.py::VARIABLE": "a file of a task in the config's folder",
-    "deployments/sandbox/providers/dockerfile.py::copied": "a file of a task in the config's folder",
     "deployments/policy/published.py::NUMBERED": "a name in the config's folder",
     "deployments/policy/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
     "service/startup/generated_config.py::_task_name_of": "the name of a class",

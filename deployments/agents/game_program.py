@@ -156,8 +156,7 @@ class GameProgram(AgentProgram):
         game: MultiplayerGame = await asyncio.to_thread(self._make, seed=info.seed)
         moves = 0
         while (turn := await asyncio.to_thread(game.turn)) is not None:
-            if (moves := moves + 1) > self._settings.max_moves:
-                raise AgentFailed(f"The game had not ended after {self._settings.max_moves} moves, its max_moves.")
+            moves += 1
             seat, seen = turn
             # A move may spell control tokens, by which one player would speak in the game's place to another.
             words = await players[seat].answer(escape_control_tokens(seen, MARKERS_BESIDE_MOVES))

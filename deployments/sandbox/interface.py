@@ -4,7 +4,7 @@
 in `providers/`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal, Protocol, get_args
@@ -41,47 +41,17 @@ WALLS: tuple[WallName, ...] = get_args(WallName)
 
 
 @dataclass(frozen=True, slots=True)
-class Wall:
-    """Whether one wall stands, according to the self-test."""
-
-    name: WallName
-    stands: bool
-    by: str
-    """Mechanism that enforces it, or the reason why it does not stand."""
-
-
-@dataclass(frozen=True, slots=True)
 class WallReport:
     """Results of the self-test at the start of the sandbox."""
 
     isolation: str
     """`bubblewrap` or `limits`."""
-    walls: tuple[Wall, ...]
-
-    def __getitem__(self, name: WallName) -> Wall:
-        return next(wall for wall in self.walls if wall.name == name)
-
-    def missing(self, names: Iterable[WallName] = WALLS) -> list[Wall]:
-        """Those of the named walls that do not stand."""
-        return [self[name] for name in names if not self[name].stands]
-
-    def __str__(self) -> str:
-        """One line a wall."""
-        lines = [f"{wall.name}: {'stands' if wall.stands else 'DOES NOT STAND'} ({wall.by})" for wall in self.walls]
-        return "\n".join([f"isolation: {self.isolation}", *lines])
+    missing: tuple[WallName, ...]
+    """Walls that do not stand on this machine."""
 
 
 class SandboxTooWeak(Exception):
     """Walls that the config requires do not stand on this machine. The message names them and what to do."""
-
-    def __init__(self, report: WallReport, missing: Iterable[Wall]) -> None:
-        reasons = "; ".join(f"{wall.name} ({wall.by})" for wall in missing)
-        super().__init__(
-            f"The sandbox is not started: required walls do not stand on this machine: {reasons}. Its isolation is "
-            f"{report.isolation}. Install bubblewrap and permit namespaces to the service, or do not require these "
-            "walls."
-        )
-        self.report = report
 
 
 MAIN = "main.py"
@@ -96,10 +66,6 @@ class SandboxLost(Exception):
     """The sandbox itself failed, so nothing is known about the program. Another try may succeed."""
 
 
-class ProgramRefused(ValueError):
-    """A program or its files cannot be run as they are: the message names the field and the problem."""
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
     """A Python program."""
@@ -112,7 +78,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of one run. All are above 0."""
+    """Resource limits of one run."""
 
     time_s: float = 30.0
     """Wall time from the start of its process. On a busy machine a program gets less processor time within it."""
@@ -130,12 +96,6 @@ class Limits:
     """Size of stdout, and of stderr. A program that writes more is ended."""
     open_files: int = 128
     """Open files of one process."""
-
-    def __post_init__(self) -> None:
-        """Raises `ProgramRefused` if a limit is not above 0."""
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ProgramRefused(f"limits.{name} must be above 0, got {getattr(self, name)!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +123,7 @@ class Sandbox(Protocol):
             files: by relative path. The directory's own `main.py` is the program.
 
         Raises:
-            ProgramRefused: a path in `files` leads out of the directory, or the program holds a NUL character.
+            ValueError: a path in `files` leads out of the directory, or is that of the program.
             SandboxLost: the sandbox failed.
         """
         ...
@@ -174,15 +134,13 @@ class Sandbox(Protocol):
 
 
 def checked_files(program: Program, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """All files of the run by normalized path, the program's source among them. Raises `ProgramRefused`."""
-    if any("\0" in text for text in program.arguments):
-        raise ProgramRefused("program.arguments must not contain a NUL character.")
+    """All files of the run by normalized path, the program's source among them. Raises `ValueError`."""
     checked = {}
     for name, content in files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise ProgramRefused(f"files: {name!r} must be a relative path without '..'.")
+            raise ValueError(f"files: {name!r} must be a relative path without '..'.")
         checked[str(path)] = content
     if MAIN in checked:
-        raise ProgramRefused(f"files: {MAIN!r} is the program's own name, choose another one.")
+        raise ValueError(f"files: {MAIN!r} is the program's own name, choose another one.")
     return {MAIN: program.source.encode("utf-8", "surrogatepass"), **checked}

@@ -8,6 +8,7 @@ import random
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,29 +59,15 @@ class Interpreter:
         return [self.executable, "-s", "-S", "-B", "-c", _START, MAIN, *program.arguments]
 
 
-class HeldFds:
-    """File descriptors with contents in memory, for one child process; closed at the end of its `with` block."""
-
-    def __init__(self) -> None:
-        self.fds: list[int] = []
-
-    def __enter__(self) -> "HeldFds":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for fd in self.fds:
-            os.close(fd)
-
-    def add(self, content: bytes) -> int:
-        """A descriptor at the start of an immutable file with this content."""
-        fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self.fds.append(fd)
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-        os.lseek(fd, 0, os.SEEK_SET)
-        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-        return fd
+def held_file(closing: ExitStack, content: bytes) -> int:
+    """A descriptor at the start of an immutable file in memory with this content, until `closing` is closed."""
+    fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    closing.callback(os.close, fd)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    return fd
 
 
 @contextlib.contextmanager

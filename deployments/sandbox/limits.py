@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, Bubblewrap
+from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS
 from deployments.sandbox.interface import Limits, Program, WallName
 from deployments.sandbox.launch import NICENESS, Interpreter, Launch, program_variables, resource_limits
 from deployments.sandbox.system_calls import system_call_filter
@@ -23,7 +23,6 @@ from deployments.sandbox.system_calls import system_call_filter
 LANDLOCK_WITH_SIGNALS = 6
 _LAUNCHER = Path(__file__).parent / "programs" / "jail.py"
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_VERSION_FLAG = 444, 1
-_NOT_WITHOUT_NAMESPACES: tuple[WallName, ...] = ("total_memory", "disk")
 
 
 def landlock_version() -> int:
@@ -36,6 +35,7 @@ class LimitJail:
     """The walls of runs without namespaces."""
 
     name = "limits"
+    without: frozenset[WallName] = frozenset({"total_memory", "disk"})
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
@@ -45,18 +45,6 @@ class LimitJail:
         system = [Path(folder) for folder in SYSTEM_FOLDERS]
         of_system = [str(path) for path in system if path.exists() and not path.is_symlink()]
         self._folders = of_system + interpreter.folders
-        by: dict[WallName, str] = {
-            "network": "a seccomp filter that refuses sockets",
-            "files": f"Landlock, version {self._landlock}",
-            "service_processes": f"Landlock, version {self._landlock}, and the user id or a seccomp filter",
-            "processor_time": "RLIMIT_CPU of each process",
-            "process_count": "RLIMIT_NPROC of the run's own user"
-            if os.geteuid() == 0
-            else "RLIMIT_NPROC of the service's user, from what it has at the start of the run",
-            "ends_whole": "a process that inherits and kills all orphans of the run",
-        }
-        merged = {**Bubblewrap.by, **by}
-        self.by = {name: means for name, means in merged.items() if name not in _NOT_WITHOUT_NAMESPACES}
 
     @asynccontextmanager
     async def launch(

@@ -27,7 +27,7 @@ from deployments.sandbox.interface import (
 )
 from deployments.sandbox.launch import Interpreter, default_interpreters, leased_uid
 from deployments.sandbox.limits import LimitJail
-from deployments.sandbox.self_test import check_walls
+from deployments.sandbox.self_test import missing_walls
 from deployments.sandbox.supervisor import ProcessTree, run_to_end
 
 IsolationName = Literal["auto", "bubblewrap", "limits"]
@@ -62,19 +62,25 @@ class LocalSandbox(Sandbox):
         Raises:
             SandboxTooWeak: a required wall does not stand.
             SandboxLost: no program can be run.
-            ValueError: an argument has no permitted value.
         """
-        _check_arguments(max_concurrent_runs, isolation, require)
         self._max_concurrent_runs = max_concurrent_runs
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._trees: dict[ProcessTree, asyncio.AbstractEventLoop] = {}
         self._closed = False
         self._isolation, self.report = self._strongest(isolation, tuple(packages))
-        if missing := self.report.missing(WALLS if require == "all" else require):
-            raise SandboxTooWeak(self.report, missing)
-        for wall in self.report.missing():
-            logger.warning("A wall of the sandbox does not stand: %s (%s).", wall.name, wall.by)
-        logger.info("The sandbox has started. %s", self.report)
+        required = WALLS if require == "all" else require
+        if missing := [name for name in required if name in self.report.missing]:
+            raise SandboxTooWeak(
+                "The sandbox is not started: required walls do not stand on this machine: "
+                f"{', '.join(missing)}. Its isolation is {self.report.isolation}. Install bubblewrap and permit "
+                "namespaces to the service, or do not require these walls."
+            )
+        logger.log(
+            logging.WARNING if self.report.missing else logging.INFO,
+            "The sandbox has started. Its isolation is %s; walls that do not stand: %s.",
+            self.report.isolation,
+            ", ".join(self.report.missing) or "none",
+        )
 
     async def run(
         self, program: Program, files: Mapping[str, bytes] | None = None, limits: Limits = DEFAULT_LIMITS
@@ -121,7 +127,8 @@ class LocalSandbox(Sandbox):
         problems = []
         for isolation in _candidates(name, packages):
             try:
-                return isolation, check_walls(isolation.name, isolation.by, partial(self._try, isolation))
+                missing = missing_walls(isolation.without, partial(self._try, isolation))
+                return isolation, WallReport(isolation.name, missing)
             except SandboxLost as error:
                 problems.append(f"{isolation.name}: {error}")
         raise SandboxLost(f"No program can be run in a sandbox on this machine. {' '.join(problems)}")
@@ -139,13 +146,3 @@ def _candidates(name: IsolationName, packages: tuple[str, ...]) -> Iterator[Isol
         if name in ("auto", isolation_name):
             for interpreter in default_interpreters(packages):
                 yield isolation(interpreter)
-
-
-def _check_arguments(max_concurrent_runs: int, isolation: str, require: Sequence[WallName] | Literal["all"]) -> None:
-    """Raises `ValueError` with a sentence."""
-    if max_concurrent_runs < 1:
-        raise ValueError(f"max_concurrent_runs must be at least 1, got {max_concurrent_runs}.")
-    if isolation not in ("auto", *ISOLATIONS):
-        raise ValueError(f"isolation must be one of auto, {', '.join(ISOLATIONS)}; got {isolation!r}.")
-    if require != "all" and (unknown := [name for name in require if name not in WALLS]):
-        raise ValueError(f"require names {', '.join(map(repr, unknown))}; the walls are {', '.join(WALLS)}, or all.")

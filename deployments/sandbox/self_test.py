@@ -5,12 +5,12 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from deployments.sandbox.interface import MIB, WALLS, Limits, Outcome, Program, SandboxLost, Wall, WallName, WallReport
+from deployments.sandbox.interface import MIB, WALLS, Limits, Outcome, Program, SandboxLost, WallName
 from deployments.sandbox.launch import Interpreter, program_variables
 
 _LIMITS = Limits(
@@ -29,16 +29,15 @@ _MEASURED_WITHIN_S = 10
 _OWN_VARIABLES = {*program_variables(Interpreter("", "", ("",)), ""), "LC_CTYPE", "PWD", "SHLVL", "_"}
 """Variables of the run, and those that Python, bubblewrap and shells set by themselves."""
 _PROBE = (Path(__file__).parent / "programs" / "probe.py").read_text(encoding="utf-8")
-Run = Callable[[Program, Limits], Outcome]
 
 
-def check_walls(isolation: str, by: Mapping[WallName, str], run: Run) -> WallReport:
-    """Runs the probe.
+def missing_walls(without: Set[WallName], run: Callable[[Program, Limits], Outcome]) -> tuple[WallName, ...]:
+    """Runs the probe; returns the walls that do not stand.
 
     A try that fails, or that does not use all memory on a busy machine, says nothing about that wall: it is repeated.
 
     Args:
-        by: mechanism that should enforce each wall.
+        without: walls that nothing enforces, so that they do not stand even if the try to get over them fails.
 
     Raises:
         SandboxLost: a program cannot be run at all.
@@ -46,27 +45,15 @@ def check_walls(isolation: str, by: Mapping[WallName, str], run: Run) -> WallRep
     ended_whole = True
     for _ in range(_TRIES):
         token = secrets.token_hex(8)
-        stands, outcome = _tried(run, token, _MEASURED_WITHIN_S if "total_memory" in by else 0)
+        stands, outcome = _tried(run, token, 0 if "total_memory" in without else _MEASURED_WITHIN_S)
         ended_whole = ended_whole and not is_running(token)
         if outcome.ended_by == "memory" or (outcome.ended_by == "exit" and outcome.exit_code == 0):
             break
     stands |= {"total_memory": outcome.ended_by == "memory", "ends_whole": ended_whole}
-    ending = f": the try ended by {outcome.ended_by} after {outcome.wall_s:.1f} s"
-    if outcome.ended_by == "exit":
-        ending += f" with exit code {outcome.exit_code} {outcome.stderr.strip()[-500:]}".rstrip()
-    walls = []
-    for name in WALLS:
-        means = by.get(name)
-        says = means or "nothing enforces it here"
-        if means is None and stands[name]:
-            says += ", although this one try was refused"
-        elif means is not None and not stands[name]:
-            says += f" did not hold it{ending if name == 'total_memory' else ''}"
-        walls.append(Wall(name, stands[name] and means is not None, says))
-    return WallReport(isolation, tuple(walls))
+    return tuple(name for name in WALLS if name in without or not stands[name])
 
 
-def _tried(run: Run, token: str, wait_s: float) -> tuple[dict[str, bool], Outcome]:
+def _tried(run: Callable[[Program, Limits], Outcome], token: str, wait_s: float) -> tuple[dict[str, bool], Outcome]:
     """Whether each wall stands, but for those that the end of the run shows, and that end."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -82,7 +69,6 @@ def _tried(run: Run, token: str, wait_s: float) -> tuple[dict[str, bool], Outcom
             "abstract_socket": f"rollout-sandbox-{token}",
             "file": file.name,
             "variable": next((name for name in os.environ if name not in _OWN_VARIABLES), "none"),
-            "share": _LIMITS.memory_bytes // 4,
             "wait_s": wait_s,
             **asdict(_LIMITS),
         }

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.sandbox import Limits, LocalSandbox, Program, ProgramRefused, Sandbox, SandboxLost, WallName
-from deployments.tasks.code_judging import ENDED_BY, CodeInfo, ProgramVerdict, judge
+from deployments.sandbox import Limits, LocalSandbox, Program, Sandbox, SandboxLost, WallName
+from deployments.tasks.code_judging import ENDED_BY, CodeInfo, judge
 from deployments.tasks.replies import last_box, last_code_block, text_outcome
 from deployments.tasks.support import assigned_cores
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment, TemporaryFailure, reply_text
@@ -118,12 +118,9 @@ class CodeEnvironment(TaskEnvironment):
     async def _tested(self, code: str | None, info: CodeInfo) -> StepOutcome:
         if code is None:
             return text_outcome("Environment: the reply has no code block.", terminated=True)
-        try:
-            verdicts = await judge(
-                self.sandbox, info.setup, code, info.tests, self.limits, all_or_nothing=self.reward == "all"
-            )
-        except ProgramRefused as error:
-            verdicts = [ProgramVerdict(False, str(error))]
+        verdicts = await judge(
+            self.sandbox, info.setup, code, info.tests, self.limits, all_or_nothing=self.reward == "all"
+        )
         passed = sum(verdict.passed for verdict in verdicts)
         share = passed / len(info.tests)
         problem = next((f" {verdict.problem}" for verdict in verdicts if not verdict.passed), "")

@@ -136,11 +136,10 @@ def _end_descendants(uid: int | None) -> None:
         if uid is not None:
             _kill_all_of(uid)
         else:
-            for pid in _descendants():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            # Theirs become children of this process when they have ended.
+            with open("/proc/thread-self/children") as file:
+                for pid in file.read().split():
+                    os.kill(int(pid), signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -158,21 +157,6 @@ def _kill_all_of(uid: int) -> None:
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-
-
-def _descendants() -> set[int]:
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ on; `close` returns when nothing of it is left; a dead owner leaves nothing, exc
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -37,10 +37,6 @@ class ProviderUnusable(Exception):
 
 class OutOfMemory(Exception):
     """The processes of a sandbox used more than its memory, and it was destroyed."""
-
-
-class ExecTimedOut(Exception):
-    """A command was ended after its time. The sandbox goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +118,7 @@ class RunningSandbox(Protocol):
             timeout_s: None for no limit.
 
         Raises:
-            ExecTimedOut: the command was ended after `timeout_s`.
+            TimeoutError: the command was ended after `timeout_s`. The sandbox goes on.
         """
         ...
 
@@ -193,14 +189,13 @@ def open_provider(name: str, options: Mapping[str, Any]) -> SandboxProvider:
         raise ProviderUnusable(
             f"the provider {name} needs the package {error.name}, which is not installed."
         ) from error
-    provider = getattr(module, f"{name.capitalize()}Provider")
+    make: Callable[..., SandboxProvider] = getattr(module, f"{name.capitalize()}Provider")
     try:
-        inspect.signature(provider).bind(**options)
+        inspect.signature(make).bind(**options)
     except TypeError as error:
-        known = ", ".join(inspect.signature(provider).parameters) or "none"
+        known = ", ".join(inspect.signature(make).parameters) or "none"
         raise ProviderUnusable(f"options: {error}; the provider {name} takes {known}.") from error
-    opened_provider: SandboxProvider = provider(**options)
-    return opened_provider
+    return make(**options)
 
 
 @dataclass(frozen=True, slots=True)

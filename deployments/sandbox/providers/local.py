@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.dockerfile import BuildPlan, Copy, build_plan
-from deployments.sandbox.providers.files import name_of
+from deployments.sandbox.providers.files import state_of
 from deployments.sandbox.providers.interface import KILLED, RunningSandbox, SandboxProvider, SandboxRefused, SandboxSpec
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
 from deployments.sandbox.providers.local_walls import FIRST_VARIABLES, Processors, check_bubblewrap, end_dead_owners
@@ -79,7 +79,7 @@ class LocalProvider(SandboxProvider):
             )
         assert spec.folder is not None
         async with self._building[spec.folder]:
-            key = await name_of(spec.folder), spec.read_only_folders
+            key = await asyncio.to_thread(state_of, spec.folder), spec.read_only_folders
             if key not in self._images:
                 try:
                     async with asyncio.timeout(spec.build_timeout_s):
@@ -104,7 +104,8 @@ class LocalProvider(SandboxProvider):
                 if isinstance(step, Copy):
                     await sandbox.write_files(step.files)
                     continue
-                done = await sandbox.exec(step.argv, environment=step.environment, cwd=step.workdir)
+                argv = ["/bin/sh", "-c", step.command]
+                done = await sandbox.exec(argv, environment=step.environment, cwd=step.workdir)
                 if done.exit_code == KILLED:
                     raise SandboxLost(f"{step.line} was killed.")
                 if done.exit_code != 0:
@@ -115,7 +116,7 @@ class LocalProvider(SandboxProvider):
                     )
             with contextlib.ExitStack() as closing:
                 archive = closing.enter_context(tempfile.TemporaryFile())
-                await sandbox.pack(archive)
+                await sandbox.pack(archive.fileno())
                 closing.pop_all()
             return _Image(archive, plan.environment, plan.workdir)
         finally:
@@ -130,7 +131,7 @@ class LocalProvider(SandboxProvider):
             try:
                 await sandbox.start()
                 if archive is not None:
-                    await sandbox.unpack(archive)
+                    await sandbox.unpack(archive.fileno())
             except BaseException:
                 await sandbox.close()
                 raise

@@ -14,7 +14,7 @@ import psutil
 
 from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, bubblewrap_launch
 from deployments.sandbox.interface import MIB
-from deployments.sandbox.launch import HeldFds, Launch, default_interpreters, leased_uid
+from deployments.sandbox.launch import Launch, default_interpreters, leased_uid
 from deployments.sandbox.programs import init
 from deployments.sandbox.providers.interface import (
     MOST_PROCESSES,
@@ -46,7 +46,7 @@ def check_bubblewrap() -> None:
     """Raises `ProviderUnusable` unless a sandbox can be launched on this machine."""
     if shutil.which("bwrap") is None:
         raise ProviderUnusable("the provider local needs bubblewrap: apt-get install bubblewrap.")
-    with HeldFds() as held, leased_uid() as uid:
+    with contextlib.ExitStack() as held, leased_uid() as uid:
         launch = sandbox_launch(SandboxSpec(image="none"), uid, 0, 2, "/", held)
         tried = subprocess.run(
             [*launch.command[: launch.command.index("prlimit")], "/usr/bin/env", "true"],
@@ -62,7 +62,7 @@ def check_bubblewrap() -> None:
 
 
 def sandbox_launch(
-    spec: SandboxSpec, uid: int | None, control_fd: int, status_fd: int, workdir: str, held: HeldFds
+    spec: SandboxSpec, uid: int | None, control_fd: int, status_fd: int, workdir: str, held: contextlib.ExitStack
 ) -> Launch:
     """The launch of a sandbox, whose first process is `programs/init.py`. Raises `ProviderUnusable`."""
     python, python_folders = _interpreter()

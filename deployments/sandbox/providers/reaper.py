@@ -17,14 +17,14 @@ from uuid import uuid4
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import open_provider
-from deployments.sandbox.providers.shell import ShellProvider
+from deployments.sandbox.providers.shell import RemoteProvider
 
 TRIES, TRY_EVERY_S = 30, 2.0
 """A sandbox whose creation was under way when its owner died appears a little later."""
 _REAPER = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
 
 
-class ReapedProvider(ShellProvider):
+class ReapedProvider(RemoteProvider):
     """Base of these providers. `options` are the arguments of the subclass, with which its reaper opens it again."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:

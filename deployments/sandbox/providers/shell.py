@@ -21,7 +21,6 @@ from deployments.sandbox.providers.interface import (
     LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
     ExecResult,
-    ExecTimedOut,
     OutOfMemory,
     RunningSandbox,
     SandboxFile,
@@ -35,33 +34,14 @@ PART_BYTES = 512 * 1024
 _FOLDER = "/tmp/.rollout"
 """In sandboxes: files of commands."""
 _MISSING, _NOT_A_FILE = 44, 45
-_LONGEST_SIZE = 18
-"""Digits."""
 _REMOVING = AsyncRetrying(
     stop=stop_after_attempt(5), wait=wait_fixed(2.0), retry=retry_if_exception_type(SandboxLost), reraise=True
 )
 logger = logging.getLogger("rollout_service.sandbox")
 
 
-class ShellProvider(SandboxProvider):
-    """Base of their providers."""
-
-    @abstractmethod
-    async def remove(self, sandbox_id: str) -> None:
-        """Destroys a sandbox; returns also if it is gone. Raises `SandboxLost`."""
-
-
 class ShellSandbox(RunningSandbox):
-    """One sandbox. A command that is ended early is killed with its process group, where it has one of its own."""
-
-    def __init__(self, provider: ShellProvider, sandbox_id: str, spec: SandboxSpec) -> None:
-        self._provider = provider
-        self._id = sandbox_id
-        self._spec = spec
-
-    @property
-    def id(self) -> str:
-        return self._id
+    """A sandbox whose files are read by a shell in it."""
 
     @abstractmethod
     async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
@@ -71,6 +51,48 @@ class ShellSandbox(RunningSandbox):
             SandboxLost: the sandbox is gone, or does not answer.
             OutOfMemory: it was destroyed for its memory.
         """
+
+    async def read_file(self, path: str) -> bytes | None:
+        """See `RunningSandbox.read_file`. Reads a part at a time, so that a file without an end is not held."""
+        quoted, content = shlex.quote(path), bytearray()
+        exists = f"test -e {quoted} || exit {_MISSING}; test -f {quoted} || exit {_NOT_A_FILE}"
+        while True:
+            part = f"tail -c +{len(content) + 1} {quoted} | head -c {PART_BYTES} | base64"
+            done = await self.run_shell(f"{exists}; {part}", CALLS_OF_OURS_S)
+            if done.exit_code == _MISSING:
+                return None
+            try:
+                read = base64.b64decode(done.stdout)
+            except (binascii.Error, ValueError) as error:
+                raise SandboxRefused(f"{path} cannot be read: base64 of the sandbox wrote something else.") from error
+            content += read
+            if done.exit_code == _NOT_A_FILE or len(content) > LARGEST_FILE_BYTES:
+                raise SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")
+            if done.exit_code != 0 or (not read and done.stderr):
+                raise SandboxRefused(f"{path} cannot be read: {done.stderr.strip()[-500:]}")
+            if len(read) < PART_BYTES:
+                return bytes(content)
+
+
+class RemoteProvider(SandboxProvider):
+    """Base of providers whose sandboxes are not processes of this one."""
+
+    @abstractmethod
+    async def remove(self, sandbox_id: str) -> None:
+        """Destroys a sandbox; returns also if it is gone. Raises `SandboxLost`."""
+
+
+class RemoteSandbox(ShellSandbox):
+    """One sandbox. A command that is ended early is killed with its process group, where it has one of its own."""
+
+    def __init__(self, provider: RemoteProvider, sandbox_id: str, spec: SandboxSpec) -> None:
+        self._provider = provider
+        self._id = sandbox_id
+        self._spec = spec
+
+    @property
+    def id(self) -> str:
+        return self._id
 
     async def exec(
         self,
@@ -94,11 +116,9 @@ class ShellSandbox(RunningSandbox):
                 done = await self.run_command(start, argv, environment or {}, timeout_s)
         except (SandboxLost, OutOfMemory):
             raise
-        except BaseException as error:
+        except BaseException:
             with suppress(SandboxLost, OutOfMemory):
                 await asyncio.shield(asyncio.ensure_future(self._kill(path)))
-            if isinstance(error, TimeoutError):
-                raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
             raise
         return ExecResult(done.exit_code, end_of(done.stdout), end_of(done.stderr))
 
@@ -112,41 +132,6 @@ class ShellSandbox(RunningSandbox):
     async def _kill(self, path: str) -> None:
         """Ends the command that has written its process to the file."""
         await self.run_shell(f"kill -9 -$(cat {path}) || kill -9 $(cat {path})", CALLS_OF_OURS_S)
-
-    async def read_file(self, path: str) -> bytes | None:
-        """See `RunningSandbox.read_file`."""
-        quoted = shlex.quote(path)
-        line = f"test -e {quoted} || exit {_MISSING}; test -f {quoted} || exit {_NOT_A_FILE}; wc -c < {quoted}"
-        found = await self.run_shell(line, CALLS_OF_OURS_S)
-        if found.exit_code == _MISSING:
-            return None
-        size = found.stdout.strip()[:_LONGEST_SIZE]
-        if found.exit_code != 0 or not size.isdecimal() or int(size) > LARGEST_FILE_BYTES:
-            raise unreadable(path)
-        # It may grow until it is read.
-        content = bytearray()
-        is_last = False
-        while not is_last:
-            part = await self._part(path, len(content))
-            content += part
-            is_last = len(part) < PART_BYTES
-            if len(content) > LARGEST_FILE_BYTES:
-                raise unreadable(path)
-        if len(content) < int(size):
-            raise SandboxRefused(f"{path} cannot be read: {len(content)} of its {size} bytes came out of the sandbox.")
-        return bytes(content)
-
-    async def _part(self, path: str, position: int) -> bytes:
-        """At most `PART_BYTES` of a file from a position on. Raises `SandboxLost` or `SandboxRefused`."""
-        line = f"tail -c +{position + 1} {shlex.quote(path)} | head -c {PART_BYTES} | base64"
-        done = await self.run_shell(line, CALLS_OF_OURS_S)
-        try:
-            part = base64.b64decode(done.stdout)
-        except (binascii.Error, ValueError) as error:
-            raise SandboxRefused(f"{path} cannot be read: base64 of the sandbox wrote something else.") from error
-        if done.exit_code != 0:
-            raise SandboxRefused(f"{path} cannot be read: {done.stderr.strip()[-500:]}")
-        return part
 
     async def reach(self, base_url: str) -> str:
         """The address itself: `sessions.base_url` must be one that the provider's network reaches."""
@@ -168,6 +153,12 @@ class ShellSandbox(RunningSandbox):
             logger.warning("The sandbox %s of %s was not destroyed: %s", self._id, self._provider.name, error)
 
 
+def refuse_unwritten(done: ExecResult) -> None:
+    """Raises `SandboxRefused` if a command that writes files has failed."""
+    if done.exit_code != 0:
+        raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")
+
+
 def refuse_folders(provider: str, spec: SandboxSpec) -> None:
     """Raises `SandboxRefused` for folders of this machine."""
     if spec.read_only_folders:
@@ -182,7 +173,3 @@ def end_of(text: str) -> str:
     if len(text) * 4 <= LARGEST_OUTPUT_BYTES:
         return text
     return text.encode(errors="replace")[-LARGEST_OUTPUT_BYTES:].decode(errors="replace")
-
-
-def unreadable(path: str) -> SandboxRefused:
-    return SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")

@@ -139,7 +139,7 @@ def test_an_environment_that_cannot_be_loaded_is_refused(environment: dict[str, 
 @pytest.mark.parametrize(
     ("agent", "says"),
     [
-        ({"import_path": "no_such:agent"}, "agent.import_path: no_such:agent cannot be imported"),
+        ({"import_path": "no_such:agent"}, "agent.import_path: no_such:agent is not package.module:function"),
         ({"command": {"argv": ["no-such-program"]}}, "agent.command.argv: there is no program 'no-such-program'"),
         (
             {"harness": {"url": "http://harness", "api_key_variable": "NO_SUCH_KEY"}},

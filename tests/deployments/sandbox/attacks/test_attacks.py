@@ -93,8 +93,8 @@ def open_files() -> dict[str, str]:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 def test_an_attack_is_contained(sandbox: LocalSandbox, target: Target, attack: Attack) -> None:
-    if attack.wall is not None and not (wall := sandbox.report[attack.wall]).stands:
-        pytest.skip(f"The wall {wall.name} does not stand under {sandbox.report.isolation}: {wall.by}.")
+    if attack.wall in sandbox.report.missing:
+        pytest.skip(f"The wall {attack.wall} does not stand under {sandbox.report.isolation}.")
     token = secrets.token_hex(8)
     open_before = len(open_files())
     program = Program(attack.program, arguments=(token, *target.arguments))

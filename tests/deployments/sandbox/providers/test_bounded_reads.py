@@ -1,13 +1,9 @@
 """Files and outputs of a sandbox that have no end: no provider reads much more of them than it may give."""
 
 import asyncio
-import io
-import json
-import socket
 import struct
-import tarfile
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.sandbox.interface import MIB, SandboxLost
-from deployments.sandbox.programs.init import Frames, read
 from deployments.sandbox.providers.docker import DockerProvider, DockerSandbox
 from deployments.sandbox.providers.interface import (
     LARGEST_FILE_BYTES,
@@ -86,65 +81,12 @@ def test_of_an_output_without_an_end_docker_leaves_the_last_bytes(tmp_path: Path
     )
 
 
-class Archiving(Engine):
-    """An engine whose only file has a size. Counts what it sends of its archive."""
+class Recording(Engine):
+    """Keeps what it is asked to run."""
 
-    def __init__(self, kind: bytes, size: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.containers = {"x": Container("x", {})}
-        member = tarfile.TarInfo("reward.json")
-        member.type, member.size = kind, size
-        self.head, self.size, self.sent = member.tobuf(), size, 0
-
-    async def archive(self, request: Request) -> Response:
-        assert request.headers["accept-encoding"] == "identity"
-
-        async def parts() -> AsyncIterator[bytes]:
-            yield self.head
-            while self.sent < self.size:
-                await asyncio.sleep(0)
-                self.sent += MIB
-                yield bytes(MIB)
-
-        return StreamingResponse(parts(), media_type="application/x-tar")
-
-
-async def read_by_docker(engine: Engine, folder: Path) -> bytes | None:
-    async with provided("docker", folder, engine) as provider:
-        assert isinstance(provider, DockerProvider)
-        return await DockerSandbox(provider, "x", SPEC).read_file(PATH)
-
-
-@pytest.mark.parametrize(
-    ("kind", "size"),
-    [(tarfile.REGTYPE, 3 * 2**30), (tarfile.REGTYPE, LARGEST_FILE_BYTES + 1), (tarfile.DIRTYPE, 2**40)],
-    ids=["a file", "one byte more", "a folder of many files"],
-)
-def test_an_archive_of_docker_is_read_to_the_bound_alone(kind: bytes, size: int, tmp_path: Path) -> None:
-    engine = Archiving(kind, size)
-
-    async def refused() -> None:
-        with pytest.raises(SandboxRefused, match=REFUSED):
-            await read_by_docker(engine, tmp_path)
-
-    assert peak_of(refused()) < 3 * LARGEST_FILE_BYTES
-    assert engine.sent < LARGEST_FILE_BYTES + BUFFERED_BYTES
-
-
-def test_the_largest_file_is_read_from_docker(tmp_path: Path) -> None:
-    content = asyncio.run(read_by_docker(Archiving(tarfile.REGTYPE, LARGEST_FILE_BYTES), tmp_path))
-    assert content == bytes(LARGEST_FILE_BYTES)
-
-
-def test_an_archive_of_docker_that_is_none_is_a_lost_call(tmp_path: Path) -> None:
-    engine = Archiving(tarfile.REGTYPE, 0)
-    engine.head = b"x" * 512
-    with pytest.raises(SandboxLost, match=f"The engine's archive of {PATH} cannot be read"):
-        asyncio.run(read_by_docker(engine, tmp_path))
-
-
-class Recording(Archiving):
-    """Keeps what it is asked to run."""
 
     async def make_exec(self, request: Request) -> Response:
         self.asked = await request.json()
@@ -152,7 +94,7 @@ class Recording(Archiving):
 
 
 def test_the_variables_of_a_command_are_not_among_the_arguments_that_docker_gets(tmp_path: Path) -> None:
-    engine = Recording(tarfile.REGTYPE, 0)
+    engine = Recording()
 
     async def run() -> None:
         async with provided("docker", tmp_path, engine) as provider:
@@ -167,47 +109,39 @@ def test_the_variables_of_a_command_are_not_among_the_arguments_that_docker_gets
 
 
 class Scripted(ShellSandbox):
-    """A sandbox whose programs say what the test says: first a size, then parts in base64."""
+    """A sandbox whose programs say what the test says, for each part of a file."""
 
-    def __init__(self, size: str, part: Callable[[int], ExecResult]) -> None:
-        super().__init__(None, "x", SPEC)  # type: ignore[arg-type]
-        self.size, self.part, self.parts = size, part, 0
+    def __init__(self, part: ExecResult) -> None:
+        self.part, self.parts = part, 0
 
     async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
-        if "wc -c" in line:
-            return ExecResult(0, self.size, "")
         self.parts += 1
-        return self.part(self.parts)
-
-    async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
-        raise AssertionError
+        return self.part
 
 
 FULL = ExecResult(0, "A" * (PART_BYTES // 3 * 4) + "AAA=", "")
 """A part of `PART_BYTES` in base64."""
 
 
-def test_a_file_that_grows_while_a_shell_reads_it_is_read_to_the_bound_alone() -> None:
-    sandbox = Scripted("1", lambda _: FULL)
+def test_a_file_without_an_end_is_read_to_the_bound_alone() -> None:
+    sandbox = Scripted(FULL)  # type: ignore[abstract]
     with pytest.raises(SandboxRefused, match=REFUSED):
         asyncio.run(sandbox.read_file(PATH))
     assert sandbox.parts == LARGEST_FILE_BYTES // PART_BYTES + 1
 
 
 @pytest.mark.parametrize(
-    ("size", "part", "sentence"),
+    ("part", "sentence"),
     [
-        (str(LARGEST_FILE_BYTES + 1), FULL, REFUSED),
-        ("9" * 5000, FULL, REFUSED),
-        ("many", FULL, REFUSED),
-        ("1", ExecResult(0, "A", ""), "cannot be read: base64 of the sandbox wrote something else"),
-        ("1", ExecResult(127, "", "sh: base64: not found"), "cannot be read: sh: base64: not found"),
-        ("7", ExecResult(0, "", "sh: head: not found"), "cannot be read: 0 of its 7 bytes came out of the sandbox"),
+        (ExecResult(45, "", ""), REFUSED),
+        (ExecResult(0, "A", ""), "cannot be read: base64 of the sandbox wrote something else"),
+        (ExecResult(127, "", "sh: base64: not found"), "cannot be read: sh: base64: not found"),
+        (ExecResult(0, "", "sh: head: not found"), "cannot be read: sh: head: not found"),
     ],
 )
-def test_programs_of_a_sandbox_that_say_something_else_give_no_file(size: str, part: ExecResult, sentence: str) -> None:
+def test_programs_of_a_sandbox_that_say_something_else_give_no_file(part: ExecResult, sentence: str) -> None:
     with pytest.raises(SandboxRefused, match=sentence):
-        asyncio.run(Scripted(size, lambda _: part).read_file(PATH))
+        asyncio.run(Scripted(part).read_file(PATH))  # type: ignore[abstract]
 
 
 def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Path) -> None:
@@ -230,29 +164,6 @@ def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Pat
 def test_the_end_of_an_output_has_no_more_bytes_than_it_may(text: str) -> None:
     assert len(end_of(text).encode(errors="surrogatepass")) <= LARGEST_OUTPUT_BYTES
     assert end_of(text[:1000]) == text[:1000]
-
-
-def frames_of_reading(path: str, most_bytes: int) -> tuple[bytes, dict[str, Any]]:
-    """What the first process of a local sandbox answers: the content, and the end."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        asked = io.BytesIO(json.dumps({"path": path, "most_bytes": most_bytes}).encode() + b"\n")
-        read(io.BufferedReader(asked), Frames(theirs), "/")
-        theirs.shutdown(socket.SHUT_WR)
-        received, content = ours.makefile("rb"), b""
-        while (head := received.read(5))[:1] == b"o":
-            content += received.read(struct.unpack("<I", head[1:])[0])
-        return content, json.loads(received.read())
-
-
-def test_a_file_whose_size_says_nothing_is_not_cut_off_at_the_bound(tmp_path: Path) -> None:
-    length = len(Path("/proc/self/status").read_bytes())
-    assert frames_of_reading("/proc/self/status", 10)[1] == {"error": "it is not a file of at most 10 bytes"}
-    assert frames_of_reading("/proc/self/status", length + 100)[1] == {}
-    whole = tmp_path / "whole"
-    whole.write_bytes(b"x" * 10)
-    assert frames_of_reading(str(whole), 10) == (b"x" * 10, {})
-    assert frames_of_reading(str(whole), 9) == (b"", {"error": "it is not a file of at most 9 bytes"})
 
 
 @pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")

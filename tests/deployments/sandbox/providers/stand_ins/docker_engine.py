@@ -26,7 +26,6 @@ from deployments.sandbox.providers.interface import ExecResult, SandboxRefused
 from tests.deployments.sandbox.providers.stand_ins.world import ASKED, KNOWN_IMAGE, Gone, world
 
 KILLED = 137
-INFO = {"MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True}
 
 
 @dataclass
@@ -42,10 +41,7 @@ class Engine:
     containers: dict[str, Container] = field(default_factory=dict)
     execs: dict[str, tuple[Container, dict[str, Any]]] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
-    info: dict[str, Any] = field(default_factory=lambda: dict(INFO))
-
-    async def about(self, _request: Request) -> Response:
-        return JSONResponse(self.info)
+    warnings: list[str] = field(default_factory=list)
 
     def of(self, request: Request) -> Container:
         """Raises `Gone`."""
@@ -79,7 +75,7 @@ class Engine:
         ASKED.append(config["HostConfig"])
         name = request.query_params["name"]
         self.containers[name] = Container(name, config)
-        return JSONResponse({"Id": name}, 201)
+        return JSONResponse({"Id": name, "Warnings": self.warnings}, 201)
 
     async def start(self, request: Request) -> Response:
         container = self.of(request)
@@ -128,26 +124,14 @@ class Engine:
 
     async def archive(self, request: Request) -> Response:
         sandbox_id = self.of(request).id
-        if request.method == "PUT":
-            assert request.query_params["path"] == "/"
-            with tarfile.open(fileobj=io.BytesIO(await request.body())) as archive:
-                for member in archive:
-                    file = archive.extractfile(member)
-                    assert file is not None
-                    await world().put(sandbox_id, f"/{member.name}", file.read())
-                    await world().run(sandbox_id, f"chmod {member.mode:o} /{member.name}")
-            return Response(status_code=200)
-        path = request.query_params["path"]
-        kind = (await world().run(sandbox_id, f"test -f {path} && echo file; test -d {path} && echo folder")).stdout
-        if not kind:
-            return message(404, f"Could not find the file {path} in container")
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            member = tarfile.TarInfo(Path(path).name)
-            content = await world().get(sandbox_id, path) if kind == "file\n" else b""
-            member.size, member.type = len(content), tarfile.REGTYPE if kind == "file\n" else tarfile.DIRTYPE
-            archive.addfile(member, io.BytesIO(content))
-        return Response(buffer.getvalue(), media_type="application/x-tar")
+        assert request.query_params["path"] == "/"
+        with tarfile.open(fileobj=io.BytesIO(await request.body())) as archive:
+            for member in archive:
+                file = archive.extractfile(member)
+                assert file is not None
+                await world().put(sandbox_id, f"/{member.name}", file.read())
+                await world().run(sandbox_id, f"chmod {member.mode:o} /{member.name}")
+        return Response(status_code=200)
 
     async def remove(self, request: Request) -> Response:
         container = self.of(request)
@@ -179,14 +163,13 @@ async def engine(socket: Path, stand_in: Engine | None = None) -> AsyncIterator[
     """Answers at the socket within the block."""
     stand_in = stand_in or Engine()
     routes = [
-        Route("/info", stand_in.about),
         Route("/images/{name:path}/json", stand_in.image),
         Route("/build", stand_in.build, methods=["POST"]),
         Route("/containers/json", stand_in.listed),
         Route("/containers/create", stand_in.create, methods=["POST"]),
         Route("/containers/{name}/start", stand_in.start, methods=["POST"]),
         Route("/containers/{name}/exec", stand_in.make_exec, methods=["POST"]),
-        Route("/containers/{name}/archive", stand_in.archive, methods=["GET", "PUT"]),
+        Route("/containers/{name}/archive", stand_in.archive, methods=["PUT"]),
         Route("/containers/{name}/json", stand_in.state),
         Route("/containers/{name}", stand_in.remove, methods=["DELETE"]),
         Route("/exec/{key}/start", stand_in.start_exec, methods=["POST"]),
