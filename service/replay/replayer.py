@@ -77,14 +77,12 @@ class Replayer:
         tokenizer: ChatTokenizer,
         engine: GeneratorDescription,
         build: ServiceBuild,
-        token_timeout_s: float | None = None,
     ) -> None:
         self._replicas = replicas
         self._weights = weights
         self._tokenizer = tokenizer
         self._engine = engine
         self._build = build
-        self._token_timeout_s = token_timeout_s
 
     def read(self, result: SampleResult) -> ReplayableRollout:
         """Raises `RequestProblem` (422) if it cannot be generated again."""
@@ -118,7 +116,6 @@ class Replayer:
             rollout_id=unique_id,
             group=unique_id,
             request_id=request_id,
-            token_timeout_s=self._token_timeout_s,
             share=share_of(unique_id, "interactive", caller),
         )
         # The cache of the replica that generated then may have the prefixes as they were computed then.
@@ -214,7 +211,6 @@ class Replayer:
             rollout_id=request.rollout_id,
             group=request.group,
             request_id=request.request_id,
-            token_timeout_s=request.token_timeout_s,
             share=request.share,
             policy=request.policy,
             start=start,

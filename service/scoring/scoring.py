@@ -82,7 +82,6 @@ class Scoring:
             sampling=SamplingOptions(),
             min_weight_version=max(demanded.min_version or 0, demanded.version or 0),
             request_id=request_id,
-            token_timeout_s=self._limits.generation_timeout_s,
             share=share_of(f"{request_id}-{uuid4().hex[:16]}", request.priority, caller),
             policy=demanded.name,
             top_k=request.top_k,
