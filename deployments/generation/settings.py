@@ -144,7 +144,7 @@ class EngineSettings(BaseModel):
         given = self.model_extra or {}
         for name in RESERVED_ENGINE_ARGS.keys() & given.keys():
             yield f"{name} cannot be set: {RESERVED_ENGINE_ARGS[name]}"
-        for name in INEXACT_ENGINE_ARGS.keys() & given.keys():
+        for name in INEXACT_ENGINE_ARGS & given.keys():
             if given[name]:
                 yield f"{name} would break exactness or the record (docs/your-model.md says how). Leave it out"
         if given.get("load_format") == "dummy":

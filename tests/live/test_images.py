@@ -212,7 +212,7 @@ def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
 
     loop.run(shown(3))
     assert images.read == names
-    monkeypatch.setattr(engine_images, "USED_EVERY_S", 0.0)
+    monkeypatch.setattr(engine_images, "_USED_EVERY_S", 0.0)
     loop.run(shown(2))
     assert images.read == names * 3
 

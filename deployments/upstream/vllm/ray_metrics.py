@@ -8,8 +8,8 @@ from prometheus_client import REGISTRY
 from prometheus_client.samples import Sample
 from ray.util.metrics import Gauge
 
-PREFIX = "vllm:"
-OF_NOW = "vllm:lora_requests_info"
+_PREFIX = "vllm:"
+_OF_NOW = "vllm:lora_requests_info"
 """Its labels say which adapters are used now; Prometheus keeps those of all times."""
 
 
@@ -24,7 +24,7 @@ class EngineMetrics:
     def flush(self, repeats: bool = False) -> None:
         """As `Instrument.flush`."""
         for metric in REGISTRY.collect():
-            if metric.name.startswith(PREFIX) and metric.name != OF_NOW:
+            if metric.name.startswith(_PREFIX) and metric.name != _OF_NOW:
                 for sample in metric.samples:
                     series = sample.name, *sample.labels.values()
                     if repeats or self._given.get(series) != sample.value:
