@@ -121,7 +121,7 @@ async def build_services(
     programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in handles.agents.items()}
     data = None if handles.data is None else RemoteData(handles.data)
     sampler = TaskSampler(tasks, data, settings.data_by_task.keys())
-    calls = ModelCalls(generator, policy, admission, limits.generation_timeout_s)
+    calls = ModelCalls(generator, policy, admission)
     sessions = _sessions(settings, handles, policy, access, tasks)
     agents_of = None
     if sessions is not None and programs:
@@ -174,7 +174,6 @@ async def build_services(
             tokenizer,
             engine,
             build_of(engine.settings_hash),
-            limits.generation_timeout_s,
         ),
         calls=calls,
         tinker=TinkerSampling(calls, scoring),

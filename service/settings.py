@@ -110,7 +110,7 @@ class EnvironmentSettings(StrictSettings):
 
 
 class RequestLimits(StrictSettings):
-    """Limits of one request, and timeouts of its generations and steps."""
+    """Limits of one request, and the timeout of its steps."""
 
     max_body_bytes: int = Field(default=256 * MIB, ge=1)
     """A larger `POST /rollout` body is refused."""
@@ -122,9 +122,6 @@ class RequestLimits(StrictSettings):
     max_echoed_bytes_per_request: int = Field(default=1024 * MIB, ge=1)
     """Bytes of the body times `num_generations`: each result repeats the fields of its sample, and the ingress replica
     holds a whole answer until it is sent."""
-    generation_timeout_s: float | None = Field(default=600, gt=0)
-    """Seconds without a new token after which a generation is interrupted and goes on at another replica; null for no
-    limit. Waiting behind other generations and pauses for new weights do not count."""
     step_timeout_s: float | None = Field(default=120, gt=0)
     """Seconds after which an environment's step is cancelled and tried again; null for no limit. They begin when the
     environment is called: a step that waits in the replica's queue uses none of them."""

@@ -10,7 +10,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.failures import GenerationLost, GenerationRejected
-from deployments.generation.output_health import refuse_not_finite
+from deployments.generation.health import refuse_not_finite
 from deployments.protocols.generation import (
     NO_COLUMNS,
     TIED_TOKENS,
@@ -26,30 +26,15 @@ from deployments.protocols.generation import (
 from deployments.protocols.token_columns import EXPERTS, MASK, MASK_SIZES, numbers_of
 from rollout_client.contract.messages import NumberType, PackedNumbers
 
-WARM_UP_TOKENS = 8
-MISSING_PROBABILITY = 1e-3
+_WARM_UP_TOKENS = 8
+_MISSING_PROBABILITY = 1e-3
 """Rounding of the log-probabilities of a thousand tokens takes less."""
-MOST_OF_A_BYTE = 256
+_MOST_OF_A_BYTE = 256
 
 
-def warm_up_requests() -> list[GenerationRequest]:
-    """With and without stop strings, because vLLM detokenizes only with them."""
-    return [
-        GenerationRequest(f"warm-up-{number}", [0], WARM_UP_TOKENS, stop_strings, SamplingOptions())
-        for number, stop_strings in enumerate(((), ("never",)))
-    ]
-
-
-def health_request() -> GenerationRequest:
-    """A token that shows that the engine works."""
-    return GenerationRequest("health-check", [0], 1, (), SamplingOptions())
-
-
-def health_params(request: GenerationRequest) -> SamplingParams:
-    """Does not look into the prefix cache, whose counters tell how often rollouts find their prefixes."""
-    params = sampling_params(request)
-    params.skip_reading_prefix_cache = True
-    return params
+def warm_up_request() -> GenerationRequest:
+    """With a stop string, because vLLM detokenizes only with one."""
+    return GenerationRequest("warm-up", [0], _WARM_UP_TOKENS, ("never",), SamplingOptions())
 
 
 def sampling_params(request: GenerationRequest) -> SamplingParams:
@@ -151,7 +136,7 @@ def logprob_columns(
     could_be_sampled = np.isfinite(logprobs)
     probabilities = np.exp(logprobs.astype(np.float64))
     missing = 1 - probabilities.sum(1).min(initial=1)
-    if missing > MISSING_PROBABILITY:
+    if missing > _MISSING_PROBABILITY:
         raise GenerationRejected(
             f"Beside the {each - 1} likeliest tokens others could be sampled, with a probability of {missing:.2g} "
             f"together: more than {TIED_TOKENS} tokens share the last place of top_k {request.sampling.top_k}. Ask for "
@@ -201,7 +186,7 @@ def expert_column(
     if rows is None or (tokens and len(rows) != due):
         found = "none" if rows is None else len(rows)
         raise GenerationLost(f"The engine gave the experts of {found} of {due} tokens.")
-    dtype: NumberType = "uint8" if experts <= MOST_OF_A_BYTE else "uint16"
+    dtype: NumberType = "uint8" if experts <= _MOST_OF_A_BYTE else "uint16"
     return {EXPERTS: numbers_of(rows.astype(dtype).tobytes(), dtype, rows.shape[1:])}
 
 

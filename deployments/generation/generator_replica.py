@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from deployments.generation.engine import VLLMEngine
     from deployments.generation.serving.layers import ServingLayers
 
-SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
+_SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 """Where vLLM makes about eight sockets for an engine, which it leaves behind."""
-MOST_CHOICES = "VLLM_MAX_N_SEQUENCES"
+_MOST_CHOICES = "VLLM_MAX_N_SEQUENCES"
 """vLLM's own bound of a call's `n`. Its default is 16,384, and one call is on one replica."""
 
 
@@ -54,7 +54,6 @@ class GeneratorReplica(GeneratorReplicaBase):
         policy_store: DeploymentHandle[Any],
         responses: ResponseSettings | None = None,
         sessions: DeploymentHandle[Any] | None = None,
-        has_metrics: bool = True,
         images: DeploymentHandle[Any] | None = None,
     ) -> None:
         """Starts the engine, and waits until it has the current version.
@@ -62,21 +61,20 @@ class GeneratorReplica(GeneratorReplicaBase):
         Args:
             responses: has the parsers of the answers to calls of OpenAI's and Anthropic's APIs.
             sessions: the session store; `None` for a service that keeps no sessions.
-            has_metrics: whether the engine's metrics go to Ray's exporters.
             images: the image store; `None` for a service that takes no images.
         """
         # What vLLM prints stays in the log of Ray Serve.
         logs.configure(capture_output=False)
         install()
-        os.environ.update({MOST_CHOICES: "128"} | settings.process_variables)
+        os.environ.update({_MOST_CHOICES: "128"} | settings.process_variables)
         claim_shared_memory()
         if (folder := claim_folder()) is not None:
-            os.environ.setdefault(SOCKETS_VARIABLE, str(folder))
+            os.environ.setdefault(_SOCKETS_VARIABLE, str(folder))
         from vllm.config import StructuredOutputsConfig
 
-        from deployments.generation.command_runner import CommandRunner, ServedAdapters
+        from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine
-        from deployments.upstream.vllm.ray_metrics import INSTRUMENTS, EngineMetrics
+        from deployments.upstream.vllm.ray_metrics import EngineMetrics
 
         seed = replica_seed(settings.seed, replica_id())
         self._responses = responses or ResponseSettings()
@@ -86,13 +84,12 @@ class GeneratorReplica(GeneratorReplicaBase):
         # Without a backend of its own an engine keeps to that of its first schema, whatever the next ones need.
         outputs: dict[str, Any] = {"backend": "xgrammar"} | engine_args.get("structured_outputs_config", {})
         engine_args["structured_outputs_config"] = StructuredOutputsConfig(**outputs)
-        exporters = (EngineMetrics,) if has_metrics else ()
         image_store = None if images is None else RemoteImages(images)
-        super().__init__(await VLLMEngine.start(engine_args, settings.hang_timeout_s, exporters, image_store))
+        super().__init__(await VLLMEngine.start(engine_args, settings.hang_timeout_s, image_store))
         if sessions is not None:
             refuse_unrecordable(self._engine.llm.model_config.hf_config.model_type)
-        if has_metrics:
-            self._flushing = asyncio.create_task(flush_periodically(INSTRUMENTS, metrics_report_interval_s()))
+        instruments = (EngineMetrics(replica_id()),)
+        self._flushing = asyncio.create_task(flush_periodically(instruments, metrics_report_interval_s()))
         self._sessions = None if sessions is None else session_store_client(sessions)
         self._settings = settings
         self._serving: ServingLayers | None = None
@@ -102,7 +99,6 @@ class GeneratorReplica(GeneratorReplicaBase):
         await asyncio.to_thread(self._node_weights.join)
         self._commands = CommandRunner(
             self._engine,
-            ServedAdapters(self._engine, self._node_weights),
             store,
             partial(registration_of, settings.workers),
             self._node_weights,
@@ -116,7 +112,8 @@ class GeneratorReplica(GeneratorReplicaBase):
     async def answer(self) -> None:
         await super().answer()
         self._refuse_if_broken()
-        await self._engine.answer()
+        if not await self._engine.is_alive():
+            raise GenerationLost("The engine of the generator replica died; the replica is being replaced.")
 
     def _refuse_if_broken(self) -> None:
         if self._commands.broken is not None:
@@ -144,7 +141,7 @@ class GeneratorReplica(GeneratorReplicaBase):
     async def check_health(self) -> None:
         """Raises what broke the engine, its outputs, or the task that runs the policy store's commands.
 
-        An engine that hangs is noticed here: it is given a token to generate while it is idle.
+        An engine that hangs while it has work is noticed here.
         """
         await super().check_health()
         if self._running_commands.done():

@@ -20,7 +20,7 @@ from deployments.failures import (
     ReplicaShuttingDown,
     RolloutFailure,
 )
-from deployments.generation.output_health import OutputHealth
+from deployments.generation.health import OutputHealth
 from deployments.protocols.generation import Engine, Generation, GenerationRequest, GenerationResults
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
@@ -35,7 +35,7 @@ from deployments.rpc.batching import (
 )
 from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
 
-HAND_OVER_EVERY_S = 0.5
+_HAND_OVER_EVERY_S = 0.5
 logger = logging.getLogger("rollout_service.rpc")
 
 
@@ -113,12 +113,10 @@ class GeneratorReplicaBase(ABC):
 
     async def abort(self, generation_ids: list[str]) -> None:
         """Aborts generations that nobody waits for, while others of their batch go on. Unknown ids are ignored."""
-        for generation_id in generation_ids:
-            if (task := self._running.get(generation_id)) is not None:
-                task.cancel()
+        self._give_up(generation_ids)
 
     def _give_up(self, generation_ids: Sequence[str]) -> None:
-        """Ends what a caller that has died had under way. What a call of a session has generated is recorded."""
+        """What a call of a session has generated is recorded."""
         for generation_id in generation_ids:
             task = self._running.get(generation_id)
             if task is not None and not task.cancelling():
@@ -147,7 +145,7 @@ class GeneratorReplicaBase(ABC):
         # Again and again, because a call reaches the engine some time after it has come in.
         while self._running:
             await self._engine.interrupt([*self._running], _replica_shuts_down())
-            await asyncio.sleep(HAND_OVER_EVERY_S)
+            await asyncio.sleep(_HAND_OVER_EVERY_S)
 
     async def describe(self) -> GeneratorDescription:
         return self._engine.describe()
@@ -195,8 +193,7 @@ class GeneratorReplicaBase(ABC):
         """Raises what broke the replica, which Serve then replaces. Implementations extend it.
 
         Raises:
-            OutputsNotFinite: too many of its recent generations had log-probabilities that are NaN or infinite.
-            OutputsDiffer: it was taken out of service, because other replicas with its weights say other ones.
+            ReplicaUnusable: as `OutputHealth.check`.
         """
         self._output_health.check()
 
@@ -257,6 +254,7 @@ class GeneratorReplicaBase(ABC):
         task = asyncio.current_task()
         assert task is not None
         self._running[request.generation_id] = task
+        self._policies[request.policy] += 1
         try:
             self._refuse_if_closed()
             self.refuse_other_weights(request)
@@ -264,6 +262,7 @@ class GeneratorReplicaBase(ABC):
             self._virtual_time = max(self._virtual_time, request.virtual_time)
             self._ended_generations += 1
         finally:
+            self._policies[request.policy] -= 1
             # A retry of the same generation has the same id and may have replaced this task.
             if self._running.get(request.generation_id) is task:
                 del self._running[request.generation_id]

@@ -200,7 +200,7 @@ class LoadedWeights:
 
 @dataclass(frozen=True, slots=True)
 class CommandCosts:
-    """Costs of commands in seconds, tokens and bytes, which can be added; 0 for commands that have no such cost."""
+    """Costs of commands in seconds and bytes, which can be added; 0 for commands that have no such cost."""
 
     load_s: float = 0.0
     """`Stage`: fetching the weights. `SetAdapters`: all of it."""
@@ -208,8 +208,6 @@ class CommandCosts:
     """`Swap`, `FinishTransfer`: replacing the weights."""
     pause_s: float = 0.0
     """`Swap`, `FinishTransfer`: how long generation was paused."""
-    recomputed_tokens: int = 0
-    """`Swap`, `FinishTransfer`: tokens of generations under way whose keys and values are computed again after it."""
     canary_s: float = 0.0
     """`AcceptRequests`: how long generations waited, after the swap, for the end of the trial."""
     fetched_bytes: int = 0

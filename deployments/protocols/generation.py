@@ -111,8 +111,6 @@ class GenerationRequest:
     """The group of the rollout. All rollouts of one group begin with the same prompt."""
     request_id: str = ""
     """The request of the rollout, for logs."""
-    token_timeout_s: float | None = None
-    """After this many seconds without a new token the engine gives the generation up; `None`: never."""
     turn: int = 0
     """How many turns of the rollout were played before this one."""
     share: RequestShare = UNNAMED_REQUEST
@@ -236,7 +234,7 @@ class Generator(Protocol):
         """Runs one generation. Cancelling the call aborts the generation and drops its tokens.
 
         A generation that was interrupted returns with `finish_reason` "abort": by `interrupt`, by an update of the
-        weights, by the end of its replica, or because it had no new token for `token_timeout_s` seconds.
+        weights, or by the end of its replica.
 
         Raises:
             GenerationRejected: the engine refuses the request as it is.

@@ -51,19 +51,12 @@ class ModelAnswer:
 
 
 class ModelCalls:
-    """The model server's calls of one ingress replica.
+    """The model server's calls of one ingress replica."""
 
-    Args:
-        token_timeout_s: the `limits.generation_timeout_s` of the config.
-    """
-
-    def __init__(
-        self, server: ModelServer, policy: RemotePolicy, admission: Admission, token_timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, server: ModelServer, policy: RemotePolicy, admission: Admission) -> None:
         self._server = server
         self._policy = policy
         self._admission = admission
-        self._token_timeout_s = token_timeout_s
         self._forgetting: dict[str, asyncio.TimerHandle] = {}
         """By session or routing key."""
         self._in_flight: Counter[str] = Counter()
@@ -121,7 +114,6 @@ class ModelCalls:
             rollout_id=party,
             group=party,
             request_id=request_id,
-            token_timeout_s=self._token_timeout_s,
             share=share or share_of(call_id, _PRIORITY, caller),
             endpoint=endpoint,
             body=body,

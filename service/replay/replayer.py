@@ -57,14 +57,12 @@ class Replayer:
         tokenizer: ChatTokenizer,
         engine: GeneratorDescription,
         build: ServiceBuild,
-        token_timeout_s: float | None = None,
     ) -> None:
         self._replicas = replicas
         self._weights = weights
         self._tokenizer = tokenizer
         self._engine = engine
         self._build = build
-        self._token_timeout_s = token_timeout_s
 
     def read(self, result: SampleResult) -> ReplayableRollout:
         """Raises `RequestProblem` (422) if it cannot be generated again."""
@@ -96,7 +94,6 @@ class Replayer:
             "rollout_id": unique_id,
             "group": unique_id,
             "request_id": request_id,
-            "token_timeout_s": self._token_timeout_s,
             "share": share_of(unique_id, "interactive", caller),
         }
         replayed = [await self._replayed(recorded, part, served, replica, names) for part in recorded.parts]

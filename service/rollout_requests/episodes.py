@@ -130,7 +130,6 @@ class EpisodeFactory:
             max_new_tokens=request.sampling.max_new_tokens,
             max_rollout_turns=request.max_rollout_turns,
             retries=request.retries,
-            token_timeout_s=self.limits.generation_timeout_s,
         )
         start = EpisodeStart(
             prompt=Prompt.of(message_log, request.policy.name),

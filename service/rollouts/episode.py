@@ -159,7 +159,6 @@ class Episode:
             rollout_id=rollout_id,
             group=self.identity.group_id,
             request_id=self.identity.request_id,
-            token_timeout_s=limits.token_timeout_s,
             turn=turn,
             share=start.share,
             policy=start.bounds.policy,

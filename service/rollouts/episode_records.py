@@ -159,15 +159,13 @@ class EpisodeLimits:
 
     `max_seq_len` bounds the whole message log, `max_new_tokens` each generation (`None`: only `max_seq_len` does).
     `max_rollout_turns` bounds the turns, those of the message log that was posted included. `retries` bounds how many
-    calls of the episode are retried after a failure of the fleet. After `token_timeout_s` seconds without a new token a
-    generation is given up (`None`: never).
+    calls of the episode are retried after a failure of the fleet.
     """
 
     max_seq_len: int
     max_new_tokens: int | None
     max_rollout_turns: int
     retries: int = 0
-    token_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

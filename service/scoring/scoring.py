@@ -75,7 +75,6 @@ class Scoring:
         asked = {
             "min_weight_version": max(demanded.min_version or 0, demanded.version or 0),
             "request_id": request_id,
-            "token_timeout_s": self._limits.generation_timeout_s,
             "share": share,
             "policy": demanded.name,
             "top_k": request.top_k,

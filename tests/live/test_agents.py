@@ -318,20 +318,6 @@ def test_what_an_sdk_dumps_with_all_its_nulls_goes_on_with_the_engines_own_ids(c
     assert prompt_of(second)[: len(begun)] == begun
 
 
-def test_a_cut_response_is_incomplete_and_a_thought_is_whole_beside_stop_strings(direct: openai.OpenAI) -> None:
-    asked: Any = {"model": name_of(direct), "input": QUESTION["content"], "temperature": 0}
-    *_, last = direct.responses.create(**asked, max_output_tokens=3, stream=True)
-    assert last.type == "response.incomplete"
-    assert last.response.incomplete_details is not None
-    assert last.response.incomplete_details.reason == "max_output_tokens"
-    chatted: Any = {"model": name_of(direct), "messages": [QUESTION], "temperature": 0, "stop": ["</answer>"]}
-    whole = direct.chat.completions.create(**chatted).choices[0].message
-    deltas = [chunk.choices[0].delta for chunk in direct.chat.completions.create(**chatted, stream=True)]
-    assert "".join(delta.content or "" for delta in deltas) == whole.content
-    reasoning = "".join((delta.model_extra or {}).get("reasoning") or "" for delta in deltas)
-    assert reasoning == (whole.model_extra or {})["reasoning"]
-
-
 def test_a_json_schema_binds_the_answer_and_not_the_reasoning_before_it(client: RolloutClient) -> None:
     schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
     form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}

@@ -212,7 +212,7 @@ def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
 
     loop.run(shown(3))
     assert images.read == names
-    monkeypatch.setattr(engine_images, "USED_EVERY_S", 0.0)
+    monkeypatch.setattr(engine_images, "_USED_EVERY_S", 0.0)
     loop.run(shown(2))
     assert images.read == names * 3
 
@@ -322,7 +322,7 @@ def test_weights_that_are_pushed_beside_a_kept_prefix_cache_are_what_sees_pictur
     for version, state in enumerate((doubled, original), 11):
         file = tmp_path / f"{version}.safetensors"
         save_file(state, file)
-        loop.run(running.canary.remember())
+        loop.run(running.canary.try_current())
         loop.run(running.weights.stage(version, file))
         loop.run(running.weights.swap(SwapOptions(reset_prefix_cache=False)))
         loop.run(running.canary.try_current())

@@ -284,9 +284,6 @@ class ReplicaUpdate(Lenient):
     """Seconds to replace the old weights in the engine."""
     pause_s: float = 0.0
     """Seconds during which the replica generated no token."""
-    recomputed_tokens: int = 0
-    """The cost of the pause, about: tokens of the generations under way, prompts included, that the engine
-    computes again with the new weights. 0 with `mode=wait`, for adapters, and with `reset_prefix_cache=false`."""
     canary_s: float = 0.0
     """Seconds after that in which its generations waited until it had tried the weights; 0 for all but the replica that
     tried them for all."""

@@ -31,7 +31,6 @@ from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall,
 from deployments.generation.serving.session_call import DATA, shown_message, shown_output
 from deployments.protocols.generation import TIED_TOKENS
 from deployments.seeds import derived_seed
-from deployments.upstream.vllm.streamed_parsing import ending_as_they_end
 from rollout_client.contract.rollouts import LOWEST_TEMPERATURE, Sampling
 
 
@@ -161,7 +160,7 @@ class AnsweredResponses(OpenAIServingResponses):
         if isinstance(answer, ErrorResponse):
             return answer
         if not isinstance(answer, ResponsesResponse):
-            return _sent_responses(ending_as_they_end(answer), call)
+            return _sent_responses(answer, call)
         await call.record({0: shown_output(answer.output)})
         return answer
 

@@ -1,10 +1,9 @@
-"""Tokens, steps and load of an engine process, from the records of vLLM's front end.
+"""Steps and load of an engine process, from the records of vLLM's front end.
 
 Needed with vLLM 0.32, whose `AsyncLLM` tells none of them for a single request; no upstream issue is known.
 """
 
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestState
 
-COUNT_LOAD_EVERY_S = 0.1
+_COUNT_LOAD_EVERY_S = 0.1
 """Counting takes a microsecond for each ongoing generation, and every answer carries the load."""
 
 
@@ -41,25 +40,16 @@ class EngineProgress:
         self._waiting = 0
         self._kv_tokens = 0
 
-    def tokens(self, request_ids: Iterable[str]) -> dict[str, int]:
-        """How many tokens each of these requests has generated; requests that vLLM does not have are left out."""
-        processor = self._llm.output_processor
-        return {
-            request_id: output_tokens(processor.request_states[internal_ids[0]])
-            for request_id in request_ids
-            if (internal_ids := processor.external_req_ids.get(request_id))
-        }
-
     def load(self) -> ReplicaLoad:
-        """Tokens and waiting generations are counted at most every `COUNT_LOAD_EVERY_S` seconds."""
+        """Tokens and waiting generations are counted at most every `_COUNT_LOAD_EVERY_S` seconds."""
         now = time.monotonic()
         if now >= self._count_load_at:
-            self._count_load_at = now + COUNT_LOAD_EVERY_S
+            self._count_load_at = now + _COUNT_LOAD_EVERY_S
             states = self._llm.output_processor.request_states.values()
             self._waiting = sum(state.is_prefilling for state in states)
-            self._kv_tokens = sum(state.prompt_len + output_tokens(state) for state in states)
+            self._kv_tokens = sum(state.prompt_len + _output_tokens(state) for state in states)
         return ReplicaLoad(self._llm.get_num_unfinished_requests(), self._waiting, self._kv_tokens)
 
 
-def output_tokens(state: "RequestState") -> int:
-    return 0 if state.detokenizer is None else state.detokenizer.num_output_tokens()
+def _output_tokens(state: "RequestState") -> int:
+    return 0 if state.detokenizer is None else state.detokenizer.num__output_tokens()

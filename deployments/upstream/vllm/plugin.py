@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from deployments.upstream.vllm import cpu_adapters, cpu_build
-from deployments.upstream.vllm.prompt_logprobs_with_lora import leave_out_head_adapters_of_prompts
+from deployments.upstream.vllm.output_layer_adapters import leave_output_layer_without_adapters
 from deployments.upstream.vllm.top_logprobs import keep_top_logprobs_beside_scores
 from deployments.workers.cleanup import die_with_parent, name_by_owner
 
@@ -20,13 +20,12 @@ def install() -> None:
     """
     die_with_parent()
     name_by_owner()
-    from vllm.lora.layers.logits_processor import LogitsProcessorWithLoRA
+    from vllm.lora import model_manager
     from vllm.platforms import current_platform
     from vllm.v1.sample.sampler import Sampler
-    from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
     keep_top_logprobs_beside_scores(Sampler)
-    leave_out_head_adapters_of_prompts(LoRAModelRunnerMixin, LogitsProcessorWithLoRA)
+    leave_output_layer_without_adapters(model_manager)
     if current_platform.is_cpu():
         cpu_build.install()
         cpu_adapters.install()
@@ -39,10 +38,8 @@ def install_in_servers(requests: "Sequence[type[BaseModel]]", with_messages: "Se
         requests: the classes of all requests that they take.
         with_messages: those whose messages are OpenAI's.
     """
-    from deployments.upstream.vllm import streamed_parsing
     from deployments.upstream.vllm.chat_messages import take_null_fields_of_messages
     from deployments.upstream.vllm.request_validation import fail_at_first_wrong_item
 
     fail_at_first_wrong_item(*requests)
     take_null_fields_of_messages(*with_messages)
-    streamed_parsing.install()

@@ -16,7 +16,7 @@ from deployments.failures import (
     RolloutFailure,
 )
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
-from deployments.generation.output_health import MOST_NOT_FINITE, OutputsDiffer, OutputsNotFinite
+from deployments.generation.health import MOST_NOT_FINITE, ReplicaUnusable
 from deployments.protocols.generation import (
     Engine,
     Generation,
@@ -156,7 +156,7 @@ async def test_a_replica_that_keeps_generating_nan_is_unhealthy() -> None:
         assert result is RAISED["not finite"]
     await replica.check_health()
     await anext(replica.generate(of_groups("not finite", 1)))
-    with pytest.raises(OutputsNotFinite, match=r"^16 of the last 16 generations had log-prob"):
+    with pytest.raises(ReplicaUnusable, match=r"^16 of the last 16 generations had log-prob"):
         await replica.check_health()
 
 
@@ -177,7 +177,7 @@ def test_a_replica_that_is_out_of_service_refuses_generations_and_is_unhealthy_f
         await replica.check_health()
         await replica.take_out_of_service("it differs")
         await replica.take_out_of_service("another reason")
-        with pytest.raises(OutputsDiffer, match=r"^The replica was taken out of service: it differs\.$"):
+        with pytest.raises(ReplicaUnusable, match=r"^The replica was taken out of service: it differs\.$"):
             await replica.check_health()
 
     virtual_time.run(run())

@@ -36,7 +36,7 @@ STEPS: tuple[Step, ...] = ("ok", "error", "die", "die after", "hang", "register 
 
 COSTS = {
     Stage: CommandCosts(load_s=1.0),
-    Swap: CommandCosts(swap_s=2.0, pause_s=3.0, recomputed_tokens=50),
+    Swap: CommandCosts(swap_s=2.0, pause_s=3.0),
     SetAdapters: CommandCosts(load_s=1.0, fetched_bytes=70),
     AcceptRequests: CommandCosts(canary_s=4.0),
 }

@@ -78,7 +78,7 @@ class Scene:
 
 
 def swapped(name: str) -> ReplicaUpdate:
-    return ReplicaUpdate(replica_id=name, status="swapped", load_s=1.0, swap_s=2.0, pause_s=3.0, recomputed_tokens=50)
+    return ReplicaUpdate(replica_id=name, status="swapped", load_s=1.0, swap_s=2.0, pause_s=3.0)
 
 
 def tried(name: str) -> ReplicaUpdate:

@@ -515,12 +515,6 @@ async def test_the_summary_is_that_of_the_samples_yielded_so_far() -> None:
     assert running.summary.policy == PolicyVersions(oldest=None, newest=None, current="5")
 
 
-def test_the_configured_timeout_without_a_token_goes_to_the_engine_with_each_generation() -> None:
-    generator = ScriptedGenerator(["A"])
-    virtual_time.run(Service(RequestLimits(generation_timeout_s=3), generator).play(request_of()))
-    assert [request.token_timeout_s for request in generator.requests] == [3]
-
-
 @virtual_time.test
 async def test_the_deadline_of_the_request_is_honoured() -> None:
     service = Service(generator=ScriptedGenerator(["A"], delay_s=60))
