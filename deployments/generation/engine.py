@@ -58,9 +58,9 @@ from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounte
 from deployments.upstream.vllm.token_texts import install_token_texts
 from deployments.upstream.vllm.weight_transfer import reject_unknown_backend
 
-_ALL_LOGPROBS = -1
+ALL_LOGPROBS = -1
 """vLLM's `max_logprobs` for no bound."""
-_WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
+WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
 
 
 class VLLMEngine(Engine):
@@ -106,9 +106,7 @@ class VLLMEngine(Engine):
             Exception: what vLLM raises for arguments that it refuses.
             ValueError: vLLM has no weight transfer backend of the given name, or tokens would be drafted.
         """
-        args = AsyncEngineArgs(
-            **engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=_WORKER_EXTENSION
-        )
+        args = AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
         reject_unknown_backend(args)
         steps = StepCounter()
         config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
@@ -264,7 +262,7 @@ class VLLMEngine(Engine):
             kv_cache_size_tokens=config.cache_config.kv_cache_size_tokens,
             max_loras=None if config.lora_config is None else config.lora_config.max_loras,
             max_lora_rank=0 if config.lora_config is None else config.lora_config.max_lora_rank,
-            max_logprobs=None if model.max_logprobs == _ALL_LOGPROBS else model.max_logprobs,
+            max_logprobs=None if model.max_logprobs == ALL_LOGPROBS else model.max_logprobs,
             returns_experts=config.aux_output_config.enable_return_routed_experts,
             takes_images=self.images is not None,
             settings_hash=config.compute_hash(),

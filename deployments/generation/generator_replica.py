@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +126,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         refuse_other_version(request, self._engine.weights.version_of(request.policy))
 
     def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
+        request = replace(request, arrived_at=time.monotonic())
         if self._serving is None:
             # Imported with the first call: the modules of vLLM's servers take a second.
             from deployments.generation.serving.layers import ServingLayers

@@ -254,7 +254,6 @@ class GeneratorReplicaBase(ABC):
         task = asyncio.current_task()
         assert task is not None
         self._running[request.generation_id] = task
-        self._policies[request.policy] += 1
         try:
             self._refuse_if_closed()
             self.refuse_other_weights(request)
@@ -262,7 +261,6 @@ class GeneratorReplicaBase(ABC):
             self._virtual_time = max(self._virtual_time, request.virtual_time)
             self._ended_generations += 1
         finally:
-            self._policies[request.policy] -= 1
             # A retry of the same generation has the same id and may have replaced this task.
             if self._running.get(request.generation_id) is task:
                 del self._running[request.generation_id]

@@ -79,7 +79,7 @@ class HttpChatModel(ChatModel):
                 retry=retry_if_exception_type(AttemptFailed),
                 retry_error_callback=self._give_up,
             )
-            answer = await retrying(self._attempt, body)
+            answer: Any = await retrying(self._attempt, body)
         return self._reply(answer, time.monotonic() - started, retrying.statistics["attempt_number"])
 
     async def _attempt(self, body: Mapping[str, Any]) -> Any:

@@ -50,8 +50,14 @@ class ServedRequest(GenerationRequest):
     """How tokens are sampled where a call of a session does not say."""
     generation_index: int = 0
     """Index of the session in its group."""
+    ingress: str = ""
+    """The process that received it."""
     received_at: float = 0.0
-    """When an ingress received it, in seconds since 1970."""
+    """When that was, by the monotonic clock of that process, which no other one can read."""
+    age_s: float = 0.0
+    """Seconds from then until it was sent to a replica."""
+    arrived_at: float = 0.0
+    """When it came there, by the monotonic clock of the replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +68,10 @@ class CallsToAbort:
     """The name of their caller's key; `None` for callers without one."""
     rid: str
     """The beginning of their request ids; empty for all of them."""
+    ingress: str
+    """The process that received the abort."""
     until: float
-    """When an ingress received the abort, in seconds since 1970."""
+    """When that was, by the monotonic clock of that process."""
 
 
 @dataclass(frozen=True, slots=True)

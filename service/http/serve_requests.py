@@ -16,14 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.rollouts.pacing import LoopPacer
 
 STEPS_PER_ITERATION = 16
-FEWEST_STEPS_PER_ITERATION = 4
-"""After long iterations. A step takes 0.1 to 2 ms: to route a request, to copy a part of its body, or to give it up
+"""A step takes 0.1 to 2 ms: to route a request, to copy a part of its body, or to give it up
 with its rollouts and calls."""
 
 
 def request_pacer() -> LoopPacer:
     """The pacer of the requests of one ingress replica."""
-    return LoopPacer(STEPS_PER_ITERATION, FEWEST_STEPS_PER_ITERATION)
+    return LoopPacer(STEPS_PER_ITERATION)
 
 
 class ServeRequests:

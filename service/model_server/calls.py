@@ -57,6 +57,7 @@ class ModelCalls:
         self._server = server
         self._policy = policy
         self._admission = admission
+        self._name = uuid4().hex
         self._forgetting: dict[str, asyncio.TimerHandle] = {}
         """By session or routing key."""
         self._in_flight: Counter[str] = Counter()
@@ -74,7 +75,7 @@ class ModelCalls:
         Raises:
             GenerationLost: no replica answers.
         """
-        await self._server.abort_calls(CallsToAbort(caller.name, rid, time.time()))
+        await self._server.abort_calls(CallsToAbort(caller.name, rid, self._name, time.monotonic()))
 
     async def answer(
         self,
@@ -118,7 +119,8 @@ class ModelCalls:
             endpoint=endpoint,
             body=body,
             choices=choices,
-            received_at=time.time(),
+            ingress=self._name,
+            received_at=time.monotonic(),
         )
         request = _of_policy(request, demand) if session is None else of_session(request, session, caller)
         return await _begun(self._parts(request, caller))

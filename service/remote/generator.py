@@ -172,7 +172,7 @@ class RemoteGenerator(Generator, ModelServer):
         if not scheduled.has_started:
             await self._turn(scheduled)
         parts = self._parts[request.generation_id] = asyncio.Queue()
-        sent = replace(request, virtual_time=scheduled.virtual_time)
+        sent = replace(request, virtual_time=scheduled.virtual_time, age_s=monotonic() - request.received_at)
         call = self._calls_of(scheduled.replica).serve.call(sent)
         answering = asyncio.create_task(call)
         answering.add_done_callback(partial(_note_end, parts))

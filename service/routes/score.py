@@ -75,5 +75,5 @@ async def _score(
 
     policy = await scoring.score(parsed, request_id, encode, caller)
     summary = orjson.dumps({"request_id": request_id, "policy": policy.model_dump()})
-    scores = ((score,) for _, score in sorted(encoded.items()))
+    scores = (score for _, score in sorted(encoded.items()))
     return await response_in_parts(document_in_parts(summary, b"scores", scores), JSON)

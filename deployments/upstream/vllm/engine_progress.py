@@ -52,4 +52,4 @@ class EngineProgress:
 
 
 def _output_tokens(state: "RequestState") -> int:
-    return 0 if state.detokenizer is None else state.detokenizer.num__output_tokens()
+    return 0 if state.detokenizer is None else state.detokenizer.num_output_tokens()

@@ -1,37 +1,72 @@
-"""Which calls an abort ends."""
+"""Which calls an abort ends, among processes whose clocks have nothing to do with each other."""
+
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.generation.serving.call_aborts import MOST_REMEMBERED, AbortableCall, CallAborts
+from deployments.generation.serving.call_aborts import MOST_REMEMBERED, AbortableCall, AbortedCalls
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import CallsToAbort, ServedRequest
 
-
-async def interrupts_nothing(ids: object) -> None:
-    raise AssertionError(ids)
+SECONDS = st.integers(0, 1000).map(float)
 
 
-def call_at(received_at: float, rid: str = "r-1") -> AbortableCall:
-    request = ServedRequest("id", range(1), 1, (), SamplingOptions(), received_at=received_at)
-    return AbortableCall(request, rid, "id")
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What an ingress received at a time, sent after a while, and what took a while to the replica. In true seconds."""
+
+    ingress: str
+    received_at: float
+    waits_s: float
+    takes_s: float
+
+    @property
+    def arrives_at(self) -> float:
+        return self.received_at + self.waits_s + self.takes_s
 
 
-@given(st.integers(0, 1000), st.lists(st.integers(0, 1000), min_size=1))
-def test_an_abort_ends_the_calls_before_it_and_no_later_ones(received_at: int, aborted_at: list[int]) -> None:
-    aborts = CallAborts(interrupts_nothing)
-    for until in aborted_at:
-        aborts.note(CallsToAbort(None, "r", until))
-    assert aborts.is_aborted(call_at(received_at)) is (received_at < max(aborted_at))
+def sent(waits: st.SearchStrategy[float] = SECONDS) -> st.SearchStrategy[Sent]:
+    return st.builds(Sent, st.sampled_from("ab"), SECONDS, waits, SECONDS)
 
 
-def test_an_abort_is_of_one_key_and_one_beginning_and_the_oldest_is_forgotten() -> None:
-    aborts, call = CallAborts(interrupts_nothing), call_at(5.0)
-    for key, rid in (("team", ""), (None, "r-2")):
-        aborts.note(CallsToAbort(key, rid, 6.0))
-    assert not aborts.is_aborted(call)
-    aborts.note(CallsToAbort(None, "", 6.0))
-    assert aborts.is_aborted(call)
+@given(
+    sent(),
+    sent(st.just(0.0)),
+    st.fixed_dictionaries({name: st.integers(-(10**6), 10**6) for name in ("a", "b", "replica")}),
+)
+def test_an_abort_ends_the_calls_before_it_and_no_later_ones_whatever_the_clocks_say(
+    call: Sent, abort: Sent, clocks: dict[str, int]
+) -> None:
+    aborted = AbortedCalls()
+    aborted.note(
+        CallsToAbort(None, "r", abort.ingress, abort.received_at + clocks[abort.ingress]),
+        abort.arrives_at + clocks["replica"],
+    )
+    request = ServedRequest(
+        *("id", range(1), 1, (), SamplingOptions()),
+        ingress=call.ingress,
+        received_at=call.received_at + clocks[call.ingress],
+        age_s=call.waits_s,
+        arrived_at=call.arrives_at + clocks["replica"],
+    )
+    is_aborted = aborted.has(AbortableCall(request, "r-1", "id"))
+    if call.ingress == abort.ingress:
+        assert is_aborted is (call.received_at < abort.received_at)
+    elif call.received_at + call.takes_s < abort.received_at:
+        assert is_aborted
+    elif call.received_at >= abort.arrives_at:
+        assert not is_aborted
+
+
+def test_aborts_of_several_ingresses_stand_beside_each_other_and_the_oldest_is_forgotten() -> None:
+    aborted = AbortedCalls()
+    request = ServedRequest("id", range(1), 1, (), SamplingOptions(), ingress="a", received_at=5.0, arrived_at=50.0)
+    call = AbortableCall(request, "r", "id")
+    aborted.note(CallsToAbort(None, "", "a", 6.0), 60.0)
+    aborted.note(CallsToAbort(None, "", "a", 4.0), 61.0)
+    aborted.note(CallsToAbort(None, "", "b", 0.0), 40.0)
+    assert aborted.has(call)
     for number in range(MOST_REMEMBERED):
-        aborts.note(CallsToAbort("other", str(number), 9.0))
-    assert not aborts.is_aborted(call)
+        aborted.note(CallsToAbort("other", str(number), "a", 9.0), 90.0)
+    assert not aborted.has(call)
