@@ -1,6 +1,7 @@
 """SGLang's `/generate` over vLLM's own layers: what is asked of the engine, and how its outputs are answered."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -331,7 +332,7 @@ def abortable(rid: str, received_at: float = 0.0, key: str | None = None) -> Ser
     share = RequestShare(key=key)
     return ServedRequest(
         f"call {rid}", range(3), 512, (), SamplingOptions(), share=share, endpoint="generate", body=body,
-        received_at=received_at,
+        ingress="a", received_at=received_at, age_s=1.0, arrived_at=time.monotonic(),
     )  # fmt: skip
 
 
@@ -347,7 +348,7 @@ async def test_an_aborted_call_ends_with_the_tokens_that_it_has() -> None:
     aborting: list[asyncio.Task[None]] = []
 
     async def abort() -> None:
-        aborting.append(asyncio.create_task(served.aborts.abort(CallsToAbort(None, "a", 5.0))))
+        aborting.append(asyncio.create_task(served.aborts.abort(CallsToAbort(None, "a", "a", 5.0))))
         await asyncio.sleep(0.01)
 
     served.core.meanwhile = abort
@@ -361,11 +362,14 @@ async def test_an_aborted_call_ends_with_the_tokens_that_it_has() -> None:
 @pytest.mark.parametrize(
     ("calls", "is_aborted"),
     [
-        (CallsToAbort(None, "", 5.0), True),
-        (CallsToAbort(None, "a", 5.0), True),
-        (CallsToAbort(None, "b", 5.0), False),
-        (CallsToAbort(None, "", 4.0), False),
-        (CallsToAbort("team", "", 5.0), False),
+        (CallsToAbort(None, "", "a", 5.0), True),
+        (CallsToAbort(None, "a", "a", 5.0), True),
+        (CallsToAbort(None, "b", "a", 5.0), False),
+        (CallsToAbort(None, "", "a", 4.0), False),
+        (CallsToAbort("team", "", "a", 5.0), False),
+        # Another ingress was told. Its clock means nothing to the call, which is a second older than the abort.
+        (CallsToAbort(None, "", "b", 0.0), True),
+        (CallsToAbort(None, "b", "b", 9.0), False),
     ],
 )
 @runs
