@@ -96,7 +96,7 @@ async def test_a_field_that_is_not_served_is_refused_by_its_name(field: str, bod
         ({"input_ids": [-1]}, "input_ids"),
         ({"input_ids": FIRST, "sampling_params": {"max_new_tokens": 510}}, "max_new_tokens"),
         ({"input_ids": FIRST, "sampling_params": {"top_p": 0}}, "top_p"),
-        ({"input_ids": FIRST, "sampling_params": {"n": 2}}, "body.sampling_params.n"),
+        ({"input_ids": FIRST, "sampling_params": {"n": 2}, "stream": True}, "stream"),
         ({"input_ids": [FIRST], "stream": True}, "stream"),
     ],
 )
@@ -209,6 +209,29 @@ async def test_the_prompts_of_a_batch_have_their_answers_in_their_order() -> Non
     assert [answer["text"] for answer in answers] == ["a", "bc"]
     assert [answer["meta_info"]["id"] for answer in answers] == ["r_0", "r_1"]
     assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [3, 2]
+
+
+@runs
+async def test_each_prompt_has_n_answers_with_ids_and_seeds_of_their_own() -> None:
+    served = Served()
+    for reply in ("a", "bc", "def", "ghij"):
+        served.reply(reply, ends=False)
+    sampling = {"n": 2, "max_new_tokens": 9, "sampling_seed": 4}
+    answers = await answered(served, {"input_ids": [FIRST, SECOND], "sampling_params": sampling, "rid": "r"})
+    assert [answer["text"] for answer in answers] == ["a", "bc", "def", "ghij"]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["r_0", "r_1", "r_2", "r_3"]
+    assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [3, 3, 2, 2]
+    assert [params.seed for params in served.core.params] == [4, 5, 4, 5]
+
+
+@runs
+async def test_several_greedy_samples_are_answered() -> None:
+    served = Served()
+    [ids, *_] = [served.reply("42") for _ in range(3)]
+    body = {"input_ids": FIRST, "sampling_params": {"temperature": 0, "n": 3}, "rid": "g"}
+    answers = await answered(served, body)
+    assert [answer["meta_info"]["id"] for answer in answers] == ["g_0", "g_1", "g_2"]
+    assert [(answer["output_ids"], answer["text"]) for answer in answers] == [(ids, "42")] * 3
 
 
 @pytest.mark.parametrize(
