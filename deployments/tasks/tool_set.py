@@ -10,7 +10,7 @@ import jsonschema_rs
 
 from rollout_env import AnyCall, ChatMessage, JsonObject, MalformedCall
 
-NO_PARAMETERS: JsonObject = {"type": "object"}
+_NO_PARAMETERS: JsonObject = {"type": "object"}
 LONGEST_RESULT = 4000
 """Characters of a tool's result that the model gets to see."""
 
@@ -78,7 +78,7 @@ class ToolSet:
 def _validator_of(tool: Tool) -> jsonschema_rs.Validator:
     """Raises `ToolInvalid`."""
     try:
-        return _validator_for(json.dumps(tool.function.get("parameters") or NO_PARAMETERS))
+        return _validator_for(json.dumps(tool.function.get("parameters") or _NO_PARAMETERS))
     except (jsonschema_rs.ValidationError, ValueError, TypeError) as error:
         raise ToolInvalid(f"the parameters of the tool {tool.name} are not a JSON schema: {error}") from error
 
