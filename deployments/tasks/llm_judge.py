@@ -165,11 +165,9 @@ class LlmJudgeEnvironment(TaskEnvironment):
 
 
 def open_questions(count: int, seed: int) -> list[dict[str, Any]]:
-    """Samples without fields, whose questions are numbered where there are more than these."""
-    questions = random.Random(seed).sample(_QUESTIONS, len(_QUESTIONS))
-    texts = [questions[place % len(questions)] for place in range(count)]
-    for place in range(len(questions), count):
-        texts[place] += f" (Answer {1 + place // len(questions)} of yours.)"
+    """Samples without fields, whose questions are numbered."""
+    draw = random.Random(seed)
+    texts = [f"{draw.choice(_QUESTIONS)} (Answer {number} of yours.)" for number in range(1, count + 1)]
     return [{"messages": [{"role": "user", "content": text}], "extra_env_info": {}} for text in texts]
 
 

@@ -1,9 +1,9 @@
 """Sliding puzzles: numbered tiles in a square with one empty place. Each turn is one move."""
 
 import random
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from deployments.tasks.replies import last_tagged, text_outcome
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
@@ -69,20 +69,12 @@ def _shuffled_board(size: int, seed: int, shuffle_moves: int) -> Board:
 
 
 class SlidingPuzzleState(BaseModel):
-    """A game: its `board`, or `size`, `seed` and `shuffle_moves` from which the board is made, and the moves so far."""
+    """A game: its board and the moves so far."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    board: list[Annotated[list[int], Field(min_length=2, max_length=5)]] | None = Field(
-        default=None, min_length=2, max_length=5
-    )
+    board: list[Annotated[list[int], Field(min_length=2, max_length=5)]] = Field(min_length=2, max_length=5)
     """The rows, from 2x2 to 5x5; 0 is the empty place. Moves must lead to the solved board."""
-    size: int | None = Field(default=None, ge=2, le=5)
-    """Tiles per side of a board that is made from a shuffle."""
-    seed: int | None = Field(default=None, ge=0)
-    """The seed of the shuffle."""
-    shuffle_moves: int | None = Field(default=None, ge=1, le=1000)
-    """Random moves of the shuffle."""
     moves: int = Field(default=0, ge=0)
     """Legal moves so far."""
     illegal_moves: int = Field(default=0, ge=0)
@@ -90,30 +82,13 @@ class SlidingPuzzleState(BaseModel):
     max_moves: int = Field(default=20, ge=1)
     """The game is lost when `moves` and `illegal_moves` together reach this number."""
 
-    @model_validator(mode="after")
-    def has_one_origin(self) -> Self:
-        shuffle = {"size": self.size, "seed": self.seed, "shuffle_moves": self.shuffle_moves}
-        missing = [name for name, value in shuffle.items() if value is None]
-        if self.board is None and missing:
-            raise ValueError(f"board is missing, and {', '.join(missing)} too: send one or the other")
-        if self.board is not None and len(missing) < len(shuffle):
-            raise ValueError("board is given together with size, seed or shuffle_moves: send one or the other")
-        if self.board is not None:
-            _require_board(self.board)
-        return self
-
-    def current_board(self) -> Board:
-        """The board that was sent, or the one that the shuffle makes."""
-        if self.board is not None:
-            return self.board
-        return _shuffled_board(self.size or 0, self.seed or 0, self.shuffle_moves or 0)
-
-
-def _require_board(board: Board) -> None:
-    """Raises ValueError, naming `board`, unless it is a square permutation of 0..n²-1."""
-    size, tiles = len(board), sorted(tile for row in board for tile in row)
-    if any(len(row) != size for row in board) or tiles != list(range(size**2)):
-        raise ValueError(f"board must be a square that holds each of 0..{size**2 - 1} once, got {board}")
+    @field_validator("board")
+    @classmethod
+    def _is_a_permutation(cls, board: Board) -> Board:
+        size, tiles = len(board), sorted(tile for row in board for tile in row)
+        if any(len(row) != size for row in board) or tiles != list(range(size**2)):
+            raise ValueError(f"board must be a square that holds each of 0..{size**2 - 1} once, got {board}")
+        return board
 
 
 class SlidingPuzzleEnvironment(TaskEnvironment):
@@ -128,7 +103,7 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
         Raises:
             SampleRejected: the game is over already.
         """
-        board = extra_env_info.current_board()
+        board = extra_env_info.board
         _require_unfinished(board, extra_env_info)
         found = last_tagged(message_log[-1]["content"], "action")
         action = None if found is None else found.lower()
@@ -149,11 +124,9 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
 
 
 def game_sample(size: int, seed: int, shuffle_moves: int) -> dict[str, Any]:
-    """A new game as a sample of a rollout request. The prompt shows the board that the shuffle makes."""
-    return {
-        "messages": [{"role": "user", "content": _puzzle_prompt(_shuffled_board(size, seed, shuffle_moves))}],
-        "extra_env_info": {"size": size, "seed": seed, "shuffle_moves": shuffle_moves},
-    }
+    """A new game as a sample of a rollout request, made by random moves from the solved board."""
+    board = _shuffled_board(size, seed, shuffle_moves)
+    return {"messages": [{"role": "user", "content": _puzzle_prompt(board)}], "extra_env_info": {"board": board}}
 
 
 def _require_unfinished(board: Board, state: SlidingPuzzleState) -> None:
@@ -188,6 +161,6 @@ def _outcome(state: SlidingPuzzleState, board: Board, observation: str, answer: 
         observation,
         1.0 if solved else 0.0,
         terminated=solved or lost,
-        metadata={"board": board, **state.model_dump(include={"moves", "illegal_moves", "max_moves"})},
+        metadata={**state.model_dump(), "board": board},
         answer=answer,
     )

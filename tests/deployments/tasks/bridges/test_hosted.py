@@ -17,7 +17,7 @@ from deployments.tasks.bridges.hosted import (
     HostedEnvironmentError,
     HostNotStarted,
     HostSettings,
-    variables_of,
+    _variables_of,
 )
 from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome, TemporaryFailure, check, play
 from rollout_env.environment import forks_sessions
@@ -204,9 +204,8 @@ def test_a_host_has_few_variables_of_the_service_and_those_that_its_settings_nam
     settings = HostSettings(
         python="python", import_path="a:B", variables={"MODE": "fast"}, passed_variables=["HF_HOME"]
     )
-    assert variables_of(settings, own) == {"PATH": "/bin", "HOME": "/root", "HF_HOME": "/models", "MODE": "fast"}
-    with pytest.raises(HostNotStarted, match="passed_variables: HF_HOME is not set"):
-        variables_of(settings, {})
+    assert _variables_of(settings, own) == {"PATH": "/bin", "HOME": "/root", "HF_HOME": "/models", "MODE": "fast"}
+    assert _variables_of(settings, {}) == {"MODE": "fast"}
 
 
 def test_a_key_of_the_service_does_not_reach_the_process_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
