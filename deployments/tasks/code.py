@@ -122,9 +122,7 @@ class CodeEnvironment(TaskEnvironment):
         problems = await judge(self.sandbox, info.setup, code, info.tests, self.limits, all_or_nothing)
         passed = problems.count("")
         share = passed / len(info.tests)
-        observation = (
-            f"Environment: {passed} of {len(info.tests)} tests passed. {next(filter(None, problems), '')}".strip()
-        )
+        told = [f"Environment: {passed} of {len(info.tests)} tests passed.", *filter(None, problems)]
         reward = float(share == 1.0) if self.reward == "all" else share
         return text_outcome(" ".join(told[:2]), reward, terminated=True, answer=code)
 

@@ -49,10 +49,8 @@ class ShapesInfo(BaseModel):
 
     @model_validator(mode="after")
     def _is_unfinished(self) -> Self:
-        if self.kind == "maze" and self.cell == self.maze.exit:
-            raise ValueError(f"place is the exit already: {list(self.cell)}")
-        if self.kind == "maze" and self.moves >= self.moves_allowed:
-            raise ValueError(f"moves is {self.moves}, and {self.moves_allowed} are allowed")
+        if self.kind == "maze" and (self.cell == self.maze.exit or self.moves >= self.moves_allowed):
+            raise ValueError(f"the maze is over: place is {list(self.cell)} after {self.moves} moves")
         return self
 
     @property

@@ -104,7 +104,8 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
             SampleRejected: the game is over already.
         """
         board = extra_env_info.board
-        _require_unfinished(board, extra_env_info)
+        if board == solved_board(len(board)) or _moves_left(extra_env_info) <= 0:
+            raise SampleRejected("The game is over.")
         found = last_tagged(message_log[-1]["content"], "action")
         action = None if found is None else found.lower()
         if action == "view":
@@ -129,15 +130,8 @@ def game_sample(size: int, seed: int, shuffle_moves: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": _puzzle_prompt(board)}], "extra_env_info": {"board": board}}
 
 
-def _require_unfinished(board: Board, state: SlidingPuzzleState) -> None:
-    """Raises SampleRejected if the game is over."""
-    if board == solved_board(len(board)):
-        raise SampleRejected(f"extra_env_info.board is solved already: {board}")
-    if state.moves + state.illegal_moves >= state.max_moves:
-        raise SampleRejected(
-            f"extra_env_info.max_moves is {state.max_moves}, and {state.moves} moves and {state.illegal_moves} illegal "
-            "moves have used it up"
-        )
+def _moves_left(state: SlidingPuzzleState) -> int:
+    return state.max_moves - state.moves - state.illegal_moves
 
 
 def _complaint(action: str | None) -> str:
@@ -152,7 +146,7 @@ def _complaint(action: str | None) -> str:
 def _outcome(state: SlidingPuzzleState, board: Board, observation: str, answer: str | None) -> StepOutcome:
     """The outcome for `board` and the counts of `state`. If the game is over, the observation says so instead."""
     solved = board == solved_board(len(board))
-    lost = not solved and state.moves + state.illegal_moves >= state.max_moves
+    lost = not solved and _moves_left(state) <= 0
     if solved:
         observation = f"Solved in {state.moves} move{'' if state.moves == 1 else 's'}."
     elif lost:

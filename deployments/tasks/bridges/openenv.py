@@ -67,7 +67,6 @@ class OpenEnvEnvironment(TaskEnvironment):
         self,
         url: HttpUrl,
         action_field: str | None = None,
-        action: dict[str, Any] | None = None,
         observation_field: str | None = None,
         instruction: str | None = None,
         max_sessions: Annotated[int, Field(ge=1)] | None = None,
@@ -78,7 +77,6 @@ class OpenEnvEnvironment(TaskEnvironment):
             url: of the server, such as `http://127.0.0.1:8000`.
             action_field: the field of an action that is the text of the reply. Without it, the reply holds an action as
                 JSON between `<action>` and `</action>`.
-            action: further fields of each action.
             observation_field: the field of an observation that is shown; by default all of them, as JSON.
             instruction: how to answer, before the first observation; by default it shows the schema of an action.
             max_sessions: how many sockets one replica holds at once. The server has a limit of its own, by default 1.
@@ -89,7 +87,6 @@ class OpenEnvEnvironment(TaskEnvironment):
         """
         self.url = str(url).rstrip("/")
         self.action_field = action_field
-        self.action = action or {}
         self.observation_field = observation_field
         self.max_sessions = max_sessions
         schema = _schema_of_action(self.url)
@@ -134,13 +131,13 @@ class OpenEnvEnvironment(TaskEnvironment):
     def action_of(self, reply: str) -> dict[str, Any] | None:
         """The action of a reply; `None` if it has none."""
         if self.action_field is not None:
-            return {**self.action, self.action_field: reply}
+            return {self.action_field: reply}
         text = last_tagged(reply, "action")
         try:
             action = None if text is None else json.loads(text)
         except (ValueError, RecursionError):
             return None
-        return {**self.action, **action} if isinstance(action, dict) else None
+        return action if isinstance(action, dict) else None
 
     def text_of(self, observation: dict[str, Any]) -> str:
         if self.observation_field is None:

@@ -61,7 +61,6 @@ class ReasoningGymEnvironment(PooledEnvironment):
         instruction: str = _DEFAULT_INSTRUCTION,
         workers: int | None = None,
         processor_time_limit_s: float = 10.0,
-        lost_after_s: float = 90.0,
     ) -> None:
         """Starts the worker processes in the background.
 
@@ -72,7 +71,6 @@ class ReasoningGymEnvironment(PooledEnvironment):
             instruction: follows each question.
             workers: how many; by default the `num_cpus` that Ray reserves for the replica, rounded up.
             processor_time_limit_s: of making one question or scoring one answer, in seconds.
-            lost_after_s: seconds of wall time after which either is given up and tried again.
 
         Raises:
             PackageMissing: reasoning-gym is not installed.
@@ -91,7 +89,7 @@ class ReasoningGymEnvironment(PooledEnvironment):
             _dataset_of(task, 0, None, json.dumps(config))
         # Some tasks iterate over sets of texts: with equal hashes, all workers of all replicas make equal puzzles.
         os.environ["PYTHONHASHSEED"] = "0"
-        self.start_pool(workers, _STEPS_PER_WORKER, _prepare_worker, ["reasoning_gym", __name__], lost_after_s)
+        self.start_pool(workers, _STEPS_PER_WORKER, _prepare_worker, ["reasoning_gym", __name__])
 
     async def start(
         self,

@@ -134,8 +134,10 @@ def test_an_answer_that_needs_too_much_processor_time_is_wrong_and_logged_and_th
 
 
 def test_a_comparison_without_a_result_is_lost_and_has_no_reward() -> None:
-    with closing(MathEnvironment(lost_after_s=0.001)) as impatient, pytest.raises(TemporaryFailure):
-        judge(impatient, "\\boxed{42}")
+    with closing(MathEnvironment()) as impatient:
+        impatient.pool.lost_after_s = 0.001
+        with pytest.raises(TemporaryFailure):
+            judge(impatient, "\\boxed{42}")
 
 
 @pytest.mark.slow
