@@ -51,8 +51,6 @@ def refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, A
         except Exception as error:
             # A fault of the environment, not of the sample. The step meets it again, and its failure says so.
             logger.warning("The fields of a sample could not be checked.", exc_info=error)
-        if len(refused) >= _MOST_REFUSED_FIELDS:
-            break
     return refused[:_MOST_REFUSED_FIELDS]
 
 

@@ -64,7 +64,13 @@ class Sessions:
             return
         if not (request.is_start or self._can_be_opened(request)):
             raise self._lost()
-        await self._wait_for_slot(request)
+        if request.lockstep_id and self._slots.is_full:
+            raise Overloaded(
+                f"A replica of task {self._task_name} holds at most {self._environment.max_sessions} sessions at once, "
+                "and all rollouts of a request in lockstep need theirs at the same time. Send fewer rollouts, or "
+                "choose the schedule async."
+            )
+        await self._slots.acquire(request.request_id)
         held = _SessionSlot()
         if not request.is_start:
             self._held[request.session_id] = held
@@ -118,15 +124,6 @@ class Sessions:
         """Closes all sessions."""
         self.release(list(self._held))
         await self._closing.ended()
-
-    async def _wait_for_slot(self, request: StepRequest) -> None:
-        if request.lockstep_id and self._slots.is_full:
-            raise Overloaded(
-                f"A replica of task {self._task_name} holds at most {self._environment.max_sessions} sessions at once, "
-                "and all rollouts of a request in lockstep need theirs at the same time. Send fewer rollouts, or "
-                "choose the schedule async."
-            )
-        await self._slots.acquire(request.request_id)
 
     def _can_be_opened(self, request: StepRequest) -> bool:
         """Whether a session can be opened for this step: it is the first one, or the environment has what it takes."""

@@ -105,7 +105,9 @@ class MultiRewardEnvironment(WrappingEnvironment):
         state = {name: given.get(name, {}) for name in self._environments}
         judging = [name for name in self._environments if name not in ended]
         steps = [
-            asyncio.ensure_future(validated_step(self._environments[name], [*map(dict.copy, message_log)], state[name]))
+            asyncio.ensure_future(
+                validated_step(self._environments[name], [one.copy() for one in message_log], state[name])
+            )
             for name in judging
         ]
         try:

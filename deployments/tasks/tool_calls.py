@@ -19,7 +19,6 @@ from rollout_env import (
     MalformedCall,
     StepOutcome,
     TaskEnvironment,
-    ToolCall,
     reply_text,
     tool_calls_of,
 )
@@ -206,8 +205,9 @@ def _matched(calls: Sequence[AnyCall], info: ToolCallsInfo) -> dict[int, int]:
     found: dict[int, int] = {}
     for place, call in enumerate(calls):
         for other, wanted in left.items():
-            is_alike = isinstance(call, ToolCall) and wanted.name == call.name
-            if is_alike and json_equal(call.arguments, wanted.arguments):
+            if isinstance(call, MalformedCall) or call.name != wanted.name:
+                continue
+            if json_equal(call.arguments, wanted.arguments):
                 found[place] = other
                 del left[other]
                 break

@@ -127,14 +127,8 @@ class HostedEnvironment(TaskEnvironment):
             described = client.get("/description").raise_for_status().json()
         self.description = described["description"]  # type: ignore[misc]
         self.ExtraEnvInfo = _fields_model(described["fields"])  # type: ignore[misc]
-        for attribute in (
-            "tools",
-            "lost_session",
-            "max_sessions",
-            "session_idle_s",
-            "max_concurrent_steps",
-            "sample_count",
-        ):
+        limits = ("lost_session", "max_sessions", "session_idle_s", "max_concurrent_steps", "sample_count")
+        for attribute in ("tools", *limits):
             setattr(self, attribute, described.get(attribute))
         if described.get("forks_sessions"):
             self.fork_session = partial(self.open_session, forks=True)  # type: ignore[method-assign]
@@ -198,8 +192,10 @@ class _HostedSession(Session):
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: BaseModel) -> StepOutcome:
         """Raises what the hosted environment raised; `TemporaryFailure` if the host or the session is gone."""
-        sent = {"message_log": message_log, "extra_env_info": extra_env_info.model_dump()}
-        outcome = await self._environment.request("/step", session_id=self._session_id, **sent)
+        state = extra_env_info.model_dump()
+        outcome = await self._environment.request(
+            "/step", session_id=self._session_id, message_log=message_log, extra_env_info=state
+        )
         return StepOutcome(**with_read_images(outcome))
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ from rollout_env import TemporaryFailure
 
 _CONNECTION_CLOSED = -32000
 """MCP's code for a connection that ended during a call."""
-_Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 _OPEN_TIMEOUT_S = 60.0
 """Time limit for a server to start and answer, and again to list its tools."""
 _MOST_TOOLS = 1000
