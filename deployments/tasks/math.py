@@ -41,7 +41,7 @@ class _MathComparison(NamedTuple):
     """The answer that math-verify read out of the response."""
 
 
-def ground_truth_text(ground_truth: str | int | float) -> str:
+def _ground_truth_text(ground_truth: str | int | float) -> str:
     """The ground truth as LaTeX. Floats have no exponent, which LaTeX would read as a product with e."""
     if isinstance(ground_truth, float):
         finite = Decimal(repr(ground_truth))
@@ -250,7 +250,7 @@ class MathEnvironment(PooledEnvironment):
         return text_outcome(f"Environment: {reason}", rewards, terminated=True, answer=told)
 
     async def _verdict(self, answer: Answer, ground_truth: str | int | float) -> _Verdict:
-        expected = ground_truth_text(ground_truth)
+        expected = _ground_truth_text(ground_truth)
         try:
             found = await self.pool.run(self.processor_time_limit_s, compare, expected, answer.latex)
         except ProcessorTimeExceeded as error:

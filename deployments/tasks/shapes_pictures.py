@@ -31,7 +31,7 @@ SCENE_ROWS = 4
 _SMALLEST_RADIUS = 3
 
 
-class Shape(NamedTuple):
+class _Shape(NamedTuple):
     """A shape around a pixel. It reaches `radius` pixels to each side."""
 
     color: Color
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 class Scene:
     """Shapes that do not touch, and the kind of shape that is asked for."""
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[_Shape, ...]
     color: Color
     form: Form
 
@@ -71,7 +71,7 @@ def scene(seed: int, size: int, most_counted: int, most_others: int) -> Scene:
         free = cell - 2 - 2 * radius
         row, column = divmod(place, SCENE_ROWS)
         x, y = (start * cell + radius + draw.randint(0, free) for start in (column, row))
-        shapes.append(Shape(color, form, x, y, radius))
+        shapes.append(_Shape(color, form, x, y, radius))
     return Scene(tuple(shapes), *asked)
 
 

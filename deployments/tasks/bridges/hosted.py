@@ -76,7 +76,7 @@ class HostSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class HostAddress:
+class _HostAddress:
     """Where a host is reached."""
 
     url: str
@@ -120,7 +120,7 @@ class HostedEnvironment(TaskEnvironment):
         if (host is None) == (url is None):
             raise ValueError("give either host or url")
         self._process = None if host is None else _HostProcess(host, start_timeout_s)
-        self._address = HostAddress(url or "") if self._process is None else self._process.address
+        self._address = _HostAddress(url or "") if self._process is None else self._process.address
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         with self._address.client(start_timeout_s) as client:
@@ -212,7 +212,7 @@ class _HostProcess:
         # In a replica that is its own folder, which somebody removes when the replica was killed.
         self._folder = tempfile.TemporaryDirectory(prefix="host-", dir=get_temp_dir())
         self._socket = str(Path(self._folder.name) / "socket")
-        self.address = HostAddress("http://host", self._socket)
+        self.address = _HostAddress("http://host", self._socket)
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
         """Held while the process is started: many rollouts notice its end at once, and one restarts it."""

@@ -17,7 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from deployments.environments.host import refused_fields
-from deployments.tasks.math import MathEnvironment, MathInfo, compare, ground_truth_text
+from deployments.tasks.math import MathEnvironment, MathInfo, _ground_truth_text, compare
 from deployments.tasks.replies import AnswerForm, last_box
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TemporaryFailure, check
 from rollout_env.check_rules import longest_block
@@ -204,7 +204,7 @@ def test_the_last_box_is_the_last_whose_braces_close(text: str, content: str | N
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_float_is_written_without_exponent_and_loses_nothing(value: float) -> None:
-    text = ground_truth_text(value)
+    text = _ground_truth_text(value)
     assert "e" not in text.lower()
     assert float(text) == value
 

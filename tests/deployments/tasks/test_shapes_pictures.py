@@ -16,8 +16,8 @@ from deployments.tasks.shapes_pictures import (
     STEPS,
     Maze,
     Scene,
-    Shape,
     _neighbour,
+    _Shape,
     maze,
     maze_picture,
     scene,
@@ -106,7 +106,7 @@ def test_equal_arguments_give_equal_bytes(size: int) -> None:
 
 
 def test_a_scene_is_drawn_where_its_shapes_are() -> None:
-    shown = Scene((Shape("red", "square", 5, 6, 3), Shape("blue", "circle", 30, 40, 4)), "red", "square")
+    shown = Scene((_Shape("red", "square", 5, 6, 3), _Shape("blue", "circle", 30, 40, 4)), "red", "square")
     pixels = pixels_of(scene_picture(shown, 48))
     red = {place for place, color in pixels.items() if color == COLORS["red"]}
     blue = {place for place, color in pixels.items() if color == COLORS["blue"]}
