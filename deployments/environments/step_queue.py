@@ -118,18 +118,11 @@ class StepBatches:
         except BaseException as error:  # noqa: BLE001 - all that an environment raises goes to its steps
             waiting = [step for step in steps if not step.outcome.done()]
             if len(steps) == 1 or isinstance(error, OutcomeInvalid):
-                _fail(waiting, error)
+                for step in waiting:
+                    step.outcome.set_exception(error)
             else:
                 await asyncio.gather(*(self._call([step]) for step in waiting))
             return
         for step, outcome in zip(steps, outcomes, strict=True):
             if not step.outcome.done():
                 step.outcome.set_result(outcome)
-
-
-def _fail(steps: Sequence[_BatchedStep], error: BaseException) -> None:
-    for step in steps:
-        if isinstance(error, asyncio.CancelledError):
-            step.outcome.cancel()
-        else:
-            step.outcome.set_exception(error)

@@ -29,10 +29,10 @@ from rollout_env.environment import has_sessions, steps_in_batches
 from rollout_env.steps import is_plain, validated_start, validated_step
 
 CANCELLED = EnvironmentBroken("The environment cancelled its own step.")
-MOST_THREADS = 64
+_MOST_THREADS = 64
 """Default limit of concurrent steps for a plain `step`, each of which takes a thread."""
-StepResult = StepOutcome | RolloutFailure
-StepFunction = Callable[[StepRequest], Awaitable[StepOutcome]]
+_StepResult = StepOutcome | RolloutFailure
+_StepFunction = Callable[[StepRequest], Awaitable[StepOutcome]]
 logger = logging.getLogger("rollout_service.environments")
 
 
@@ -43,7 +43,7 @@ class _RunningStep:
     request: StepRequest
     logged_failures: set[str]
     """Failures of the same call whose traceback is already in the log."""
-    result: asyncio.Future[StepResult]
+    result: asyncio.Future[_StepResult]
     has_slot: bool = False
     deadline: asyncio.TimerHandle | None = None
     """Ends the step at its time limit, if there is one, from when it has its slot."""
@@ -85,7 +85,7 @@ class StepRunner:
         self.in_progress = 0
         """Number of steps that run or wait."""
 
-    def start(self, request: StepRequest, logged_failures: set[str]) -> "asyncio.Future[StepResult]":
+    def start(self, request: StepRequest, logged_failures: set[str]) -> "asyncio.Future[_StepResult]":
         """Starts a step. Its failure is a result too. Cancelling the future aborts the step.
 
         Args:
@@ -136,7 +136,7 @@ class StepRunner:
         if self._sessions is not None:
             await self._sessions.close()
 
-    def _end(self, step: _RunningStep, task: "asyncio.Task[None]", _result: "asyncio.Future[StepResult]") -> None:
+    def _end(self, step: _RunningStep, task: "asyncio.Task[None]", _result: "asyncio.Future[_StepResult]") -> None:
         self.in_progress -= 1
         # A retry of the same step has the same id and may have replaced this one.
         if self._steps.get(step.request.step_id) is step:
@@ -149,7 +149,7 @@ class StepRunner:
         task.cancel()
 
     async def _run(self, step: _RunningStep) -> None:
-        result: StepResult
+        result: _StepResult
         try:
             # Not while it holds a slot: those that have a session need slots to come to its end.
             async with nullcontext() if self._sessions is None else self._sessions.reserve(step.request):
@@ -158,16 +158,12 @@ class StepRunner:
             if step.result.done():
                 raise
             result = self._logged(CANCELLED, error, step)
-        except (KeyboardInterrupt, GeneratorExit) as error:
-            if not step.result.done():
-                step.result.set_exception(error)
-            raise
         except BaseException as error:  # noqa: BLE001 - all that an environment raises fails one sample, SystemExit too
             result = CANCELLED if step.result.done() else self._logged(_failure_of_step(error), error, step)
         if not step.result.done():
             step.result.set_result(result)
 
-    async def _outcome(self, step: _RunningStep) -> StepResult:
+    async def _outcome(self, step: _RunningStep) -> _StepResult:
         await self._slots.acquire(step.request.request_id)
         step.has_slot = True
         if step.result.done():
@@ -208,24 +204,22 @@ class StepRunner:
         return failure
 
 
-def _context_below(traceparent: str) -> Context | None:
-    """A context for a task whose spans belong below the span of this header; `None` without one."""
-    if not traceparent:
-        return None
+def _context_below(traceparent: str) -> Context:
+    """A context for a task whose spans belong below the span of this header, if it is not empty."""
     context = copy_context()
     context.run(attach, TraceContextTextMapPropagator().extract({"traceparent": traceparent}))
     return context
 
 
-def _of_request(step: Callable[[list[ChatMessage], dict[str, Any]], Awaitable[StepOutcome]]) -> StepFunction:
+def _of_request(step: Callable[[list[ChatMessage], dict[str, Any]], Awaitable[StepOutcome]]) -> _StepFunction:
     return lambda request: step(request.message_log, request.extra_env_info)
 
 
 def _default_concurrency(environment: TaskEnvironment) -> int | None:
     if has_sessions(type(environment)):
-        return MOST_THREADS if is_plain(environment.open_session) else None
+        return _MOST_THREADS if is_plain(environment.open_session) else None
     in_threads = not steps_in_batches(type(environment)) and is_plain(environment.step)
-    return MOST_THREADS if in_threads else None
+    return _MOST_THREADS if in_threads else None
 
 
 def _failure_of_step(error: BaseException) -> RolloutFailure:

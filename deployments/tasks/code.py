@@ -16,7 +16,7 @@ from deployments.tasks.replies import last_box, last_code_block, text_outcome
 from deployments.tasks.support import assigned_cores
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment, TemporaryFailure, reply_text
 
-RUNS_PER_CORE = 2
+_RUNS_PER_CORE = 2
 """The kernel starts or ends one while the other one computes."""
 
 
@@ -53,7 +53,7 @@ class SandboxSettings(BaseModel):
 
     def concurrent_runs(self) -> int:
         """How many programs a replica runs at once."""
-        return self.max_concurrent_runs or RUNS_PER_CORE * assigned_cores()
+        return self.max_concurrent_runs or _RUNS_PER_CORE * assigned_cores()
 
     def start(self) -> Sandbox:
         """Starts the sandbox, which takes about a second.
@@ -65,10 +65,10 @@ class SandboxSettings(BaseModel):
         return LocalSandbox(self.concurrent_runs(), self.isolation, self.require, self.packages)
 
 
-RUN_CELLS = (Path(__file__).parent / "programs" / "run_cells.py").read_text(encoding="utf-8")
-LONGEST_OUTPUT = 4000
+_RUN_CELLS = (Path(__file__).parent / "programs" / "run_cells.py").read_text(encoding="utf-8")
+_LONGEST_OUTPUT = 4000
 """Characters of a cell's output that the model gets to see."""
-MOST_CELLS, LARGEST_CELL = 64, 65536
+_MOST_CELLS, _LARGEST_CELL = 64, 65536
 
 
 class CodeEnvironment(TaskEnvironment):
@@ -118,15 +118,13 @@ class CodeEnvironment(TaskEnvironment):
     async def _tested(self, code: str | None, info: CodeInfo) -> StepOutcome:
         if code is None:
             return text_outcome("Environment: the reply has no code block.", terminated=True)
-        verdicts = await judge(
-            self.sandbox, info.setup, code, info.tests, self.limits, all_or_nothing=self.reward == "all"
-        )
-        passed = sum(verdict.passed for verdict in verdicts)
+        all_or_nothing = self.reward == "all"
+        problems = await judge(self.sandbox, info.setup, code, info.tests, self.limits, all_or_nothing)
+        passed = problems.count("")
         share = passed / len(info.tests)
-        problem = next((f" {verdict.problem}" for verdict in verdicts if not verdict.passed), "")
-        observation = f"Environment: {passed} of {len(info.tests)} tests passed.{problem}"
+        told = [f"Environment: {passed} of {len(info.tests)} tests passed.", *filter(None, problems)]
         reward = float(share == 1.0) if self.reward == "all" else share
-        return text_outcome(observation, reward, terminated=True, answer=code)
+        return text_outcome(" ".join(told[:2]), reward, terminated=True, answer=code)
 
     async def _interpreted(self, code: str | None, reply: str, info: CodeInfo) -> StepOutcome:
         if code is None:
@@ -135,14 +133,14 @@ class CodeEnvironment(TaskEnvironment):
             right = given != "" and given == str(info.ground_truth).strip()
             verdict = "correct" if right else "incorrect"
             return text_outcome(f"Environment: {verdict}.", float(right), terminated=True, answer=answer)
-        if len(info.cells) == MOST_CELLS or len(code) > LARGEST_CELL:
-            limits = f"at most {MOST_CELLS} blocks of {LARGEST_CELL} characters can be run in one rollout"
+        if len(info.cells) == _MOST_CELLS or len(code) > _LARGEST_CELL:
+            limits = f"at most {_MOST_CELLS} blocks of {_LARGEST_CELL} characters can be run in one rollout"
             return text_outcome(f"The code was not run: {limits}.")
         cells = json.dumps([info.setup, *info.cells, code]).encode("utf-8", "surrogatepass")
-        outcome = await self.sandbox.run(Program(RUN_CELLS), {"cells.json": cells}, self.limits)
+        outcome = await self.sandbox.run(Program(_RUN_CELLS), {"cells.json": cells}, self.limits)
         output = outcome.stdout + outcome.stderr
-        if len(output) > LONGEST_OUTPUT:
-            output = f"{output[: LONGEST_OUTPUT // 2]}\n[...]\n{output[-LONGEST_OUTPUT // 2 :]}"
+        if len(output) > _LONGEST_OUTPUT:
+            output = f"{output[: _LONGEST_OUTPUT // 2]}\n[...]\n{output[-_LONGEST_OUTPUT // 2 :]}"
         if outcome.ended_by != "exit":
             # What reached a limit once would do so in each later turn.
             ending = f"The code {ENDED_BY[outcome.ended_by]}. It has no effect on later code."

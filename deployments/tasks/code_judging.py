@@ -3,7 +3,6 @@
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from deployments.sandbox import Limits, Outcome, Program, Sandbox
 from deployments.tasks.support import json_equal
 
-Source = Annotated[str, Field(max_length=65536)]
+_Source = Annotated[str, Field(max_length=65536)]
 
 
 class InputOutputTest(BaseModel):
@@ -21,8 +20,8 @@ class InputOutputTest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    stdin: Source = ""
-    stdout: Source
+    stdin: _Source = ""
+    stdout: _Source
 
 
 class CallTest(BaseModel):
@@ -30,7 +29,7 @@ class CallTest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    call: Source
+    call: _Source
     """Such as `add(1, 2)`."""
     expected: JsonValue
     """Tuples are lists. Floats may differ by a billionth of their value."""
@@ -41,10 +40,10 @@ class CodeTest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    code: Source
+    code: _Source
 
 
-Test = InputOutputTest | CallTest | CodeTest
+_Test = InputOutputTest | CallTest | CodeTest
 
 
 class CodeInfo(BaseModel):
@@ -52,13 +51,13 @@ class CodeInfo(BaseModel):
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
-    tests: Annotated[list[Test], Field(max_length=1000)] = []
+    tests: Annotated[list[_Test], Field(max_length=1000)] = []
     """Tests of the reply's program."""
-    setup: Source = ""
+    setup: _Source = ""
     """Python that is run before the program: imports, or the beginning of a function that the reply completes."""
     ground_truth: str | None = None
     """The answer that the last reply must give as `\\boxed{...}`, when its other replies run code."""
-    cells: Annotated[list[Source], Field(max_length=64)] = []
+    cells: Annotated[list[_Source], Field(max_length=64)] = []
     """The code of the rollout so far; part of its state."""
 
     @model_validator(mode="after")
@@ -72,8 +71,8 @@ class CodeInfo(BaseModel):
         return {**self.model_dump(exclude_defaults=True), "cells": [*self.cells, cell]}
 
 
-RUN_TESTS = (Path(__file__).parent / "programs" / "run_tests.py").read_text(encoding="utf-8")
-SHOWN = 300
+_RUN_TESTS = (Path(__file__).parent / "programs" / "run_tests.py").read_text(encoding="utf-8")
+_SHOWN = 300
 """Characters of a test's result that are shown."""
 ENDED_BY = {
     "time": "took too long",
@@ -83,75 +82,65 @@ ENDED_BY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramVerdict:
-    """The result of one test."""
-
-    passed: bool
-    problem: str = ""
-    """A sentence about the failure; empty for a test that passed."""
-
-
 async def judge(
-    sandbox: Sandbox, setup: str, code: str, tests: Sequence[Test], limits: Limits, all_or_nothing: bool
-) -> list[ProgramVerdict]:
+    sandbox: Sandbox, setup: str, code: str, tests: Sequence[_Test], limits: Limits, all_or_nothing: bool
+) -> list[str]:
     """Judges the tests in order; `limits` hold for all tests of a kind together, or for each with a `stdin`.
 
     Args:
         all_or_nothing: tests after one that failed may be left out.
 
     Returns:
-        a verdict for each test, but for those at the end that were left out: also those after one that reached a limit.
+        for each test a sentence about its failure, empty if it passed, but for those at the end that were left out:
+            also those after one that reached a limit.
 
     Raises:
         SandboxLost: the sandbox failed.
     """
     program = f"{setup}\n{code}" if setup else code
-    verdicts: list[ProgramVerdict] = []
+    problems: list[str] = []
     for reads_input, group in groupby(tests, key=lambda test: isinstance(test, InputOutputTest)):
         for together in [[test] for test in group] if reads_input else [list(group)]:
             outcome, judged = await _judge_together(sandbox, program, together, limits)
-            verdicts += judged
-            if outcome.ended_by != "exit" or (all_or_nothing and not all(verdict.passed for verdict in judged)):
-                return verdicts
-    return verdicts
+            problems += judged
+            if outcome.ended_by != "exit" or (all_or_nothing and any(judged)):
+                return problems
+    return problems
 
 
-def _verdict_of_output(outcome: Outcome, test: InputOutputTest) -> ProgramVerdict:
+def _problem_of_output(outcome: Outcome, test: InputOutputTest) -> str:
     if outcome.ended_by != "exit":
-        return ProgramVerdict(False, f"The program {ENDED_BY[outcome.ended_by]}.")
+        return f"The program {ENDED_BY[outcome.ended_by]}."
     if outcome.exit_code != 0:
-        return ProgramVerdict(False, f"The program failed: {_last_line(outcome.stderr)}")
+        return f"The program failed: {_last_line(outcome.stderr)}"
     if _normalized(outcome.stdout) != _normalized(test.stdout):
-        return ProgramVerdict(
-            False, f"The program printed {outcome.stdout[:SHOWN]!r}, expected {test.stdout[:SHOWN]!r}."
-        )
-    return ProgramVerdict(True)
+        return f"The program printed {outcome.stdout[:_SHOWN]!r}, expected {test.stdout[:_SHOWN]!r}."
+    return ""
 
 
 async def _judge_together(
-    sandbox: Sandbox, program: str, tests: Sequence[Test], limits: Limits
-) -> tuple[Outcome, list[ProgramVerdict]]:
-    """Runs the program once: for one test with an input, or for any number without. The verdicts end with the test that
+    sandbox: Sandbox, program: str, tests: Sequence[_Test], limits: Limits
+) -> tuple[Outcome, list[str]]:
+    """Runs the program once: for one test with an input, or for any number without. The problems end with the test that
     reached a limit."""
     if isinstance(test := tests[0], InputOutputTest):
         outcome = await sandbox.run(Program(program, stdin=test.stdin), {}, limits)
-        return outcome, [_verdict_of_output(outcome, test)]
+        return outcome, [_problem_of_output(outcome, test)]
     inside = [test for test in tests if not isinstance(test, InputOutputTest)]
     token = secrets.token_hex(16)
     # What is expected stays here.
     asked = [{"call": test.call} if isinstance(test, CallTest) else {"code": test.code} for test in inside]
     spec = ascii({"code": program, "tests": asked}).encode()
-    outcome = await sandbox.run(Program(RUN_TESTS, stdin=f"{token}\n"), {"tests.literal": spec}, limits)
-    results = reported(outcome.stdout, token)
-    verdicts = [_verdict_of_result(results[number], test) for number, test in enumerate(inside) if number in results]
-    if len(verdicts) < len(inside):
+    outcome = await sandbox.run(Program(_RUN_TESTS, stdin=f"{token}\n"), {"tests.literal": spec}, limits)
+    results = _reported(outcome.stdout, token)
+    problems = [_problem_of_result(results[number], test) for number, test in enumerate(inside) if number in results]
+    if len(problems) < len(inside):
         what = ENDED_BY.get(outcome.ended_by, "ended the tests")
-        verdicts.append(ProgramVerdict(False, f"The program {what}."))
-    return outcome, verdicts
+        problems.append(f"The program {what}.")
+    return outcome, problems
 
 
-def reported(stdout: str, token: str) -> dict[int, dict[str, Any]]:
+def _reported(stdout: str, token: str) -> dict[int, dict[str, Any]]:
     """The results by the number of the test. The first one counts: another is not the tests' own."""
     results: dict[int, dict[str, Any]] = {}
     for line in stdout.splitlines():
@@ -166,18 +155,16 @@ def reported(stdout: str, token: str) -> dict[int, dict[str, Any]]:
     return results
 
 
-def _verdict_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> ProgramVerdict:
+def _problem_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> str:
     if "value" not in result:
-        return ProgramVerdict(False, f"{_shown(test)} failed: {str(result.get('error'))[:SHOWN]}.")
+        return f"{_shown(test)} failed: {str(result.get('error'))[:_SHOWN]}."
     if isinstance(test, CallTest) and not json_equal(result["value"], test.expected):
-        return ProgramVerdict(
-            False, f"{_shown(test)} gave {result['value']!r:.{SHOWN}}, expected {test.expected!r:.{SHOWN}}."
-        )
-    return ProgramVerdict(True)
+        return f"{_shown(test)} gave {result['value']!r:.{_SHOWN}}, expected {test.expected!r:.{_SHOWN}}."
+    return ""
 
 
 def _shown(test: CallTest | CodeTest) -> str:
-    return (test.call if isinstance(test, CallTest) else test.code)[:SHOWN]
+    return (test.call if isinstance(test, CallTest) else test.code)[:_SHOWN]
 
 
 def _normalized(text: str) -> list[str]:
@@ -186,4 +173,4 @@ def _normalized(text: str) -> list[str]:
 
 def _last_line(stderr: str) -> str:
     lines = stderr.strip().splitlines()
-    return lines[-1][:SHOWN] if lines else "it wrote no error."
+    return lines[-1][:_SHOWN] if lines else "it wrote no error."

@@ -4,17 +4,15 @@ import random
 import re
 import string
 from collections.abc import Sequence
-from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.tasks.replies import last_box, last_tagged, text_outcome
-from deployments.tasks.retrieval_corpus import Corpus, Document, Stopwords, invented_corpus, read_corpus
+from deployments.tasks.retrieval_corpus import Corpus, Document, invented_corpus, read_corpus
 from deployments.tasks.tool_set import Tool, ToolSet, cut_result, tool_message
 from rollout_env import (
-    AnyCall,
     ChatMessage,
     JsonObject,
     MalformedCall,
@@ -25,13 +23,13 @@ from rollout_env import (
     tool_calls_of,
 )
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+_REPOSITORY = Path(__file__).resolve().parents[2]
 NOTHING_FOUND = "No document found."
 NO_MORE_SEARCHES = "The search was not made: no more are permitted. Answer."
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-PUNCTUATION = str.maketrans("", "", string.punctuation)
-WORDS_IN_QUOTE = 8
-SEARCH: JsonObject = {
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_WORDS_IN_QUOTE = 8
+_SEARCH: JsonObject = {
     "type": "function",
     "function": {
         "name": "search",
@@ -39,7 +37,7 @@ SEARCH: JsonObject = {
         "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
     },
 }
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 
 class RetrievalInfo(BaseModel):
@@ -72,7 +70,6 @@ class RetrievalEnvironment(TaskEnvironment):
         results: Annotated[int, Field(ge=1, le=100)] = 3,
         longest_document: Annotated[int, Field(ge=1)] = 1000,
         most_searches: Annotated[int, Field(ge=1)] = 8,
-        stopwords: Stopwords = "en",
     ) -> None:
         """Reads and indexes the corpus.
 
@@ -82,7 +79,6 @@ class RetrievalEnvironment(TaskEnvironment):
             results: documents of one search.
             longest_document: characters of a document that the model gets to see.
             most_searches: of one rollout. Further ones are not made.
-            stopwords: `en` leaves out English words that say nothing.
 
         Raises:
             ValueError: the file cannot be read, or has no documents.
@@ -91,49 +87,35 @@ class RetrievalEnvironment(TaskEnvironment):
         if corpus is None:
             documents, self._samples = invented_corpus()
         else:
-            documents = read_corpus(REPOSITORY / corpus)
-        self.corpus = Corpus(documents, stopwords)
+            documents = read_corpus(_REPOSITORY / corpus)
+        self.corpus = Corpus(documents)
         self.results, self.longest_document, self.most_searches = results, longest_document, most_searches
-        self.tools: list[JsonObject] = [SEARCH]
-        self._tool_set = ToolSet([Tool(SEARCH, str)])
+        self.tools: list[JsonObject] = [_SEARCH]
+        self._tool_set = ToolSet([Tool(_SEARCH, str)])
 
-    def step_batch(
-        self, message_logs: list[list[ChatMessage]], extra_env_infos: list[RetrievalInfo]
-    ) -> list[StepOutcome]:
-        """Makes the searches of all replies together."""
-        replies = [message_log[-1] for message_log in message_logs]
-        calls = [[*map(self._tool_set.checked, tool_calls_of(reply, self.tools))] for reply in replies]
-        queries = [self._queries(made, info) for made, info in zip(calls, extra_env_infos, strict=True)]
-        hits = iter(self.corpus.search([*chain.from_iterable(queries)], self.results))
-        return [
-            self._shown(made, [*islice(hits, len(asked))], info) if made else self._judged(reply, info)
-            for made, asked, reply, info in zip(calls, queries, replies, extra_env_infos, strict=True)
-        ]
-
-    def _queries(self, calls: Sequence[AnyCall], info: RetrievalInfo) -> list[str]:
-        """Those of the searches that are made."""
+    def step(self, message_log: list[ChatMessage], extra_env_info: RetrievalInfo) -> StepOutcome:
+        """Makes the searches of the reply, or judges it if it has none."""
+        info, reply = extra_env_info, message_log[-1]
+        calls = [*map(self._tool_set.checked, tool_calls_of(reply, self.tools))]
+        if not calls:
+            return self._judged(reply, info)
         queries = [call.arguments["query"] for call in calls if isinstance(call, ToolCall)]
-        return queries[: max(self.most_searches - info.searches, 0)]
-
-    def _shown(self, calls: Sequence[AnyCall], hits: list[list[Document]], info: RetrievalInfo) -> StepOutcome:
-        """The documents that were found. The rollout goes on."""
+        hits = self.corpus.search(queries[: max(self.most_searches - info.searches, 0)], self.results)
         texts = map(self._text, hits)
+        messages = [
+            self._tool_set.answer(call)
+            if isinstance(call, MalformedCall)
+            else tool_message(next(texts, NO_MORE_SEARCHES), call)
+            for call in calls
+        ]
         found = {document.id for documents in hits for document in documents} & set(info.relevant)
-        after = info.model_copy(
-            update={"searches": info.searches + len(hits), "found": sorted(found.union(info.found))}
-        )
-        malformed = sum(isinstance(call, MalformedCall) for call in calls)
+        state = {"searches": info.searches + len(hits), "found": sorted(found.union(info.found))}
         return StepOutcome(
-            [
-                self._tool_set.answer(call)
-                if isinstance(call, MalformedCall)
-                else tool_message(next(texts, NO_MORE_SEARCHES), call)
-                for call in calls
-            ],
+            messages,
             {"correct": 0.0},
             terminated=False,
-            metadata=after.model_dump(),
-            metrics={"searches": len(hits), "malformed_calls": malformed},
+            metadata={**info.model_dump(), **state},
+            metrics={"searches": len(hits), "malformed_calls": len(calls) - len(queries)},
         )
 
     def _text(self, documents: list[Document]) -> str:
@@ -141,9 +123,9 @@ class RetrievalEnvironment(TaskEnvironment):
         return cut_result("\n".join(texts) or NOTHING_FOUND)
 
     def _judged(self, reply: ChatMessage, info: RetrievalInfo) -> StepOutcome:
-        answer = answer_in(reply_text(reply))
-        given = normalized(answer)
-        right = given != "" and given in map(normalized, info.answers)
+        answer = _answer_in(reply_text(reply))
+        given = _normalized(answer)
+        right = given != "" and given in map(_normalized, info.answers)
         metrics = {"found": len(info.found) / len(set(info.relevant))} if info.relevant else None
         return text_outcome(
             f"Environment: {'correct' if right else 'incorrect'}.",
@@ -164,7 +146,7 @@ class RetrievalEnvironment(TaskEnvironment):
         return [_known_item(document) for document in _drawn(self.corpus.documents, count, draw)]
 
 
-def _drawn(pool: Sequence[Item], count: int, draw: random.Random) -> list[Item]:
+def _drawn(pool: Sequence[_Item], count: int, draw: random.Random) -> list[_Item]:
     """So many items in a random order, none a second time before all were drawn."""
     rounds, rest = divmod(count, len(pool))
     sizes = [len(pool)] * rounds + [rest]
@@ -172,7 +154,7 @@ def _drawn(pool: Sequence[Item], count: int, draw: random.Random) -> list[Item]:
 
 
 def _known_item(document: Document) -> dict[str, Any]:
-    quote = " ".join(document.text.split()[:WORDS_IN_QUOTE])
+    quote = " ".join(document.text.split()[:_WORDS_IN_QUOTE])
     question = f"Which document begins with the words: {quote}? Answer with the id in square brackets before it."
     return {
         "messages": [{"role": "user", "content": question}],
@@ -180,20 +162,20 @@ def _known_item(document: Document) -> dict[str, Any]:
     }
 
 
-def answer_in(text: str) -> str:
+def _answer_in(text: str) -> str:
     marked = (part for part in (last_box(text), last_tagged(text, "answer")) if part is not None)
     return next(marked, text).strip()
 
 
-def normalized(answer: str) -> str:
+def _normalized(answer: str) -> str:
     """As the SQuAD benchmark compares answers: without case, punctuation, articles and further spaces.
 
     Articles or punctuation that are all of a text stay: `The The` is a name, and no other text made of articles is it.
     Only a text without any character is normalized to nothing, which no answer equals.
     """
     lowered = answer.lower()
-    words = lowered.translate(PUNCTUATION)
-    return next(filter(None, map(_one_spaced, (ARTICLES.sub(" ", words), words, lowered))), "")
+    words = lowered.translate(_PUNCTUATION)
+    return next(filter(None, map(_one_spaced, (_ARTICLES.sub(" ", words), words, lowered))), "")
 
 
 def _one_spaced(text: str) -> str:

@@ -3,7 +3,6 @@
 The kinds of samples:
 
 - `count`: how many shapes of one color and form there are. One turn.
-- `bar`: how high one of the bars of a chart is. One turn.
 - `maze`: the way to the exit, one move a turn. The maze is shown again after each move.
 """
 
@@ -14,36 +13,14 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deployments.tasks.replies import boxed_or_whole, text_outcome
-from deployments.tasks.shapes_pictures import (
-    STEPS,
-    Cell,
-    Chart,
-    Maze,
-    Scene,
-    chart,
-    chart_picture,
-    maze,
-    maze_picture,
-    scene,
-    scene_picture,
-)
-from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment, reply_text
+from deployments.tasks.shapes_pictures import STEPS, Cell, Maze, Scene, maze, maze_picture, scene, scene_picture
+from rollout_env import ChatMessage, StartOutcome, StepOutcome, TaskEnvironment, reply_text
 
-Kind = Literal["count", "bar", "maze"]
+Kind = Literal["count", "maze"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-FIELDS: dict[str, Kind] = {
-    "most_counted": "count",
-    "most_others": "count",
-    "bars": "bar",
-    "cells": "maze",
-    "max_moves": "maze",
-    "moves": "maze",
-    "place": "maze",
-}
-"""The kind that a field belongs to. The others belong to all kinds."""
 MAZE_PROMPT = "Bring the red dot to the green exit. Answer with one move: up, down, left or right."
 SEEDS = 2**31
-LONGEST_QUOTE = 20
+_LONGEST_QUOTE = 20
 
 
 class ShapesInfo(BaseModel):
@@ -52,7 +29,7 @@ class ShapesInfo(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     kind: Kind
-    """The question: how many shapes there are, how high a bar is, or the next move in a maze."""
+    """The question: how many shapes there are, or the next move in a maze."""
     seed: int = Field(ge=0, lt=2**63)
     """Seed of the picture, and of the question."""
     size: int = Field(default=64, ge=48, le=1024)
@@ -61,8 +38,6 @@ class ShapesInfo(BaseModel):
     """`count`: the largest answer. Each from 0 on is as likely."""
     most_others: int = Field(default=6, ge=0, le=7)
     """`count`: how many shapes of other colors and forms there are at most."""
-    bars: int = Field(default=3, ge=2, le=6)
-    """`bar`: how many bars the chart has."""
     cells: int = Field(default=4, ge=2, le=8)
     """`maze`: cells in a row of the maze, and rows."""
     max_moves: int | None = Field(default=None, ge=1, le=1000)
@@ -73,41 +48,28 @@ class ShapesInfo(BaseModel):
     """`maze`: row and column of the dot, from 0; by default where the seed puts it."""
 
     @model_validator(mode="after")
-    def fits_its_kind(self) -> Self:
-        for name in sorted(self.model_fields_set & FIELDS.keys()):
-            if FIELDS[name] != self.kind:
-                raise ValueError(
-                    f"{name} is a field of the kind {FIELDS[name]}, and the kind of this sample is {self.kind}"
-                )
-        if self.kind == "maze":
-            _require_solvable(self.maze(), self)
+    def _is_unfinished(self) -> Self:
+        if self.kind == "maze" and (self.cell == self.maze.exit or self.moves >= self.moves_allowed):
+            raise ValueError(f"the maze is over: place is {list(self.cell)} after {self.moves} moves")
         return self
 
+    @property
     def scene(self) -> Scene:
         return scene(self.seed, self.size, self.most_counted, self.most_others)
 
-    def chart(self) -> Chart:
-        return chart(self.seed, self.bars)
-
+    @property
     def maze(self) -> Maze:
         return maze(self.seed, self.cells)
 
+    @property
+    def cell(self) -> Cell:
+        """Where the dot is in the maze."""
+        return self.maze.start if self.place is None else (self.place[0], self.place[1])
 
-def _require_solvable(shown: Maze, state: ShapesInfo) -> None:
-    """Raises ValueError unless `place` is a cell, and `max_moves` allows for the shortest way from the start."""
-    if state.place is not None and not all(0 <= index < shown.cells for index in state.place):
-        raise ValueError(f"place must be row and column of one of {shown.cells}x{shown.cells} cells, got {state.place}")
-    needed = len(shown.shortest_way(shown.start))
-    if state.max_moves is not None and state.max_moves < needed:
-        raise ValueError(f"max_moves is {state.max_moves}, and the shortest way to the exit takes {needed}")
-
-
-def place_of(state: ShapesInfo, shown: Maze) -> Cell:
-    return shown.start if state.place is None else (state.place[0], state.place[1])
-
-
-def _moves_allowed(state: ShapesInfo, shown: Maze) -> int:
-    return 2 * len(shown.shortest_way(shown.start)) if state.max_moves is None else state.max_moves
+    @property
+    def moves_allowed(self) -> int:
+        shown = self.maze
+        return 2 * len(shown.shortest_way(shown.start)) if self.max_moves is None else self.max_moves
 
 
 class ShapesEnvironment(TaskEnvironment):
@@ -116,7 +78,7 @@ class ShapesEnvironment(TaskEnvironment):
     A start shows the picture with the question, so samples need no `messages`.
     """
 
-    description: ClassVar[str] = "Count shapes, read a bar chart, find through a maze: questions about pictures."
+    description: ClassVar[str] = "Count shapes, find through a maze: questions about pictures."
     ExtraEnvInfo: ClassVar[type[BaseModel]] = ShapesInfo
 
     def __init__(self, kinds: Sequence[Kind] = KINDS) -> None:
@@ -136,29 +98,19 @@ class ShapesEnvironment(TaskEnvironment):
         """Shows the picture and asks."""
         state = extra_env_info
         if state.kind == "count":
-            shapes = state.scene()
-            picture, question = scene_picture(shapes, state.size), _count_prompt(shapes)
-        elif state.kind == "bar":
-            bars = state.chart()
-            picture, question = chart_picture(bars, state.size), _bar_prompt(bars)
+            shown = state.scene
+            picture = scene_picture(shown, state.size)
+            question = f"How many {shown.color} {shown.form}s are there? Answer with one digit."
         else:
-            walls = state.maze()
-            _require_unfinished(state, walls)
-            picture, question = maze_picture(walls, place_of(state, walls), state.size), MAZE_PROMPT
+            picture, question = maze_picture(state.maze, state.cell, state.size), MAZE_PROMPT
         return StartOutcome(observation={"role": "user", "content": question, "images": [picture]})
 
     def step(self, message_log: list[ChatMessage], extra_env_info: ShapesInfo) -> StepOutcome:
-        """Judges the digit, or makes the move, that is in the reply's last box, or that the reply consists of.
-
-        Raises:
-            SampleRejected: the maze is over already.
-        """
+        """Judges the digit, or makes the move, that is in the reply's last box, or that the reply consists of."""
         answer = boxed_or_whole(reply_text(message_log[-1]))
         if extra_env_info.kind == "maze":
             return _moved(extra_env_info, answer.lower())
-        is_count = extra_env_info.kind == "count"
-        expected = extra_env_info.scene().count if is_count else value_asked_for(extra_env_info.chart())
-        return _judged(answer, expected)
+        return _judged(answer, extra_env_info.scene.count)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Samples of the kinds in turn, of the default difficulty, each with a seed of its own."""
@@ -167,18 +119,6 @@ class ShapesEnvironment(TaskEnvironment):
             {"extra_env_info": {"kind": self.kinds[place % len(self.kinds)], "seed": picture_seed}}
             for place, picture_seed in enumerate(seeds)
         ]
-
-
-def _count_prompt(shown: Scene) -> str:
-    return f"How many {shown.color} {shown.form}s are there? Answer with one digit."
-
-
-def _bar_prompt(shown: Chart) -> str:
-    return f"Each line is 1. What is the value of bar {shown.name}? Answer with one digit."
-
-
-def value_asked_for(shown: Chart) -> int:
-    return shown.values[shown.asked]
 
 
 def _judged(answer: str, expected: int) -> StepOutcome:
@@ -190,23 +130,13 @@ def _judged(answer: str, expected: int) -> StepOutcome:
     return text_outcome(text, float(right), terminated=True, answer=answer)
 
 
-def _require_unfinished(state: ShapesInfo, shown: Maze) -> None:
-    """Raises SampleRejected if the maze is over."""
-    if place_of(state, shown) == shown.exit:
-        raise SampleRejected(f"extra_env_info.place is the exit already: {list(shown.exit)}")
-    if state.moves >= _moves_allowed(state, shown):
-        raise SampleRejected(f"extra_env_info.moves is {state.moves}, and {_moves_allowed(state, shown)} are allowed")
-
-
 def _moved(state: ShapesInfo, answer: str) -> StepOutcome:
     """The outcome of a reply in a maze. One that is not a move, or runs into a wall, is counted and moves nothing."""
-    shown = state.maze()
-    _require_unfinished(state, shown)
-    place = place_of(state, shown)
+    shown, place = state.maze, state.cell
     direction = next((each for each in STEPS if each == answer), None)
     after = shown.after(place, direction) if direction else None
     if direction is None:
-        text = f"{answer[:LONGEST_QUOTE]!a} is not a move. Next move?"
+        text = f"{answer[:_LONGEST_QUOTE]!a} is not a move. Next move?"
     else:
         text = "Next move?" if after else "There is a wall. Next move?"
     place, moves = after or place, state.moves + 1
@@ -214,7 +144,7 @@ def _moved(state: ShapesInfo, answer: str) -> StepOutcome:
     further: dict[str, Any] = {"metadata": metadata, "answer": direction}
     if place == shown.exit:
         return text_outcome(f"The exit is reached in {moves} move{'s'[: moves > 1]}.", 1.0, terminated=True, **further)
-    if moves >= _moves_allowed(state, shown):
+    if moves >= state.moves_allowed:
         return text_outcome("No moves left.", terminated=True, **further)
     picture = maze_picture(shown, place, state.size)
     message: ChatMessage = {"role": "user", "content": text, "images": [picture]}

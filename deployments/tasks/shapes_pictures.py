@@ -1,4 +1,4 @@
-"""Pictures of the task `shapes`: scenes to count in, bar charts and mazes, each made from a seed, and their drawing.
+"""Pictures of the task `shapes`: scenes to count in and mazes, each made from a seed, and their drawing.
 
 Equal arguments give equal pictures, pixel by pixel: colors are flat and edges are not smoothed. Pure functions.
 """
@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Literal, NamedTuple, get_args
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 Color = Literal["red", "green", "blue", "orange"]
 Form = Literal["circle", "square", "triangle"]
 Direction = Literal["up", "down", "left", "right"]
 Cell = tuple[int, int]
 """Row and column, from the top left."""
-RGB = tuple[int, int, int]
 
-COLORS: dict[Color, RGB] = {
+COLORS: dict[Color, tuple[int, int, int]] = {
     "red": (220, 30, 30),
     "green": (20, 150, 50),
     "blue": (30, 70, 220),
@@ -26,17 +25,13 @@ COLORS: dict[Color, RGB] = {
 }
 FORMS: tuple[Form, ...] = get_args(Form)
 STEPS: dict[Direction, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-WHITE, BLACK, GRAY = (255, 255, 255), (0, 0, 0), (215, 215, 215)
+_WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 SCENE_ROWS = 4
 """Each shape of a scene lies within its own cell of so many rows and columns."""
-SMALLEST_RADIUS = 3
-LARGEST_VALUE = 9
-"""The largest value of a bar. Each line of the grid behind the bars is 1."""
-LABEL_HEIGHT = 11
-"""Pixels of the letters below the bars, which are 6 wide."""
+_SMALLEST_RADIUS = 3
 
 
-class Shape(NamedTuple):
+class _Shape(NamedTuple):
     """A shape around a pixel. It reaches `radius` pixels to each side."""
 
     color: Color
@@ -50,7 +45,7 @@ class Shape(NamedTuple):
 class Scene:
     """Shapes that do not touch, and the kind of shape that is asked for."""
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[_Shape, ...]
     color: Color
     form: Form
 
@@ -72,11 +67,11 @@ def scene(seed: int, size: int, most_counted: int, most_others: int) -> Scene:
     largest = (cell - 2) // 2
     shapes = []
     for place, (color, form) in zip(draw.sample(range(SCENE_ROWS**2), len(drawn)), drawn, strict=True):
-        radius = draw.randint(max(SMALLEST_RADIUS, largest - largest // 3), largest)
+        radius = draw.randint(max(_SMALLEST_RADIUS, largest - largest // 3), largest)
         free = cell - 2 - 2 * radius
         row, column = divmod(place, SCENE_ROWS)
         x, y = (start * cell + radius + draw.randint(0, free) for start in (column, row))
-        shapes.append(Shape(color, form, x, y, radius))
+        shapes.append(_Shape(color, form, x, y, radius))
     return Scene(tuple(shapes), *asked)
 
 
@@ -96,46 +91,6 @@ def scene_picture(shown: Scene, size: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
-    """Heights of the bars A, B, C and so on, and the place of the bar that is asked for."""
-
-    values: tuple[int, ...]
-    asked: int
-
-    @property
-    def name(self) -> str:
-        return _bar_name(self.asked)
-
-
-def _bar_name(place: int) -> str:
-    return chr(ord("A") + place)
-
-
-def chart(seed: int, bars: int) -> Chart:
-    draw = random.Random(seed)
-    return Chart(tuple(draw.randint(0, LARGEST_VALUE) for _ in range(bars)), draw.randrange(bars))
-
-
-def chart_picture(shown: Chart, size: int) -> bytes:
-    """The chart as a PNG file: bars in front of a grid with a line for each number, and a letter below each bar."""
-    image, draw = _blank(size)
-    bottom = size - LABEL_HEIGHT - 2
-    unit = (bottom - 1) // LARGEST_VALUE
-    for value in range(LARGEST_VALUE + 1):
-        draw.line([(0, bottom - value * unit), (size - 1, bottom - value * unit)], BLACK if value == 0 else GRAY)
-    slot = size // len(shown.values)
-    font = ImageFont.load_default_imagefont()
-    colors = tuple(COLORS.values())
-    for place, value in enumerate(shown.values):
-        left = place * slot + slot // 5
-        if value:
-            right = (place + 1) * slot - slot // 5 - 1
-            draw.rectangle((left, bottom - value * unit, right, bottom), colors[place % len(colors)])
-        draw.text((place * slot + slot // 2 - 3, bottom + 1), _bar_name(place), BLACK, font)
-    return png(image)
-
-
-@dataclass(frozen=True, slots=True)
 class Maze:
     """A square of cells, of which each leads to each other one in one way."""
 
@@ -148,7 +103,7 @@ class Maze:
 
     def after(self, cell: Cell, direction: Direction) -> Cell | None:
         """The next cell in this direction; `None` where a wall is."""
-        beside = neighbour(cell, direction)
+        beside = _neighbour(cell, direction)
         return beside if (cell, beside) in self.passages else None
 
     def shortest_way(self, cell: Cell) -> list[Direction]:
@@ -165,7 +120,7 @@ class Maze:
         return ways[self.exit]
 
 
-def neighbour(cell: Cell, direction: Direction) -> Cell:
+def _neighbour(cell: Cell, direction: Direction) -> Cell:
     return cell[0] + STEPS[direction][0], cell[1] + STEPS[direction][1]
 
 
@@ -177,7 +132,7 @@ def maze(seed: int, cells: int) -> Maze:
     unreached, path = set(every) - {start}, [start]
     passages = set()
     while unreached:
-        beside = [cell for direction in STEPS if (cell := neighbour(path[-1], direction)) in unreached]
+        beside = [cell for direction in STEPS if (cell := _neighbour(path[-1], direction)) in unreached]
         if not beside:
             path.pop()
             continue
@@ -198,19 +153,19 @@ def maze_picture(shown: Maze, place: Cell, size: int) -> bytes:
         box = (left, top, left + side - 2 * margin, top + side - 2 * margin)
         (draw.ellipse if color == COLORS["red"] else draw.rectangle)(box, color)
     last = shown.cells * side
-    draw.rectangle((0, 0, last, last), outline=BLACK)
+    draw.rectangle((0, 0, last, last), outline=_BLACK)
     for row in range(shown.cells):
         for column in range(shown.cells):
             right, below = (column + 1) * side, (row + 1) * side
             if shown.after((row, column), "right") is None:
-                draw.line([(right, row * side), (right, below)], BLACK)
+                draw.line([(right, row * side), (right, below)], _BLACK)
             if shown.after((row, column), "down") is None:
-                draw.line([(column * side, below), (right, below)], BLACK)
+                draw.line([(column * side, below), (right, below)], _BLACK)
     return png(image)
 
 
 def _blank(size: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
-    image = Image.new("RGB", (size, size), WHITE)
+    image = Image.new("RGB", (size, size), _WHITE)
     return image, ImageDraw.Draw(image)
 
 

@@ -19,14 +19,14 @@ from rollout_env import (
     MalformedCall,
     StepOutcome,
     TaskEnvironment,
-    ToolCall,
     reply_text,
     tool_calls_of,
 )
 
-LONGEST_EXPRESSION, LARGEST_VALUE = 200, 10**30
-LARGEST_OPERAND = 999
-OPERATORS: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
+_LONGEST_EXPRESSION = 200
+"""Bounds the digits of the value too."""
+_LARGEST_OPERAND = 999
+_OPERATORS: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -36,7 +36,7 @@ OPERATORS: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-NO_RESULT = "Error: no result is known for these arguments."
+_NO_RESULT = "Error: no result is known for these arguments."
 TOO_MANY = "The calls were not made: no more are permitted."
 
 
@@ -59,7 +59,7 @@ class ToolSettings(BaseModel):
         return Tool({"type": "function", "function": schema}, getattr(importlib.import_module(module), name))
 
 
-CALCULATOR = ToolSettings(
+_CALCULATOR = ToolSettings(
     name="calculator",
     description="Evaluates an arithmetic expression.",
     parameters={"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
@@ -119,7 +119,7 @@ class ToolCallsEnvironment(TaskEnvironment):
 
     def __init__(
         self,
-        tools: Sequence[ToolSettings] = (CALCULATOR,),
+        tools: Sequence[ToolSettings] = (_CALCULATOR,),
         malformed_reward: Annotated[float, Field(le=0)] = 0.0,
         most_calls: Annotated[int, Field(ge=1)] = 16,
     ) -> None:
@@ -181,12 +181,12 @@ class ToolCallsEnvironment(TaskEnvironment):
         """The answer to a checked call: what its sample says, for a tool that only the sample has."""
         if isinstance(call, MalformedCall) or call.name in self._tool_set.tools:
             return tools.answer(call)
-        return tool_message(NO_RESULT if expected is None else info.expected_calls[expected].result, call)
+        return tool_message(_NO_RESULT if expected is None else info.expected_calls[expected].result, call)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Calculations for the calculator, with numbers of up to three digits, all different."""
         draw = random.Random(seed)
-        numbers = range(1, LARGEST_OPERAND + 1)
+        numbers = range(1, _LARGEST_OPERAND + 1)
         drawn = draw.sample(range(len(numbers) ** 2), count)
         return [_calculation(*divmod(number, len(numbers)), draw.choice("+-*")) for number in drawn]
 
@@ -204,15 +204,13 @@ def _matched(calls: Sequence[AnyCall], info: ToolCallsInfo) -> dict[int, int]:
     left = {place: call for place, call in enumerate(info.expected_calls) if place not in info.made}
     found: dict[int, int] = {}
     for place, call in enumerate(calls):
-        if isinstance(call, ToolCall):
-            wanted = (
-                other
-                for other, one in left.items()
-                if one.name == call.name and json_equal(call.arguments, one.arguments)
-            )
-            if (match := next(wanted, None)) is not None:
-                found[place] = match
-                del left[match]
+        for other, wanted in left.items():
+            if isinstance(call, MalformedCall) or call.name != wanted.name:
+                continue
+            if json_equal(call.arguments, wanted.arguments):
+                found[place] = other
+                del left[other]
+                break
     return found
 
 
@@ -220,32 +218,26 @@ def calculate(expression: str) -> str:
     """The value of sums, differences, products and quotients of numbers.
 
     Raises:
-        ValueError: it is something else, or too large.
+        ValueError: it is something else, too long or infinite.
         ZeroDivisionError: it divides by zero.
     """
-    if len(expression) > LONGEST_EXPRESSION:
-        raise ValueError(f"the expression is longer than {LONGEST_EXPRESSION} characters")
+    if len(expression) > _LONGEST_EXPRESSION:
+        raise ValueError(f"the expression is longer than {_LONGEST_EXPRESSION} characters")
     try:
         value = _value_of(ast.parse(expression.strip(), mode="eval").body)
+        return str(int(value) if value == int(value) else value)
     except (SyntaxError, RecursionError, MemoryError, OverflowError) as error:
         raise ValueError(f"this is not an arithmetic expression: {expression}") from error
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def _value_of(node: ast.expr) -> int | float:
+def _value_of(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=bool()):
             pass
         case ast.Constant(value=int() | float() as value):
-            return _bounded(value)
-        case ast.UnaryOp(op, operand) if type(op) in OPERATORS:
-            return _bounded(OPERATORS[type(op)](_value_of(operand)))
-        case ast.BinOp(left, op, right) if type(op) in OPERATORS:
-            return _bounded(OPERATORS[type(op)](_value_of(left), _value_of(right)))
+            return value
+        case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value_of(operand))
+        case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value_of(left), _value_of(right))
     raise ValueError("only numbers, +, -, *, /, //, % and brackets are known")
-
-
-def _bounded(value: int | float) -> int | float:
-    if not abs(value) <= LARGEST_VALUE:
-        raise ValueError("a number is too large")
-    return value

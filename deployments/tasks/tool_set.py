@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import jsonschema_rs
 
 from rollout_env import AnyCall, ChatMessage, JsonObject, MalformedCall
 
-NO_PARAMETERS: JsonObject = {"type": "object"}
+_NO_PARAMETERS: JsonObject = {"type": "object"}
 LONGEST_RESULT = 4000
 """Characters of a tool's result that the model gets to see."""
 
@@ -78,7 +78,7 @@ class ToolSet:
 def _validator_of(tool: Tool) -> jsonschema_rs.Validator:
     """Raises `ToolInvalid`."""
     try:
-        return _validator_for(json.dumps(tool.function.get("parameters") or NO_PARAMETERS))
+        return _validator_for(json.dumps(tool.function.get("parameters") or _NO_PARAMETERS))
     except (jsonschema_rs.ValidationError, ValueError, TypeError) as error:
         raise ToolInvalid(f"the parameters of the tool {tool.name} are not a JSON schema: {error}") from error
 
@@ -94,11 +94,11 @@ def cut_result(text: str) -> str:
     return text if len(text) <= LONGEST_RESULT else f"{text[:LONGEST_RESULT]}\n[...]"
 
 
-def tool_message(text: str, call: AnyCall, role: Literal["tool", "user"] = "tool") -> ChatMessage:
-    """The answer to a call, with its id and name where the role is that of tools."""
-    message: ChatMessage = {"role": role, "content": text}
-    if role == "tool" and call.id is not None:
+def tool_message(text: str, call: AnyCall) -> ChatMessage:
+    """The answer to a call, with its id and name."""
+    message: ChatMessage = {"role": "tool", "content": text}
+    if call.id is not None:
         message["tool_call_id"] = call.id
-    if role == "tool" and call.name is not None:
+    if call.name is not None:
         message["name"] = call.name
     return message

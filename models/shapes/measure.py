@@ -21,8 +21,8 @@ from transformers import GenerationConfig, Idefics3ForConditionalGeneration, Ide
 from deployments.tasks.shapes import Kind, ShapesEnvironment, ShapesInfo
 from rollout_env import ChatMessage
 
-PICTURES: dict[Kind, int] = {"count": 500, "bar": 200, "maze": 200}
-GUESSED: dict[Kind, float] = {"count": 1 / 7, "bar": 1 / 10, "maze": 1 / 4}
+PICTURES: dict[Kind, int] = {"count": 500, "maze": 200}
+GUESSED: dict[Kind, float] = {"count": 1 / 7, "maze": 1 / 4}
 LONGEST_REPLY = 16
 
 
@@ -65,7 +65,7 @@ def is_right(info: dict[str, Any], reply: str) -> bool:
     """Whether the reply is the digit, or a move on the shortest way to the exit."""
     state = ShapesInfo(**info)
     if state.kind == "maze":
-        return reply == state.maze().shortest_way(state.maze().start)[0]
+        return reply == state.maze.shortest_way(state.maze.start)[0]
     return ShapesEnvironment().step([{"role": "assistant", "content": reply}], state).reward == 1.0
 
 

@@ -26,7 +26,7 @@ from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefi
 # Not `Idefics3ImageProcessor`, which needs torchvision.
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from deployments.tasks.shapes import SEEDS, ShapesEnvironment, ShapesInfo, place_of, value_asked_for
+from deployments.tasks.shapes import SEEDS, ShapesEnvironment, ShapesInfo
 from deployments.tasks.shapes_pictures import COLORS, FORMS, SCENE_ROWS, STEPS
 from models.recipes import (
     END,
@@ -78,9 +78,9 @@ assert PICTURE_TOKENS == SCENE_ROWS**2
 
 PICTURE = [AROUND, WHOLE, *[IMAGE] * PICTURE_TOKENS, AROUND]
 
-SCENES, CHARTS, MAZES = 48, 8, 6
+SCENES, MAZES = 48, 6
 """Conversations of a step."""
-OTHERS_WEIGHT = 0.3
+MAZES_WEIGHT = 0.3
 MOST_TURNS = 5
 """In a maze."""
 RANDOM_MOVE_SHARE = 0.3
@@ -167,7 +167,7 @@ def fresh_seed(draw: random.Random) -> int:
 
 def scene_example(draw: random.Random) -> Example:
     info: dict[str, Any] = {"kind": "count", "seed": fresh_seed(draw)}
-    scene = ShapesInfo(**info).scene()
+    scene = ShapesInfo(**info).scene
     cells = [0] * SCENE_ROWS**2
     kinds = [(color, form) for color in COLORS for form in FORMS]
     side = SIZE // SCENE_ROWS
@@ -176,16 +176,10 @@ def scene_example(draw: random.Random) -> Example:
     return conversation([question_of(info), {"role": "assistant", "content": str(scene.count)}], cells=cells)
 
 
-def chart_example(draw: random.Random) -> Example:
-    info: dict[str, Any] = {"kind": "bar", "seed": fresh_seed(draw)}
-    value = value_asked_for(ShapesInfo(**info).chart())
-    return conversation([question_of(info), {"role": "assistant", "content": str(value)}])
-
-
 def maze_example(draw: random.Random) -> Example:
     """Some turns of a teacher who goes the shortest way, or in any direction, which is not learnt from."""
     state = ShapesInfo(kind="maze", seed=fresh_seed(draw))
-    walls = state.maze()
+    walls = state.maze
     cells = [(row, column) for row in range(walls.cells) for column in range(walls.cells)]
     state.place = list(draw.choice([cell for cell in cells if cell != walls.exit]))
     state.max_moves = 2 * len(cells)
@@ -194,7 +188,7 @@ def maze_example(draw: random.Random) -> Example:
     unlearnt: set[int] = set()
     turns = draw.randint(1, MOST_TURNS)
     while True:
-        move = walls.shortest_way(place_of(state, walls))[0]
+        move = walls.shortest_way(state.cell)[0]
         if draw.random() < RANDOM_MOVE_SHARE:
             move = draw.choice(list(STEPS))
             unlearnt.add(len(messages))
@@ -246,7 +240,7 @@ def right_counts(scenes: Learnt) -> float:
 def train(model: Any, seed: int, most_steps: int = MOST_STEPS) -> Iterator[float]:
     """Takes step after step until the model counts right often enough. Yields the mean probability of the right count.
 
-    A step is on the summed mean losses of scenes, charts and mazes.
+    A step is on the summed mean losses of scenes and mazes.
     """
     # What a token of a picture shows is learnt at once if it is asked for directly, by a layer that is left out of the
     # model.
@@ -260,11 +254,10 @@ def train(model: Any, seed: int, most_steps: int = MOST_STEPS) -> Iterator[float
     for _ in range(most_steps):
         shown = [scene_example(draw) for _ in range(SCENES)]
         scenes = learnt(model, shown)
-        charts = learnt(model, [chart_example(draw) for _ in range(CHARTS)])
         mazes = learnt(model, [maze_example(draw) for _ in range(MAZES)])
         cells = torch.tensor([one.cells for one in shown])
         glance_loss = torch.nn.functional.cross_entropy(glance(scenes.seen).flatten(0, 1), cells.flatten())
-        loss = scenes.loss() + OTHERS_WEIGHT * (charts.loss() + mazes.loss()) + glance_loss
+        loss = scenes.loss() + MAZES_WEIGHT * mazes.loss() + glance_loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_NORM)
@@ -346,9 +339,9 @@ model, which shape each token of a scene's picture shows.
 
 | | |
 | --- | --- |
-| Steps | {steps}, each with {SCENES} scenes, {CHARTS} charts and {MAZES} mazes: until the right count has a mean \
+| Steps | {steps}, each with {SCENES} scenes and {MAZES} mazes: until the right count has a mean \
 probability of {ENOUGH:g} over {STEPS_AVERAGED} steps |
-| Loss | the mean over scenes, plus {OTHERS_WEIGHT:g} times those over charts and mazes, plus that of the tokens \
+| Loss | the mean over scenes, plus {MAZES_WEIGHT:g} times that over mazes, plus that of the tokens \
 of scenes |
 | Optimizer | AdamW, learning rate {LEARNING_RATE:g} after {WARMUP_STEPS} steps of warm-up, betas 0.9 and 0.95, \
 weight decay {WEIGHT_DECAY:g}, gradient norm at most {GRADIENT_NORM:g} |

@@ -20,7 +20,6 @@ from models.shapes.train import (
     MOST_TURNS,
     PICTURE_TOKENS,
     Example,
-    chart_example,
     conversation,
     fresh_seed,
     learnt,
@@ -112,7 +111,7 @@ def replies_of(shown: Example) -> list[str]:
     return said.split("\0")[:-1]
 
 
-def test_scenes_and_charts_are_answered_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scenes_are_answered_right(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
     def noted(info: dict[str, Any]) -> ChatMessage:
@@ -121,13 +120,12 @@ def test_scenes_and_charts_are_answered_right(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("models.shapes.train.question_of", noted)
     draw = random.Random(0)
-    shown = [make(draw) for make in (scene_example, chart_example) for _ in range(50)]
+    shown = [scene_example(draw) for _ in range(50)]
     for info, one in zip(asked, shown, strict=True):
         [reply] = replies_of(one)
         assert is_right(info, reply)
         assert len(one.pictures) == 1
-        if info["kind"] == "count":
-            assert any(one.cells.count(kind) == int(reply) for kind in range(1, 13))
+        assert any(one.cells.count(kind) == int(reply) for kind in range(1, 13))
 
 
 def test_a_maze_has_up_to_so_many_turns_with_a_picture_each() -> None:
@@ -149,18 +147,18 @@ def test_no_picture_to_learn_from_is_of_an_example_sample(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("models.shapes.train.fresh_seed", noted)
     draw = random.Random(0)
-    for make in (scene_example, chart_example, maze_example):
+    for make in (scene_example, maze_example):
         make(draw)
-    assert len(seeds) == 3
+    assert len(seeds) == 2
     assert min(seeds) >= SEEDS
     assert max(sample["extra_env_info"]["seed"] for sample in ShapesEnvironment().example_samples(1000, 0)) < SEEDS
 
 
 def test_training_lowers_the_loss_and_equal_seeds_give_equal_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SCENES", "CHARTS", "MAZES"):
+    for name in ("SCENES", "MAZES"):
         monkeypatch.setattr(f"models.shapes.train.{name}", 4)
     draw = random.Random(1)
-    held_out = [make(draw) for make in (scene_example, chart_example, maze_example) for _ in range(4)]
+    held_out = [make(draw) for make in (scene_example, maze_example) for _ in range(4)]
     runs: list[list[torch.Tensor]] = []
     for _ in range(2):
         torch.manual_seed(1)
@@ -173,7 +171,7 @@ def test_training_lowers_the_loss_and_equal_seeds_give_equal_weights(monkeypatch
 
 
 def test_training_stops_once_enough_counts_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"ENOUGH": 0.0, "STEPS_AVERAGED": 3, "SCENES": 2, "CHARTS": 2, "MAZES": 2}.items():
+    for name, value in {"ENOUGH": 0.0, "STEPS_AVERAGED": 3, "SCENES": 2, "MAZES": 2}.items():
         monkeypatch.setattr(f"models.shapes.train.{name}", value)
     assert len(list(train(make_model(), seed=0))) == 3
 

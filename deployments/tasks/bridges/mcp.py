@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,9 +11,6 @@ from deployments.tasks.replies import boxed_or_whole
 from deployments.tasks.tool_set import tool_message
 from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TaskEnvironment
 from rollout_env.tool_calls import AnyCall, MalformedCall, reply_text, tool_calls_of
-
-MOST_CALLS_AT_ONCE = 16
-"""Calls of one response that are made; further ones are refused."""
 
 
 class McpInfo(BaseModel):
@@ -38,7 +35,6 @@ class McpEnvironment(TaskEnvironment):
         self,
         server: McpServer,
         tools: list[str] | None = None,
-        result_role: Literal["tool", "user"] = "tool",
         call_timeout_s: Annotated[float, Field(gt=0)] = 60.0,
         lost_session: LostSession = "restart",
         max_sessions: Annotated[int, Field(ge=1)] | None = None,
@@ -48,7 +44,6 @@ class McpEnvironment(TaskEnvironment):
         Args:
             server: where it is.
             tools: those that the model may call; by default all.
-            result_role: of the messages with results; `user` for a chat template that does not know `tool`.
             call_timeout_s: seconds after which a call has failed, which the model is told.
             lost_session: `reopen` goes on over a new connection, for servers that hold nothing for a connection.
             max_sessions: how many connections one replica holds at once.
@@ -60,7 +55,6 @@ class McpEnvironment(TaskEnvironment):
             TemporaryFailure: it does not answer.
         """
         self.server = server
-        self.result_role = result_role
         self.call_timeout_s = call_timeout_s
         self.lost_session = lost_session
         self.max_sessions = max_sessions
@@ -114,18 +108,15 @@ class _McpSession(Session):
             answer = boxed_or_whole(reply_text(response))
             reward = self._task.reward_of(answer, extra_env_info)
             return StepOutcome(None, reward, terminated=True, answer=answer)
-        results = await asyncio.gather(*(self._result(place, call) for place, call in enumerate(calls)))
-        role = self._task.result_role
-        messages = [tool_message(text, call, role) for call, text in zip(calls, results, strict=True)]
+        results = await asyncio.gather(*map(self._result, calls))
+        messages = [tool_message(text, call) for call, text in zip(calls, results, strict=True)]
         return StepOutcome(messages, 0.0, terminated=False)
 
-    async def _result(self, place: int, call: AnyCall) -> str:
+    async def _result(self, call: AnyCall) -> str:
         if isinstance(call, MalformedCall):
             return f"Error: {call.problem}"
         if call.name not in self._task.names:
             return f"Error: there is no tool {call.name}. There is {', '.join(sorted(self._task.names))}."
-        if place >= MOST_CALLS_AT_ONCE:
-            return f"Error: one response may make {MOST_CALLS_AT_ONCE} calls."
         return await self._task.connections.run(self._connection.call(call.name, call.arguments))
 
     async def close(self) -> None:

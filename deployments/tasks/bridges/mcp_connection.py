@@ -15,14 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, HttpUrl, ValidationError, mod
 from deployments.tasks.support import imported
 from rollout_env import TemporaryFailure
 
-CONNECTION_CLOSED = -32000
+_CONNECTION_CLOSED = -32000
 """MCP's code for a connection that ended during a call."""
-Result = TypeVar("Result")
-OPEN_TIMEOUT_S = 60.0
+_Result = TypeVar("_Result")
+_OPEN_TIMEOUT_S = 60.0
 """Time limit for a server to start and answer, and again to list its tools."""
-MOST_PAGES, MOST_TOOLS = 100, 1000
-"""Bounds of a server's list of tools, which may never end."""
-LONGEST_PROBLEM = 500
+_MOST_TOOLS = 1000
+"""Bound of a server's list of tools, which may never end."""
+_LONGEST_PROBLEM = 500
 """Characters of what is wrong with an answer: it may quote all of it."""
 
 
@@ -79,13 +79,12 @@ class McpConnection:
         """Raises `TemporaryFailure` if the server cannot be reached."""
         connection = cls(server, call_timeout_s)
         try:
-            async with asyncio.timeout(OPEN_TIMEOUT_S):
+            async with asyncio.timeout(_OPEN_TIMEOUT_S):
                 await asyncio.shield(connection._opened)
-        except TimeoutError as error:
+        except BaseException as error:
             await connection.close()
-            raise TemporaryFailure(f"The MCP server did not answer within {OPEN_TIMEOUT_S:g} s.") from error
-        except BaseException:
-            await connection.close()
+            if isinstance(error, TimeoutError):
+                raise TemporaryFailure(f"The MCP server did not answer within {_OPEN_TIMEOUT_S:g} s.") from error
             raise
         return connection
 
@@ -93,21 +92,19 @@ class McpConnection:
         """All pages of the server's list.
 
         Raises:
-            ToolsNotListed: the list has no end or too many tools, or the server refuses a page of it.
+            ToolsNotListed: the list has too many tools, or the server refuses a page of it.
             TemporaryFailure: the connection broke.
         """
         found: list[Any] = []
         cursor: str | None = None
-        for number in range(1, MOST_PAGES + 1):
+        while len(found) <= _MOST_TOOLS:
             page = await self._answer(self.client.list_tools(cursor=cursor))
             if isinstance(page, str):
-                raise ToolsNotListed(f"page {number} is refused: {page}")
+                raise ToolsNotListed(f"a page is refused: {page}")
             found += page.tools
-            if len(found) > MOST_TOOLS:
-                raise ToolsNotListed(f"there are more than {MOST_TOOLS}")
             if (cursor := page.next_cursor) is None:
                 return found
-        raise ToolsNotListed(f"the list has more than {MOST_PAGES} pages")
+        raise ToolsNotListed(f"there are more than {_MOST_TOOLS}")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """The result of a call as text, also of one that failed or that breaks the protocol.
@@ -129,7 +126,7 @@ class McpConnection:
         try:
             return await request
         except imported("mcp", "mcp").MCPError as error:
-            if error.error.code == CONNECTION_CLOSED or self._task.done():
+            if error.error.code == _CONNECTION_CLOSED or self._task.done():
                 raise TemporaryFailure(f"The connection to the MCP server broke: {error.error.message}") from error
             return str(error.error.message)
         except Exception as error:
@@ -163,13 +160,13 @@ def _problem_of(error: Exception) -> str:
     """A sentence about an answer that breaks MCP's schema or the one that its tool gives for its results."""
     if not isinstance(error, ValidationError):
         said = str(error).partition("\n\n")[0] or type(error).__name__
-        return f"The server's answer is not valid: {said}"[:LONGEST_PROBLEM]
+        return f"The server's answer is not valid: {said}"[:_LONGEST_PROBLEM]
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = first["loc"][:2]
     # Behind the place of a block of content come the kinds that it is none of.
     is_block = len(first["loc"]) > 2 and place[0] == "content"
     said = "this is no block of content that MCP knows" if is_block else first["msg"]
-    return f"The server's answer breaks MCP's schema: {'.'.join(map(str, place))}: {said}."[:LONGEST_PROBLEM]
+    return f"The server's answer breaks MCP's schema: {'.'.join(map(str, place))}: {said}."[:_LONGEST_PROBLEM]
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -188,10 +185,10 @@ async def listed_tools(server: McpServer, call_timeout_s: float) -> list[Any]:
     """
     connection = await McpConnection.open(server, call_timeout_s)
     try:
-        async with asyncio.timeout(OPEN_TIMEOUT_S):
+        async with asyncio.timeout(_OPEN_TIMEOUT_S):
             return await connection.tools()
     except TimeoutError as error:
-        raise TemporaryFailure(f"The MCP server {server} listed no tools within {OPEN_TIMEOUT_S:g} s.") from error
+        raise TemporaryFailure(f"The MCP server {server} listed no tools within {_OPEN_TIMEOUT_S:g} s.") from error
     except ToolsNotListed as error:
         raise ToolsNotListed(f"The MCP server {server} does not list its tools: {error}.") from error
     finally:
@@ -233,27 +230,18 @@ class ConnectionThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="MCP connections", daemon=True)
         self._thread.start()
 
-    def start(self, work: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":
+    def start(self, work: Coroutine[Any, Any, _Result]) -> "concurrent.futures.Future[_Result]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+    async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Raises what the work raises. Cancelling this cancels the work."""
         return await asyncio.wrap_future(self.start(work))
 
     def stop(self) -> None:
-        """Cancels what still runs in the thread, and ends it."""
-        self.start(_cancel_others()).result()
+        """Ends the thread; the sessions are closed before."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-async def _cancel_others() -> None:
-    """Cancels all tasks of the loop but this one, and waits for them."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _text_of(result: Any) -> str:

@@ -222,15 +222,6 @@ def test_a_host_names_the_fields_that_its_environment_refuses() -> None:
     ]
 
 
-def test_example_samples_that_cannot_be_made_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match="There are only 10 examples"):
-        asyncio.run(obedient_host().example_samples(11, 0))
-    [record] = caplog.records
-    assert record.getMessage() == "Task obedient made no example samples."
-    assert record.exc_info is not None
-    assert vars(record)["task_name"] == "obedient"
-
-
 def test_a_host_closes_its_environment_and_logs_a_close_that_raises(caplog: pytest.LogCaptureFixture) -> None:
     host = obedient_host(close_error="The file is closed.")
     del host
@@ -252,7 +243,7 @@ class Hanging(ObedientEnvironment):
 
 
 def test_a_replica_in_which_too_many_plain_steps_hang_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "MOST_ABANDONED_THREADS", 3)
+    monkeypatch.setattr(host_module, "_MOST_ABANDONED_THREADS", 3)
 
     async def healths(step_timeout_s: float) -> list[str | None]:
         """What the host says of itself before the steps, after two, after all three, and when they have ended."""

@@ -17,7 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from deployments.environments.host import refused_fields
-from deployments.tasks.math import MathEnvironment, MathInfo, compare, ground_truth_text
+from deployments.tasks.math import MathEnvironment, MathInfo, _ground_truth_text, compare
 from deployments.tasks.replies import AnswerForm, last_box
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TemporaryFailure, check
 from rollout_env.check_rules import longest_block
@@ -134,8 +134,10 @@ def test_an_answer_that_needs_too_much_processor_time_is_wrong_and_logged_and_th
 
 
 def test_a_comparison_without_a_result_is_lost_and_has_no_reward() -> None:
-    with closing(MathEnvironment(lost_after_s=0.001)) as impatient, pytest.raises(TemporaryFailure):
-        judge(impatient, "\\boxed{42}")
+    with closing(MathEnvironment()) as impatient:
+        impatient.pool.lost_after_s = 0.001
+        with pytest.raises(TemporaryFailure):
+            judge(impatient, "\\boxed{42}")
 
 
 @pytest.mark.slow
@@ -202,7 +204,7 @@ def test_the_last_box_is_the_last_whose_braces_close(text: str, content: str | N
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_float_is_written_without_exponent_and_loses_nothing(value: float) -> None:
-    text = ground_truth_text(value)
+    text = _ground_truth_text(value)
     assert "e" not in text.lower()
     assert float(text) == value
 

@@ -38,7 +38,6 @@ def test_no_query_raises_and_each_finds_what_it_finds_alone(queries: list[str]) 
 
 def test_a_corpus_of_words_that_do_not_count_finds_nothing() -> None:
     assert Corpus([Document(text="the"), Document(text="!")]).search(["the"], 2) == [[]]
-    assert [each.text for each in Corpus([Document(text="the")], "none").search(["the"], 2)[0]] == ["the"]
 
 
 def test_a_corpus_is_read_from_lines_under_the_usual_names(tmp_path: Path) -> None:
@@ -59,8 +58,8 @@ def test_a_corpus_is_read_from_lines_under_the_usual_names(tmp_path: Path) -> No
     ("text", "says"),
     [
         (None, "cannot be read: No such file"),
-        ('{"text": "a"}\n{', "line 2: Invalid JSON"),
-        ('{"title": "a"}', "line 1: text: Field required"),
+        ('{"text": "a"}\n{', r"line 2: [\s\S]*Invalid JSON"),
+        ('{"title": "a"}', r"line 1: [\s\S]*text\n  Field required"),
         ("", "at least one document"),
         ('{"id": "a", "text": "a"}\n{"id": "a", "text": "b"}', "two documents have the same id"),
     ],

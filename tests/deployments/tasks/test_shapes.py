@@ -14,8 +14,6 @@ from deployments.tasks.shapes import KINDS, MAZE_PROMPT, ShapesEnvironment, Shap
 from deployments.tasks.shapes_pictures import (
     STEPS,
     Direction,
-    chart,
-    chart_picture,
     maze,
     maze_picture,
     scene,
@@ -54,17 +52,6 @@ def test_a_count_shows_its_picture_with_the_question() -> None:
     }
 
 
-def test_a_bar_is_asked_for_by_its_letter() -> None:
-    shown = chart(SEED, 3)
-    assert (shown.values, shown.name) == ((9, 4, 5), "C")
-    assert shown_first(kind="bar", seed=SEED) == {
-        "role": "user",
-        "content": "Each line is 1. What is the value of bar C? Answer with one digit.",
-        "images": [chart_picture(shown, 64)],
-    }
-    assert outcome_of("5", kind="bar", seed=SEED).reward == 1.0
-
-
 def test_a_maze_is_shown_with_the_dot_at_the_start() -> None:
     assert shown_first(kind="maze", seed=SEED) == {
         "role": "user",
@@ -76,8 +63,6 @@ def test_a_maze_is_shown_with_the_dot_at_the_start() -> None:
 def test_the_fields_of_difficulty_are_those_of_the_picture() -> None:
     count = shown_first(kind="count", seed=3, size=128, most_counted=9, most_others=0)
     assert count.get("images") == [scene_picture(scene(3, 128, 9, 0), 128)]
-    bar = shown_first(kind="bar", seed=3, size=100, bars=6)
-    assert bar.get("images") == [chart_picture(chart(3, 6), 100)]
     way = shown_first(kind="maze", seed=3, size=90, cells=8)
     assert way.get("images") == [maze_picture(maze(3, 8), maze(3, 8).start, 90)]
 
@@ -103,12 +88,10 @@ def test_a_reply_is_right_if_it_is_the_digit(reply: str, reward: float, observat
     )
 
 
-@given(seeds, st.sampled_from(["count", "bar"]))
-def test_exactly_one_digit_is_right(seed: int, kind: str) -> None:
-    rewards = {digit: outcome_of(str(digit), kind=kind, seed=seed).reward for digit in range(10)}
-    bars = chart(seed, 3)
-    expected = scene(seed, 64, 6, 6).count if kind == "count" else bars.values["ABC".index(bars.name)]
-    assert rewards == {digit: float(digit == expected) for digit in range(10)}
+@given(seeds)
+def test_exactly_one_digit_is_right(seed: int) -> None:
+    rewards = {digit: outcome_of(str(digit), kind="count", seed=seed).reward for digit in range(10)}
+    assert rewards == {digit: float(digit == scene(seed, 64, 6, 6).count) for digit in range(10)}
 
 
 def test_a_move_shows_the_maze_after_it() -> None:
@@ -176,32 +159,16 @@ def test_a_maze_is_lost_after_its_moves(limit: dict[str, int], replies: int) -> 
     ("info", "complaint"),
     [
         ({"kind": "count"}, r"seed\n  Field required"),
-        ({"kind": "sum", "seed": 1}, r"kind\n  Input should be 'count', 'bar' or 'maze'"),
+        ({"kind": "sum", "seed": 1}, r"kind\n  Input should be 'count' or 'maze'"),
         ({"kind": "count", "seed": "1"}, r"seed\n  Input should be a valid integer"),
         ({"kind": "count", "seed": True}, r"seed\n  Input should be a valid integer"),
         ({"kind": "count", "seed": -1}, r"seed\n  Input should be greater than or equal to 0"),
         ({"kind": "count", "seed": 1, "size": 47}, r"size\n  Input should be greater than or equal to 48"),
         ({"kind": "count", "seed": 1, "size": 1025}, r"size\n  Input should be less than or equal to 1024"),
         ({"kind": "count", "seed": 1, "most_counted": 10}, r"most_counted\n  Input should be less than or equal to 9"),
-        ({"kind": "bar", "seed": 1, "bars": 7}, r"bars\n  Input should be less than or equal to 6"),
+        ({"kind": "maze", "seed": 1, "cells": 9}, r"cells\n  Input should be less than or equal to 8"),
         ({"kind": "count", "seed": 1, "digit": 1}, r"digit\n  Extra inputs are not permitted"),
-        (
-            {"kind": "count", "seed": 1, "bars": 3},
-            "bars is a field of the kind bar, and the kind of this sample is count",
-        ),
-        (
-            {"kind": "bar", "seed": 1, "moves": 0},
-            "moves is a field of the kind maze, and the kind of this sample is bar",
-        ),
-        (
-            {"kind": "maze", "seed": 1, "place": [0, 4]},
-            r"place must be row and column of one of 4x4 cells, got \[0, 4\]",
-        ),
         ({"kind": "maze", "seed": 1, "place": [0]}, r"place\n  List should have at least 2 items"),
-        (
-            {"kind": "maze", "seed": SEED, "max_moves": len(WAY) - 1},
-            f"max_moves is {len(WAY) - 1}, and the shortest way to the exit takes {len(WAY)}",
-        ),
     ],
 )
 def test_a_state_that_is_no_question_is_refused_by_the_name_of_its_field(info: dict[str, Any], complaint: str) -> None:
@@ -212,10 +179,10 @@ def test_a_state_that_is_no_question_is_refused_by_the_name_of_its_field(info: d
 def test_a_maze_that_is_over_is_refused() -> None:
     way_out = list(MAZE.exit)
     over = {"kind": "maze", "seed": SEED, "place": way_out}
-    with pytest.raises(SampleRejected, match=re.escape(f"extra_env_info.place is the exit already: {way_out}")):
+    with pytest.raises(SampleRejected, match=re.escape(f"the maze is over: place is {way_out}")):
         played([], **over)
     used_up = {"kind": "maze", "seed": SEED, "max_moves": 9, "moves": 9}
-    with pytest.raises(SampleRejected, match=r"extra_env_info\.moves is 9, and 9 are allowed"):
+    with pytest.raises(SampleRejected, match=r"the maze is over: place is .* after 9 moves"):
         play(
             ShapesEnvironment(), ["up"], {"message_log": [{"role": "user", "content": "?"}], "extra_env_info": used_up}
         )
@@ -223,11 +190,11 @@ def test_a_maze_that_is_over_is_refused() -> None:
 
 def test_example_samples_are_of_the_kinds_in_turn() -> None:
     samples = ShapesEnvironment().example_samples(4, 0)
-    assert [sample["extra_env_info"]["kind"] for sample in samples] == ["count", "bar", "maze", "count"]
+    assert [sample["extra_env_info"]["kind"] for sample in samples] == ["count", "maze", "count", "maze"]
     assert all(sample["extra_env_info"].keys() == {"kind", "seed"} for sample in samples)
     counts = ShapesEnvironment(kinds=["count"]).example_samples(3, 0)
     assert [sample["extra_env_info"]["kind"] for sample in counts] == ["count"] * 3
-    with pytest.raises(ValueError, match="kinds must name at least one of count, bar, maze"):
+    with pytest.raises(ValueError, match="kinds must name at least one of count, maze"):
         ShapesEnvironment(kinds=[])
 
 

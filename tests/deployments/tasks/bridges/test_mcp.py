@@ -142,10 +142,14 @@ def test_a_server_that_is_not_there_is_named(server: dict[str, Any], message: st
 
 
 def test_only_the_tools_of_the_config_can_be_called() -> None:
-    environment = McpEnvironment(STDIO, tools=["add"], result_role="user")
+    environment = McpEnvironment(STDIO, tools=["add"])
     assert [tool["function"]["name"] for tool in environment.tools] == ["add"]
     result = played(environment, call("count"))
-    assert result.message_log[2] == {"role": "user", "content": "Error: there is no tool count. There is add."}
+    assert result.message_log[2] == {
+        "role": "tool",
+        "content": "Error: there is no tool count. There is add.",
+        "name": "count",
+    }
     with pytest.raises(ValueError, match="the server has no tools subtract; it has add, count, fail, wait, die"):
         McpEnvironment(STDIO, tools=["subtract"])
 
@@ -188,11 +192,10 @@ def test_tools_of_several_pages_are_all_known() -> None:
     ("mode", "reason"),
     [
         ("same_cursor", "there are more than 1000"),
-        ("endless_pages", "the list has more than 100 pages"),
-        ("late", "page 2 is refused: the second page is gone"),
+        ("late", "a page is refused: the second page is gone"),
         (
             "no_list",
-            "page 1 is refused: The server's answer breaks MCP's schema: tools: Input should be a valid list.",
+            "a page is refused: The server's answer breaks MCP's schema: tools: Input should be a valid list.",
         ),
     ],
 )
@@ -204,11 +207,12 @@ def test_a_list_of_tools_without_an_end_names_the_server(mode: str, reason: str)
 
 
 @pytest.mark.timeout(60)
-def test_a_server_that_never_lists_its_tools_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_connection, "OPEN_TIMEOUT_S", 5.0)
+@pytest.mark.parametrize("mode", ["silent", "endless_pages"])
+def test_a_server_that_never_lists_its_tools_is_named(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(mcp_connection, "_OPEN_TIMEOUT_S", 5.0)
     with pytest.raises(TemporaryFailure) as refusal:
-        McpEnvironment(by_hand("silent"))
-    named = f"{sys.executable} {BY_HAND} silent"
+        McpEnvironment(by_hand(mode))
+    named = f"{sys.executable} {BY_HAND} {mode}"
     assert str(refusal.value) == f"The MCP server {named} listed no tools within 5 s."
 
 

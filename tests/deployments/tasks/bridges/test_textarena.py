@@ -31,6 +31,10 @@ def fixed_move(seen: str, _numbers: random.Random) -> str:
     return next(f"[{cell}]" for cell in (8, 5, 2, 7) if f"'[{cell}]'" in seen)
 
 
+def next_move(seen: str, _numbers: random.Random) -> str:
+    return next(f"[{cell}]" for cell in (3, 4, 5) if f"'[{cell}]'" in seen)
+
+
 def test_a_puzzle_for_one_is_solved() -> None:
     solution = ["[A C]", "[A B]", "[C B]", "[A C]", "[B A]", "[B C]", "[A C]"]
     played = play(TextArenaEnvironment("TowerOfHanoi-v0"), solution, sample())
@@ -44,8 +48,8 @@ def test_the_reward_of_a_puzzle_that_is_not_solved_is_that_of_the_game() -> None
     assert 0.0 < played.total_reward < 1.0
 
 
-def test_a_game_against_a_list_of_moves_is_won_and_lost() -> None:
-    environment = TextArenaEnvironment("TicTacToe-v0", players=2, opponent=["[3]", "[4]", "[5]"])
+def test_a_game_against_a_function_is_won_and_lost() -> None:
+    environment = TextArenaEnvironment("TicTacToe-v0", players=2, opponent=f"{__name__}:next_move")
     won = play(environment, ["[0]", "[1]", "[2]"], sample())
     assert (won.total_reward, won.terminated, len(won.turns)) == (1.0, True, 3)
     lost = play(environment, ["[0]", "[1]", "[8]"], sample())
