@@ -4,7 +4,6 @@ In quadratic time most of these texts would take minutes or hours, and their tes
 """
 
 import ast
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ from deployments.tasks.bridges import gymnasium, reasoning_gym, textarena
 from deployments.tasks.replies import last_code_block
 from rollout_client.calls import options
 from rollout_client.cli.run import player
-from rollout_client.contract.messages import IMAGE_NAME
 from rollout_client.data_out import evaluation, trackers
 from rollout_client.weights import layout
 from rollout_env.models import MARKERS_BESIDE_MOVES, escape_control_tokens
@@ -264,12 +262,6 @@ READERS = {
         ["a", ".", ".lora_A", ".lora_A.weight", ".lora_embedding_A", "a\n"],
         ("deployments/policy/adapter_checks.py::MATRIX",),
     ),
-    "name of an environment's image": Reader(
-        lambda text: re.fullmatch(IMAGE_NAME, text),
-        ["sha256:", "a", "0a\n"],
-        ("deployments/images/observations.py::_refuse_names",),
-        before="sha256:",
-    ),
     "name of a call's image": Reader(
         session_renderer.IMAGE_NAMES.fullmatch,
         ["sha256:", "a", "0a\n"],
@@ -399,8 +391,8 @@ OF_OUR_OWN_TEXT = {
     "deployments/harbor/tasks.py::CANARY": "a file of a task in the config's folder",
     "deployments/harbor/tasks.py::TEMPLATE": "a file of a task in the config's folder",
     "deployments/sandbox/providers/dockerfile.py::VARIABLE": "a file of a task in the config's folder",
+    "deployments/sandbox/providers/dockerfile.py::build_plan": "a file of a task in the config's folder",
     "deployments/policy/published.py::NUMBERED": "a name in the config's folder",
-    "deployments/policy/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
     "service/startup/generated_config.py::_task_name_of": "the name of a class",
     "service/startup/readiness.py::_NO_ROOM": "a message of Serve",
     "service/startup/readiness.py::_REFUSAL": "a traceback",

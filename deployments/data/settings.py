@@ -82,6 +82,8 @@ class DataSettings(StrictSettings):
             first, _, rest = target.partition(".")
             if first in REFUSED_FIELDS or (rest and first != "extra_env_info"):
                 raise ValueError(f"columns.{target}: a sample cannot have this field; give it another name")
+            if rest and first in self.columns:
+                raise ValueError(f"columns.{first} is the whole of it: leave out the columns of its fields")
         return self
 
     @model_validator(mode="after")

@@ -98,7 +98,8 @@ def _extract(source: ColumnSettings, value: Any) -> Any:
         value = found[1] if found.re.groups else found[0]
     try:
         return from_json(value) if source.parse_json else value
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
+        # A group of the pattern that takes no part has no text.
         raise ValueError(f"column {source.column!r} is not JSON: {error}") from error
 
 

@@ -20,6 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.failures import RolloutFailure, StoreFailure
@@ -137,7 +138,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         status=error.status_code,
         detail=f"{request.method} {request.url.path}: {error.detail}. The routes are listed at /docs.",
     )
-    return problem_response(problem, request_id_of(request), error.headers)
+    headers = dict(error.headers or {})
+    if "Allow" in headers:
+        # Starlette names the methods of the first route with this path alone.
+        routes = [route for route in request.app.routes if isinstance(route, Route)]
+        methods = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        headers["Allow"] = ", ".join(sorted(set().union(*methods)))
+    return problem_response(problem, request_id_of(request), headers)
 
 
 async def _on_client_disconnect(_request: Request, _error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""What a job over a data set has delivered, and the cursor that names the samples that are left. No I/O.
+"""The ledger of what a job over a data set has delivered, and the cursor of the samples that are left. No I/O.
 
 A group has failed when none of its rollouts was played to its end: nothing of it can be trained on, so its sample is
 left. An entry of the ledger is the place of a delivered group among the samples of the request; in a job that selects
@@ -37,7 +37,9 @@ def selection_entry(drawn: int, kept: int) -> bytes:
 def cursor_of(job_id: str, event: int, ledger: Mapping[EntryName, bytes]) -> JobCursor:
     """The cursor after `event`. `ledger` has the entries of the events up to it, and that of the ranges."""
     ranges = ranges_in(ledger[RANGES])
-    entries = [tuple(map(int, entry.split())) for name, entry in ledger.items() if name != RANGES]
+    # Earlier versions of the service have stored `7 failed` of a group that is left, and `9 kept 3`.
+    stored = [entry for name, entry in ledger.items() if name != RANGES and not entry.endswith(b"failed")]
+    entries = [tuple(map(int, entry.replace(b"kept", b"").split())) for entry in stored]
     if entries and len(entries[0]) > 1:
         drawn, kept = max(entries)
         return JobCursor(job_id=job_id, event=event, samples_from=moved_past(ranges, drawn), kept=kept)

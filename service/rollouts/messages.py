@@ -66,18 +66,29 @@ def _last_closed_end(pieces: Pieces, stop_strings: Sequence[str], hidden: int) -
     Ends within the first `hidden` characters do not count. `None` if there is no such end but that of no piece.
     """
     text = "".join(piece or "" for piece in pieces)
+    are_open = [_open_ends(text, stop_string) for stop_string in stop_strings]
     ends = list(accumulate((len(piece or "") for piece in pieces), initial=0))
     for kept in range(len(pieces), 0, -1):
         end = ends[kept]
         is_whole = pieces[kept - 1] is not None
-        if is_whole and end >= hidden and not any(_may_go_on(text, end, stop_string) for stop_string in stop_strings):
+        if is_whole and end >= hidden and not any(is_open[end] for is_open in are_open):
             return kept
     return None
 
 
-def _may_go_on(text: str, end: int, stop_string: str) -> bool:
-    """Whether `text[:end]` ends with a beginning of the stop string that is not all of it."""
-    return any(text.endswith(stop_string[:length], 0, end) for length in range(1, len(stop_string)))
+def _open_ends(text: str, stop_string: str) -> list[bool]:
+    """Whether `text[:i]` ends with a beginning of the stop string that is not all of it, for each i from 0 on.
+
+    The algorithm of Knuth, Morris and Pratt: linear in both lengths, because callers choose both.
+    """
+    size, matched = len(stop_string), [0]
+    # `None` is no character: no match goes on from the stop string into the text.
+    for character in (*stop_string[1:], None, *text):
+        length = matched[-1]
+        while length and (length == size or stop_string[length] != character):
+            length = matched[length - 1]
+        matched.append(length + (stop_string[length] == character))
+    return [0 < length < size or (length == size and matched[size - 1] > 0) for length in matched[size:]]
 
 
 def response_of(generation: Generation, tokenizer: ChatTokenizer) -> Message:

@@ -63,14 +63,15 @@ def build_plan(folder: Path) -> BuildPlan:
                     workdir /= expanded(rest)
                     steps.append(Run(shlex.join(["/bin/mkdir", "-p", str(workdir)]), {}, "/", where))
                 case "ENV" | "ARG" as kind:
+                    words = [word.partition("=") for word in shlex.split(rest)]
+                    if kind == "ENV" and not all(is_assigned for _, is_assigned, _ in words):
+                        raise SandboxRefused(f"{where} is not of the form `ENV name=value`.")
+                    # As in Docker, each value sees the variables as they were before the instruction.
                     variables = environment if kind == "ENV" else arguments
-                    for name, is_assigned, value in (word.partition("=") for word in shlex.split(rest)):
-                        if kind == "ENV" and not is_assigned:
-                            raise SandboxRefused(f"{where} is not of the form `ENV name=value`.")
-                        variables[name] = expanded(value)
+                    variables |= {name: expanded(value) for name, _, value in words}
                 case "COPY" | "ADD" if not rest.startswith(("--", "[")) and "://" not in rest:
                     steps.append(Copy(_copied(list(map(expanded, rest.split())), folder, workdir, where)))
-                case "RUN" if not rest.startswith(("--", '["')) and "<<" not in rest:
+                case "RUN" if not re.match(r'--|\[\s*".*"\s*\]$', rest) and "<<" not in rest:
                     steps.append(Run(rest, arguments | environment, str(workdir), where))
                 case other if other not in _WITHOUT_EFFECT:
                     raise SandboxRefused(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deployments.data import store
 from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
@@ -236,6 +236,10 @@ def test_a_row_that_is_no_sample_of_the_task_is_found_at_the_start(
             {"columns": {"messages": {"column": "prompt", "pattern": "#"}}},
             "line 1: the pattern '#' is not found in column 'prompt'.",
         ),
+        (
+            {"columns": {"messages": {"column": "prompt", "pattern": r"\?(!)?", "parse_json": True}}},
+            "line 1: column 'prompt' is not JSON: ",
+        ),
         ({"held_out": {"test": 3}}, "held_out: 3 of the 3 rows of split train leave none to train on."),
         ({"held_out": {"train": 1}}, "held_out.train: the data have a split of this name; choose another one."),
     ],
@@ -246,6 +250,12 @@ def test_settings_that_do_not_fit_the_data_are_refused_with_a_sentence(
     with pytest.raises(DataNotLoadable) as refused:
         data_of(sums(3), **settings)
     assert says in str(refused.value)
+
+
+def test_a_field_is_not_both_a_column_and_made_of_columns() -> None:
+    columns = {"extra_env_info.ground_truth": "answer", "extra_env_info": "info"}
+    with pytest.raises(ValidationError, match=r"columns\.extra_env_info is the whole of it"):
+        DataSettings.model_validate({"files": "rows.jsonl", "columns": columns})
 
 
 def test_a_file_without_rows_is_refused(data_of: Callable[..., TaskData]) -> None:

@@ -303,6 +303,19 @@ def test_what_was_delivered_and_what_is_left_are_the_whole_and_share_nothing(
     assert sorted([*left, *(places[group] for group in groups)]) == sorted(places)
 
 
+@pytest.mark.parametrize(
+    ("entries", "left", "kept"), [([b"0", b"2 failed", b"3"], [1, 2, 4], None), ([b"1 kept 1", b"3 kept 2"], [3, 4], 2)]
+)
+def test_the_ledger_of_an_earlier_version_of_the_service_has_a_cursor(
+    entries: list[bytes], left: list[int], kept: int | None
+) -> None:
+    ledger = {("ledger", 0): ranges_entry([SampleRange(task_name="t", start=0, count=5)])}
+    ledger |= {("ledger", event): entry for event, entry in enumerate(entries, start=1)}
+    cursor = cursor_of("j", len(entries), ledger)  # type: ignore[arg-type]
+    assert [place for _, place in places_of(cursor.samples_from)][: len(left)] == left
+    assert cursor.kept == kept
+
+
 def places_of(ranges: list[SampleRange]) -> list[tuple[int, int]]:
     """With the number of their range, in the order in which they are played."""
     return [

@@ -226,7 +226,7 @@ def test_a_replica_that_falls_silent_is_lost() -> None:
         virtual_time.run(answered(generator_over(handle, "a"), request("one")))
 
 
-ALL_CALLS = CallsToAbort(None, "", 1.0)
+ALL_CALLS = CallsToAbort(None, "", "ingress", 1.0)
 
 
 @virtual_time.test

@@ -209,6 +209,14 @@ def test_an_unknown_route_and_an_unknown_task_are_problems_too() -> None:
     assert (too_many.status_code, too_many.json()["errors"][0]["field"]) == (422, "query.count")
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"), [("/v1/jobs", "DELETE, GET, POST"), ("/jobs/some", "DELETE, GET"), ("/v1/rollout", "POST")]
+)
+def test_a_wrong_method_is_told_all_methods_of_its_path(path: str, methods: str) -> None:
+    refused = ScriptedHttp().request("PATCH", path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, methods)
+
+
 def test_many_mistakes_are_named_up_to_a_number() -> None:
     errors = ScriptedHttp().post({"samples": [{**GOOD, "idx": "1"}] * 21}).json()["errors"]
     assert [error["field"] for error in errors] == [f"samples[{place}].idx" for place in range(20)]

@@ -130,8 +130,9 @@ def test_an_abort_names_calls_of_its_caller_up_to_now(tmp_path: Path, body: dict
     answer = http.post("/abort_request", body)
     assert (answer.status_code, answer.content) == (200, b"")
     [request], [aborted] = http.server.requests, http.server.aborted
-    assert request.received_at < aborted.until <= time.time()
-    assert aborted == CallsToAbort(request.share.key, rid, aborted.until)
+    assert request.received_at < aborted.until <= time.monotonic()
+    assert request.ingress
+    assert aborted == CallsToAbort(request.share.key, rid, request.ingress, aborted.until)
 
 
 @pytest.mark.parametrize(
