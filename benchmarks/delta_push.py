@@ -3,7 +3,7 @@
 The embedded model, enlarged to 200 MB with random weights, is served by one replica. Rounds alternate: all weights by
 `push_weights`; all weights by a new `PolicyPusher`, which copies them; then what changed, by the same one. The changed
 values are spread evenly over all tensors, so that no tensor is as it was. The last line is JSON: the bytes that the
-client sent and the seconds of a push, of the delta over those of `push_weights`.
+engine's node read and the seconds of a push, of the delta over those of `push_weights`.
 """
 
 import json
@@ -132,20 +132,21 @@ def checked(update: PushResult) -> PushResult:
 
 
 def report(measured: dict[str, list[PushResult]]) -> None:
-    table = Table("push", "sent MB", "s", "load s", "swap s", "pause s", "canary s", title="Medians")
-    pushes_s, sent = {}, {}
+    table = Table("push", "sent MB", "read MB", "s", "load s", "swap s", "pause s", "canary s", title="Medians")
+    pushes_s, reads = {}, {}
     for way, updates in measured.items():
         first: list[ReplicaUpdate] = [update.replicas[0] for update in updates]
         pushes_s[way] = median(update.push_s for update in updates)
+        reads[way] = median(replica.read_bytes for replica in first)
         seconds = [pushes_s[way]] + [
             median(getattr(replica, name) for replica in first) for name in ("load_s", "swap_s", "pause_s", "canary_s")
         ]
-        sent[way] = median(update.sent_bytes for update in updates)
-        table.add_row(way, f"{sent[way] / MB:.1f}", *(f"{value:.3f}" for value in seconds))
+        sent = median(update.sent_bytes for update in updates)
+        table.add_row(way, f"{sent / MB:.1f}", f"{reads[way] / MB:.1f}", *(f"{value:.3f}" for value in seconds))
     console.print(table)
     delta, full = "what changed", "all weights"
     ratios = {
-        "bytes": round(sent[delta] / sent[full], 3),
+        "bytes": round(reads[delta] / reads[full], 3),
         "seconds": round(pushes_s[delta] / pushes_s[full], 3),
     }
     typer.echo(json.dumps({"delta_over_full": ratios, "push_s": {way: round(s, 3) for way, s in pushes_s.items()}}))

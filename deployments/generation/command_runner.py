@@ -167,7 +167,7 @@ class CommandRunner:
                 began = time.perf_counter()
                 file = await self._stage(payload)
                 load_s = time.perf_counter() - began
-                return _Done(CommandCosts(load_s, fetched_bytes=file.fetched_bytes))
+                return _Done(CommandCosts(load_s, fetched_bytes=file.fetched_bytes, read_bytes=file.read_bytes))
             case Swap(options, is_trial):
                 self._stop_checksum()
                 costs = await self._weights.swap(options, is_trial)

@@ -1,15 +1,17 @@
 """From what arrived to one safetensors file with all tensors, ready to be validated.
 
 What arrives is a file with all tensors or some, what changed since an older version, a zstd stream, or a folder with a
-checkpoint or an adapter. No pickle is ever read. Memory holds one block of one tensor at a time, or one tensor that is
-changed.
+checkpoint or an adapter. No pickle is ever read. Memory holds one block of one tensor at a time, or, where a delta is
+applied, a tensor for each of `MOST_THREADS`.
 
 Guarantee: of checkpoints that the service reads itself, from a path or an fsspec URL, nothing outside the configured
 roots is read, whatever dots and symbolic links a location contains.
 """
 
+import os
 import posixpath
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -19,82 +21,83 @@ import zstandard
 
 from deployments.policy.failures import SourceRefused, WeightsRefused
 from deployments.policy.weight_checks import too_large
+from rollout_client.weights.checksum import Checksum
 from rollout_client.weights.delta import BadDelta, apply_changes, as_bits, delta_entries, read_changes
 from rollout_client.weights.file_tensors import adapter_weights, file_tensors
 from rollout_client.weights.safetensors_file import (
-    Data,
     Header,
     NotSafetensors,
     TensorEntry,
     header_bytes,
     header_of,
     read_header,
-    read_tensor,
+    read_header_bytes,
     tensor_blocks,
 )
 
 BLOCK_BYTES = 2**20
+MOST_THREADS = 4
+"""An engine computes on the same cores meanwhile."""
+BASE_REMOVED = "newer versions have taken the place of the base; send full weights"
 LARGEST_WINDOW_BYTES = 2**27
 """Memory that a zstd stream may ask for; what `zstd` itself allows by default, at every level up to 19."""
 
 
-def write_changed(base: Path, changed: Callable[[TensorEntry], Iterable[Data] | None], full: Path) -> None:
-    """Writes the weights in `base` with the data that `changed` has of a tensor, where it has some.
+def write_completed(base: Path, partial: Path, full: Path) -> None:
+    """Writes the tensors of `partial`, and under all other names those of `base`.
+
+    Args:
+        partial: has no names, dtypes and shapes but those of `base`.
 
     Raises:
         WeightsRefused: the base was removed meanwhile.
     """
-    try:
-        header = read_header(base)
-        with full.open("wb") as file:
-            file.write(header_bytes(header.entries, header.metadata))
-            for entry in header.entries:
-                data = changed(entry)
-                file.writelines(tensor_blocks(base, header, entry) if data is None else data)
-    except FileNotFoundError as error:
-        message = "newer versions have taken the place of the base; send full weights"
-        raise WeightsRefused.of("base", message) from error
-
-
-def write_completed(base: Path, partial: Path, full: Path) -> None:
-    """Writes the tensors of `partial`, and under all other names those of `base`; raises as `write_changed` does.
-
-    Args:
-        partial: has no names, dtypes and shapes but those of `base`.
-    """
     header = read_header(partial)
     sent = header.by_name
+    try:
+        base_header = read_header(base)
+        with full.open("wb") as file:
+            file.write(header_bytes(base_header.entries, base_header.metadata))
+            for entry in base_header.entries:
+                source = (partial, header, sent[entry.name]) if entry.name in sent else (base, base_header, entry)
+                file.writelines(tensor_blocks(*source))
+    except FileNotFoundError as error:
+        raise WeightsRefused.of("base", BASE_REMOVED) from error
 
-    def changed(entry: TensorEntry) -> Iterable[Data] | None:
-        return tensor_blocks(partial, header, sent[entry.name]) if entry.name in sent else None
 
-    write_changed(base, changed, full)
+def write_applied(base: Path, delta: Path, full: Path) -> str:
+    """Writes the full weights that `delta` makes of `base`, and returns their `Checksum`.
 
-
-def write_applied(base: Path, delta: Path, full: Path) -> None:
-    """Writes the full weights that `delta` makes of `base`.
+    They have the header of `base` as it is, and so its size. Several threads, a tensor each, read the base once, and
+    write and hash the result once.
 
     Raises:
         WeightsRefused: the delta does not fit its base, or the base was removed meanwhile.
     """
+    checksum = Checksum()
     try:
-        base_header, delta_header = read_header(base), read_header(delta)
-        entries = delta_entries(delta_header, base_header.by_name)
+        header, delta_header = read_header(base), read_header(delta)
+        changed = delta_entries(delta_header, header.by_name)
 
-        def changed(entry: TensorEntry) -> Iterable[Data] | None:
-            if entry.name not in entries:
-                return None
-            data = np.frombuffer(bytearray(read_tensor(base, base_header, entry)), np.uint8)
-            changes = read_changes(delta, delta_header, entries[entry.name])
-            apply_changes(entry.name, as_bits(entry.dtype, data.data), changes)
-            return [data.data]
+        def make(entry: TensorEntry) -> None:
+            begin = header.data_begin + entry.begin
+            data = np.fromfile(base, np.uint8, entry.size_bytes, offset=begin)
+            if entry.name in changed:
+                changes = read_changes(delta, delta_header, changed[entry.name])
+                apply_changes(entry.name, as_bits(entry.dtype, data.data), changes)
+            checksum.add(entry.name, entry.dtype, entry.shape, [data.data])
+            with full.open("r+b") as file:
+                file.seek(begin)
+                file.write(data.data)
 
-        write_changed(base, changed, full)
-    except BadDelta as error:
-        message = str(error).removeprefix(f"{error.tensor}: ").removesuffix(".")
-        raise WeightsRefused.of(error.tensor, message) from error
-    except NotSafetensors as error:
-        raise WeightsRefused.of("weights", str(error).replace(f"{delta}", "the delta").removesuffix(".")) from error
+        full.write_bytes(read_header_bytes(base, header))
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_THREADS)) as threads:
+            list(threads.map(make, header.entries))
+    except (BadDelta, NotSafetensors) as error:
+        raise WeightsRefused.of("weights", str(error).removesuffix(".")) from error
+    except FileNotFoundError as error:
+        raise WeightsRefused.of("base", BASE_REMOVED) from error
+    return checksum.hexdigest()
 
 
 def write_checkpoint(checkpoint: Path, full: Path) -> None:

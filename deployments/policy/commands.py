@@ -48,18 +48,32 @@ class VersionPayload:
     size_bytes: int
     """Size of the safetensors file."""
     checksum: str
-    """The `Checksum` of its tensors, computed when the version was validated."""
+    """The `Checksum` of its tensors. It was computed when the version was validated; of a delta its sender says it, and
+    what a node makes of the delta has to have it."""
     file: StoredFile
+    """The weights; not used where they come as a delta."""
     keep: frozenset[int] = frozenset()
     """Versions whose files stay on the nodes; they include this one."""
     adapter_config: str | None = None
     """Text of PEFT's `adapter_config.json`; adapters only."""
+    delta: "DeltaPayload | None" = None
+    """Where the node makes the weights."""
     key: str | None = field(default=None, compare=False)
     """Identifies the content of the version for the store; the replica returns it when it registers."""
     name: str | None = None
     """The named policy that the adapter is a version of; `None` for versions of the one without a name."""
     base: int | None = None
     """The full weights that the version of a named policy is an adapter for."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaPayload:
+    """The two files that make the weights of a payload: few bytes for nodes that have, or can read, the older one."""
+
+    base: VersionPayload
+    """An older version."""
+    changes: VersionPayload
+    """The changes since then, as if they were the weights: size and checksum are those of their own file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +226,9 @@ class CommandCosts:
     """`AcceptRequests`: how long generations waited, after the swap, for the end of the trial."""
     fetched_bytes: int = 0
     """`Stage`, `SetAdapters`: what this replica fetched from other nodes."""
+    read_bytes: int = 0
+    """`Stage`: size of the files that this replica read, of the delta in place of the weights if its node had the base.
+    """
 
     def __add__(self, other: "CommandCosts") -> "CommandCosts":
         return CommandCosts(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))

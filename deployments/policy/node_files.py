@@ -2,13 +2,15 @@
 
     versions/7-5f3a….safetensors   version 7, whole
     versions/7-5f3a….fetching      version 7 as far as it has come
+    versions/7-c2d8….safetensors   what changed from version 6 to 7, under the checksum of the changes
     versions/7-5f3a….lock          held by the process that fetches or removes version 7
     replicas/<pid>/                files of one replica alone
 
 A file is fetched in ranges, several at a time, from the policy store. Guarantees: a node fetches a version once, while
-its other replicas wait, and not at all if it can read the file of the policy store; a file has its final name only once
-its checksum was found right; a version that is being fetched is not removed; memory holds at most `READS_IN_FLIGHT`
-ranges; a fetch outlives a restart of the policy store. Pages that are mapped stay valid when their file is removed.
+its other replicas wait, and not at all if it can read the file of the policy store; of a version that comes as a delta
+of weights which it has, it fetches the delta alone, and applies it once; a file has its final name only once its
+checksum was found right; a version that is being fetched is not removed; memory holds at most `READS_IN_FLIGHT` ranges;
+a fetch outlives a restart of the policy store. Pages that are mapped stay valid when their file is removed.
 """
 
 import asyncio
@@ -26,7 +28,8 @@ import psutil
 from filelock import AsyncFileLock, FileLock, Timeout
 
 from deployments.failures import PolicyStoreLost, RolloutFailure
-from deployments.policy.commands import VersionPayload
+from deployments.policy.assembly import write_applied
+from deployments.policy.commands import DeltaPayload, VersionPayload
 from deployments.policy.failures import PolicyFailure
 from deployments.storage.storage import attempts
 from rollout_client.weights.checksum import file_checksum
@@ -56,6 +59,9 @@ class NodeFile:
     path: Path
     fetched_bytes: int = 0
     """Bytes that this call fetched from other nodes."""
+    read_bytes: int = 0
+    """Size of the files that this call read for it: the delta, where it was applied here, or the weights. 0 if the node
+    had the version, or another replica made it."""
 
 
 class NodeWeights:
@@ -103,16 +109,38 @@ class NodeWeights:
             OSError: there is no room, or the folder cannot be written.
         """
         await asyncio.to_thread(self._remove_all_but, payload.keep)
-        if _is_readable_here(payload, self.node_id):
-            return NodeFile(Path(payload.file.path))
+        return await self._file_of(payload)
+
+    async def _file_of(self, payload: VersionPayload) -> NodeFile:
+        if payload.delta is None and _is_readable_here(payload, self.node_id):
+            return NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
         path = self._versions / f"{payload.version}-{payload.checksum}.safetensors"
         if path.exists():
             return NodeFile(path)
         async with AsyncFileLock(path.with_suffix(".lock"), poll_interval=LOCK_POLL_S):
             if path.exists():
                 return NodeFile(path)
+            if payload.delta is not None:
+                return await self._apply(payload, payload.delta, path)
             await fetch_file(payload, self._reader(payload), path)
-            return NodeFile(path, payload.size_bytes)
+            return NodeFile(path, payload.size_bytes, payload.size_bytes)
+
+    async def _apply(self, payload: VersionPayload, delta: DeltaPayload, path: Path) -> NodeFile:
+        base, changes = await self._file_of(delta.base), await self._file_of(delta.changes)
+        began, making, extra = time.perf_counter(), path.with_suffix(".fetching"), {"version": payload.version}
+        try:
+            if (made := await asyncio.to_thread(write_applied, base.path, changes.path, making)) != payload.checksum:
+                message = f"the delta of version {delta.base.version} makes weights with the checksum {made}"
+                raise WeightsNotFetched(f"Version {payload.version} has the checksum {payload.checksum}; {message}.")
+            making.rename(path)
+        except PolicyFailure as failure:
+            raise WeightsNotFetched(f"The delta cannot be applied: {failure}") from failure
+        finally:
+            making.unlink(missing_ok=True)
+        size_bytes, seconds = delta.changes.size_bytes, time.perf_counter() - began
+        message = "Applied %d bytes of changes to version %d in %.3f s."
+        logger.info(message, size_bytes, delta.base.version, seconds, extra=extra)
+        return NodeFile(path, base.fetched_bytes + changes.fetched_bytes, base.fetched_bytes + size_bytes)
 
     @asynccontextmanager
     async def file_to_copy(self, payload: VersionPayload) -> AsyncIterator[NodeFile]:

@@ -1,7 +1,8 @@
-"""From what a trainer pushed to a validated version: one file with its weights.
+"""From what a trainer pushed to a validated version: one file with its weights, or a delta as it is.
 
-One pass over the data of an upload looks for NaN, computes its checksum and shows whether the bytes are those that were
-sent. A stored version was validated when it was pushed.
+A delta is validated without its base: places and values. Whether it makes the weights that its sender says is found out
+by the nodes, which apply it. One pass over the data of an upload looks for NaN, computes its checksum and shows whether
+the bytes are those that were sent. A stored version was validated when it was pushed.
 """
 
 import os
@@ -30,6 +31,7 @@ from deployments.policy.weight_checks import (
     largest_upload_bytes,
     readable_header,
     validate_adapter,
+    validate_delta,
     validate_full,
     validate_partial,
 )
@@ -42,7 +44,7 @@ from rollout_client.weights.safetensors_file import Header, NotSafetensors
 class PreparedVersion(NamedTuple):
     info: Version
     file: Path
-    """Its weights."""
+    """Its weights, or what changed since its base, as `info.stored` says."""
 
     def read_from(self, source: str) -> "PreparedVersion":
         """The same version, which the service has read from `source` itself."""
@@ -136,7 +138,7 @@ class VersionPreparation:
                 another policy, and `source` no adapter.
         """
         if not stored_in.has_weights(source):
-            known = [0, *(info.version for info in stored_in.all if info.stored == "whole")]
+            known = [0, *(info.version for info in stored_in.all if info.stored != "nothing")]
             message = f"its weights are not stored here, or no longer; stored are {', '.join(map(str, known))}"
             raise VersionUnknown.of("to", message, source)
         stored, full = stored_in.find(source), stored_in.desired.full
@@ -183,25 +185,40 @@ class VersionPreparation:
             raise WeightsRefused.of("base", "a delta must say which version it changes")
         if options.kind == "partial" and base is None:
             base = self._versions.desired.full
-        layout, adapter_config = self._versions.initial.layout, None
-        file = self._named_as_the_model(options, pushed, folder)
-        if base is not None:
-            file = self._made_of(base, options, file, folder)
+        layout, adapter_config, delta_checksum = self._versions.initial.layout, None, None
+        file = named = self._named_as_the_model(options, pushed, folder)
+        base_weights = None if base is None else self._full_weights(base)
+        whole_bytes = None
         if options.kind == "adapter":
-            checksum, adapter_config = validate_adapter(file, layout)
+            checksum, adapter_config = validate_adapter(named, layout)
+        elif options.kind == "delta" and base_weights is not None:
+            delta_checksum = validate_delta(named, layout)
+            if options.checksum is not None and base == self._versions.desired.full:
+                checksum, whole_bytes = options.checksum, base_weights.stat().st_size
+            else:
+                file = folder / "made.safetensors"
+                checksum = write_applied(base_weights, named, file)
         else:
+            if base_weights is not None:
+                validate_partial(named, layout)
+                file = folder / "made.safetensors"
+                write_completed(base_weights, named, file)
             checksum = validate_full(file, layout)
         if options.checksum not in (None, checksum):
             raise WeightsRefused.of("checksum", f"the weights have {checksum}", options.checksum)
+        pushed_checksum = delta_checksum or (checksum if file == named else None)
         info = Version(
             version=version,
             kind=options.kind,
             base=base,
             checksum=checksum,
-            size_bytes=file.stat().st_size,
+            size_bytes=whole_bytes or file.stat().st_size,
+            delta_bytes=None if whole_bytes is None else file.stat().st_size,
+            stored="whole" if whole_bytes is None else "delta",
             created_at=datetime.now(UTC),
-            upload_digest=file_digest(pushed, checksum if file == pushed else None),
+            upload_digest=file_digest(pushed, pushed_checksum if named == pushed else None),
             adapter_config=adapter_config,
+            delta_checksum=None if whole_bytes is None else delta_checksum,
         )
         return PreparedVersion(info, file)
 
@@ -217,16 +234,6 @@ class VersionPreparation:
         renamed = folder / "renamed.safetensors"
         write_renamed(pushed, header, names, renamed)
         return renamed
-
-    def _made_of(self, base: int, options: PushOptions, pushed: Path, folder: Path) -> Path:
-        """Full weights: those of version `base` with the changes, or the tensors, in `pushed`."""
-        base_weights, full = self._full_weights(base), folder / "made.safetensors"
-        if options.kind == "delta":
-            write_applied(base_weights, pushed, full)
-        else:
-            validate_partial(pushed, self._versions.initial.layout)
-            write_completed(base_weights, pushed, full)
-        return full
 
     def _full_weights(self, version: int) -> Path:
         """Raises `WeightsRefused` if the version has no full weights here, and `VersionUnknown` if it is not known."""

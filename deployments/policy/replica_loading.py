@@ -10,12 +10,14 @@ replica that one of them has overtaken.
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deployments.policy.cluster import read_range
 from deployments.policy.commands import (
     AbandonTransfer,
     AcceptRequests,
+    DeltaPayload,
     LoadedWeights,
     ReplicaRegistration,
     SetAdapters,
@@ -77,27 +79,38 @@ class ReplicaLoading:
         numbers = _versions_to_load(loaded, self._versions.desired) if self._can_complete(loaded) else []
         return [await self.payload(number) for number in numbers]
 
-    async def payload(self, version: int) -> VersionPayload:
+    async def payload(self, version: int, is_delta: bool = False) -> VersionPayload:
         """One version.
+
+        Args:
+            is_delta: for replicas that hold the base of a version that came as a delta: its full weights are not
+                written before.
 
         Raises:
             VersionUnknown, WeightsRefused: as `Versions.file` does.
             OSError: a file cannot be read.
         """
-        return await asyncio.to_thread(self._payload, version, self.pinned)
+        return await asyncio.to_thread(self._payload, version, self.pinned, is_delta)
 
-    def _payload(self, version: int, pinned: set[int]) -> VersionPayload:
-        info, path = self._versions.find(version), self._versions.file(version)
-        return VersionPayload(
+    def _payload(self, version: int, pinned: set[int], is_delta: bool = False) -> VersionPayload:
+        versions, info = self._versions, self._versions.find(version)
+        is_delta = is_delta and versions.is_delta(version)
+        path = versions.delta(version) if is_delta else versions.file(version)
+        payload = VersionPayload(
             version=version,
             kind="adapter" if info is not None and info.kind == "adapter" else "full",
             size_bytes=path.stat().st_size,
-            checksum=self._versions.checksum(version),
+            checksum=versions.checksum(version),
             file=self._stored(path),
             keep=frozenset(pinned | {version}),
             adapter_config=None if info is None else info.adapter_config,
             key=None if info is None else info.key,
         )
+        if info is None or not is_delta:
+            return payload
+        changes = replace(payload, checksum=str(info.delta_checksum))
+        delta = DeltaPayload(self._payload(info.base or 0, pinned), changes)
+        return replace(payload, size_bytes=info.size_bytes, delta=delta)
 
     def adapters(self, policy: Policy | None = None, instead: Version | None = None) -> tuple[VersionPayload, ...]:
         """The current version of each named policy that has one; of `policy` the version `instead`.
@@ -138,6 +151,8 @@ class ReplicaLoading:
                 return policy.versions.weights(version)
         if self._versions.checksum(version) == checksum:
             return self._versions.file(version)
+        if version and self._versions.info(version).delta_checksum == checksum:
+            return self._versions.delta(version)
         raise VersionUnknown.not_stored(version)
 
     def _stored(self, path: Path) -> StoredFile:

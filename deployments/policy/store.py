@@ -90,6 +90,7 @@ class PolicyStore(CommandSource):
         self.loading = ReplicaLoading(self.policies, self.registry, cluster.node_id(), settings.copy_to_nodes)
         is_rolling = settings.activation == "rolling"
         self._updates = Updates(self.policies, self.registry, self.loading, self._tasks, is_rolling)
+        self._tasks.start(self._updates.write_full_weights())
         self._checkpoint_roots = settings.checkpoint_roots
         self.transfer = WeightTransfer(
             settings, self.registry, self.policies.unnamed, self._updates, self.loading, self._tasks, cluster

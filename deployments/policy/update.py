@@ -8,7 +8,9 @@ replicas end at the same version, and it is published once they have loaded it. 
 after the other, and whoever watches is told after each which have the version.
 
 A version of the policy without a name pauses generation, but nowhere before every replica has staged the new weights or
-has failed. A version of a named policy is an adapter beside the full weights: it pauses nothing.
+has failed. What comes as a delta is staged once the replica's node has made the weights and found their checksum right
+(without replicas the store does), and is written as full weights behind the activation. A version of a named policy is
+an adapter beside the full weights: it pauses nothing.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ from deployments.policy.commands import (
     SwapOptions,
     VersionPayload,
 )
-from deployments.policy.failures import PolicyNotCurrent, VersionUntried, WeightsRefused
+from deployments.policy.failures import PolicyFailure, PolicyNotCurrent, VersionUntried, WeightsRefused
 from deployments.policy.policies import Policy, PolicyRegistry
 from deployments.policy.replica_loading import ReplicaLoading
 from deployments.policy.replica_registry import (
@@ -222,7 +224,7 @@ class Updates:
 
         Args:
             info: of an adapter, `base` is filled in here: the full weights that are current then.
-            file: the weights, on the file system of the store's folder.
+            file: the weights, or a delta, on the file system of the store's folder.
 
         Raises:
             UpdateUnderWay: another update holds the lease, and the caller does not wait.
@@ -281,10 +283,23 @@ class Updates:
         self.remove_old_versions(policy)
         if policy.name is None:
             await self._loading.start_accepting()
+            self._tasks.start(self.write_full_weights())
 
     def remove_old_versions(self, policy: Policy) -> None:
         policy.remove_old_versions(self._loading.pinned)
         self._tasks.start(self._policies.clean_up())
+
+    async def write_full_weights(self) -> None:
+        """Writes the current full weights, if only a delta of them is stored yet."""
+        version = self._full.desired.full
+        if not self._full.is_delta(version):
+            return
+        try:
+            await asyncio.to_thread(self._full.file, version)
+            self.remove_old_versions(self._policies.unnamed)
+        except (PolicyFailure, OSError) as error:
+            extra = {"version": version}
+            logger.error("The full weights of version %d could not be made.", version, exc_info=error, extra=extra)
 
     async def _update_replicas(
         self, policy: Policy, info: Version, options: PushOptions, warnings: list[str]
@@ -297,7 +312,9 @@ class Updates:
         payloads: tuple[VersionPayload, ...]
         swap = SwapOptions(options.mode, options.reset_prefix_cache) if policy.name is None else None
         if swap is not None:
-            payloads = (await self._loading.payload(info.version),)
+            # Where no node applies a delta, the store finds out whether it makes what its sender says.
+            is_delta = bool(replicas) and info.base == self._full.desired.full
+            payloads = (await self._loading.payload(info.version, is_delta),)
         else:
             payloads = await asyncio.to_thread(self._loading.adapters, policy, info)
         update = TwoPhaseUpdate(self._registry, replicas, info.version, payloads, swap)

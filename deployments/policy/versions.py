@@ -2,13 +2,15 @@
 
     versions.json                  every version, and which one is current: one file, replaced at once
     versions/7.safetensors         the full weights of version 7, or its adapter
+    versions/8.delta.safetensors   the changes from version 7 to 8, until the full weights of 8 are written
     versions/0.safetensors         the model's checkpoint as one file (`InitialVersion`)
     making/9/                      files that are derived while version 9 is prepared
     names/run-b/                   the versions of a named policy, in the same layout
 
 Guarantees: adding a version and making it current is one replacement of `versions.json`, so a store that is killed at
 any write leaves the old version or the new one; files that `versions.json` does not name are removed at the next start.
-Versions are numbered upward and never change. The current version is on disk when `make_current` returns.
+Versions are numbered upward and never change. The current version is on disk when `make_current` returns. A delta is a
+transport: it is stored only until its full weights are, its base stays as long, and no delta is stored above another.
 """
 
 import asyncio
@@ -25,10 +27,10 @@ from uuid import uuid4
 from huggingface_hub import snapshot_download
 from pydantic import BaseModel, Field
 
-from deployments.policy.assembly import write_checkpoint
+from deployments.policy.assembly import write_applied, write_checkpoint
 from deployments.policy.commands import LoadedWeights
 from deployments.policy.durable_files import Trash, flush, make_folder_durably, write_durably
-from deployments.policy.failures import VersionRefused, VersionUnknown
+from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.weight_checks import layout_of
 from rollout_client.contract.policy import PolicyLayout, VersionInfo
 from rollout_client.weights.checksum import file_checksum
@@ -100,12 +102,15 @@ class Version(VersionInfo):
     created_at: datetime
     key: str = Field(default_factory=lambda: uuid4().hex)
     """Identifies the content beyond its number: a replica that registers says which one it has loaded."""
-    stored: Literal["whole", "nothing"] = "whole"
-    """The weights in the folder: the whole of them, or, after a transfer, nothing."""
+    stored: Literal["whole", "delta", "nothing"] = "whole"
+    """The weights in the folder: the whole of them, the changes since `base` until the whole is written, or, after a
+    transfer, nothing."""
     upload_digest: str | None = None
     """The `weights_digest` of what was uploaded, which identifies a repeated upload."""
     adapter_config: str | None = None
     """Text of PEFT's `adapter_config.json`; adapters only."""
+    delta_checksum: str | None = None
+    """The `Checksum` of the delta's own tensors, if it came as a delta that the nodes apply."""
 
 
 class VersionIndex(BaseModel):
@@ -148,12 +153,13 @@ class Versions:
         self._pending: Version | None = None
         """The version that an update under way loads into the replicas."""
         self._changing = Lock()
+        self._making = Lock()
         self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
         """Removes the files of changes that a store did not complete before it died."""
         self.trash.discard(self.folder / "making")
-        named = {self.weights(0), *map(self.weights, self._index.versions)}
+        named = {self.weights(0), *map(self._stored_file, self._index.versions)}
         for path in self.folder.glob("versions/*"):
             if path not in named:
                 self.trash.discard(path)
@@ -196,9 +202,7 @@ class Versions:
 
     def find(self, version: int) -> Version | None:
         """The version, if it is stored here or is being loaded by the replicas; `None` for version 0."""
-        if self._pending is not None and self._pending.version == version:
-            return self._pending
-        return self._index.versions.get(version)
+        return self._index.versions.get(version) or (self._pending if self.updating_to == version else None)
 
     def info(self, version: int) -> Version:
         """Raises `VersionUnknown`."""
@@ -223,20 +227,25 @@ class Versions:
         """Stores the weights for the block, which may call `make_current`; otherwise they are removed at the end.
 
         Args:
-            file: on the same file system. A hard link is made of it, and it must not be written any more.
+            file: on the same file system: the weights, or the delta if that is `version.stored`. A hard link is made of
+                it, and it must not be written any more.
 
         Raises:
             VersionRefused: the number is taken.
         """
-        self.refuse_taken(version.version)
+        number = version.version
+        self.refuse_taken(number)
         self._pending = version
         try:
-            await asyncio.to_thread(self._place, file, self.weights(version.version))
+            place = self.delta(number) if version.stored == "delta" else self.weights(number)
+            await asyncio.to_thread(self._place, file, place)
             yield
         finally:
             self._pending = None
-            if self.current != version.version:
-                self.trash.discard(self.weights(version.version))
+            if self.current != number:
+                self._discard(number)
+            elif not self.is_delta(number):
+                self.trash.discard(self.delta(number))
 
     def make_current(self, version: Version) -> None:
         """Records the version and makes it current. One without stored weights needs no `adding`."""
@@ -250,46 +259,84 @@ class Versions:
             self._pending = None
 
     def keep_newest(self, full_versions: int, needed: Iterable[int]) -> None:
-        """Removes all versions except the newest `full_versions` with full weights, and those that are `needed`."""
-        full = [version.version for version in self.all if version.kind != "adapter" and version.stored == "whole"]
+        """Removes all versions except the newest `full_versions` with full weights, those that are `needed`, and the
+        bases of deltas among them."""
+        full = [version.version for version in self.all if version.kind != "adapter" and version.stored != "nothing"]
         self.keep_only({*needed, *full[-full_versions:]})
 
     def keep_only(self, versions: Collection[int]) -> None:
-        """Removes all other versions."""
-        if removed := [number for number in self._index.versions if number not in versions]:
-            self._change(lambda all_: {"versions": {number: all_[number] for number in all_ if number in versions}})
+        """Removes all other versions but the bases of deltas among them."""
+        kept = {*versions, *(self.info(number).base for number in versions if self.is_delta(number))}
+        if removed := [number for number in self._index.versions if number not in kept]:
+            self._change(lambda all_: {"versions": {number: all_[number] for number in all_ if number in kept}})
         for number in removed:
-            self.trash.discard(self.weights(number))
+            self._discard(number)
 
     def has_weights(self, version: int) -> bool:
         """False after a transfer until a replica has saved its weights."""
         if version == 0:
             return True
         found = self.find(version)
-        return found is not None and found.stored == "whole"
+        return found is not None and found.stored != "nothing"
 
     def weights(self, version: int) -> Path:
-        """Where the weights of the version are, or will be."""
+        """Where the whole weights of the version are, or will be."""
         return self.folder / "versions" / f"{version}.safetensors"
+
+    def delta(self, version: int) -> Path:
+        """Where the changes are of a version that came as a delta."""
+        return self.folder / "versions" / f"{version}.delta.safetensors"
+
+    def is_delta(self, version: int) -> bool:
+        """Whether of the version only the changes since its base are stored, yet."""
+        return not self.weights(version).exists() and self.delta(version).exists()
+
+    def _stored_file(self, version: int) -> Path:
+        return self.delta(version) if self.is_delta(version) else self.weights(version)
+
+    def _discard(self, version: int) -> None:
+        self.trash.discard(self.weights(version))
+        self.trash.discard(self.delta(version))
 
     def checksum(self, version: int) -> str:
         """The `Checksum` of a version that is stored with its weights; call it from a thread."""
         return str(self.info(version).checksum) if version else self.initial.checksum
 
     def file(self, version: int) -> Path:
-        """The full weights, or an adapter. Call it from a thread: the first call writes those of version 0.
+        """The full weights, or an adapter. Call it from a thread: the first call writes those of version 0, and of a
+        version that came as a delta.
 
         Raises:
             VersionUnknown: the weights are not stored, or no longer.
+            WeightsRefused: the delta makes other weights than those that the version is known by.
         """
         if version == 0:
             return self.initial.file()
         if not self.has_weights(version):
             raise VersionUnknown.not_stored(version)
+        if self.is_delta(version):
+            with self._making:
+                if self.is_delta(version):
+                    self._write_full(self.info(version))
         return self.weights(version)
 
+    def _write_full(self, info: Version) -> None:
+        making = self.folder / "making" / f"{info.version}.safetensors"
+        make_folder_durably(making.parent)
+        try:
+            checksum = write_applied(self.file(info.base or 0), self.delta(info.version), making)
+            if checksum != info.checksum:
+                message = f"the delta of version {info.base} makes weights with the checksum {checksum}"
+                raise WeightsRefused.of("checksum", message, info.checksum)
+            self.add_weights(info, making)
+        finally:
+            making.unlink(missing_ok=True)
+        if self.updating_to != info.version:
+            # Until its update has ended, nodes may still read the delta.
+            self.trash.discard(self.delta(info.version))
+
     def add_weights(self, info: Version, weights: Path) -> None:
-        """Stores the weights of a version that was recorded without; ignored if it was removed meanwhile.
+        """Stores the whole weights of a version that was recorded without; ignored if it was removed meanwhile.
 
         Args:
             info: the version as it is known now.

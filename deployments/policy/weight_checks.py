@@ -1,11 +1,13 @@
 """Validation of weights: everything that makes them unfit to be served is found here, before a replica gets them.
 
-No pickle is ever read. Memory holds one block of one tensor at a time.
+No pickle is ever read. Memory holds one block of one tensor at a time, or of a delta the changes of one tensor. A delta
+is checked against the layout, which all full weights of the model have; whether it makes the weights that its sender
+says is found out by those who apply it.
 """
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -16,13 +18,15 @@ from deployments.policy.failures import WeightsRefused
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import Checksum
+from rollout_client.weights.delta import BadDelta, changed_places, delta_entries, read_changes
 from rollout_client.weights.file_tensors import file_tensors, rank_problem
 from rollout_client.weights.safetensors_file import (
     DTYPE_BYTES,
     MAX_HEADER_BYTES,
+    Data,
     Header,
     NotSafetensors,
-    TensorEntry,
+    header_of,
     read_header,
     tensor_blocks,
 )
@@ -105,19 +109,42 @@ def validate_adapter(path: Path, layout: PolicyLayout) -> tuple[str, str]:
     return _finite_checksum(path, header), adapter_config
 
 
+def validate_delta(path: Path, layout: PolicyLayout) -> str:
+    """Returns the `Checksum` of the delta's own tensors, places and new values; the weights that it changes are not
+    read.
+
+    Raises:
+        WeightsRefused: the file is not readable, its changes do not fit weights of `layout`, or one is not finite.
+    """
+    header, checksum = readable_header(path), Checksum()
+    model = header_of((name, tensor.dtype, tensor.shape) for name, tensor in layout.tensors.items()).by_name
+    try:
+        for name, entry in delta_entries(header, model).items():
+            gaps, values, changes = entry.gaps, entry.values, read_changes(path, header, entry)
+            changed_places(name, math.prod(model[name].shape), changes)
+            checksum.add(gaps.name, gaps.dtype, gaps.shape, [changes.gaps.view(np.uint8).data])
+            new = _finite(name, values.dtype, [changes.values.view(np.uint8).data])
+            checksum.add(values.name, values.dtype, values.shape, new)
+    except BadDelta as error:
+        message = str(error).removeprefix(f"{error.tensor}: ").removesuffix(".")
+        raise WeightsRefused.of(error.tensor, message) from error
+    return checksum.hexdigest()
+
+
 def _finite_checksum(path: Path, header: Header) -> str:
     """Raises `WeightsRefused` with the name of the first tensor that holds a value that is not finite."""
     checksum = Checksum()
     for entry in header.entries:
-        checksum.add(entry.name, entry.dtype, entry.shape, _finite_blocks(path, header, entry))
+        blocks = _finite(entry.name, entry.dtype, tensor_blocks(path, header, entry))
+        checksum.add(entry.name, entry.dtype, entry.shape, blocks)
     return checksum.hexdigest()
 
 
-def _finite_blocks(path: Path, header: Header, entry: TensorEntry) -> Iterator[bytes]:
-    as_integers, exponent = EXPONENTS.get(entry.dtype, ("", 0))
-    for block in tensor_blocks(path, header, entry):
+def _finite(name: str, dtype: str, blocks: Iterable[Data]) -> Iterator[Data]:
+    as_integers, exponent = EXPONENTS.get(dtype, ("", 0))
+    for block in blocks:
         if exponent and np.any((np.frombuffer(block, as_integers) & exponent) == exponent):
-            raise WeightsRefused.of(entry.name, "it holds NaN or infinity; the training has diverged")
+            raise WeightsRefused.of(name, "it holds NaN or infinity; the training has diverged")
         yield block
 
 

@@ -50,10 +50,11 @@ def test_the_other_node_fetches_the_bytes_of_a_version_once_and_the_node_of_the_
         assert fetched == [0] * (2 * REPLICAS_PER_NODE - 1) + [findings["size_bytes"]]
 
 
-def test_a_delta_is_fetched_as_the_weights_that_the_store_has_made_of_it(findings: dict[str, Any]) -> None:
-    update, size_bytes = findings["delta_update"], findings["size_bytes"]
+def test_a_delta_is_fetched_as_a_delta_and_applied_once_on_each_node(findings: dict[str, Any]) -> None:
+    update, delta_bytes = findings["delta_update"], findings["delta_bytes"]
     assert [replica["status"] for replica in update] == ["swapped"] * 2 * REPLICAS_PER_NODE
-    assert sorted(replica["fetched_bytes"] for replica in update) == [0] * (2 * REPLICAS_PER_NODE - 1) + [size_bytes]
+    assert sorted(replica["fetched_bytes"] for replica in update) == [0] * (2 * REPLICAS_PER_NODE - 1) + [delta_bytes]
+    assert sorted(replica["read_bytes"] for replica in update) == [0] * (2 * REPLICAS_PER_NODE - 2) + [delta_bytes] * 2
     held = findings["held_after_delta"]
     assert {replica["sha256"] for replica in held} == {findings["delta_sha256"]}
     assert [len({replica["inode"] for replica in replicas}) for replicas in by_node(held).values()] == [1, 1]

@@ -51,6 +51,7 @@ class Findings:
     """Of the first pushes: what each replica reported."""
     held: list[dict[str, Any]] = field(default_factory=list)
     """By each replica after the first pushes."""
+    delta_bytes: int = 0
     delta_sha256: str = ""
     """Of the file of full weights that the delta makes."""
     delta_update: list[dict[str, Any]] = field(default_factory=list)
@@ -91,6 +92,7 @@ def main(folder: Path, seconds: float) -> Findings:
         version += 1
         findings.delta_update = [replica.model_dump() for replica in push_delta(roots, version).replicas]
         findings.held_after_delta = held_by_all(2, version)
+        findings.delta_bytes = handle_of("Policy").state.remote(0.0).result().versions[-1].delta_bytes
         version += 1
         push(roots, version)
         held_by_all(2, version)

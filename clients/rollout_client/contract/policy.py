@@ -80,7 +80,8 @@ class PushOptions(SwitchOptions):
     `kind=full`."""
     checksum: Sha256 | None = None
     """Sha-256 over all tensors of the full weights or the adapter, as in `VersionInfo`; weights with another one are
-    refused."""
+    refused. With it a delta of the current version goes to the engines' nodes as it is, and is applied there; without
+    it the service has to apply it first, to know the checksum."""
     name: PolicyName | None = None
     """The policy that an adapter becomes a version of, beside other policies; by default it becomes the version that
     requests without a name get. Such a push pauses nothing, so that the other options of an update have no meaning."""
@@ -149,6 +150,8 @@ class VersionInfo(Lenient):
     held the weights, as after a transfer."""
     size_bytes: int = 0
     """Size of its full weights or its adapter as one file."""
+    delta_bytes: int | None = None
+    """Size of the changes since `base`, if replicas got the version as those; null for all others."""
     created_at: datetime | None = None
     """When all of the version had arrived; null if nobody knows, as of the initial one."""
     rollback_of: Version | None = None
@@ -280,6 +283,9 @@ class ReplicaUpdate(Lenient):
     """Seconds to fetch the weights to the replica; generations continue during that time."""
     fetched_bytes: int = 0
     """Bytes that the replica fetched from other nodes; 0 if its node could read the file, or had it already."""
+    read_bytes: int = 0
+    """Size of the files that the replica read for it: of what changed, where its node had the weights that a delta
+    changes, else of all weights. 0 if another replica of its node did, or the node had them already."""
     swap_s: float = 0.0
     """Seconds to replace the old weights in the engine."""
     pause_s: float = 0.0

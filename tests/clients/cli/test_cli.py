@@ -161,7 +161,11 @@ def test_a_narrow_terminal_has_fewer_columns_of_a_version_and_no_broken_date_or_
     width: int, columns: list[str]
 ) -> None:
     fields: dict[str, Any] = {"created_at": datetime(2026, 11, 25, 9, 8, 7, tzinfo=UTC), "checksum": "a" * 64}
-    versions = [VersionInfo(version=120_700, kind="adapter", base=100_000, size_bytes=269_000_000, **fields)]
+    versions = [
+        VersionInfo(
+            version=120_700, kind="adapter", base=100_000, size_bytes=269_000_000, delta_bytes=35_000_000, **fields
+        )
+    ]
     console = Console(width=width, record=True, file=Path(os.devnull).open("w"))  # noqa: SIM115
     console.print(versions_table(PolicyState(current=120_700, versions=versions, replicas=[])))
     lines = console.export_text().splitlines()

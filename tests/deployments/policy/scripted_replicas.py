@@ -5,8 +5,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from deployments.policy.assembly import write_applied
 from deployments.policy.cluster import Cluster
 from deployments.policy.commands import (
     AcceptRequests,
@@ -27,6 +29,8 @@ from deployments.policy.commands import (
     Swap,
     VersionPayload,
 )
+from deployments.policy.failures import WeightsRefused
+from deployments.policy.node_files import WeightsNotFetched
 from deployments.policy.replica_registry import ReplicaRegistry
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
@@ -128,6 +132,8 @@ class ScriptedReplica:
     """Its step with the next command of a kind, in place of that of the script."""
     changes_nothing: bool = False
     """Whether its canaries say the same of new weights as of those before."""
+    deltas: list[int] = field(default_factory=list)
+    """The versions that its node has made of a delta."""
 
     def __post_init__(self) -> None:
         self._script = deque(self.script)
@@ -173,7 +179,10 @@ class ScriptedReplica:
         report = CommandReport(numbered.number, self.loaded)
         if step == "error":
             return replace(report, error=f"OSError: {self.name} has no room", broken=isinstance(numbered.command, Swap))
-        self._carry_out(numbered)
+        try:
+            self._carry_out(numbered)
+        except (WeightsNotFetched, WeightsRefused) as failure:
+            return replace(report, error=f"WeightsNotFetched: {failure}")
         if step == "die after":
             raise Died
         if step == "register again":
@@ -229,8 +238,26 @@ class ScriptedReplica:
                 self.loaded = LoadedWeights(version)
 
     def _content_of(self, payload: VersionPayload) -> bytes | None:
-        path = Path(payload.file.path)
-        return path.read_bytes() if path.exists() else None
+        """The content as a node has it, which applies a delta to its own base or to the store's file of it."""
+        if payload.delta is None:
+            path = Path(payload.file.path)
+            return path.read_bytes() if path.exists() else None
+        base = payload.delta.base
+        content = self.files.get(base.version) or self._content_of(base)
+        if content is None:
+            return None
+        self.deltas.append(payload.version)
+        return applied(content, Path(payload.delta.changes.file.path), payload.checksum)
 
     def _note(self, what: str, version: int) -> None:
         self.cluster.events.append((self.name, what, version))
+
+
+def applied(base: bytes, delta: Path, checksum: str) -> bytes:
+    """Raises `WeightsNotFetched` as a node does."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "base").write_bytes(base)
+        made = write_applied(Path(folder) / "base", delta, Path(folder) / "full")
+        if made != checksum:
+            raise WeightsNotFetched(f"the delta makes weights with the checksum {made}")
+        return (Path(folder) / "full").read_bytes()

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from deployments.policy.assembly import write_applied
 from deployments.policy.failures import WeightsRefused
+from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.safetensors_file import header_bytes, header_of
 from tests.deployments.policy.delta_files import delta_of
 from tests.deployments.policy.weight_files import GOOD, written
@@ -22,8 +23,20 @@ def test_a_delta_gives_the_new_weights_bit_for_bit(tmp_path: Path, before: bytes
     base, new = tmp_path / "base", tmp_path / "new"
     base.write_bytes(start + before)
     new.write_bytes(start + after)
-    write_applied(base, delta_of(base, new, tmp_path / "delta"), tmp_path / "full")
+    checksum = write_applied(base, delta_of(base, new, tmp_path / "delta"), tmp_path / "full")
     assert (tmp_path / "full").read_bytes() == start + after
+    assert checksum == file_checksum(new)
+
+
+def test_the_header_of_the_base_stays_as_it_is_with_its_metadata_and_its_padding(tmp_path: Path) -> None:
+    base = written(tmp_path / "base", GOOD)
+    content = base.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    padded = (length + 64).to_bytes(8, "little") + content[8 : 8 + length] + b" " * 64 + content[8 + length :]
+    base.write_bytes(padded)
+    checksum = write_applied(base, written(tmp_path / "delta", {}), tmp_path / "full")
+    assert (tmp_path / "full").read_bytes() == padded
+    assert checksum == file_checksum(base)
 
 
 def test_a_tensor_without_values_stays_empty(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from deployments.policy.commands import StoredFile, VersionPayload
+from deployments.policy.commands import DeltaPayload, StoredFile, VersionPayload
 from deployments.policy.node_files import NodeFile, NodeWeights, WeightsNotFetched
 from rollout_client.weights.checksum import file_checksum
+from tests.deployments.policy.delta_files import delta_of
 from tests.deployments.policy.scripted_reads import ScriptedReads
 from tests.deployments.policy.weight_files import GOOD
 
@@ -63,14 +65,16 @@ def names(*payloads: VersionPayload) -> list[str]:
 def test_on_the_node_of_the_store_its_own_file_is_mapped(tmp_path: Path, stored: Path) -> None:
     source = ScriptedReads(stored.read_bytes())
     weights = node(tmp_path, source, node_id="store's")
-    assert asyncio.run(weights.file_of(payload_of(stored, is_copied=True))) == NodeFile(stored)
+    assert asyncio.run(weights.file_of(payload_of(stored, is_copied=True))) == NodeFile(
+        stored, read_bytes=stored.stat().st_size
+    )
     assert (source.offsets, files(tmp_path)) == ([], [])
 
 
 def test_a_node_that_can_read_the_folder_of_the_store_maps_its_file(tmp_path: Path, stored: Path) -> None:
     source = ScriptedReads(stored.read_bytes())
     file = asyncio.run(node(tmp_path, source).file_of(payload_of(stored)))
-    assert file == NodeFile(stored)
+    assert file == NodeFile(stored, read_bytes=stored.stat().st_size)
     assert source.offsets == []
 
 
@@ -203,3 +207,107 @@ def test_a_replica_that_joins_removes_what_dead_ones_have_left(tmp_path: Path) -
     (left / "7").mkdir(parents=True)
     node(tmp_path)
     assert not left.exists()
+
+
+class Change:
+    """Version 8, which the store of another node, or of this one, has as a delta of version 7."""
+
+    def __init__(self, stored: Path, node_id: str = "store's") -> None:
+        self.new = stored.with_name("new.safetensors")
+        save_file({**GOOD, "norm.weight": torch.tensor([1.0, 5.0, 1.0]).bfloat16()}, self.new)
+        self.delta = delta_of(stored, self.new, stored.with_name("delta.safetensors"))
+        self.base = payload_of(stored, node_id)
+        self.changes = payload_of(self.delta, node_id, version=8)
+        self.payload = replace(
+            payload_of(self.new, node_id, version=8),
+            file=self.changes.file,
+            delta=DeltaPayload(self.base, self.changes),
+            keep=frozenset({7, 8}),
+        )
+
+    def source(self) -> ScriptedReads:
+        """Has the delta, and nothing else of version 8."""
+        return ScriptedReads(self.delta.read_bytes(), version=8, checksum=self.changes.checksum)
+
+    def away(self) -> VersionPayload:
+        return replace(away(self.payload), delta=DeltaPayload(away(self.base), away(self.changes)))
+
+
+def test_a_node_that_has_the_base_fetches_what_changed_and_makes_the_weights_of_it(
+    tmp_path: Path, stored: Path
+) -> None:
+    change = Change(stored)
+    asyncio.run(node(tmp_path, ScriptedReads(stored.read_bytes())).file_of(away(change.base)))
+    source = change.source()
+    file = asyncio.run(node(tmp_path, source).file_of(change.away()))
+    assert file.path.read_bytes() == change.new.read_bytes()
+    assert (file.fetched_bytes, file.read_bytes) == (change.changes.size_bytes,) * 2
+    assert source.offsets == [0]
+    assert files(tmp_path) == names(away(change.base), change.away(), change.changes)
+
+
+def test_on_the_node_of_the_store_base_and_changes_are_read_where_they_are(tmp_path: Path, stored: Path) -> None:
+    change = Change(stored)
+    source = change.source()
+    file = asyncio.run(node(tmp_path, source, node_id="store's").file_of(change.payload))
+    assert file.path.read_bytes() == change.new.read_bytes()
+    assert (file.fetched_bytes, file.read_bytes, source.offsets) == (0, change.changes.size_bytes, [])
+    assert files(tmp_path) == names(change.payload)
+
+
+def test_the_replicas_of_a_node_apply_a_delta_once(tmp_path: Path, stored: Path) -> None:
+    change = Change(stored)
+
+    async def play() -> Sequence[NodeFile]:
+        return await asyncio.gather(*(node(tmp_path, node_id="store's").file_of(change.payload) for _ in range(3)))
+
+    found = asyncio.run(play())
+    assert len({file.path for file in found}) == 1
+    assert sorted(file.read_bytes for file in found) == [0, 0, change.changes.size_bytes]
+
+
+def test_weights_that_were_made_of_a_delta_are_the_base_of_the_next(tmp_path: Path, stored: Path) -> None:
+    change = Change(stored)
+    newest = stored.with_name("newest.safetensors")
+    save_file({**GOOD, "scale": torch.tensor(3.0)}, newest)
+    changes = payload_of(delta_of(change.new, newest, stored.with_name("delta-9.safetensors")), version=9)
+    delta = DeltaPayload(away(payload_of(change.new, version=8)), changes)
+    payload = replace(payload_of(newest, version=9), delta=delta, keep=frozenset({8, 9}))
+
+    async def play() -> bytes:
+        await node(tmp_path, node_id="store's").file_of(change.payload)
+        return (await node(tmp_path, node_id="store's").file_of(payload)).path.read_bytes()
+
+    assert asyncio.run(play()) == newest.read_bytes()
+
+
+def test_a_node_that_lacks_the_base_fetches_it_too(tmp_path: Path, stored: Path) -> None:
+    change = Change(stored)
+    base, changes = ScriptedReads(stored.read_bytes()), change.source()
+
+    async def read(version: int, checksum: str, offset: int, count: int) -> bytes:
+        source = base if version == change.base.version else changes
+        return await source.read(version, checksum, offset, count)
+
+    weights = NodeWeights(tmp_path / "node", "another", read)
+    weights.join()
+    file = asyncio.run(weights.file_of(change.away()))
+    assert file.path.read_bytes() == change.new.read_bytes()
+    assert (file.fetched_bytes, file.read_bytes) == (change.base.size_bytes + change.changes.size_bytes,) * 2
+
+
+def test_a_delta_that_makes_other_weights_is_no_version_and_leaves_nothing(tmp_path: Path, stored: Path) -> None:
+    change = Change(stored)
+    wrong = replace(change.payload, checksum="0" * 64)
+    with pytest.raises(
+        WeightsNotFetched, match=f"the delta of version 7 makes weights with the checksum {'[0-9a-f]' * 64}"
+    ):
+        asyncio.run(node(tmp_path, node_id="store's").file_of(wrong))
+    assert [name for name in files(tmp_path) if not name.endswith(".lock")] == []
+
+
+def test_a_delta_that_does_not_fit_is_no_version(tmp_path: Path, stored: Path) -> None:
+    change = Change(stored)
+    save_file({"other.gaps": torch.zeros(1, dtype=torch.int32), "other.values": torch.ones(1)}, change.delta)
+    with pytest.raises(WeightsNotFetched, match="cannot be applied: weights: other: the base has no such tensor"):
+        asyncio.run(node(tmp_path, node_id="store's").file_of(change.payload))

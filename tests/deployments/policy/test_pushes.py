@@ -300,7 +300,9 @@ def test_an_adapters_folder_may_be_read_too(tmp_path: Path) -> None:
 async def pushed_names(world: World, content: bytes, kind: WeightsKind, base: int | None = None) -> set[str]:
     version = world.policy.next_number()
     await world.push(version, content, kind=kind, base=base)
-    return {entry.name for entry in read_header(world.versions.weights(version)).entries}
+    info = world.versions.info(version)
+    file = world.versions.weights(version) if info.delta_bytes is None else world.versions.delta(version)
+    return {entry.name for entry in read_header(file).entries}
 
 
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.module.", "base_model.model."])

@@ -124,7 +124,7 @@ def test_weights_that_come_after_their_version_was_removed_are_ignored(tmp_path:
 def test_files_that_a_store_left_when_it_died_are_removed_at_the_next_start(tmp_path: Path) -> None:
     versions = versions_in(tmp_path)
     add(versions, info(1))
-    for leftover in ("making/2/a.safetensors", "versions/2.safetensors"):
+    for leftover in ("making/2/a.safetensors", "versions/2.safetensors", "versions/2.delta.safetensors"):
         (tmp_path / leftover).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / leftover).write_bytes(b"half")
     (tmp_path / "versions" / "0.safetensors").write_bytes(b"initial")

@@ -10,16 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
-from deployments.policy.assembly import write_adapter, write_applied
+from deployments.policy.assembly import write_adapter
 from deployments.policy.weight_checks import (
     largest_upload_bytes,
     layout_of,
     validate_adapter,
+    validate_delta,
     validate_full,
 )
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.safetensors_file import MAX_HEADER_BYTES, header_bytes, header_of
+from tests.deployments.policy.delta_files import delta_of
 from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, Tensors, adapter, raw, refusal, written
 from tests.paths import TINY_MODEL
 
@@ -258,9 +260,16 @@ def changes(name: str, gaps: list[int], values: list[float]) -> Tensors:
     return {f"{name}.gaps": torch.tensor(gaps, dtype=torch.int32), f"{name}.values": torch.tensor(values)}
 
 
-def made_of(base: Path, delta: Path, full: Path) -> None:
-    write_applied(base, delta, full)
-    validate_full(full, LAYOUT)
+def test_a_delta_has_the_checksum_of_its_own_tensors(tmp_path: Path) -> None:
+    base = written(tmp_path / "base", GOOD)
+    new = written(tmp_path / "new", {**GOOD, "scale": torch.tensor(7.0), "norm.weight": GOOD["norm.weight"] * 3})
+    delta = delta_of(base, new, tmp_path / "delta")
+    assert validate_delta(delta, LAYOUT) == file_checksum(delta)
+
+
+def test_a_delta_of_nothing_is_one(tmp_path: Path) -> None:
+    delta = written(tmp_path / "delta", {})
+    assert validate_delta(delta, LAYOUT) == file_checksum(delta)
 
 
 @pytest.mark.parametrize(
@@ -290,17 +299,15 @@ def made_of(base: Path, delta: Path, full: Path) -> None:
 def test_changes_that_no_weights_of_the_model_can_have_are_refused(
     tmp_path: Path, parts: Tensors, finding: tuple[str, str]
 ) -> None:
-    base, delta = written(tmp_path / "base", GOOD), written(tmp_path / "delta", parts)
-    assert refusal(made_of, base, delta, tmp_path / "full") == [finding]
+    assert refusal(validate_delta, written(tmp_path / "delta", parts), LAYOUT) == [finding]
 
 
 def test_a_delta_that_was_cut_short_is_refused(tmp_path: Path) -> None:
-    base = written(tmp_path / "base", GOOD)
     delta = written(tmp_path / "delta", changes("scale", [0], [1.0]))
     content = delta.read_bytes()
     delta.write_bytes(content[:-1])
-    message = f"the delta has {len(content) - 1} bytes, its header says {len(content)}: it is not whole"
-    assert refusal(made_of, base, delta, tmp_path / "full") == [("weights", message)]
+    message = f"what arrived has {len(content) - 1} bytes, its header says {len(content)}: it is not whole"
+    assert refusal(validate_delta, delta, LAYOUT) == [("weights", message)]
     delta.write_bytes(b"")
-    message = "the delta is not a safetensors file, or was cut off: it ends within its header"
-    assert refusal(made_of, base, delta, tmp_path / "full") == [("weights", message)]
+    message = "what arrived is not a safetensors file, or was cut off: it ends within its header"
+    assert refusal(validate_delta, delta, LAYOUT) == [("weights", message)]

@@ -19,6 +19,7 @@ from rollout_client.contract.policy import (
     PolicyState,
     PolicyUpdate,
     PushResult,
+    VersionInfo,
     WeightsKind,
 )
 
@@ -91,7 +92,7 @@ def versions_table(state: PolicyState) -> WeightsTable:
             version=str(info.version),
             kind=info.kind,
             base="" if info.base is None else str(info.base),
-            size=decimal(info.size_bytes) if info.size_bytes else "",
+            size=size_of(info),
             created="" if info.created_at is None else f"{info.created_at:{DATE}}",
             checksum=shortened(info.checksum),
         )
@@ -111,6 +112,11 @@ def named_table(named: Sequence[NamedPolicyState]) -> WeightsTable:
             checksum=shortened(policy.checksum),
         )
     return table
+
+
+def size_of(info: VersionInfo) -> str:
+    size = decimal(info.size_bytes) if info.size_bytes else ""
+    return size if info.delta_bytes is None else f"{size} (delta: {decimal(info.delta_bytes)})"
 
 
 def replicas_table(state: PolicyState) -> Table:
