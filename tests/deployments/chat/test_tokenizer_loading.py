@@ -13,9 +13,9 @@ from transformers.models.byt5 import ByT5Tokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.tokenizer_loading import (
-    PLAIN_TEXTS,
+    _PLAIN_TEXTS,
+    _refuse_lossy,
     load_tokenizer,
-    refuse_lossy,
     refuse_slow,
 )
 from deployments.protocols.chat import ChatOptions, UnsupportedTokenizer
@@ -82,14 +82,14 @@ def test_characters_that_a_vocabulary_does_not_have_are_no_loss() -> None:
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.decoder = decoders.Fuse()
     make: Any = PreTrainedTokenizerFast
-    refuse_lossy(make(tokenizer_object=backend, unk_token="?"))
+    _refuse_lossy(make(tokenizer_object=backend, unk_token="?"))
 
 
 @pytest.mark.parametrize("model", [TINY_MODEL, SMALL_MODEL])
 def test_the_embedded_models_tokenizers_give_every_plain_text_back(model: Path) -> None:
     backend = load_tokenizer(str(model)).backend_tokenizer
-    assert [backend.decode(backend.encode(text, add_special_tokens=False).ids) for text in PLAIN_TEXTS] == [
-        *PLAIN_TEXTS
+    assert [backend.decode(backend.encode(text, add_special_tokens=False).ids) for text in _PLAIN_TEXTS] == [
+        *_PLAIN_TEXTS
     ]
 
 
