@@ -385,6 +385,7 @@ OF_OUR_OWN_TEXT = {
     "deployments/harbor/tasks.py::CANARY": "a file of a task in the config's folder",
     "deployments/harbor/tasks.py::TEMPLATE": "a file of a task in the config's folder",
     "deployments/sandbox/providers/dockerfile.py::VARIABLE": "a file of a task in the config's folder",
+    "deployments/sandbox/providers/dockerfile.py::build_plan": "a file of a task in the config's folder",
     "deployments/policy/published.py::NUMBERED": "a name in the config's folder",
     "service/startup/generated_config.py::_task_name_of": "the name of a class",
     "service/startup/readiness.py::_NO_ROOM": "a message of Serve",

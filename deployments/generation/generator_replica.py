@@ -138,6 +138,10 @@ class GeneratorReplica(GeneratorReplicaBase):
         """Ends calls of SGLang's API with the tokens that they have, also those that come later."""
         await self._aborts.abort(calls)
 
+    def drain(self, bound_s: float) -> None:
+        # The engine of a broken replica may be paused: its generations would wait all the time for nothing.
+        super().drain(bound_s if self._commands.broken is None else 0.0)
+
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:
         return self._engine.prefix_cache_tokens()
 
@@ -149,6 +153,8 @@ class GeneratorReplica(GeneratorReplicaBase):
         await super().check_health()
         if self._running_commands.done():
             self._running_commands.result()
+        # The task itself ends only when the store, which may be gone, has taken its report.
+        if self._commands.broken is not None:
             raise RuntimeError(f"An update of the weights broke the replica: {self._commands.broken}")
         await self._engine.check_health()
 

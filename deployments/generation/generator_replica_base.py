@@ -116,7 +116,7 @@ class GeneratorReplicaBase(ABC):
         self._give_up(generation_ids)
 
     def _give_up(self, generation_ids: Sequence[str]) -> None:
-        """What a call of a session has generated is recorded."""
+        """Cancels those that run; a session records what its call has generated."""
         for generation_id in generation_ids:
             task = self._running.get(generation_id)
             if task is not None and not task.cancelling():

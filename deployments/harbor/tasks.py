@@ -47,7 +47,7 @@ class HarborSettings(StrictSettings):
     sandbox: SandboxProviderSettings = SandboxProviderSettings()
 
 
-CANARY = re.compile(r"\A(?:(?:<!--.*canary.*-->|#.*canary.*)\n)*\s*", re.IGNORECASE)
+CANARY = re.compile(r"\A(?:[ \t]*(?:<!--.*canary.*-->[ \t]*|#.*canary.*)(?:\n|\Z))*(?:[ \t]*\n)*", re.IGNORECASE)
 """Marks of a benchmark at the beginning of an instruction, which no agent sees, and empty lines."""
 TEMPLATE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _Root = Literal["root", 0, "0"] | None

@@ -189,7 +189,7 @@ class SessionTable:
                 self.drop(kept.id)
 
     def change(self, kept: KeptSession, added: Mapping[EntryName, bytes] | None = None) -> StoredChange:
-        """What must be stored: the session as it is, with these further entries."""
+        """The change to store: the session as it is, with these further entries."""
         return StoredChange(kept.id, head_bytes(kept.head), added or {})
 
     def unstored(self) -> Sequence[StoredChange]:

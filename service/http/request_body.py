@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import zstandard
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.policy import SAFETENSORS
@@ -21,6 +22,7 @@ from service.problems import (
     BODY_STALLED,
     RequestProblem,
     body_too_large,
+    invalid_json,
     unreadable_body,
     unsupported_media_type,
     validation_problem,
@@ -233,6 +235,8 @@ async def read_json_body(request: Request, model: type[Model], most_bytes: int, 
     refuse_other_than_json(request.headers)
     content = await read_body(request, most_bytes, advice)
     try:
-        return model.model_validate_json(content, strict=True)
+        return model.model_validate(from_json(content, allow_inf_nan=False), strict=True)
     except ValidationError as error:
         raise validation_problem(error) from error
+    except ValueError as error:
+        raise invalid_json(str(error)) from error

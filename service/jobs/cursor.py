@@ -1,4 +1,4 @@
-"""What a job over a data set has delivered, and the cursor that names the samples that are left. No I/O.
+"""The ledger of what a job over a data set has delivered, and the cursor of the samples that are left. No I/O.
 
 A group has failed when none of its rollouts was played to its end: nothing of it can be trained on, so its sample is
 left. An entry of the ledger is the place of a delivered group among the samples of the request; in a job that selects

@@ -27,7 +27,7 @@ others say what one engine can do."""
 
 
 def service_info(rollouts: "RolloutService") -> ServiceInfo:
-    """What the service is, without what other rooms add."""
+    """The description of the service, without what other rooms add."""
     generator = rollouts.episode_factory.generator
     return ServiceInfo(
         model=ModelInfo(

@@ -230,8 +230,8 @@ async def until(holds: Any) -> float:
 
 def replicas_on(node_id: str) -> list[psutil.Process]:
     """Replicas of the service there, by their processes."""
-    details: Any = serve.context._get_global_client().get_serve_details()
-    deployments = details["applications"]["rollout"]["deployments"].values()
+    client: Any = serve.context._get_global_client()
+    deployments = client.get_serve_details()["applications"]["rollout"]["deployments"].values()
     pids = [one.get("pid") for each in deployments for one in each["replicas"] if one.get("node_id") == node_id]
     return [psutil.Process(pid) for pid in pids if pid is not None and psutil.pid_exists(pid)]
 

@@ -134,8 +134,6 @@ def test_the_canary_tells_the_same_full_weights_from_others(
 
     async def swap_to(file: Path, version: int) -> bool:
         await llm.weights.stage(version, file)
-        assert llm.weights.stages_other_full_weights
-        await llm.canary.try_current()
         await llm.weights.swap(SwapOptions(), is_trial=True)
         changes_nothing = await llm.canary.try_current()
         llm.weights.accept()

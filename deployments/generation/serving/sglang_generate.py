@@ -166,7 +166,7 @@ class AnsweredGenerate(GenerateBaseServing):
         version, rid = self._current_version(call.request.policy), request.rid or call.request.generation_id
         for place, engine_input in enumerate(inputs):
             ids = engine_input["prompt_token_ids"]
-            params = params_of(request, ids, call, self.model_config.max_model_len)
+            params = params_of(request, place, ids, call, self.model_config.max_model_len)
             if call.session is not None:
                 refuse_without_columns(params, call, self.model_config.max_logprobs)
             name = rid if request.is_single else f"{rid}_{place}"

@@ -46,8 +46,7 @@ class _SGLangSampling(BaseModel):
 
     max_new_tokens: int | None = Field(default=128, ge=0)
     min_new_tokens: int = 0
-    n: int = Field(default=1, ge=1, le=1)
-    """Trainers send each sample of a group as a call of its own."""
+    n: int = Field(default=1, ge=1)
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
@@ -100,28 +99,32 @@ class SGLangRequest(BaseModel):
         if (self.text is None) == (self.input_ids is None):
             raise VLLMValidationError("Send either `text` or `input_ids`.", parameter="input_ids")
         if self.stream and not self.is_single:
-            raise VLLMValidationError("A stream answers one prompt: send them one by one.", parameter="stream")
+            raise VLLMValidationError("A stream answers one prompt, once: send one call for each.", parameter="stream")
         if not self.return_logprob:
             self.logprob_start_len = NO_INPUT_LOGPROBS
         return self
 
     @property
     def is_single(self) -> bool:
-        """Whether one prompt was sent as itself. The answer is a list otherwise."""
+        """Whether one prompt was sent as itself, to be answered once. The answer is a list otherwise."""
+        return self.sampling_params.n == 1 and self._has_one_prompt
+
+    @property
+    def _has_one_prompt(self) -> bool:
         given: Any = self.input_ids if self.text is None else self.text
         return isinstance(given, str) or not given or isinstance(given[0], int)
 
     @property
     def prompts(self) -> list[Any]:
-        """The texts, or the ids, of each prompt. Raises `VLLMValidationError` for one that cannot be a prompt."""
+        """The texts, or the ids, of each prompt, `n` times. Raises `VLLMValidationError` for one that is no prompt."""
         given: Any = self.input_ids if self.text is None else self.text
-        prompts = [given] if self.is_single else list(given)
+        prompts = [given] if self._has_one_prompt else list(given)
         parameter = "input_ids" if self.text is None else "text"
         if not prompts or not all(prompts):
             raise VLLMValidationError("A prompt is empty: send at least one token.", parameter=parameter)
         if self.text is None and any(min(ids) < 0 for ids in prompts):
             raise VLLMValidationError("A token id is negative.", parameter=parameter)
-        return prompts
+        return [prompt for prompt in prompts for _ in range(self.sampling_params.n)]
 
     @property
     def generates(self) -> bool:
@@ -134,9 +137,10 @@ class SGLangRequest(BaseModel):
 
 
 def params_of(
-    request: SGLangRequest, prompt_token_ids: Sequence[int], call: ServedCall, max_model_len: int
+    request: SGLangRequest, place: int, prompt_token_ids: Sequence[int], call: ServedCall, max_model_len: int
 ) -> SamplingParams:
-    """The parameters of vLLM for one prompt.
+    """The parameters of vLLM for the prompt at `place`. The seeds of a prompt's `n` answers follow one another, as
+    vLLM's do.
 
     Raises:
         VLLMValidationError: a value is out of range, or there is no room for so many tokens.
@@ -149,6 +153,9 @@ def params_of(
         fields |= {name: value for name, value in sampling_of_session(call).items() if name not in given}
         if sampling.sampling_seed is not None:
             fields["seed"] = seed_in_group(sampling.sampling_seed, call)
+    fields["n"] = 1
+    if fields["seed"] is not None:
+        fields["seed"] += place % sampling.n
     room = max_model_len - len(prompt_token_ids)
     if room < max(fields["max_tokens"] or 0, 1):
         message = (

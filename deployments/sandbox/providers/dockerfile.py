@@ -71,7 +71,7 @@ def build_plan(folder: Path) -> BuildPlan:
                     variables |= {name: expanded(value) for name, _, value in words}
                 case "COPY" | "ADD" if not rest.startswith(("--", "[")) and "://" not in rest:
                     steps.append(Copy(_copied(list(map(expanded, rest.split())), folder, workdir, where)))
-                case "RUN" if not rest.startswith(("--", '["')) and "<<" not in rest:
+                case "RUN" if not re.match(r'--|\[\s*".*"\s*\]$', rest) and "<<" not in rest:
                     steps.append(Run(rest, arguments | environment, str(workdir), where))
                 case other if other not in _WITHOUT_EFFECT:
                     raise SandboxRefused(

@@ -97,7 +97,7 @@ async def end_others(sandbox: RunningSandbox, kept: Set[str]) -> int:
 
 
 async def _run_line(sandbox: RunningSandbox, line: str, *arguments: str) -> str:
-    """What the line writes to stdout."""
+    """Runs a line of shell with the arguments and returns its stdout. Raises `ProcessesLeft`."""
     try:
         argv = ["/bin/sh", "-c", line, "sh", *arguments]
         done = await sandbox.exec(argv, environment={"LC_ALL": "C"}, cwd="/", timeout_s=ANSWERS_WITHIN_S)

@@ -183,7 +183,10 @@ class LocalRunningSandbox(ShellSandbox):
 
     async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
         """See `ShellSandbox.run_shell`."""
-        return await self.exec(["/bin/sh", "-c", line], environment=FIRST_VARIABLES, cwd="/", timeout_s=timeout_s)
+        try:
+            return await self.exec(["/bin/sh", "-c", line], environment=FIRST_VARIABLES, cwd="/", timeout_s=timeout_s)
+        except TimeoutError as error:
+            raise SandboxLost(f"The sandbox did not answer within {timeout_s:g} s.") from error
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
@@ -198,7 +201,7 @@ class LocalRunningSandbox(ShellSandbox):
     async def pack(self, archive: int) -> None:
         """Writes the files of the sandbox's own to an open tar archive."""
         left_out = [f"--exclude=.{path}" for path in read_only_paths(self._spec)]
-        await self._tar(["--create", "--sparse", "--anchored", *left_out, "."], stdout=archive)
+        await self._tar(["--create", "--sparse", "--anchored", "--no-wildcards", *left_out, "."], stdout=archive)
 
     async def _tar(self, arguments: Sequence[str], stdin: int | None = None, stdout: int | None = None) -> None:
         """Runs the machine's `tar` in the root folder. Raises `SandboxRefused` if it fails."""

@@ -103,9 +103,16 @@ def test_a_task_without_tests_or_two_of_one_name_are_refused(tmp_path: Path) -> 
         load_tasks(HarborSettings(tasks=str(tmp_path / "two" / "u" / "tests")))
 
 
-def test_marks_of_a_benchmark_are_no_part_of_an_instruction(tmp_path: Path) -> None:
-    marked = "<!-- harbor-canary GUID 1 -->\n# canary 2\n\nDo it.\n# canary"
-    assert load_task(task(tmp_path, instruction=marked)).instruction == "Do it.\n# canary"
+@pytest.mark.parametrize(
+    ("marked", "instruction"),
+    [
+        ("<!-- harbor-canary GUID 1 -->\n# canary 2\n\nDo it.\n# canary", "Do it.\n# canary"),
+        ("  <!-- canary --> \n \n    indented\n", "    indented\n"),
+        ("# canary", ""),
+    ],
+)
+def test_marks_of_a_benchmark_are_no_part_of_an_instruction(marked: str, instruction: str, tmp_path: Path) -> None:
+    assert load_task(task(tmp_path, instruction=marked)).instruction == instruction
 
 
 @pytest.mark.parametrize("section", ["environment", "verifier"])

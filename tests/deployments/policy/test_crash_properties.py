@@ -32,8 +32,10 @@ from tests.deployments.policy.policy_world import (
 )
 from tests.virtual_time import until
 
-FEWEST_KILLS = 8
-"""A story with fewer recorded kills was not recorded."""
+FEWEST_KILLS = 5
+"""A new version with fewer kills was not recorded."""
+FEWEST_KILLS_OF_A_REFUSAL = 2
+"""It writes its upload, and discards it."""
 pytestmark = pytest.mark.slow
 
 
@@ -136,11 +138,11 @@ def test_a_store_that_is_killed_at_any_write_leaves_the_version_before_or_the_ne
                     await asyncio.sleep(10.0)
                     store.acknowledged = trainer.current
                     store.record("nothing")
+                    assert len(store.remains) >= (FEWEST_KILLS_OF_A_REFUSAL if change is be_refused else FEWEST_KILLS)
                     kills.extend((remains, max(before, remains.acknowledged) + 1) for remains in store.remains)
                     store.remains.clear()
 
         story(tmp_path=Path(folder) / "story")
-        assert len(kills) >= FEWEST_KILLS
         for number, (remains, newest) in enumerate(kills):
             check_successor(remains, newest, pushed, Path(folder) / str(number))
 

@@ -94,7 +94,7 @@ async def test_an_upload_that_was_refused_is_dropped_unless_trying_again_can_hel
     with pytest.raises(WeightsRefused):
         await world.push(2, delta())
     assert (await world.store.state(0)).uploads == []
-    await world.replica("r0", command_s=5.0)
+    await world.ready("r0", command_s=5.0)
     newer = world.pushing(2, weights(3.0))
     await world.until_updating(2)
     await world.upload(3, weights(4.0))

@@ -178,7 +178,7 @@ def update_after(replica: Served, requests: int) -> None:
         core.meanwhile = None if len(core.prompts) == requests else update
         engine.weights.aborts += 1
         engine.weights.loaded = LoadedWeights(engine.weights.loaded.version + 1)
-        await core.abort([running.engine_id for running in engine._running])
+        await core.abort([running.engine_id for running in engine._running._running])
 
     core.meanwhile, core.step = update, 3
 
@@ -214,7 +214,7 @@ async def test_a_call_that_its_caller_has_left_is_recorded_with_the_columns_of_w
 
     async def leave() -> None:
         await replica.engine.interrupt(["call-1"])
-        await replica.core.abort([running.engine_id for running in replica.engine._running])
+        await replica.core.abort([running.engine_id for running in replica.engine._running._running])
 
     replica.core.meanwhile = leave
     replica.reply("one two")

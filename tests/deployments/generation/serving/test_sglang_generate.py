@@ -1,6 +1,7 @@
 """SGLang's `/generate` over vLLM's own layers: what is asked of the engine, and how its outputs are answered."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,7 +96,7 @@ async def test_a_field_that_is_not_served_is_refused_by_its_name(field: str, bod
         ({"input_ids": [-1]}, "input_ids"),
         ({"input_ids": FIRST, "sampling_params": {"max_new_tokens": 510}}, "max_new_tokens"),
         ({"input_ids": FIRST, "sampling_params": {"top_p": 0}}, "top_p"),
-        ({"input_ids": FIRST, "sampling_params": {"n": 2}}, "body.sampling_params.n"),
+        ({"input_ids": FIRST, "sampling_params": {"n": 2}, "stream": True}, "stream"),
         ({"input_ids": [FIRST], "stream": True}, "stream"),
     ],
 )
@@ -210,6 +211,29 @@ async def test_the_prompts_of_a_batch_have_their_answers_in_their_order() -> Non
     assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [3, 2]
 
 
+@runs
+async def test_each_prompt_has_n_answers_with_ids_and_seeds_of_their_own() -> None:
+    served = Served()
+    for reply in ("a", "bc", "def", "ghij"):
+        served.reply(reply, ends=False)
+    sampling = {"n": 2, "max_new_tokens": 9, "sampling_seed": 4}
+    answers = await answered(served, {"input_ids": [FIRST, SECOND], "sampling_params": sampling, "rid": "r"})
+    assert [answer["text"] for answer in answers] == ["a", "bc", "def", "ghij"]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["r_0", "r_1", "r_2", "r_3"]
+    assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [3, 3, 2, 2]
+    assert [params.seed for params in served.core.params] == [4, 5, 4, 5]
+
+
+@runs
+async def test_several_greedy_samples_are_answered() -> None:
+    served = Served()
+    [ids, *_] = [served.reply("42") for _ in range(3)]
+    body = {"input_ids": FIRST, "sampling_params": {"temperature": 0, "n": 3}, "rid": "g"}
+    answers = await answered(served, body)
+    assert [answer["meta_info"]["id"] for answer in answers] == ["g_0", "g_1", "g_2"]
+    assert [(answer["output_ids"], answer["text"]) for answer in answers] == [(ids, "42")] * 3
+
+
 @pytest.mark.parametrize(
     ("stop", "spelled", "text"),
     [
@@ -304,11 +328,12 @@ async def test_the_longer_an_answer_is_the_rarer_are_its_events(monkeypatch: pyt
 
 
 def abortable(rid: str, received_at: float = 0.0, key: str | None = None) -> ServedRequest:
+    """A call that the ingress "a" received."""
     body = orjson.dumps({"input_ids": FIRST, "rid": rid, "return_logprob": True})
     share = RequestShare(key=key)
     return ServedRequest(
         f"call {rid}", range(3), 512, (), SamplingOptions(), share=share, endpoint="generate", body=body,
-        received_at=received_at,
+        ingress="a", received_at=received_at, age_s=1.0, arrived_at=time.monotonic(),
     )  # fmt: skip
 
 
@@ -324,7 +349,7 @@ async def test_an_aborted_call_ends_with_the_tokens_that_it_has() -> None:
     aborting: list[asyncio.Task[None]] = []
 
     async def abort() -> None:
-        aborting.append(asyncio.create_task(served.aborts.abort(CallsToAbort(None, "a", 5.0))))
+        aborting.append(asyncio.create_task(served.aborts.abort(CallsToAbort(None, "a", "a", 5.0))))
         await asyncio.sleep(0.01)
 
     served.core.meanwhile = abort
@@ -338,11 +363,14 @@ async def test_an_aborted_call_ends_with_the_tokens_that_it_has() -> None:
 @pytest.mark.parametrize(
     ("calls", "is_aborted"),
     [
-        (CallsToAbort(None, "", 5.0), True),
-        (CallsToAbort(None, "a", 5.0), True),
-        (CallsToAbort(None, "b", 5.0), False),
-        (CallsToAbort(None, "", 4.0), False),
-        (CallsToAbort("team", "", 5.0), False),
+        (CallsToAbort(None, "", "a", 5.0), True),
+        (CallsToAbort(None, "a", "a", 5.0), True),
+        (CallsToAbort(None, "b", "a", 5.0), False),
+        (CallsToAbort(None, "", "a", 4.0), False),
+        (CallsToAbort("team", "", "a", 5.0), False),
+        # Another ingress was told. Its clock means nothing to the call, which is a second older than the abort.
+        (CallsToAbort(None, "", "b", 0.0), True),
+        (CallsToAbort(None, "b", "b", 9.0), False),
     ],
 )
 @runs

@@ -23,12 +23,12 @@ def test_variables_folders_and_commands_follow_the_instructions_before_them(tmp_
     made = plan(
         tmp_path,
         '# syntax\nFROM a AS b\nARG N=1\nENV A=x${N} B="two words"\nWORKDIR /app\nWORKDIR sub\n'
-        "RUN echo $A \\\n  # a comment\n  && true\nRUN [ -d /app ]\nCMD sleep\nEXPOSE 80",
+        'RUN echo $A \\\n  # a comment\n  && true\nRUN [ "$A" = x1 ] && true\nCMD sleep\nEXPOSE 80',
     )
     shell, tested = [step for step in made.steps if isinstance(step, Run) and "mkdir" not in step.command]
     assert shell.command == "echo $A && true"
     assert (shell.workdir, shell.environment) == ("/app/sub", {"N": "1", "A": "x1", "B": "two words"})
-    assert tested.command == "[ -d /app ]"
+    assert tested.command == '[ "$A" = x1 ] && true'
     assert (made.workdir, made.environment["B"], "N" in made.environment) == ("/app/sub", "two words", False)
 
 
@@ -53,6 +53,8 @@ def test_copies_go_where_docker_puts_them(tmp_path: Path) -> None:
         ("RUN --mount=type=cache,target=/x true", "is not carried out .* RUN with a line of shell"),
         ("RUN <<EOF", "is not carried out"),
         ('RUN ["ls", "-l"]', "is not carried out"),
+        # A shell would take it for a test that holds.
+        ('RUN [ "/setup.sh" ]', "is not carried out"),
         ("COPY --from=b /x /y", "is not carried out .* without options"),
         ("COPY --chmod=755 x /y", "is not carried out"),
         ('COPY ["x", "/y"]', "is not carried out"),
