@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from deployments.chat.bridge import PROBE_ANSWER, PROBE_QUESTION, Bridge, Bridges
 from deployments.chat.chat_template import RENDERING_ERRORS, Chat, ChatTemplate
 from deployments.chat.text_encoder import SplittableText, TextEncoder, TokenizedText
-from deployments.chat.tokenizer_loading import end_tokens_of, load_tokenizer, refuse_slow
+from deployments.chat.tokenizer_loading import end_tokens_of, load_tokenizer, refuse_lossy, refuse_slow
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import (
     FROM_MAIN,
@@ -105,10 +105,12 @@ class TransformersChatTokenizer(ChatTokenizer):
             hub: how both are loaded from the Hub.
 
         Raises:
-            UnsupportedTokenizer: see `load_tokenizer` and the constructor.
+            UnsupportedTokenizer: see `load_tokenizer`, `refuse_lossy` and the constructor.
         """
         ends = end_tokens_of(model or name_or_path, hub.revision)
-        return cls(load_tokenizer(name_or_path, hub), skip_special_tokens, ends, split_special_tokens)
+        tokenizer = load_tokenizer(name_or_path, hub)
+        refuse_lossy(tokenizer)
+        return cls(tokenizer, skip_special_tokens, ends, split_special_tokens)
 
     def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
         """The messages with their parts of `prompt_ids`, whose errors it raises, and the tokens of their images."""

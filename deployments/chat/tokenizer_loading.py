@@ -39,8 +39,8 @@ def load_tokenizer(name_or_path: str, hub: FromHub = FROM_MAIN) -> PreTrainedTok
     """The fast tokenizer of a folder or of a model of the Hub, whose ids are those of its `tokenizer.json`.
 
     Raises:
-        UnsupportedTokenizer: it cannot be loaded, is not a fast one, differs from the file, or loses plain text. The
-            message says what to do.
+        UnsupportedTokenizer: it cannot be loaded, is not a fast one, or differs from the file. The message says what
+            to do.
     """
     # Imported here because it imports torch, which takes seconds and hundreds of megabytes.
     from transformers import AutoTokenizer
@@ -65,7 +65,6 @@ def load_tokenizer(name_or_path: str, hub: FromHub = FROM_MAIN) -> PreTrainedTok
     refuse_slow(tokenizer)
     if expected is not None:
         _refuse_unlike_file(tokenizer, expected, name)
-    _refuse_lossy(tokenizer)
     loaded: PreTrainedTokenizerFast = tokenizer
     return loaded
 
@@ -102,7 +101,7 @@ def _refuse_unlike_file(tokenizer: PreTrainedTokenizerFast, expected: list[list[
             )
 
 
-def _refuse_lossy(tokenizer: PreTrainedTokenizerFast) -> None:
+def refuse_lossy(tokenizer: PreTrainedTokenizerFast) -> None:
     """Raises `UnsupportedTokenizer` if plain text does not come back from its ids.
 
     Characters that the tokenizer does not know, and says so by its unknown token, are left out of the comparison.

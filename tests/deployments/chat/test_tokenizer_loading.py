@@ -14,8 +14,8 @@ from transformers.models.byt5 import ByT5Tokenizer
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.tokenizer_loading import (
     _PLAIN_TEXTS,
-    _refuse_lossy,
     load_tokenizer,
+    refuse_lossy,
     refuse_slow,
 )
 from deployments.protocols.chat import ChatOptions, UnsupportedTokenizer
@@ -82,7 +82,7 @@ def test_characters_that_a_vocabulary_does_not_have_are_no_loss() -> None:
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.decoder = decoders.Fuse()
     make: Any = PreTrainedTokenizerFast
-    _refuse_lossy(make(tokenizer_object=backend, unk_token="?"))
+    refuse_lossy(make(tokenizer_object=backend, unk_token="?"))
 
 
 @pytest.mark.parametrize("model", [TINY_MODEL, SMALL_MODEL])
