@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
-from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.normalizers import Normalizer
 from transformers import PreTrainedTokenizerFast
 
@@ -226,7 +226,8 @@ class TokenizedText:
     """The tokens of a text, with their places in it."""
 
     ids: list[int]
-    encoding: Encoding
+    encoding: Any
+    """The `Encoding` of tokenizers."""
 
     def __len__(self) -> int:
         return len(self.ids)
