@@ -184,9 +184,17 @@ class _ControlTokens:
             place += len(before) + length
             shift += len(spelling) - length
             moved.append((place, shift))
+        plain = _interleaved(kept, spelled)
+        own = [
+            (start + found.start(), start + found.end())
+            for start, piece in zip([0, *map(sum, moved)], kept, strict=True)
+            for found in self._any.finditer(piece)
+        ]
+        is_changed = str(len(self.spellings)) in pieces[1::2]
+        if not is_changed and own == [found.span() for found in self._any.finditer(plain)]:
+            return SplittableText(plain, is_split=False, moved=tuple(moved))
         secret = [self._any.sub(lambda found: self._secret[found[0]], piece) for piece in kept]
-        restored = "".join(chain.from_iterable(zip_longest(secret, spelled, fillvalue="")))
-        return SplittableText(restored, is_split=True, moved=tuple(moved))
+        return SplittableText(_interleaved(secret, spelled), is_split=True, moved=tuple(moved))
 
     def _spelling(self, number: str) -> str:
         return self.spellings[int(number)] if number and int(number) < len(self.spellings) else ""
@@ -385,3 +393,7 @@ def _pattern_of(trie: Mapping[str, Any]) -> str:
         return ""
     found = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
     return f"(?:{found})?" if "" in trie else found
+
+
+def _interleaved(pieces: Sequence[str], between: Sequence[str]) -> str:
+    return "".join(chain.from_iterable(zip_longest(pieces, between, fillvalue="")))

@@ -51,8 +51,8 @@ class Lengths:
         self.noted: list[int] = []
         encode = tokenizer._encoder.encode
 
-        def noted(text: str) -> Any:
-            self.noted.append(len(text))
+        def noted(text: str | SplittableText) -> Any:
+            self.noted.append(len(text if isinstance(text, str) else text.text))
             return encode(text)
 
         monkeypatch.setattr(tokenizer._encoder, "encode", noted)
