@@ -92,7 +92,6 @@ class ByteChatTokenizer(ChatTokenizer):
         options: ChatOptions,  # noqa: ARG002
         room: int,  # noqa: ARG002
         calls: Sequence[Mapping[str, Any]] = (),  # noqa: ARG002
-        calls_before: int = 0,  # noqa: ARG002
     ) -> list[TokenizedObservation]:
         contents = [message["content"] for message in messages]
         return [TokenizedObservation(list(content.encode()), content, was_cut=False) for content in contents]

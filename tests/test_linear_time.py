@@ -12,7 +12,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from deployments.chat import bridge, chat_template
-from deployments.chat.control_tokens import ControlTokens
+from deployments.chat.text_encoder import _ControlTokens
 from deployments.generation.serving import session_renderer
 from deployments.policy import adapter_checks, trusted_trainers
 from deployments.tasks import math_latex, replies, retrieval
@@ -28,7 +28,7 @@ from service.access import keys
 from service.http import middlewares, upload_chunk
 from service.images import request_images
 from service.jobs import submission
-from service.model_server import answers, call_bodies, call_images, tinker_dialect
+from service.model_server import call_bodies, call_images, tinker_dialect
 from service.problems import RequestProblem
 from tests.deployments.chat.vocabularies import tokenizer_of
 from tests.paths import REPOSITORY
@@ -54,7 +54,7 @@ def calls(text: str) -> Any:
     return tool_calls_of({"role": "assistant", "content": text})
 
 
-CONTROL = ControlTokens(tokenizer_of("byte-level"))
+CONTROL = _ControlTokens(tokenizer_of("byte-level"))
 
 
 def hidden_and_restored(text: str) -> Any:
@@ -76,7 +76,7 @@ def refused(read: Callable[[], Any]) -> Any:
 MATH, LATEX = "deployments/tasks/replies.py", "deployments/tasks/math_latex.py"
 CALLS = "clients/rollout_env/tool_calls.py"
 BRIDGES, TRAINERS = "deployments/tasks/bridges", "deployments/policy/trusted_trainers.py"
-CALL_BODIES, CHUNKS = "service/model_server/call_bodies.py", "service/http/upload_chunk.py"
+CHUNKS = "service/http/upload_chunk.py"
 PREFERENCES = "service/jobs/submission.py"
 TINKER = "service/model_server/tinker_dialect.py"
 TAGS = ["<action>", "<action>a", "</action>", "<action></action>", "<"]
@@ -239,7 +239,7 @@ READERS = {
     "control tokens in a text": Reader(
         hidden_and_restored,
         ["<", "<|im_", "<|im_end|>", "<tool_response", "q", "q0q", " "],
-        tuple(f"deployments/chat/control_tokens.py::{name}" for name in ("__init__", "_alternatives")),
+        tuple(f"deployments/chat/text_encoder.py::{name}" for name in ("__init__", "_alternatives")),
     ),
     "control tokens in a text for another model": Reader(
         escape_control_tokens, ["<", "[", "[/", "[a", "[aA", "]"], ("clients/rollout_env/models.py::MARKER_CHARACTERS",)
@@ -255,7 +255,7 @@ READERS = {
         ("deployments/chat/chat_template.py::MARK",),
     ),
     "numbers of calls in a rendering": Reader(
-        lambda text: bridge.NUMBER.sub("", text), ["1", "1a", "a"], ("deployments/chat/bridge.py::NUMBER",)
+        lambda text: bridge._NUMBER.sub("", text), ["1", "1a", "a"], ("deployments/chat/bridge.py::_NUMBER",)
     ),
     "name of an adapter's tensor": Reader(
         adapter_checks.MATRIX.fullmatch,
@@ -274,9 +274,9 @@ READERS = {
         ("service/images/request_images.py::DATA_URL",),
     ),
     "source of a call's image": Reader(
-        call_images.SOURCE.match,
+        call_images._SOURCE.match,
         ["sha256:", "a", "data:", "http://"],
-        ("service/model_server/call_images.py::SOURCE",),
+        ("service/model_server/call_images.py::_SOURCE",),
         before="sha256:",
     ),
     "an action": Reader(lambda text: replies.last_tagged(text, "action"), TAGS),
@@ -331,16 +331,10 @@ READERS = {
         lambda text: refused(lambda: upload_chunk.weights_digest(text)), ["a", "0"], (f"{CHUNKS}::weights_digest",)
     ),
     "lone surrogate": Reader(
-        lambda text: refused(lambda: call_bodies.parsed(text.encode("latin-1"))),
+        lambda text: refused(lambda: call_bodies._parsed(text.encode("latin-1"))),
         ["\\ud800\\udc00", "\\ud800", "\\\\ud800", '\\"', '\\"a', '\\"a\\": ', "\xed", "a"],
-        (f"{CALL_BODIES}::NAME",),
         before='{"a": "\\ud800',
         after='"}',
-    ),
-    "number of an event": Reader(
-        lambda text: answers.SEQUENCE_NUMBER.findall(text.encode()),
-        ['"sequence_number":', '"sequence_number":1', '"', "1"],
-        ("service/model_server/answers.py::SEQUENCE_NUMBER",),
     ),
     "row of a problem": Reader(
         player.INDEX.match,
@@ -359,15 +353,15 @@ READERS = {
         ("clients/rollout_client/data_out/evaluation.py::file_name",),
     ),
     "model path of Tinker": Reader(
-        lambda text: refused(lambda: tinker_dialect.demand_of(text)),
+        lambda text: refused(lambda: tinker_dialect._demand_of(text)),
         ["a", "1", "/", "a/", "sampler_weights/", "a/sampler_weights/", "a/1", "."],
-        (f"{TINKER}::MODEL_PATH",),
+        (f"{TINKER}::_MODEL_PATH",),
         before="tinker://",
     ),
     "sampler of Tinker": Reader(
         lambda text: refused(lambda: tinker_dialect.Sampler.of_id(text)),
         ["a", "1", ":", ":1", "a:1:", "."],
-        (f"{TINKER}::SAMPLER",),
+        (f"{TINKER}::_SAMPLER",),
         before=f"{'0' * 32}-",
     ),
     "name of a tensor": Reader(

@@ -19,10 +19,9 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import PlainValidator
 
-from deployments.chat.image_tokens import OtherPlaceholders, expanded
 from deployments.failures import PromptRejected
 from deployments.protocols.generation import WeightSpan, packed_ids
-from deployments.protocols.images import ImagesByName, ImageSpan, image_spans
+from deployments.protocols.images import ImagesByName, ImageSpan, OtherPlaceholders, expanded, image_spans
 from deployments.protocols.token_columns import Columns
 from rollout_client.contract.messages import MediaRange, SampledWith
 from rollout_client.contract.sessions import MessageDrift, SessionRequest
@@ -160,7 +159,6 @@ class SessionRenderer(Protocol):
         after: Sequence[int],
         context: ChatContext,
         calls: Sequence[Mapping[str, Any]] = (),
-        calls_before: int = 0,
     ) -> list[Sequence[int]]:
         """The same for messages, at least one, that follow the generated ids `after`, without these.
 
@@ -168,7 +166,6 @@ class SessionRenderer(Protocol):
 
         Args:
             calls: those of the response, which messages of role `tool` answer.
-            calls_before: how many calls there were before these.
         """
         ...
 
@@ -225,8 +222,8 @@ def prepared_prompt(
     if plan.after is None:
         ids = renderer.prompt(new, context)
     else:
-        *before, calls = (message.get("tool_calls") or () for message in messages[: plan.covered])
-        ids = renderer.following(new, plan.response_ids, context, calls, sum(map(len, before)))
+        calls = messages[plan.covered - 1].get("tool_calls") or ()
+        ids = renderer.following(new, plan.response_ids, context, calls)
     whole = [with_images(*each, images or {}) for each in zip(new, ids, strict=True)]
     token_ids = packed_ids(chain(plan.token_ids, *(message.token_ids for message in whole)))
     spans = (*plan.images, *image_spans(whole, len(plan.token_ids)))
@@ -257,11 +254,8 @@ def prompt_of_tokens(plan: Plan, token_ids: Sequence[int], decode: Callable[[Seq
 
 def with_images(message: ChatMessage, token_ids: Sequence[int], images: ImagesByName) -> RenderedMessage:
     """The message with the tokens of its images in the place of their placeholders. Raises `PromptRejected`."""
-    names = images_in(message)
     try:
-        if not names and not {each.placeholder for each in images.values()}.isdisjoint(token_ids):
-            raise OtherPlaceholders("The tokens of an image stand where none is shown")
-        ids, mm_ranges = expanded(token_ids, names, images)
+        ids, mm_ranges = expanded(token_ids, images_in(message), images)
     except OtherPlaceholders as error:
         raise PromptRejected(
             f"{error} in a message of role {message.get('role')!r}: show images in messages of another role, and leave "

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 from zlib import crc32
 
+from pydantic_core import from_json
+
 from deployments.failures import GenerationLost
 from deployments.protocols.generation import RequestShare, SamplingOptions, included_columns
 from deployments.protocols.model_server import (
@@ -43,6 +45,11 @@ class ModelAnswer:
     body: AsyncGenerator[bytes, None]
     parts: AsyncGenerator[ServedPart, None]
     """The source of `body`."""
+
+    async def whole(self) -> bytes:
+        """The body of an answer that is no stream."""
+        async with aclosing(self):
+            return b"".join([part async for part in self.body])
 
     async def aclose(self) -> None:
         """Aborts the call, unless it has ended, also when nobody has begun to read the body."""
@@ -122,7 +129,7 @@ class ModelCalls:
             ingress=self._name,
             received_at=time.monotonic(),
         )
-        request = _of_policy(request, demand) if session is None else of_session(request, session, caller)
+        request = _of_policy(request, demand) if session is None else _of_session(request, session, caller)
         return await _begun(self._parts(request, caller))
 
     async def _parts(self, request: ServedRequest, caller: Caller) -> AsyncGenerator[ServedPart, None]:
@@ -166,7 +173,7 @@ def _of_policy(request: ServedRequest, demand: PolicyDemand) -> ServedRequest:
     )
 
 
-def of_session(request: ServedRequest, session: OpenSession, caller: Caller) -> ServedRequest:
+def _of_session(request: ServedRequest, session: OpenSession, caller: Caller) -> ServedRequest:
     """The call as one of the session, all of whose calls go where its prefix is cached."""
     asked = session.request
     demand, sampling = asked.policy, asked.sampling
@@ -201,3 +208,12 @@ async def _bodies(first: ServedPart, parts: AsyncGenerator[ServedPart, None]) ->
     async for part in parts:
         if part.body:
             yield part.body
+
+
+def refusal_in(body: bytes) -> tuple[str, str]:
+    """The type and the sentence of a model server's refusal."""
+    try:
+        error = from_json(body)["error"]
+        return str(error.get("type", "error")), str(error["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "error", body.decode(errors="replace")

@@ -236,9 +236,8 @@ class Episode:
         if not outcome.observations:
             return []
         response = self.log.added[-1]
-        *before, calls = (message.tool_calls or () for message in self.log)
         return self._tokenizer.observations(
-            outcome.observations, response.token_ids, self.start.chat, self.log.room, calls, sum(map(len, before))
+            outcome.observations, response.token_ids, self.start.chat, self.log.room, response.tool_calls or ()
         )
 
     def add_outcome(self, outcome: StepOutcome, observed: Sequence[TokenizedObservation] | None = None) -> None:

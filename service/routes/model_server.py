@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import uuid4
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import JsonValue
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.generation import RequestShare
-from deployments.protocols.model_server import GENERATED, TOKEN_ENDPOINTS, Endpoint
+from deployments.protocols.model_server import TOKEN_ENDPOINTS, Endpoint
 from deployments.sessions.records import OpenSession
 from rollout_client.contract.base import PolicyDemand, PolicyName, Priority
 from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
@@ -22,12 +22,10 @@ from service.http.request_body import JSON, read_body, refuse_other_than_json
 from service.model_server.answers import response_to
 from service.model_server.call_bodies import (
     CHOICES_FIELD,
-    CHOICES_FIELDS,
     asks_for_stream,
     choices_of,
     demand_of,
     fields_of,
-    refuse_demand,
 )
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
@@ -36,10 +34,10 @@ from service.scheduling.priority import share_of
 from service.services import AppServices
 
 SHORTEN = "shorten the conversation"
-ROUTING_KEY = "x-smg-routing-key"
+_ROUTING_KEY = "x-smg-routing-key"
 """The header with which trainers tell SGLang's router that calls share a prefix."""
 _ANSWER = content(schema_of(ModelServerAnswer))
-QUESTION: JsonValue = [{"role": "user", "content": "What is 2 + 2?"}]
+_QUESTION: JsonValue = [{"role": "user", "content": "What is 2 + 2?"}]
 router = APIRouter(tags=["model server"])
 
 
@@ -65,24 +63,18 @@ async def answer_call(
     body = bytes(await read_body(request, most_bytes, SHORTEN, admitted.hold_body))
     fields = await fields_of(body)
     choices = choices_of(endpoint, fields, limits.max_rollouts_per_request)
-    admitted.hold_call(choices, CHOICES_FIELDS.get(endpoint, CHOICES_FIELD))
+    admitted.hold_call(choices, CHOICES_FIELD)
     routing_key = None
     if endpoint in TOKEN_ENDPOINTS:
-        if session is None:
-            demand = demand_of(fields, demand)
-            routing_key = request.headers.get(ROUTING_KEY)
-        else:
-            refuse_demand(fields)
+        demand = demand_of(fields, demand, session is not None)
+        routing_key = None if session is not None else request.headers.get(_ROUTING_KEY)
     if session is not None or services.images is not None:
         body = await with_names_of_images(endpoint, body, fields, services.images, caller)
     answer = services.calls.answer(endpoint, body, request_id, caller, session, choices, demand, share, routing_key)
     return await response_to(endpoint, answer, request_id, asks_for_stream(fields))
 
 
-MODELS: dict[str, Any] = {
-    "summary": "List the model",
-    "responses": {200: {"content": {JSON: _ANSWER}}},
-}
+MODELS: dict[str, Any] = {"summary": "List the model", "responses": {200: {"content": {JSON: _ANSWER}}}}
 
 
 @router.get("/models", response_model=None, **needs("read", also_api_key=True), **MODELS)
@@ -91,44 +83,19 @@ async def _models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller)
     return await response_to("models", calls.answer("models", b"", request_id, caller), request_id)
 
 
-async def _demanded(
-    policy: Annotated[
-        PolicyName | None, Query(description="The named policy that answers; by default the one without a name.")
-    ] = None,
-    version: Annotated[
-        int | None,
-        Query(
-            ge=0, description="The version of the weights that make all of the answer; 409 if another takes its place."
-        ),
-    ] = None,
-) -> PolicyDemand:
-    return PolicyDemand(name=policy, version=version)
+_Policy = Annotated[
+    PolicyName | None, Query(description="The named policy that answers; by default the one without a name.")
+]
+_VERSION = "The version of the weights that make all of the answer; 409 if another takes its place."
+_Version = Annotated[int | None, Query(ge=0, description=_VERSION)]
+_PRIORITY = "The share of the engines: `train` by default for calls of token ids, `interactive` for others."
 
 
-async def _nothing_demanded() -> PolicyDemand:
-    return ANY_WEIGHTS
-
-
-async def _share_of_trainer(
-    caller: AuthorizedCaller,
-    priority: Annotated[Priority, Query(description="The share of the engines that calls of the key get.")] = "train",
-) -> RequestShare:
-    # A trainer makes a call for each sample: all of them are one party, as the rollouts of a request are.
-    return share_of(f"tokens {priority} {caller.name or ''}", priority, caller)
-
-
-async def _share_of_its_own(
-    caller: AuthorizedCaller,
-    priority: Annotated[
-        Priority | None, Query(description="The share of the engines that the call gets; `interactive` by default.")
-    ] = None,
-) -> RequestShare | None:
-    """Each call is a party."""
+def _share_of(endpoint: Endpoint, priority: Priority | None, caller: Caller) -> RequestShare | None:
+    if endpoint in TOKEN_ENDPOINTS:
+        # A trainer makes a call for each sample: all of them are one party, as the rollouts of a request are.
+        return share_of(f"tokens {priority or 'train'} {caller.name or ''}", priority or "train", caller)
     return None if priority is None else share_of(uuid4().hex, priority, caller)
-
-
-async def _no_share() -> None:
-    """The call generates nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +117,18 @@ class _CallRoute:
         """Summary, responses and body, as arguments of a route's decorator."""
         events = {"text/event-stream": content({"type": "string"})}
         refused = refusals(reads_body=True)
-        of_policy = refusals(PolicyNotCurrent, PolicyUnknown) if self.endpoint in GENERATED else {}
-        unknown = of_policy.get(404, {"content": {}})["content"]
+        of_policy = refusals(PolicyNotCurrent, PolicyUnknown)
         return {
             "summary": self.summary,
             "responses": {
-                200: {
-                    "description": "As vLLM's own server answers",
-                    "content": {JSON: _ANSWER, **events},
-                },
+                200: {"description": "As vLLM's own server answers", "content": {JSON: _ANSWER, **events}},
                 **refused,
                 400: {**refused[400], "content": {**refused[400]["content"], JSON: _ANSWER}},
-                404: {"description": "The model is not known, or the policy", "content": {**unknown, JSON: _ANSWER}},
-                **({409: of_policy[409]} if of_policy else {}),
+                404: {
+                    "description": "Unknown model, or policy",
+                    "content": {**of_policy[404]["content"], JSON: _ANSWER},
+                },
+                409: of_policy[409],
                 429: limited(),
             },
             "openapi_extra": json_request(ModelServerCall.model_validate(self.example)),
@@ -174,19 +140,16 @@ CALL_ROUTES = (
         "chat/completions",
         "chat_completions",
         "Complete a chat",
-        "OpenAI's chat completions: text, tools, JSON schemas, log-probabilities; `stream: true` for server-sent "
-        "events.\n\nWith `return_token_ids` the answer has the ids of prompt and response, and `weight_versions`: "
-        "which weights made which tokens.",
-        {"messages": QUESTION, "max_tokens": 64, "return_token_ids": True},
+        "OpenAI's chat completions. With `return_token_ids` the answer has the ids of prompt and response, and "
+        "`weight_versions`: which weights made which tokens.",
+        {"messages": _QUESTION, "max_tokens": 64, "return_token_ids": True},
     ),
     _CallRoute(
         "completions",
         "completions",
         "Complete a text",
-        "OpenAI's text completions of texts or token ids, several at once in a list. With `echo` and `logprobs` the "
-        "answer has the log-probabilities of the prompt too, as evaluation harnesses ask for them.\n\nWith `logprobs` "
-        "or `return_token_ids` each choice has `weight_versions`: which weights made which of its generated tokens. "
-        "Those of the first one computed the whole prompt.",
+        "OpenAI's text completions of texts or token ids. With `logprobs` or `return_token_ids` each choice has "
+        "`weight_versions`; with `echo` log-probabilities of the prompt too, by the weights of its first token.",
         {"prompt": "What is 2 + 2?", "max_tokens": 1, "logprobs": 1, "echo": True},
     ),
     _CallRoute(
@@ -201,48 +164,39 @@ CALL_ROUTES = (
         "messages",
         "Create a message",
         "Anthropic's messages, streaming included.",
-        {"model": "any", "messages": QUESTION, "max_tokens": 64},
+        {"model": "any", "messages": _QUESTION, "max_tokens": 64},
     ),
     _CallRoute(
         "messages/count_tokens",
         "count_tokens",
         "Count the tokens of a prompt",
         "How many tokens the prompt of a message has.",
-        {"model": "any", "messages": QUESTION, "max_tokens": 64},
+        {"model": "any", "messages": _QUESTION, "max_tokens": 64},
     ),
     _CallRoute(
         "tokenize",
         "tokenize",
         "Tokenize",
         "The token ids of a text, or of messages as the chat template renders them.",
-        {"messages": QUESTION},
+        {"messages": _QUESTION},
     ),
     _CallRoute("detokenize", "detokenize", "Decode token ids", "The text of token ids.", {"tokens": [5, 6, 7]}),
     _CallRoute(
         "generate",
         "generate",
         "Generate from token ids or a text, as SGLang does",
-        "SGLang's `/generate`: prompts of ids or texts, one or several, and answers of ids with `meta_info`, for "
-        "trainers that were written for it.\n\n`weight_version` of the body says which weights may answer, `lora_path` "
-        "which named policy. A field that is not served is refused by its name. Log-probabilities are those of the "
-        "distribution that was sampled from.",
+        "SGLang's `/generate`. `weight_version` of the body says which weights may answer, `lora_path` which named "
+        "policy. Log-probabilities are those of the distribution that was sampled from.",
         {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 64}, "return_logprob": True},
     ),
     _CallRoute(
         "inference/v1/generate",
         "generate_tokens",
         "Generate from token ids, as vLLM does",
-        "vLLM's API of token ids: a prompt of ids, and choices of ids with `weight_versions`: which weights made which "
-        "of them.\n\n`weight_version` of the body says which weights may answer, as in `POST /generate`.",
+        "vLLM's API of token ids. `weight_version` of the body says which weights may answer, as in `POST /generate`.",
         {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 64, "logprobs": 0}},
     ),
 )
-
-
-def _share_dependency(endpoint: Endpoint) -> Any:
-    if endpoint in TOKEN_ENDPOINTS:
-        return _share_of_trainer
-    return _share_of_its_own if endpoint in GENERATED else _no_share
 
 
 def _answers_calls_of(endpoint: Endpoint) -> Any:
@@ -254,9 +208,11 @@ def _answers_calls_of(endpoint: Endpoint) -> Any:
         admitted: Admitted,
         request_id: RequestId,
         caller: AuthorizedCaller,
-        demand: Annotated[PolicyDemand, Depends(_demanded if endpoint in GENERATED else _nothing_demanded)],
-        share: Annotated[RequestShare | None, Depends(_share_dependency(endpoint))],
+        policy: _Policy = None,
+        version: _Version = None,
+        priority: Annotated[Priority | None, Query(description=_PRIORITY)] = None,
     ) -> Response:
+        demand, share = PolicyDemand(name=policy, version=version), _share_of(endpoint, priority, caller)
         return await answer_call(endpoint, request, services, admitted, request_id, caller, demand=demand, share=share)
 
     return call

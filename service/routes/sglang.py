@@ -18,9 +18,7 @@ from service.http.request_body import read_json_body
 from service.routes.dependencies import Calls, Rollouts, Services
 
 MOST_BYTES_OF_AN_ABORT = 2**16
-NOTHING_FLUSHED = (
-    "Nothing was flushed: scores of prompts are computed without the prefix cache, which new weights empty.\n"
-)
+_NOTHING_FLUSHED = "Nothing was flushed: scores use no prefix cache, and new weights empty it.\n"
 router = APIRouter(tags=["model server"])
 
 
@@ -76,10 +74,7 @@ async def _health(services: Services) -> Ready:
     response_class=PlainTextResponse,
     **needs("rollout"),
     summary="Do nothing, where SGLang flushes its cache",
-    responses={
-        200: {"description": "Nothing was flushed", "content": {"text/plain": {"schema": {"type": "string"}}}},
-    },
 )
 async def _flush_cache() -> Response:
     """Trainers call it before they let prompts be scored, which uses no cache here."""
-    return PlainTextResponse(NOTHING_FLUSHED)
+    return PlainTextResponse(_NOTHING_FLUSHED)

@@ -27,11 +27,10 @@ class TemplateRenderer(SessionRenderer):
         after: Sequence[int],
         context: ChatContext,
         calls: Sequence[Mapping[str, Any]] = (),
-        calls_before: int = 0,
     ) -> list[Sequence[int]]:
         """Raises `EnvironmentRejected` for a message that the template refuses or drops."""
         given: Any = [_plain(message) for message in messages]
-        observed = self._tokenizer.observations(given, after, _options_of(context), ROOM, calls, calls_before)
+        observed = self._tokenizer.observations(given, after, _options_of(context), ROOM, calls)
         return [message.token_ids for message in observed]
 
     def generation_prompt(self, context: ChatContext) -> Sequence[int]:

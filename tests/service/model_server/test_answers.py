@@ -127,12 +127,6 @@ def error_after(before: bytes, answer: httpx.Response) -> tuple[str, Any]:
     return event, json.loads(error)
 
 
-def test_the_error_has_the_number_after_that_of_the_event_before_it() -> None:
-    numbered = b'data: {"type":"response.created","sequence_number":0}\n\ndata: {"sequence_number": 7}\n\n'
-    answer = answer_to([ServedPart(numbered, 200, EVENTS), GenerationLost("It is gone.")], path="responses")
-    assert error_after(numbered, answer)[1]["sequence_number"] == 8
-
-
 @pytest.mark.parametrize(
     ("path", "last"),
     [

@@ -13,7 +13,7 @@ from deployments.protocols.images import name_of_image
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from service.images.request_images import NOT_TAKEN, RequestImages
-from service.model_server.call_images import NO_SOURCE, NOT_SHOWN, images_of
+from service.model_server.call_images import _NO_SOURCE, _NOT_SHOWN, _images_of
 from service.settings import RequestLimits
 from tests.deployments.images.pictures import ImagesInProcess, picture
 from tests.deployments.storage.scripted_storage import ScriptedStorage
@@ -148,35 +148,35 @@ def test_an_image_whose_field_is_spelled_in_escapes_or_in_another_encoding_is_ch
             "chat/completions",
             {"messages": [user(openai("https://example.org/a.png"))]},
             "messages[0].content[0]",
-            NO_SOURCE,
+            _NO_SOURCE,
         ),
-        ("chat/completions", {"messages": [user(openai("file:///a.png"))]}, "messages[0].content[0]", NO_SOURCE),
-        ("responses", {"input": [user({"type": "input_image", "file_id": "a"})]}, "input[0].content[0]", NO_SOURCE),
+        ("chat/completions", {"messages": [user(openai("file:///a.png"))]}, "messages[0].content[0]", _NO_SOURCE),
+        ("responses", {"input": [user({"type": "input_image", "file_id": "a"})]}, "input[0].content[0]", _NO_SOURCE),
         (
             "chat/completions",
             {"messages": [user({"type": "text", "text": "Look", "image_url": RED_URL})]},
             "messages[0].content[0]",
-            NO_SOURCE,
+            _NO_SOURCE,
         ),
         (
             "chat/completions",
             {"messages": [{"role": "assistant", "content": [openai(RED_URL)]}]},
             "messages[0].content[0]",
-            NOT_SHOWN,
+            _NOT_SHOWN,
         ),
         (
             "chat/completions",
             {"messages": [{"role": "tool", "content": [openai(RED_URL)]}]},
             "messages[0].content[0]",
-            NOT_SHOWN,
+            _NOT_SHOWN,
         ),
         (
             "responses",
             {"input": [{"type": "function_call_output", "output": [responses(RED_URL)]}]},
             "input[0].output[0]",
-            NOT_SHOWN,
+            _NOT_SHOWN,
         ),
-        ("messages", {"system": [BASE64], "messages": []}, "system[0]", NOT_SHOWN),
+        ("messages", {"system": [BASE64], "messages": []}, "system[0]", _NOT_SHOWN),
     ],
 )
 def test_what_cannot_be_shown_is_refused_by_its_place(endpoint: str, body: Any, field: str, message: str) -> None:
@@ -216,7 +216,7 @@ def test_a_call_of_more_images_than_a_sample_may_show_is_refused() -> None:
 
 def test_arguments_of_calls_are_no_images() -> None:
     arguments = {"type": "tool_use", "input": {"type": "image", "source": {"type": "url", "url": "x"}}}
-    assert images_of("messages", {"messages": [{"role": "assistant", "content": [arguments]}]}) == []
+    assert _images_of({"messages": [{"role": "assistant", "content": [arguments]}]}) == []
 
 
 def test_the_sample_of_a_session_is_stored_with_names() -> None:

@@ -12,7 +12,7 @@ from rollout_client.contract.rollouts import Sampling
 from rollout_client.contract.sessions import SessionRequest
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
-from service.model_server.calls import FORGET_AFTER_S, ModelCalls, of_session
+from service.model_server.calls import FORGET_AFTER_S, ModelCalls, _of_session
 from service.remote.policy import RemotePolicy
 from service.settings import AdmissionSettings
 from tests import virtual_time
@@ -52,7 +52,7 @@ async def test_a_call_that_is_left_before_its_body_is_read_is_aborted() -> None:
 def seed_of(session: str, generation_index: int, body: bytes = b"{}") -> int | None:
     asked = SessionRequest(sampling=Sampling(seed=7), generation_index=generation_index)
     request = ServedRequest("call", (), 1, (), None, body=body)  # type: ignore[arg-type]
-    sampling = of_session(request, OpenSession(session, "", "", "http://service", asked), ANYBODY).session_sampling
+    sampling = _of_session(request, OpenSession(session, "", "", "http://service", asked), ANYBODY).session_sampling
     assert sampling is not None
     return sampling.seed
 
@@ -67,7 +67,7 @@ def test_the_sessions_of_one_request_share_its_turns() -> None:
     request = ServedRequest("call", (), 1, (), None, body=b"")  # type: ignore[arg-type]
     asked = SessionRequest(priority="batch")
     shares = [
-        of_session(request, OpenSession(name, "", "", "http://service", asked, share_id), TEAM).share
+        _of_session(request, OpenSession(name, "", "", "http://service", asked, share_id), TEAM).share
         for name, share_id in (("a", "r"), ("b", "r"), ("c", None))
     ]
     assert [(share.id, share.weight, share.key) for share in shares] == [

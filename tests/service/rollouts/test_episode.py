@@ -421,7 +421,6 @@ def test_an_observation_that_cannot_be_tokenized_changes_nothing() -> None:
             options: ChatOptions,
             room: int,
             calls: Sequence[Mapping[str, Any]] = (),
-            calls_before: int = 0,
         ) -> list[TokenizedObservation]:
             raise EnvironmentRejected("no such role")
 

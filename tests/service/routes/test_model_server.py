@@ -174,7 +174,7 @@ def test_each_choice_of_each_prompt_counts_as_a_rollout_of_its_key(
     answer = service.request("POST", path, json=body, headers={"authorization": f"Bearer {key}"})
     assert answer.status_code == status
     if status == 422:
-        assert [error["field"] for error in answer.json()["errors"]] == ["prompt"]
+        assert [error["field"] for error in answer.json()["errors"]] == ["n"]
 
 
 def test_no_route_makes_what_it_needs_in_a_thread() -> None:
