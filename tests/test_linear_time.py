@@ -91,7 +91,7 @@ READERS = {
             *("```python\n", "```\n", " ```", "\n", "```", "``` ", "\t", "```x\n```\n", "```python\na\n````\n"),
             *("`", "~", "~~~\n", "{", "1", "1. ", "- ", "py3.", "\t~~~\n", " ~~~py\n\t"),
         ],
-        tuple(f"deployments/tasks/replies.py::{name}" for name in ("OPENING", "PYTHON")),
+        tuple(f"deployments/tasks/replies.py::{name}" for name in ("_OPENING", "_PYTHON")),
     ),
     "tool calls": Reader(
         calls,
@@ -114,20 +114,20 @@ READERS = {
     "box": Reader(
         replies.last_box,
         ["\\boxed{", "\\boxed", "\\boxed ", "\\fbox{", "\\", "{", "}", "\\boxed{}", "{}"],
-        (f"{MATH}::BOX_PARTS",),
+        (f"{MATH}::_BOX_PARTS",),
     ),
     "answer anywhere": Reader(lambda text: replies.answer_in(text, "any"), ANSWERS),
     "answer in a box": Reader(lambda text: replies.answer_in(text, "boxed"), ANSWERS),
-    "answer in a line": Reader(lambda text: replies.answer_in(text, "answer_line"), ANSWERS, (f"{MATH}::ANSWER_LINE",)),
+    "answer in a line": Reader(lambda text: replies.answer_in(text, "answer_line"), ANSWERS, (f"{MATH}::_ANSWER_LINE",)),
     "answer in the last line": Reader(
         lambda text: replies.answer_in(text, "answer_line"),
         ["x ", " ", "$", "*"],
-        (f"{MATH}::BEGINS_WITH_ANSWER",),
+        (f"{MATH}::_BEGINS_WITH_ANSWER",),
         before="Answer:",
         after="\n.",
     ),
     "choice": Reader(lambda text: replies.answer_in(text, "choice"), ANSWERS),
-    "letter": Reader(replies.letter_of, ["A", "(", " ", "A ", "A)", "*", "A*", "\\text{", "A}"], (f"{MATH}::LETTER",)),
+    "letter": Reader(replies.letter_of, ["A", "(", " ", "A ", "A)", "*", "A*", "\\text{", "A}"], (f"{MATH}::_LETTER",)),
     "answer in LaTeX": Reader(
         math_latex.normalized,
         [
@@ -231,9 +231,9 @@ READERS = {
         tuple(f"{LATEX}::{name}" for name in ("DELIMITERS", "WRAPPED")),
     ),
     "retrieval's answer": Reader(
-        lambda text: retrieval.normalized(retrieval.answer_in(text)),
+        lambda text: retrieval._normalized(retrieval._answer_in(text)),
         ["<answer>", "</answer>", "<answer></answer>", "a ", "the ", "a", "!", " "],
-        ("deployments/tasks/retrieval.py::ARTICLES",),
+        ("deployments/tasks/retrieval.py::_ARTICLES",),
     ),
     "boxed or whole answer": Reader(replies.boxed_or_whole, ["\\boxed{", "\\boxed", "\\boxed{}", "\\boxed{a", "{"]),
     "control tokens in a text": Reader(
@@ -281,17 +281,17 @@ READERS = {
     ),
     "an action": Reader(lambda text: replies.last_tagged(text, "action"), TAGS),
     "gymnasium's rendering": Reader(
-        gymnasium.plain_text,
+        gymnasium._plain_text,
         ["\x1b[1m", "\x1b[", "\x1b[1;", "\x1b[0m", "1;", "\x1b[31ma", "\x1b[41m"],
-        (f"{BRIDGES}/gymnasium.py::COLOURED",),
+        (f"{BRIDGES}/gymnasium.py::_COLOURED",),
     ),
     "textarena's moves": Reader(
-        textarena.IN_BRACKETS.findall, ["[", "[a", "[a]", "]", "a"], (f"{BRIDGES}/textarena.py::IN_BRACKETS",)
+        textarena._IN_BRACKETS.findall, ["[", "[a", "[a]", "]", "a"], (f"{BRIDGES}/textarena.py::_IN_BRACKETS",)
     ),
     "reasoning_gym's expression": Reader(
-        lambda text: refused(lambda: reasoning_gym.refuse_unknown_names(text)),
+        lambda text: refused(lambda: reasoning_gym._refuse_unknown_names(text)),
         ["a", "1", "1.", ".1", "a1", "(", "1a ", ". ", "x ", "1_", "((x"],
-        (f"{BRIDGES}/reasoning_gym.py::EXPRESSION", f"{BRIDGES}/reasoning_gym.py::refuse_unknown_names"),
+        (f"{BRIDGES}/reasoning_gym.py::_EXPRESSION", f"{BRIDGES}/reasoning_gym.py::_refuse_unknown_names"),
     ),
     "trusted trainer": Reader(
         lambda text: refused(lambda: trusted_trainers.TrustedTrainer.parse(text)),
