@@ -214,11 +214,11 @@ def test_an_adapter_is_pushed_to_a_named_policy_shown_and_dropped(
     save_file({"lora_A": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text("{}")
     served_policy.base, served_policy.warnings = 3, ["It is served on other weights."]
-    options = ["--kind", "adapter", "--name", "run-b", "--version", "5", "--base", "a" * 64]
+    options = ["--kind", "adapter", "--name", "run-b", "--version", "5", "--base", "3"]
     done = rollout(served_policy, "push", str(tmp_path), *options)
     assert (done.exit_code, served_policy.puts[0].query) == (
         0,
-        {"kind": "adapter", "name": "run-b", "mode": "keep", "base_checksum": "a" * 64},
+        {"kind": "adapter", "name": "run-b", "mode": "keep", "base": "3"},
     )
     assert done.stdout.startswith("Version 5 is current on the full weights of version 3, ")
     assert "It is served on other weights." in done.stdout
