@@ -56,6 +56,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         policy_store: DeploymentHandle[Any],
         responses: ResponseSettings | None = None,
         sessions: DeploymentHandle[Any] | None = None,
+        has_metrics: bool = True,
         images: DeploymentHandle[Any] | None = None,
     ) -> None:
         """Starts the engine, and waits until it has the current version.
@@ -63,6 +64,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         Args:
             responses: has the parsers of the answers to calls of OpenAI's and Anthropic's APIs.
             sessions: the session store; `None` for a service that keeps no sessions.
+            has_metrics: whether the engine's metrics go to Ray's exporters.
             images: the image store; `None` for a service that takes no images.
         """
         # What vLLM prints stays in the log of Ray Serve.
@@ -90,8 +92,9 @@ class GeneratorReplica(GeneratorReplicaBase):
         super().__init__(await VLLMEngine.start(engine_args, settings.hang_timeout_s, image_store))
         if sessions is not None:
             refuse_unrecordable(self._engine.llm.model_config.hf_config.model_type)
-        instruments = (EngineMetrics(replica_id()),)
-        self._flushing = asyncio.create_task(flush_periodically(instruments, metrics_report_interval_s()))
+        if has_metrics:
+            instruments = (EngineMetrics(replica_id()),)
+            self._flushing = asyncio.create_task(flush_periodically(instruments, metrics_report_interval_s()))
         self._sessions = None if sessions is None else session_store_client(sessions)
         self._settings = settings
         self._serving: ServingLayers | None = None

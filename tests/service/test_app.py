@@ -1,11 +1,14 @@
 """What the app builder refuses, whichever way Serve was started."""
 
 import asyncio
+import inspect
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import ray
 from ray import serve
+from ray.serve import Application
 from ray.serve.config import HTTPOptions
 
 from service import app
@@ -23,6 +26,66 @@ SETTINGS = ServiceSettings.model_validate(
         "environments": {"math": {"import_path": "deployments.tasks.math:MathEnvironment"}},
     }
 )
+
+
+EVERYTHING = ServiceSettings.model_validate(
+    {
+        "engine": {"device": "cpu", "model": "models/tiny", "max_model_len": 64},
+        "environments": {
+            "math": {"import_path": "deployments.tasks.math:MathEnvironment", "reward_models": ["judge"]},
+            "played": {
+                "import_path": "deployments.tasks.sliding_puzzle:SlidingPuzzleEnvironment",
+                "agent": {"import_path": "examples.agents:play"},
+            },
+        },
+        "reward_models": {"judge": {"model": "models/tiny"}},
+        "sessions": {},
+        "images": {},
+        "jobs": {},
+        "rollout_records": {},
+    }
+)
+
+
+STORES = {
+    "policy_store": "Policy",
+    "sessions": "Sessions",
+    "images": "Images",
+    "jobs": "Jobs",
+    "records": "Records",
+}
+"""The deployment that each argument is."""
+
+
+def applications(bound: Application) -> Iterator[Application]:
+    """This one, and those that it is given."""
+    yield bound
+    deployment = bound._bound_deployment
+    for argument in (*deployment.init_args, *deployment.init_kwargs.values()):
+        for each in argument.values() if isinstance(argument, dict) else [argument]:
+            if isinstance(each, Application):
+                yield from applications(each)
+
+
+def test_each_deployment_takes_what_it_is_given() -> None:
+    stores = {}
+    for each in applications(build(EVERYTHING)):
+        deployment = each._bound_deployment
+        parameters = inspect.signature(deployment.func_or_class.__init__)
+        bound = parameters.bind(None, *deployment.init_args, **deployment.init_kwargs)
+        given = bound.arguments | deployment.init_kwargs
+        stores[deployment.name] = {
+            name: given[name]._bound_deployment.name for name in STORES if isinstance(given.get(name), Application)
+        }
+    assert stores == {
+        "Ingress": STORES,
+        "Generator": {name: STORES[name] for name in ("policy_store", "sessions", "images")},
+        "math": {"images": "Images"},
+        "played": {"images": "Images"},
+        "played_agent": {},
+        "judge": {},
+        **{name: {} for name in STORES.values()},
+    }
 
 
 def listening(monkeypatch: pytest.MonkeyPatch, options: HTTPOptions | None) -> None:

@@ -9,6 +9,8 @@ from prometheus_client.samples import Sample
 from ray.util.metrics import Gauge
 
 _PREFIX = "vllm:"
+_CREATED = "_created"
+"""How names of series end that have the time of another one's begin."""
 _OF_NOW = "vllm:lora_requests_info"
 """Its labels say which adapters are used now; Prometheus keeps those of all times."""
 
@@ -27,7 +29,8 @@ class EngineMetrics:
             if metric.name.startswith(_PREFIX) and metric.name != _OF_NOW:
                 for sample in metric.samples:
                     series = sample.name, *sample.labels.values()
-                    if repeats or self._given.get(series) != sample.value:
+                    is_changed = repeats or self._given.get(series) != sample.value
+                    if is_changed and not sample.name.endswith(_CREATED):
                         self._given[series] = sample.value
                         self._give(sample, metric.documentation)
 

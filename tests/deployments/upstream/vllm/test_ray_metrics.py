@@ -59,7 +59,11 @@ def test_each_kind_of_metric_is_given_to_ray_under_a_name_that_it_takes(
         ("vllm_step_seconds_count", tags, 2),
         ("vllm_step_seconds_sum", tags, 3.5),
     ]
-    assert all(name.startswith("vllm_") for name, _, _ in given)
+    assert {name for name, _, _ in given} == {
+        "vllm_tokens_total",
+        "vllm_running",
+        *(f"vllm_step_seconds_{part}" for part in ("bucket", "count", "sum")),
+    }
 
 
 def test_a_value_is_given_when_it_changes_and_again_when_ray_would_forget_it(
