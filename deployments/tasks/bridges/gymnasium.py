@@ -11,7 +11,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from deployments.tasks.replies import last_tagged
-from deployments.tasks.shapes_pictures import png
+from deployments.tasks.shapes import png
 from deployments.tasks.support import GameInfo, GameSession, imported, seeds_from
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment
 
