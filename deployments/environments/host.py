@@ -20,8 +20,7 @@ from deployments.failures import EnvironmentLost
 from deployments.images.observations import ObservedImages
 from deployments.images.remote_images import RemoteImages
 from deployments.images.settings import ImagesSettings
-from deployments.models.chat_client import HttpChatModel
-from deployments.models.reward_client import RemoteRewardModel
+from deployments.models.clients import HttpChatModel, RemoteRewardModel
 from deployments.models.settings import ChatModelSettings, UserSimulatorSettings
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.rpc.autoscaling import stats_of
@@ -59,7 +58,7 @@ _CALLER_GONE = EnvironmentLost("The step was ended: the ingress replica that wan
 _NO_MODELS: Mapping[str, Any] = MappingProxyType({})
 
 
-class TooManyThreads(Exception):
+class _TooManyThreads(Exception):
     """Too many plain steps hang in their threads. The message has their number and the task."""
 
 
@@ -149,10 +148,10 @@ class EnvironmentHost:
         """Serve calls this, and replaces the replica when it raises.
 
         Raises:
-            TooManyThreads: too many plain steps hang in their threads, which only the end of the process can end.
+            _TooManyThreads: too many plain steps hang in their threads, which only the end of the process can end.
         """
         if (count := abandoned_threads()) >= _MOST_ABANDONED_THREADS:
-            raise TooManyThreads(f"{count} steps of task {self._task_name} hang in their threads.")
+            raise _TooManyThreads(f"{count} steps of task {self._task_name} hang in their threads.")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return stats_of(self._steps.load)

@@ -21,7 +21,7 @@ from rollout_env import ChatMessage, StepOutcome, TaskEnvironment, TemporaryFail
 _Source = Annotated[str, Field(max_length=65536)]
 
 
-class _InputOutputTest(BaseModel):
+class InputOutputTest(BaseModel):
     """The program reads `stdin` and must print `stdout`. Spaces at the ends of lines and around all are ignored."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -30,7 +30,7 @@ class _InputOutputTest(BaseModel):
     stdout: _Source
 
 
-class _CallTest(BaseModel):
+class CallTest(BaseModel):
     """An expression that calls what the program defines must have the value `expected`, as JSON has it."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -41,7 +41,7 @@ class _CallTest(BaseModel):
     """Tuples are lists. Floats may differ by a billionth of their value."""
 
 
-class _CodeTest(BaseModel):
+class CodeTest(BaseModel):
     """Python that raises if the program is wrong, such as `assert add(1, 2) == 3`."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -49,7 +49,7 @@ class _CodeTest(BaseModel):
     code: _Source
 
 
-_Test = _InputOutputTest | _CallTest | _CodeTest
+_Test = InputOutputTest | CallTest | CodeTest
 
 
 class CodeInfo(BaseModel):
@@ -91,7 +91,7 @@ async def _judge(
     """
     program = f"{setup}\n{code}" if setup else code
     problems: list[str] = []
-    for reads_input, group in groupby(tests, key=lambda test: isinstance(test, _InputOutputTest)):
+    for reads_input, group in groupby(tests, key=lambda test: isinstance(test, InputOutputTest)):
         for together in [[test] for test in group] if reads_input else [list(group)]:
             outcome, judged = await _judge_together(sandbox, program, together, limits)
             problems += judged
@@ -100,7 +100,7 @@ async def _judge(
     return problems
 
 
-def _problem_of_output(outcome: Outcome, test: _InputOutputTest) -> str:
+def _problem_of_output(outcome: Outcome, test: InputOutputTest) -> str:
     if outcome.ended_by != "exit":
         return f"The program {_ENDED_BY[outcome.ended_by]}."
     if outcome.exit_code != 0:
@@ -115,13 +115,13 @@ async def _judge_together(
 ) -> tuple[Outcome, list[str]]:
     """Runs the program once: for one test with an input, or for any number without. The problems end with the test that
     reached a limit."""
-    if isinstance(test := tests[0], _InputOutputTest):
+    if isinstance(test := tests[0], InputOutputTest):
         outcome = await sandbox.run(Program(program, stdin=test.stdin), {}, limits)
         return outcome, [_problem_of_output(outcome, test)]
-    inside = [test for test in tests if not isinstance(test, _InputOutputTest)]
+    inside = [test for test in tests if not isinstance(test, InputOutputTest)]
     token = secrets.token_hex(16)
     # What is expected stays here.
-    asked = [{"call": test.call} if isinstance(test, _CallTest) else {"code": test.code} for test in inside]
+    asked = [{"call": test.call} if isinstance(test, CallTest) else {"code": test.code} for test in inside]
     spec = ascii({"code": program, "tests": asked}).encode()
     outcome = await sandbox.run(Program(_RUN_TESTS, stdin=f"{token}\n"), {"tests.literal": spec}, limits)
     results = _reported(outcome.stdout, token)
@@ -147,16 +147,16 @@ def _reported(stdout: str, token: str) -> dict[int, dict[str, Any]]:
     return results
 
 
-def _problem_of_result(result: dict[str, Any], test: _CallTest | _CodeTest) -> str:
+def _problem_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> str:
     if "value" not in result:
         return f"{_shown(test)} failed: {str(result.get('error'))[:_SHOWN]}."
-    if isinstance(test, _CallTest) and not json_equal(result["value"], test.expected):
+    if isinstance(test, CallTest) and not json_equal(result["value"], test.expected):
         return f"{_shown(test)} gave {result['value']!r:.{_SHOWN}}, expected {test.expected!r:.{_SHOWN}}."
     return ""
 
 
-def _shown(test: _CallTest | _CodeTest) -> str:
-    return (test.call if isinstance(test, _CallTest) else test.code)[:_SHOWN]
+def _shown(test: CallTest | CodeTest) -> str:
+    return (test.call if isinstance(test, CallTest) else test.code)[:_SHOWN]
 
 
 def _normalized(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from deployments.tasks.replies import text_outcome
 from rollout_env import ChatMessage, ChatModel, RewardModel, StepOutcome, TaskEnvironment
 
 
-class RewardModelInfo(BaseModel):
+class _RewardModelInfo(BaseModel):
     """The `extra_env_info` of a sample: a reward model needs nothing but the conversation."""
 
     model_config = ConfigDict(extra="ignore")
@@ -22,7 +22,7 @@ class RewardModelEnvironment(TaskEnvironment):
     """One turn, whose reward `score` is that of the reward model for the conversation with the reply."""
 
     description: ClassVar[str] = "Conversations that a reward model scores."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = RewardModelInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _RewardModelInfo
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class RewardModelEnvironment(TaskEnvironment):
         """
         self.model, self.scaling, self.weight = model, scaling, weight
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: RewardModelInfo) -> StepOutcome:  # noqa: ARG002
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _RewardModelInfo) -> StepOutcome:  # noqa: ARG002
         """Asks the reward model. Raises what it raises."""
         started = time.monotonic()
         assert self.model is not None
         score = await self.reward_models[self.model].score(message_log)
         return text_outcome(
             "Environment: the conversation was scored.",
-            {"score": self.weight * (sigmoid(score) if self.scaling == "sigmoid" else score)},
+            {"score": self.weight * (_sigmoid(score) if self.scaling == "sigmoid" else score)},
             terminated=True,
             metrics={"reward_model_seconds": time.monotonic() - started},
         )
@@ -65,6 +65,6 @@ class RewardModelEnvironment(TaskEnvironment):
         return open_questions(count, seed)
 
 
-def sigmoid(score: float) -> float:
+def _sigmoid(score: float) -> float:
     """Without overflow for any score."""
     return 1 / (1 + math.exp(-score)) if score >= 0 else math.exp(score) / (1 + math.exp(score))

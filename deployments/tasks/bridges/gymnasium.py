@@ -22,7 +22,7 @@ _TEXT_MODE, _IMAGE_MODE = "ansi", "rgb_array"
 """Names that Gymnasium has for renderings as text and as an array of pixels."""
 
 
-class GymnasiumInfo(GameInfo):
+class _GymnasiumInfo(GameInfo):
     """The `extra_env_info` of an episode; further fields are ignored. The seed is that of `reset`."""
 
     options: dict[str, Any] | None = None
@@ -32,7 +32,7 @@ class GymnasiumInfo(GameInfo):
 class GymnasiumEnvironment(TaskEnvironment):
     """The model answers with `<action>NAME</action>`. Rewards are Gymnasium's; truncation ends the rollout too."""
 
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = GymnasiumInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _GymnasiumInfo
 
     def __init__(
         self,
@@ -75,20 +75,20 @@ class GymnasiumEnvironment(TaskEnvironment):
         self.max_sessions = max_sessions
         if self.render_mode is not None:
             self.kwargs["render_mode"] = self.render_mode
-        _GymnasiumEpisode(self, GymnasiumInfo(seed=0)).close()
+        _GymnasiumEpisode(self, _GymnasiumInfo(seed=0)).close()
         self.instruction = _instruction_of(self.actions) if instruction is None else instruction
         self.description = f"{env_id} of Gymnasium, shown as {observation}."  # type: ignore[misc]
 
     def made(self) -> Any:
         return self._gymnasium.make(self.env_id, **self.kwargs)
 
-    def start(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> StartOutcome:
+    def start(self, message_log: list[ChatMessage], extra_env_info: _GymnasiumInfo) -> StartOutcome:
         """Adds the instruction and the first observation."""
         with closing(_GymnasiumEpisode(self, extra_env_info)) as episode:
             shown = episode.shown_after(self.instruction, "\n\n")
         return StartOutcome(shown, {**extra_env_info.model_dump(), "prompt_messages": len(message_log)})
 
-    def open_session(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> Session:
+    def open_session(self, message_log: list[ChatMessage], extra_env_info: _GymnasiumInfo) -> Session:
         """Resets an environment, and makes the actions that the log has already."""
         return _GymnasiumEpisode(self, extra_env_info).replayed(message_log, extra_env_info)
 
@@ -112,7 +112,7 @@ class GymnasiumEnvironment(TaskEnvironment):
 class _GymnasiumEpisode(GameSession):
     """One environment of Gymnasium, from its reset on."""
 
-    def __init__(self, task: GymnasiumEnvironment, info: GymnasiumInfo) -> None:
+    def __init__(self, task: GymnasiumEnvironment, info: _GymnasiumInfo) -> None:
         self._task = task
         self._env = task.made()
         observation, _ = self._env.reset(seed=info.seed, options=info.options)

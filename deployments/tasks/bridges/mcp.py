@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.tasks.bridges.mcp_connection import ConnectionThread, McpConnection, McpServer, listed_tools
 from deployments.tasks.replies import boxed_or_whole
-from deployments.tasks.tool_set import tool_message
+from deployments.tasks.tool_calls import tool_message
 from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TaskEnvironment
 from rollout_env.tool_calls import AnyCall, MalformedCall, reply_text, tool_calls_of
 
