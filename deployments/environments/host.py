@@ -38,7 +38,7 @@ _MOST_REFUSED_FIELDS = 20
 logger = logging.getLogger("rollout_service.environments")
 
 
-def refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
+def _refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
     """The first `_MOST_REFUSED_FIELDS` fields that the model does not accept."""
     refused: list[RefusedField] = []
     for place, extra_env_info in enumerate(extra_env_infos):
@@ -176,7 +176,7 @@ class EnvironmentHost:
 
     async def refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> list[RefusedField]:
         """The first fields that the environment does not accept."""
-        return refused_fields(self._environment.ExtraEnvInfo, extra_env_infos)
+        return _refused_fields(self._environment.ExtraEnvInfo, extra_env_infos)
 
     def __del__(self) -> Awaitable[None] | None:
         """Closes the environment, once. Serve calls this when the replica ends, and awaits what it returns."""

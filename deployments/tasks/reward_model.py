@@ -3,9 +3,9 @@
 import math
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from deployments.tasks.llm_judge import ModelMissing, open_questions
 from deployments.tasks.replies import text_outcome
@@ -24,20 +24,14 @@ class RewardModelEnvironment(TaskEnvironment):
     description: ClassVar[str] = "Conversations that a reward model scores."
     ExtraEnvInfo: ClassVar[type[BaseModel]] = _RewardModelInfo
 
-    def __init__(
-        self,
-        model: str | None = None,
-        scaling: Literal["none", "sigmoid"] = "none",
-        weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0,
-    ) -> None:
+    def __init__(self, model: str | None = None, scaling: Literal["none", "sigmoid"] = "none") -> None:
         """Keeps how scores become rewards.
 
         Args:
             model: the name of the reward model; by default the one that the entry in the config names.
             scaling: `sigmoid` brings scores between 0 and 1.
-            weight: factor of the scaled score.
         """
-        self.model, self.scaling, self.weight = model, scaling, weight
+        self.model, self.scaling = model, scaling
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: _RewardModelInfo) -> StepOutcome:  # noqa: ARG002
         """Asks the reward model. Raises what it raises."""
@@ -46,7 +40,7 @@ class RewardModelEnvironment(TaskEnvironment):
         score = await self.reward_models[self.model].score(message_log)
         return text_outcome(
             "Environment: the conversation was scored.",
-            {"score": self.weight * (_sigmoid(score) if self.scaling == "sigmoid" else score)},
+            {"score": _sigmoid(score) if self.scaling == "sigmoid" else score},
             terminated=True,
             metrics={"reward_model_seconds": time.monotonic() - started},
         )

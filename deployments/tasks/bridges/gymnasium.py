@@ -1,9 +1,7 @@
 """Environments of Gymnasium that are played in text or in pictures, by the names of their actions."""
 
-import importlib
 import json
 import re
-from collections.abc import Sequence
 from contextlib import closing
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -41,20 +39,18 @@ class GymnasiumEnvironment(TaskEnvironment):
         actions: list[str] | None = None,
         instruction: str | None = None,
         observation: Literal["text", "image"] = "text",
-        modules: Sequence[str] = (),
         lost_session: LostSession = "reopen",
         max_sessions: Annotated[int, Field(ge=1)] | None = None,
     ) -> None:
         """Makes the environment once, to see that it can be played.
 
         Args:
-            env_id: as in `gymnasium.make`.
+            env_id: as in `gymnasium.make`; `package.module:ID` imports the module first.
             kwargs: of `gymnasium.make`.
             actions: names of the actions of a discrete space, in their order; by default their numbers.
             instruction: how to answer, before the first observation; by default it names the actions.
             observation: `text` shows the rendering as text, or else the observation as text; `image` the rendering as a
                 picture, for models that see.
-            modules: imported first, because they register the environment.
             lost_session: `reopen` makes all actions so far again, which needs an environment that only its seed makes
                 random; `restart` for any other.
             max_sessions: how many episodes one replica holds at once.
@@ -64,8 +60,6 @@ class GymnasiumEnvironment(TaskEnvironment):
             ValueError: the environment has no text or no pictures to show, or `actions` does not fit its actions.
         """
         self._gymnasium = imported("gymnasium", "gymnasium")
-        for module in modules:
-            importlib.import_module(module)
         self.env_id = env_id
         self.kwargs = dict(kwargs or {})
         with closing(self.made()) as env:

@@ -76,7 +76,7 @@ class ReasoningGymEnvironment(PooledEnvironment):
             PackageMissing: reasoning-gym is not installed.
             ValueError: there is no such task, or its dataset does not take the settings.
         """
-        known = _known_tasks()
+        known = sorted(imported("reasoning_gym.factory", "reasoning-gym").DATASETS)
         self.tasks = known if tasks == "all" else tasks
         self.configs = configs or {}
         if unknown := sorted({*self.tasks, *self.configs} - set(known)):
@@ -143,11 +143,6 @@ class ReasoningGymEnvironment(PooledEnvironment):
             {"extra_env_info": {"task": self.tasks[place % len(self.tasks)], "seed": puzzle_seed}}
             for place, puzzle_seed in enumerate(seeds_from(seed, count))
         ]
-
-
-def _known_tasks() -> list[str]:
-    """The names of all tasks of the installed version. Raises `PackageMissing`."""
-    return sorted(imported("reasoning_gym.factory", "reasoning-gym").DATASETS)
 
 
 def _prepare_worker() -> None:

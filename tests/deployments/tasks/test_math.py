@@ -16,7 +16,7 @@ import ray
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from deployments.environments.host import refused_fields
+from deployments.environments.host import _refused_fields
 from deployments.tasks.math import MathEnvironment, _compare, _ground_truth_text, _MathInfo
 from deployments.tasks.replies import AnswerForm, last_box
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TemporaryFailure, check
@@ -349,7 +349,7 @@ def test_a_ground_truth_that_is_prose_is_refused_before_anything_runs(
     environment: MathEnvironment, ground_truth: str
 ) -> None:
     samples = [{"ground_truth": "42"}, {"ground_truth": ground_truth}]
-    [refused] = refused_fields(environment.ExtraEnvInfo, samples)
+    [refused] = _refused_fields(environment.ExtraEnvInfo, samples)
     assert (refused.place, refused.location) == (1, ("ground_truth",))
     assert refused.message.startswith(
         "it is prose, of which no number can be taken as the answer: give the answer alone"
@@ -358,7 +358,7 @@ def test_a_ground_truth_that_is_prose_is_refused_before_anything_runs(
 
 @pytest.mark.parametrize("ground_truth", NO_PROSE)
 def test_a_ground_truth_with_a_few_words_is_no_prose(environment: MathEnvironment, ground_truth: str) -> None:
-    assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": ground_truth}]) == []
+    assert _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": ground_truth}]) == []
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_a_ground_truth_with_a_few_words_is_no_prose(environment: MathEnvironmen
 )
 def test_prose_is_compared_as_a_text_where_the_task_says_so(response: str, form: AnswerForm, is_right: bool) -> None:
     with closing(MathEnvironment(text_answers=True)) as environment:
-        assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "all real numbers"}]) == []
+        assert _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "all real numbers"}]) == []
         info: Any = environment.ExtraEnvInfo.model_validate({"ground_truth": "all real numbers", "answer_form": form})
         outcome = asyncio.run(environment.step(conversation(response), info))
         assert outcome.reward == (RIGHT if is_right else WRONG)
@@ -385,9 +385,9 @@ def test_prose_is_compared_as_a_text_where_the_task_says_so(response: str, form:
 
 def test_the_right_choice_may_be_followed_by_words() -> None:
     with closing(MathEnvironment(answer_form="choice")) as environment:
-        assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "(B) the red ball"}]) == []
-    assert refused_fields(_MathInfo, [{"ground_truth": "(B) the red ball", "answer_form": "choice"}]) == []
-    assert len(refused_fields(_MathInfo, [{"ground_truth": "(B) the red ball"}])) == 1
+        assert _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "(B) the red ball"}]) == []
+    assert _refused_fields(_MathInfo, [{"ground_truth": "(B) the red ball", "answer_form": "choice"}]) == []
+    assert len(_refused_fields(_MathInfo, [{"ground_truth": "(B) the red ball"}])) == 1
 
 
 @pytest.mark.slow
