@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.models.reward_client import RemoteRewardModel
+from deployments.models.clients import RemoteRewardModel
 from deployments.models.settings import RewardModelSettings
 from rollout_env import ChatMessage
 

@@ -18,7 +18,7 @@ from pydantic_core import from_json, to_json
 from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, RunNotes, http_client, post
 from deployments.agents.settings import LARGEST_SEED, POLICY, GameSettings, Rival
 from deployments.failures import AgentFailed, EnvironmentLost
-from deployments.models.chat_client import HttpChatModel
+from deployments.models.clients import HttpChatModel
 from deployments.rpc.own_address import running_address
 from rollout_client.contract.rollouts import SampleInput
 from rollout_env import (

@@ -20,8 +20,7 @@ from deployments.failures import EnvironmentLost
 from deployments.images.observations import ObservedImages
 from deployments.images.remote_images import RemoteImages
 from deployments.images.settings import ImagesSettings
-from deployments.models.chat_client import HttpChatModel
-from deployments.models.reward_client import RemoteRewardModel
+from deployments.models.clients import HttpChatModel, RemoteRewardModel
 from deployments.models.settings import ChatModelSettings, UserSimulatorSettings
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.rpc.autoscaling import stats_of
@@ -39,7 +38,7 @@ _MOST_REFUSED_FIELDS = 20
 logger = logging.getLogger("rollout_service.environments")
 
 
-def refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
+def _refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
     """The first `_MOST_REFUSED_FIELDS` fields that the model does not accept."""
     refused: list[RefusedField] = []
     for place, extra_env_info in enumerate(extra_env_infos):
@@ -59,7 +58,7 @@ _CALLER_GONE = EnvironmentLost("The step was ended: the ingress replica that wan
 _NO_MODELS: Mapping[str, Any] = MappingProxyType({})
 
 
-class TooManyThreads(Exception):
+class _TooManyThreads(Exception):
     """Too many plain steps hang in their threads. The message has their number and the task."""
 
 
@@ -149,10 +148,10 @@ class EnvironmentHost:
         """Serve calls this, and replaces the replica when it raises.
 
         Raises:
-            TooManyThreads: too many plain steps hang in their threads, which only the end of the process can end.
+            _TooManyThreads: too many plain steps hang in their threads, which only the end of the process can end.
         """
         if (count := abandoned_threads()) >= _MOST_ABANDONED_THREADS:
-            raise TooManyThreads(f"{count} steps of task {self._task_name} hang in their threads.")
+            raise _TooManyThreads(f"{count} steps of task {self._task_name} hang in their threads.")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return stats_of(self._steps.load)
@@ -177,7 +176,7 @@ class EnvironmentHost:
 
     async def refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> list[RefusedField]:
         """The first fields that the environment does not accept."""
-        return refused_fields(self._environment.ExtraEnvInfo, extra_env_infos)
+        return _refused_fields(self._environment.ExtraEnvInfo, extra_env_infos)
 
     def __del__(self) -> Awaitable[None] | None:
         """Closes the environment, once. Serve calls this when the replica ends, and awaits what it returns."""

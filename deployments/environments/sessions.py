@@ -1,13 +1,17 @@
-"""The sessions of one environment replica: state of rollouts that cannot move to another replica."""
+"""Slots and sessions of one environment replica.
+
+`FairSlots` decides which steps run and which wait: requests take turns. `Sessions` holds state of rollouts that cannot
+move to another replica.
+"""
 
 import asyncio
 import logging
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.environments.step_queue import FairSlots
 from deployments.failures import Overloaded, RestartableSessionLost, SessionLost
 from deployments.protocols.environments import StepRequest
 from deployments.rpc.background_tasks import BackgroundTasks
@@ -18,6 +22,57 @@ from rollout_env.steps import call, is_plain, opened_session, opener, validated_
 _CLOSE_TIMEOUT_S = 30.0
 """Time after which a session that is still closing no longer counts as one of `max_sessions`."""
 logger = logging.getLogger("rollout_service.environments")
+
+
+class FairSlots:
+    """At most `limit` steps hold a slot at once.
+
+    Guarantees: while steps wait, every slot is held; requests take turns, so a request of one step does not wait for
+    all steps of a large one; the steps of one request get their slots in the order in which they came; a step that is
+    cancelled while it waits takes no slot.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        """Frees all slots; `limit` is None for no limit."""
+        self._free = limit
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        """Futures of waiting steps by request, in the order of their turns."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a step would have to wait for its slot."""
+        return self._free == 0
+
+    async def acquire(self, request_id: str) -> None:
+        """Returns when a step of the request has a slot, which the caller must release."""
+        if self._free is None:
+            return
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(request_id, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                # The slot was given in the same iteration of the event loop.
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Gives the slot of a step to the step whose turn it is."""
+        if self._free is None:
+            return
+        while self._waiting:
+            request_id, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[request_id] = turns
+            if not turn.cancelled():
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 @dataclass(slots=True, eq=False)

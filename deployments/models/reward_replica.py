@@ -1,6 +1,6 @@
 """The deployment of a reward model, a sequence-classification model by transformers.
 
-`RemoteRewardModel` (`deployments/models/reward_client.py`) is the caller. Conversations that come while others are
+`RemoteRewardModel` (`deployments/models/clients.py`) is the caller. Conversations that come while others are
 scored are scored together. torch is imported when a model is loaded.
 """
 
@@ -18,7 +18,7 @@ from deployments.rpc.batching import CallBatcher, group_commit, results_of
 from rollout_env import ChatMessage
 
 
-def batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
+def _batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
     """Divides items into batches, given their lengths in tokens: each batch is the places of its items.
 
     Items of similar length go together, because all of a batch are padded to its longest: a batch has, padding
@@ -35,7 +35,7 @@ def batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
-class ClassificationModel:
+class _ClassificationModel:
     """Scores conversations. One thread at a time may use it."""
 
     def __init__(self, settings: RewardModelSettings) -> None:
@@ -86,7 +86,7 @@ class ClassificationModel:
         Those that are not finite stay as they are: the caller fails their samples alone.
         """
         scores = [math.nan] * len(conversations)
-        for batch in batches([len(ids) for ids in conversations], self._settings.max_batch_tokens):
+        for batch in _batches([len(ids) for ids in conversations], self._settings.max_batch_tokens):
             for place, score in zip(batch, self._forward([conversations[place] for place in batch]), strict=True):
                 scores[place] = score
         return scores
@@ -117,7 +117,7 @@ class RewardModelReplica:
         """Loads the model of the settings, or takes `scorer` in its place, for tests."""
         if scorer is None:
             logs.configure()
-        self._scorer: ClassificationModel = ClassificationModel(settings) if scorer is None else scorer
+        self._scorer: _ClassificationModel = _ClassificationModel(settings) if scorer is None else scorer
         self._batcher: CallBatcher[Conversation, float] = group_commit(self._scored)
 
     async def score(self, conversations: list[list[ChatMessage]]) -> list[Result]:

@@ -31,7 +31,7 @@ def _arguments() -> dict[str, list[str]]:
     return {name: kind(name).get_instruction_args_keys() for name, kind in sorted(INSTRUCTION_DICT.items())}
 
 
-class InstructionInfo(BaseModel):
+class _InstructionInfo(BaseModel):
     """The `extra_env_info` of a sample, as a row of IFEval's data has it; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -60,7 +60,7 @@ class InstructionFollowingEnvironment(PooledEnvironment):
     """One turn. The reward is 1.0 if all instructions were followed, or their share."""
 
     description: ClassVar[str] = "Instructions that a program can verify, as in IFEval; reward for following them."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = InstructionInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _InstructionInfo
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class InstructionFollowingEnvironment(PooledEnvironment):
         preloaded = ["if_verifiable", "punkt", __name__]
         self.start_pool(workers, _STEPS_PER_WORKER, _prepare_worker, preloaded)
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: InstructionInfo) -> StepOutcome:
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _InstructionInfo) -> StepOutcome:
         """Judges the reply without its reasoning (`</think>`).
 
         Raises:

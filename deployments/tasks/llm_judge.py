@@ -48,7 +48,7 @@ _QUESTIONS = (
 )
 
 
-class LlmJudgeInfo(BaseModel):
+class _LlmJudgeInfo(BaseModel):
     """The `extra_env_info` of a sample; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -75,7 +75,7 @@ class LlmJudgeEnvironment(TaskEnvironment):
     """
 
     description: ClassVar[str] = "Replies that another model judges by a rubric."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = LlmJudgeInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _LlmJudgeInfo
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class LlmJudgeEnvironment(TaskEnvironment):
         if self.judge not in chat_models:
             raise ModelMissing(f"the entry of the environment in the config needs {self.judge!r} under models")
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: LlmJudgeInfo) -> StepOutcome:
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _LlmJudgeInfo) -> StepOutcome:
         """Asks the judge.
 
         Raises:
@@ -138,7 +138,7 @@ class LlmJudgeEnvironment(TaskEnvironment):
             )
         raise VerdictMissing(f"The judge gave no verdict in {calls} answers: {problem}.")
 
-    def _question(self, message_log: list[ChatMessage], info: LlmJudgeInfo) -> str:
+    def _question(self, message_log: list[ChatMessage], info: _LlmJudgeInfo) -> str:
         """The mark differs for each conversation, so that no reply can contain the end of the data.
 
         Nothing in the question is a control token of the judge, whatever its server.

@@ -53,13 +53,13 @@ def _prepare_worker() -> None:
     """Bounds this worker's memory, and loads what the first comparison needs."""
     # It warns in each process that its own time limits are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    compare("42", "\\boxed{42}")
+    _compare("42", "\\boxed{42}")
     mapped_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = mapped_pages * resource.getpagesize() + _COMPARISON_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def compare(ground_truth: str, response: str) -> _MathComparison:
+def _compare(ground_truth: str, response: str) -> _MathComparison:
     """Compares the answer in `response` with `ground_truth`, without a time limit."""
     from deployments.tasks.math_exact import is_equal
 
@@ -160,7 +160,7 @@ sending the next one. More would wait where their clock has begun already."""
 logger = logging.getLogger("rollout_service.environments")
 
 
-class MathInfo(BaseModel):
+class _MathInfo(BaseModel):
     """The `extra_env_info` of a math problem; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -190,7 +190,7 @@ class MathEnvironment(PooledEnvironment):
     """One turn: the reward `correctness` is 1.0 for a right answer, else 0.0."""
 
     description: ClassVar[str] = "Math problems with one right answer, boxed or plain; reward 1 when it is right."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = MathInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _MathInfo
 
     def __init__(
         self,
@@ -218,14 +218,14 @@ class MathEnvironment(PooledEnvironment):
         """
         self.processor_time_limit_s = processor_time_limit_s
         self.answer_form: AnswerForm = answer_form
-        constants = {"default_form": answer_form, "text_answers": text_answers, "__doc__": MathInfo.__doc__}
-        self.ExtraEnvInfo = type("MathInfo", (MathInfo,), constants)  # type: ignore[misc]
+        constants = {"default_form": answer_form, "text_answers": text_answers, "__doc__": _MathInfo.__doc__}
+        self.ExtraEnvInfo = type("MathInfo", (_MathInfo,), constants)  # type: ignore[misc]
         self.wrong_reward = wrong_reward
         self.format_reward = format_reward
         preloaded = ["math_verify", __name__, _EXACT]
         self.start_pool(workers, _STEPS_PER_WORKER, _prepare_worker, preloaded)
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: MathInfo) -> StepOutcome:
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _MathInfo) -> StepOutcome:
         """Judges the response.
 
         Raises:
@@ -252,7 +252,7 @@ class MathEnvironment(PooledEnvironment):
     async def _verdict(self, answer: Answer, ground_truth: str | int | float) -> _Verdict:
         expected = _ground_truth_text(ground_truth)
         try:
-            found = await self.pool.run(self.processor_time_limit_s, compare, expected, answer.latex)
+            found = await self.pool.run(self.processor_time_limit_s, _compare, expected, answer.latex)
         except ProcessorTimeExceeded as error:
             logger.info("An answer was judged wrong because comparing it took %s.", error)
             return False, f"incorrect. The check took {error}.", answer.text

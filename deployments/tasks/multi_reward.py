@@ -34,7 +34,7 @@ class EnvironmentPart(BaseModel):
         return self
 
 
-class PartSettings(EnvironmentPart):
+class _PartSettings(EnvironmentPart):
     """One environment among several."""
 
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
@@ -47,14 +47,14 @@ class PartSettings(EnvironmentPart):
     the others, their rewards rise and this one's do not."""
 
 
-def _refuse_name_of_a_field(parts: dict[str, PartSettings]) -> dict[str, PartSettings]:
+def _refuse_name_of_a_field(parts: dict[str, _PartSettings]) -> dict[str, _PartSettings]:
     """Returns `parts`. Raises `ValueError` if one has the name of the field that is there beside them."""
     if "ended" in parts:
         raise ValueError("a part cannot be named 'ended', which is a field of extra_env_info: give it another name")
     return parts
 
 
-Parts = Annotated[dict[str, PartSettings], Field(min_length=1), AfterValidator(_refuse_name_of_a_field)]
+Parts = Annotated[dict[str, _PartSettings], Field(min_length=1), AfterValidator(_refuse_name_of_a_field)]
 
 
 class WrappingEnvironment(TaskEnvironment):

@@ -1,4 +1,8 @@
-"""A search tool over a corpus, and the answer that was to be found with it."""
+"""A search tool over a corpus, and the answer that was to be found with it.
+
+The documents are read from a file or invented, and indexed by BM25 (bm25s). The invented ones are about people and
+towns that do not exist: what a model knows of the world does not help.
+"""
 
 import random
 import re
@@ -7,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.tasks.replies import last_box, last_tagged, text_outcome
-from deployments.tasks.retrieval_corpus import Corpus, Document, invented_corpus, read_corpus
-from deployments.tasks.tool_set import Tool, ToolSet, cut_result, tool_message
+from deployments.tasks.tool_calls import Tool, ToolSet, cut_result, tool_message
 from rollout_env import (
     ChatMessage,
     JsonObject,
@@ -38,9 +41,123 @@ _SEARCH: JsonObject = {
     },
 }
 _Item = TypeVar("_Item")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class RetrievalInfo(BaseModel):
+class _Document(BaseModel):
+    """One document; further fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True, coerce_numbers_to_str=True)
+
+    id: str = Field(default="", validation_alias=AliasChoices("id", "_id", "docid"))
+    """By default its place in the corpus, from 0."""
+    title: str = ""
+    text: str = Field(validation_alias=AliasChoices("text", "contents", "content"))
+
+    @property
+    def whole(self) -> str:
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
+
+def _read_corpus(path: Path) -> list[_Document]:
+    """The documents of a file with one JSON object a line. Empty lines and a byte-order mark are ignored.
+
+    Lines end at \\n only: a text may contain U+0085 and U+2028, at which other readers split too.
+
+    Raises:
+        ValueError: the file cannot be read, or a line is not a document. The message names file and line.
+    """
+    try:
+        lines = path.read_bytes().removeprefix(_BYTE_ORDER_MARK).split(b"\n")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    documents: list[_Document] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            documents += [_Document.model_validate_json(line)] if line.strip() else []
+        except ValidationError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return documents
+
+
+class _Corpus:
+    """An index in memory. Threads may share it."""
+
+    def __init__(self, documents: Sequence[_Document]) -> None:
+        """Takes about a second for 10,000 documents of 100 words.
+
+        Raises:
+            ValueError: there is no document, or two have one id.
+        """
+        import bm25s
+
+        if not documents:
+            raise ValueError("a corpus needs at least one document")
+        self.documents = [
+            document if document.id else document.model_copy(update={"id": str(place)})
+            for place, document in enumerate(documents)
+        ]
+        if len({document.id for document in self.documents}) < len(documents):
+            raise ValueError("two documents have the same id")
+        self._index = bm25s.BM25()
+        tokens = bm25s.tokenize([document.whole for document in documents], show_progress=False)
+        # It cannot index a corpus without a single word, in which nothing is ever found.
+        self._has_words = bool(tokens.vocab)
+        if self._has_words:
+            self._index.index(tokens, show_progress=False)
+
+    def search(self, queries: Sequence[str], results: int) -> list[list[_Document]]:
+        """For each query at most `results` documents that share a word with it, the best first."""
+        import bm25s
+
+        if not queries or not self._has_words:
+            return [[] for _ in queries]
+        tokens = bm25s.tokenize(list(queries), return_ids=False, show_progress=False)
+        places, scores = self._index.retrieve(tokens, k=min(results, len(self.documents)), show_progress=False)
+        return [
+            [self.documents[place] for place, score in zip(of_query, its_scores, strict=True) if score > 0]
+            for of_query, its_scores in zip(places.tolist(), scores.tolist(), strict=True)
+        ]
+
+
+_SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+_JOBS = ("baker", "pilot", "singer", "farmer", "doctor", "painter", "sailor", "teacher")
+_PEOPLE, _TOWNS = 200, 40
+
+
+def _invented_corpus(seed: int = 0) -> tuple[list[_Document], list[dict[str, Any]]]:
+    """Documents about people and towns, and samples about them, some of which need two searches."""
+    draw = random.Random(seed)
+    names = _invented_names(draw, 2 * _PEOPLE + 2 * _TOWNS)
+    people = [f"{first} {last}" for first, last in zip(names[:_PEOPLE], names[_PEOPLE : 2 * _PEOPLE], strict=True)]
+    towns, countries = names[2 * _PEOPLE : 2 * _PEOPLE + _TOWNS], names[2 * _PEOPLE + _TOWNS :]
+    documents = [
+        _Document(id=f"town-{place}", title=town, text=f"{town} is a town in {country}.")
+        for place, (town, country) in enumerate(zip(towns, countries, strict=True))
+    ]
+    samples = []
+    for place, person in enumerate(people):
+        job, home = draw.choice(_JOBS), draw.randrange(_TOWNS)
+        own = f"person-{place}"
+        documents.append(_Document(id=own, title=person, text=f"{person} is a {job} and lives in {towns[home]}."))
+        for question, answer, relevant in (
+            (f"Where does {person} live?", towns[home], [own]),
+            (f"What does {person} do?", job, [own]),
+            (f"In which country does {person} live?", countries[home], [own, f"town-{home}"]),
+        ):
+            info = {"answers": [answer], "relevant": relevant}
+            samples.append({"messages": [{"role": "user", "content": question}], "extra_env_info": info})
+    return documents, samples
+
+
+def _invented_names(draw: random.Random, count: int) -> list[str]:
+    names: dict[str, None] = {}
+    while len(names) < count:
+        names["".join(draw.choices(_SYLLABLES, k=3)).capitalize()] = None
+    return list(names)
+
+
+class _RetrievalInfo(BaseModel):
     """The `extra_env_info` of a question; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -62,7 +179,7 @@ class RetrievalEnvironment(TaskEnvironment):
     """
 
     description: ClassVar[str] = "Questions to answer with a search of documents."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = RetrievalInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _RetrievalInfo
 
     def __init__(
         self,
@@ -85,15 +202,15 @@ class RetrievalEnvironment(TaskEnvironment):
         """
         self._samples: list[dict[str, Any]] | None = None
         if corpus is None:
-            documents, self._samples = invented_corpus()
+            documents, self._samples = _invented_corpus()
         else:
-            documents = read_corpus(_REPOSITORY / corpus)
-        self.corpus = Corpus(documents)
+            documents = _read_corpus(_REPOSITORY / corpus)
+        self.corpus = _Corpus(documents)
         self.results, self.longest_document, self.most_searches = results, longest_document, most_searches
         self.tools: list[JsonObject] = [_SEARCH]
         self._tool_set = ToolSet([Tool(_SEARCH, str)])
 
-    def step(self, message_log: list[ChatMessage], extra_env_info: RetrievalInfo) -> StepOutcome:
+    def step(self, message_log: list[ChatMessage], extra_env_info: _RetrievalInfo) -> StepOutcome:
         """Makes the searches of the reply, or judges it if it has none."""
         info, reply = extra_env_info, message_log[-1]
         calls = [*map(self._tool_set.checked, tool_calls_of(reply, self.tools))]
@@ -118,11 +235,11 @@ class RetrievalEnvironment(TaskEnvironment):
             metrics={"searches": len(hits), "malformed_calls": len(calls) - len(queries)},
         )
 
-    def _text(self, documents: list[Document]) -> str:
+    def _text(self, documents: list[_Document]) -> str:
         texts = (f"[{document.id}] {document.whole}"[: self.longest_document] for document in documents)
         return cut_result("\n".join(texts) or NOTHING_FOUND)
 
-    def _judged(self, reply: ChatMessage, info: RetrievalInfo) -> StepOutcome:
+    def _judged(self, reply: ChatMessage, info: _RetrievalInfo) -> StepOutcome:
         answer = _answer_in(reply_text(reply))
         given = _normalized(answer)
         right = given != "" and given in map(_normalized, info.answers)
@@ -153,7 +270,7 @@ def _drawn(pool: Sequence[_Item], count: int, draw: random.Random) -> list[_Item
     return [item for size in sizes for item in draw.sample(pool, size)]
 
 
-def _known_item(document: Document) -> dict[str, Any]:
+def _known_item(document: _Document) -> dict[str, Any]:
     quote = " ".join(document.text.split()[:_WORDS_IN_QUOTE])
     question = f"Which document begins with the words: {quote}? Answer with the id in square brackets before it."
     return {

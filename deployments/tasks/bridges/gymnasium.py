@@ -1,9 +1,7 @@
 """Environments of Gymnasium that are played in text or in pictures, by the names of their actions."""
 
-import importlib
 import json
 import re
-from collections.abc import Sequence
 from contextlib import closing
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +9,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from deployments.tasks.replies import last_tagged
-from deployments.tasks.shapes_pictures import png
+from deployments.tasks.shapes import png
 from deployments.tasks.support import GameInfo, GameSession, imported, seeds_from
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment
 
@@ -22,7 +20,7 @@ _TEXT_MODE, _IMAGE_MODE = "ansi", "rgb_array"
 """Names that Gymnasium has for renderings as text and as an array of pixels."""
 
 
-class GymnasiumInfo(GameInfo):
+class _GymnasiumInfo(GameInfo):
     """The `extra_env_info` of an episode; further fields are ignored. The seed is that of `reset`."""
 
     options: dict[str, Any] | None = None
@@ -32,7 +30,7 @@ class GymnasiumInfo(GameInfo):
 class GymnasiumEnvironment(TaskEnvironment):
     """The model answers with `<action>NAME</action>`. Rewards are Gymnasium's; truncation ends the rollout too."""
 
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = GymnasiumInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _GymnasiumInfo
 
     def __init__(
         self,
@@ -41,20 +39,18 @@ class GymnasiumEnvironment(TaskEnvironment):
         actions: list[str] | None = None,
         instruction: str | None = None,
         observation: Literal["text", "image"] = "text",
-        modules: Sequence[str] = (),
         lost_session: LostSession = "reopen",
         max_sessions: Annotated[int, Field(ge=1)] | None = None,
     ) -> None:
         """Makes the environment once, to see that it can be played.
 
         Args:
-            env_id: as in `gymnasium.make`.
+            env_id: as in `gymnasium.make`; `package.module:ID` imports the module first.
             kwargs: of `gymnasium.make`.
             actions: names of the actions of a discrete space, in their order; by default their numbers.
             instruction: how to answer, before the first observation; by default it names the actions.
             observation: `text` shows the rendering as text, or else the observation as text; `image` the rendering as a
                 picture, for models that see.
-            modules: imported first, because they register the environment.
             lost_session: `reopen` makes all actions so far again, which needs an environment that only its seed makes
                 random; `restart` for any other.
             max_sessions: how many episodes one replica holds at once.
@@ -64,8 +60,6 @@ class GymnasiumEnvironment(TaskEnvironment):
             ValueError: the environment has no text or no pictures to show, or `actions` does not fit its actions.
         """
         self._gymnasium = imported("gymnasium", "gymnasium")
-        for module in modules:
-            importlib.import_module(module)
         self.env_id = env_id
         self.kwargs = dict(kwargs or {})
         with closing(self.made()) as env:
@@ -75,20 +69,20 @@ class GymnasiumEnvironment(TaskEnvironment):
         self.max_sessions = max_sessions
         if self.render_mode is not None:
             self.kwargs["render_mode"] = self.render_mode
-        _GymnasiumEpisode(self, GymnasiumInfo(seed=0)).close()
+        _GymnasiumEpisode(self, _GymnasiumInfo(seed=0)).close()
         self.instruction = _instruction_of(self.actions) if instruction is None else instruction
         self.description = f"{env_id} of Gymnasium, shown as {observation}."  # type: ignore[misc]
 
     def made(self) -> Any:
         return self._gymnasium.make(self.env_id, **self.kwargs)
 
-    def start(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> StartOutcome:
+    def start(self, message_log: list[ChatMessage], extra_env_info: _GymnasiumInfo) -> StartOutcome:
         """Adds the instruction and the first observation."""
         with closing(_GymnasiumEpisode(self, extra_env_info)) as episode:
             shown = episode.shown_after(self.instruction, "\n\n")
         return StartOutcome(shown, {**extra_env_info.model_dump(), "prompt_messages": len(message_log)})
 
-    def open_session(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> Session:
+    def open_session(self, message_log: list[ChatMessage], extra_env_info: _GymnasiumInfo) -> Session:
         """Resets an environment, and makes the actions that the log has already."""
         return _GymnasiumEpisode(self, extra_env_info).replayed(message_log, extra_env_info)
 
@@ -112,7 +106,7 @@ class GymnasiumEnvironment(TaskEnvironment):
 class _GymnasiumEpisode(GameSession):
     """One environment of Gymnasium, from its reset on."""
 
-    def __init__(self, task: GymnasiumEnvironment, info: GymnasiumInfo) -> None:
+    def __init__(self, task: GymnasiumEnvironment, info: _GymnasiumInfo) -> None:
         self._task = task
         self._env = task.made()
         observation, _ = self._env.reset(seed=info.seed, options=info.options)

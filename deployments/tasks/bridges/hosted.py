@@ -56,7 +56,7 @@ class HostNotStarted(Exception):
     """The process of the environment did not start to answer. The message says what it did."""
 
 
-class HostSettings(BaseModel):
+class _HostSettings(BaseModel):
     """A host to start: an interpreter that has the packages of the environment, starlette and uvicorn."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -104,7 +104,7 @@ class HostedEnvironment(TaskEnvironment):
     description = "An environment in a Python environment of its own."
 
     def __init__(
-        self, host: HostSettings | None = None, url: str | None = None, start_timeout_s: float = 120.0
+        self, host: _HostSettings | None = None, url: str | None = None, start_timeout_s: float = 120.0
     ) -> None:
         """Starts the host, if it is not reached by a URL.
 
@@ -205,7 +205,7 @@ class _HostedSession(Session):
 class _HostProcess:
     """The process of a host, which is started anew when it has ended. It ends with this process, however that ends."""
 
-    def __init__(self, settings: HostSettings, start_timeout_s: float) -> None:
+    def __init__(self, settings: _HostSettings, start_timeout_s: float) -> None:
         """Returns when it answers. Raises `HostNotStarted`."""
         self._settings = settings
         self._start_timeout_s = start_timeout_s
@@ -268,7 +268,7 @@ class _HostProcess:
             self._process.wait()
 
 
-def _variables_of(settings: HostSettings, own: Mapping[str, str]) -> dict[str, str]:
+def _variables_of(settings: _HostSettings, own: Mapping[str, str]) -> dict[str, str]:
     """The environment variables of a host: those that the settings name or set, and a few that every process needs."""
     passed = {name: own[name] for name in (*_PASSED_VARIABLES, *settings.passed_variables) if name in own}
     return {**passed, **settings.variables}

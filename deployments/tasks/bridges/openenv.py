@@ -35,7 +35,7 @@ _CLOSE_S = 10.0
 """How long the server may take to close a socket."""
 
 
-class OpenEnvInfo(BaseModel):
+class _OpenEnvInfo(BaseModel):
     """The `extra_env_info` of an episode; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -61,7 +61,7 @@ class ServerError(Exception):
 class OpenEnvEnvironment(TaskEnvironment):
     """A reply becomes an action, an observation becomes a message. Rewards are those of the server."""
 
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = OpenEnvInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _OpenEnvInfo
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class OpenEnvEnvironment(TaskEnvironment):
     async def start(
         self,
         message_log: list[ChatMessage],  # noqa: ARG002 - the first observation follows whatever prompt there is
-        extra_env_info: OpenEnvInfo,
+        extra_env_info: _OpenEnvInfo,
     ) -> StartOutcome:
         """Adds the instruction and the first observation."""
         episode = await _OpenEnvEpisode.opened(self, extra_env_info)
@@ -112,7 +112,7 @@ class OpenEnvEnvironment(TaskEnvironment):
     async def open_session(
         self,
         message_log: list[ChatMessage],  # noqa: ARG002 - an episode begins at its reset
-        extra_env_info: OpenEnvInfo,
+        extra_env_info: _OpenEnvInfo,
     ) -> Session:
         """Opens a socket and resets its environment.
 
@@ -159,7 +159,7 @@ class _OpenEnvEpisode(Session):
         """The observation of the reset."""
 
     @classmethod
-    async def opened(cls, task: OpenEnvEnvironment, info: OpenEnvInfo) -> "_OpenEnvEpisode":
+    async def opened(cls, task: OpenEnvEnvironment, info: _OpenEnvInfo) -> "_OpenEnvEpisode":
         """Raises `TemporaryFailure` if the server cannot be reached, or has no room."""
         url = f"ws{task.url.removeprefix('http')}/ws"
         proxy: Literal[True] | None = None if is_loopback(task.url) else True
@@ -176,7 +176,7 @@ class _OpenEnvEpisode(Session):
         episode.first = task.text_of(answer["observation"])
         return episode
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: OpenEnvInfo) -> StepOutcome:  # noqa: ARG002
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _OpenEnvInfo) -> StepOutcome:  # noqa: ARG002
         """Sends the action of the reply. An action that is not valid is told, and changes nothing.
 
         Raises:

@@ -34,7 +34,7 @@ _EXPRESSION_NAMES = frozenset(["sec", "csc", "cot", "pi", "exp", "log", "ln", "s
 _DEFAULT_INSTRUCTION = "Write your final answer between <answer> and </answer>."
 
 
-class ReasoningGymInfo(BaseModel):
+class _ReasoningGymInfo(BaseModel):
     """The `extra_env_info` of a puzzle, from which it is made; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -51,7 +51,7 @@ class ReasoningGymEnvironment(PooledEnvironment):
     """One turn. The start makes the question; the reward is the score of the library, from 0 to 1."""
 
     description: ClassVar[str] = "Puzzles of reasoning-gym, made from a seed; reward by the score of the library."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = ReasoningGymInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _ReasoningGymInfo
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ReasoningGymEnvironment(PooledEnvironment):
             PackageMissing: reasoning-gym is not installed.
             ValueError: there is no such task, or its dataset does not take the settings.
         """
-        known = _known_tasks()
+        known = sorted(imported("reasoning_gym.factory", "reasoning-gym").DATASETS)
         self.tasks = known if tasks == "all" else tasks
         self.configs = configs or {}
         if unknown := sorted({*self.tasks, *self.configs} - set(known)):
@@ -94,7 +94,7 @@ class ReasoningGymEnvironment(PooledEnvironment):
     async def start(
         self,
         message_log: list[ChatMessage],  # noqa: ARG002 - the question follows whatever prompt there is
-        extra_env_info: ReasoningGymInfo,
+        extra_env_info: _ReasoningGymInfo,
     ) -> StartOutcome:
         """Adds the question to the prompt.
 
@@ -112,7 +112,7 @@ class ReasoningGymEnvironment(PooledEnvironment):
         text = f"{question}\n\n{self.instruction}" if self.instruction else question
         return StartOutcome(observation={"role": "user", "content": text})
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: ReasoningGymInfo) -> StepOutcome:
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _ReasoningGymInfo) -> StepOutcome:
         """Scores what the last `<answer>` of the response holds. An answer that takes too long to score is worth 0.
 
         Raises:
@@ -130,7 +130,7 @@ class ReasoningGymEnvironment(PooledEnvironment):
             return text_outcome(text, terminated=True, answer=answer)
         return text_outcome(f"Environment: the score is {score:g}.", score, terminated=True, answer=answer)
 
-    def puzzle_of(self, info: ReasoningGymInfo) -> tuple[str, int, int | None, str]:
+    def puzzle_of(self, info: _ReasoningGymInfo) -> tuple[str, int, int | None, str]:
         """Task, seed, level and settings as JSON. Raises `SampleRejected` for a task that the environment lacks."""
         if info.task not in self.tasks:
             raise SampleRejected(f"extra_env_info.task: there is no {info.task!r}; there is {', '.join(self.tasks)}.")
@@ -143,11 +143,6 @@ class ReasoningGymEnvironment(PooledEnvironment):
             {"extra_env_info": {"task": self.tasks[place % len(self.tasks)], "seed": puzzle_seed}}
             for place, puzzle_seed in enumerate(seeds_from(seed, count))
         ]
-
-
-def _known_tasks() -> list[str]:
-    """The names of all tasks of the installed version. Raises `PackageMissing`."""
-    return sorted(imported("reasoning_gym.factory", "reasoning-gym").DATASETS)
 
 
 def _prepare_worker() -> None:

@@ -27,7 +27,7 @@ _MOST_OPPONENT_MOVES = 1000
 _random: ContextVar[random.Random] = ContextVar("random numbers of the game that is being played")
 
 
-class TextArenaInfo(GameInfo):
+class _TextArenaInfo(GameInfo):
     """The `extra_env_info` of a game; further fields are ignored. The seed is that of its opponents too."""
 
     player: int = Field(default=0, ge=0)
@@ -37,7 +37,7 @@ class TextArenaInfo(GameInfo):
 class TextArenaEnvironment(TaskEnvironment):
     """One game a rollout. The reward is that of the policy's player, at the end of the game."""
 
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = TextArenaInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _TextArenaInfo
     lost_session: LostSession = "reopen"
 
     def __init__(
@@ -83,7 +83,7 @@ class TextArenaEnvironment(TaskEnvironment):
         _give_games_random_numbers()
         return made
 
-    def start(self, message_log: list[ChatMessage], extra_env_info: TextArenaInfo) -> StartOutcome:
+    def start(self, message_log: list[ChatMessage], extra_env_info: _TextArenaInfo) -> StartOutcome:
         """Adds the rules and what has happened before the policy's first turn.
 
         Raises:
@@ -97,7 +97,7 @@ class TextArenaEnvironment(TaskEnvironment):
         state = {**extra_env_info.model_dump(), "prompt_messages": len(message_log)}
         return StartOutcome(observation={"role": "user", "content": game.seen}, metadata=state)
 
-    def open_session(self, message_log: list[ChatMessage], extra_env_info: TextArenaInfo) -> Session:
+    def open_session(self, message_log: list[ChatMessage], extra_env_info: _TextArenaInfo) -> Session:
         """Begins the game, and makes the moves that the log has already."""
         game = _Game(self, extra_env_info.seed, extra_env_info.player)
         return game.replayed(message_log, extra_env_info)

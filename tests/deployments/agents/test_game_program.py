@@ -15,7 +15,7 @@ from deployments.agents.game_program import GameProgram, GameTask, load_game
 from deployments.agents.programs import AgentCall, AgentNotLoadable, RunNotes
 from deployments.agents.settings import AgentSettings, GameSettings, Rival
 from deployments.failures import AgentFailed, EnvironmentLost
-from deployments.models import chat_client
+from deployments.models import clients
 from examples.nim import RULES
 from tests.deployments.models.chat_server import Answer, ChatServer, chat_server, said
 
@@ -25,7 +25,7 @@ SERVED: dict[str, Any] = {"opponents": {"rival": 1}}
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(clients, "FIRST_PAUSE_S", 0.0)
 
 
 def settings(**fields: Any) -> GameSettings:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from deployments.environments import host as host_module
-from deployments.environments.host import EnvironmentHost, TooManyThreads
+from deployments.environments.host import EnvironmentHost, _TooManyThreads
 from deployments.failures import (
     EnvironmentBroken,
     EnvironmentLost,
@@ -272,7 +272,7 @@ async def health(host: EnvironmentHost) -> str | None:
     """Why the host is not healthy."""
     try:
         await host.check_health()
-    except TooManyThreads as refusal:
+    except _TooManyThreads as refusal:
         return str(refusal)
     return None
 

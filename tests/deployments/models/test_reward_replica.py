@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentLost
-from deployments.models.reward_client import RemoteRewardModel
-from deployments.models.reward_replica import RewardModelReplica, batches
+from deployments.models.clients import RemoteRewardModel
+from deployments.models.reward_replica import RewardModelReplica, _batches
 from deployments.models.settings import RewardModelSettings
 from deployments.rpc import batching
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable
@@ -139,7 +139,7 @@ def test_a_score_that_nobody_waits_for_any_longer_is_dropped() -> None:
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 100))
 def test_each_item_is_in_one_batch_that_is_no_larger_than_permitted(lengths: list[int], most_tokens: int) -> None:
-    made = list(batches(lengths, most_tokens))
+    made = list(_batches(lengths, most_tokens))
     assert sorted(place for batch in made for place in batch) == list(range(len(lengths)))
     for batch in made:
         assert batch
@@ -150,5 +150,5 @@ def test_each_item_is_in_one_batch_that_is_no_larger_than_permitted(lengths: lis
 
 
 def test_items_of_similar_length_go_together() -> None:
-    assert list(batches([9, 1, 8, 2], 18)) == [[1, 3], [2, 0]]
-    assert list(batches([3, 3, 3, 50], 9)) == [[0, 1, 2], [3]]
+    assert list(_batches([9, 1, 8, 2], 18)) == [[1, 3], [2, 0]]
+    assert list(_batches([3, 3, 3, 50], 9)) == [[0, 1, 2], [3]]

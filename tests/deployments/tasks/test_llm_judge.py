@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.models.chat_client import HttpChatModel
+from deployments.models.clients import HttpChatModel
 from deployments.models.settings import ChatModelSettings
 from deployments.tasks.llm_judge import (
     _DEFAULT_RUBRIC,
@@ -18,7 +18,7 @@ from deployments.tasks.llm_judge import (
     _last_object,
     _verdict_in,
 )
-from deployments.tasks.multi_reward import MultiRewardEnvironment, PartSettings
+from deployments.tasks.multi_reward import MultiRewardEnvironment, _PartSettings
 from rollout_env import ModelReply, ModelUnavailable, ScriptedChatModel, aplay, check, play
 from tests.deployments.models.chat_server import chat_server, said
 
@@ -171,7 +171,7 @@ def test_a_config_without_the_judge_keeps_it_from_starting() -> None:
 
 
 def test_a_part_of_several_rewards_may_be_a_judge() -> None:
-    part = PartSettings(import_path="deployments.tasks.llm_judge:LlmJudgeEnvironment", weight=2.0)
+    part = _PartSettings(import_path="deployments.tasks.llm_judge:LlmJudgeEnvironment", weight=2.0)
     environment = MultiRewardEnvironment({"style": part})
     environment.use_models({"judge": ScriptedChatModel([GOOD])}, {})
     played = play(environment, ["A"], {**SAMPLE, "extra_env_info": {"style": {}}})

@@ -10,13 +10,15 @@ from pydantic import ValidationError
 
 from deployments.tasks.tool_calls import (
     _LONGEST_EXPRESSION,
+    LONGEST_RESULT,
     TOO_MANY,
+    Tool,
     ToolCallsEnvironment,
-    ToolCallsInfo,
-    ToolSettings,
+    ToolSet,
+    _ToolCallsInfo,
+    _ToolSettings,
     calculate,
 )
-from deployments.tasks.tool_set import LONGEST_RESULT, Tool, ToolInvalid, ToolSet
 from rollout_env import ChatMessage, ToolCall, check, play
 
 SUM = {"messages": [{"role": "user", "content": "What is 17 * 24?"}], "extra_env_info": {"ground_truth": 408}}
@@ -195,17 +197,17 @@ def test_a_tool_of_the_config_goes_before_a_samples_of_the_same_name() -> None:
 )
 def test_a_sample_without_an_aim_or_with_tools_that_are_none_is_refused(info: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        ToolCallsInfo.model_validate(info)
+        _ToolCallsInfo.model_validate(info)
 
 
 def test_tools_of_the_config_are_functions_by_import_path() -> None:
-    settings = ToolSettings(name="capitals", function="string:capwords", parameters={"required": ["s"]})
+    settings = _ToolSettings(name="capitals", function="string:capwords", parameters={"required": ["s"]})
     environment = ToolCallsEnvironment(tools=[settings])
     [schema] = environment.tools
     assert schema["function"]["name"] == "capitals"
     played = play(environment, ['{"name": "capitals", "arguments": {"s": "ab cd"}}', "x"], SUM)
     assert played.message_log[2]["content"] == "Ab Cd"
-    with pytest.raises(ToolInvalid, match="name of its own"):
+    with pytest.raises(ValueError, match="name of its own"):
         ToolCallsEnvironment(tools=[settings, settings])
 
 

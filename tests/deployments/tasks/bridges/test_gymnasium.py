@@ -14,7 +14,7 @@ from deployments.environments.step_runner import StepRunner
 from deployments.images.observations import ObservedImages
 from deployments.images.settings import ImagesSettings
 from deployments.protocols.environments import StepRequest
-from deployments.tasks.bridges.gymnasium import GymnasiumEnvironment, GymnasiumInfo, _plain_text
+from deployments.tasks.bridges.gymnasium import GymnasiumEnvironment, _GymnasiumInfo, _plain_text
 from deployments.tasks.replies import last_tagged
 from rollout_env import SampleRejected, check, play
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments
@@ -95,7 +95,7 @@ def test_a_session_that_is_opened_again_stands_where_the_first_stood_also_after_
     examples: Any = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": moves(["right"])[0]}]
     sample = {"messages": examples, "extra_env_info": {"seed": 5}}
     played = play(environment, moves(["down", "left", "down"]), sample)
-    log, info = played.message_log, GymnasiumInfo.model_validate(played.extra_env_info)
+    log, info = played.message_log, _GymnasiumInfo.model_validate(played.extra_env_info)
     assert info.prompt_messages == 2
     for turn in range(3):
         session = environment.open_session(log[: 3 + 2 * turn], info)
@@ -126,7 +126,7 @@ def test_pictures_are_those_that_the_environment_renders_after_the_same_actions(
     for message in seen:
         [picture] = message["images"]
         assert numpy.array_equal(pixels(picture), env.render())
-    start: Any = lake(observation="image").start([], GymnasiumInfo(seed=0)).observation
+    start: Any = lake(observation="image").start([], _GymnasiumInfo(seed=0)).observation
     assert numpy.array_equal(pixels(start["images"][0]), first)
     assert not numpy.array_equal(first, env.render())
     assert start["content"] == "Answer with <action>NAME</action>. The actions are: left, down, right, up."
@@ -169,7 +169,7 @@ def test_environments_without_a_text_are_played_in_pictures_too(env_id: str) -> 
 def test_a_session_that_is_opened_again_shows_the_picture_that_the_first_would_have_shown() -> None:
     environment = GymnasiumEnvironment("FrozenLake-v1", actions=DIRECTIONS, observation="image")
     played = play(environment, moves(["down", "left", "down"]), {"extra_env_info": {"seed": 5}})
-    info = GymnasiumInfo.model_validate(played.extra_env_info)
+    info = _GymnasiumInfo.model_validate(played.extra_env_info)
     session = environment.open_session(played.message_log[:5], info)
     assert session.step(played.message_log[:6], info) == played.outcomes[2]
     session.close()
@@ -227,7 +227,7 @@ def test_a_text_action_goes_to_the_environment_as_it_is() -> None:
 
 def test_an_episode_that_is_over_takes_no_step() -> None:
     environment = lake()
-    info = GymnasiumInfo(seed=0)
+    info = _GymnasiumInfo(seed=0)
     session = environment.open_session([], info)
     for reply in moves(["down", "right"]):
         session.step([{"role": "assistant", "content": reply}], info)

@@ -15,8 +15,8 @@ from deployments.tasks.bridges.hosted import (
     HostedEnvironment,
     HostedEnvironmentError,
     HostNotStarted,
-    HostSettings,
     _HostAddress,
+    _HostSettings,
     _variables_of,
 )
 from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome, TemporaryFailure, check, play
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 def hosted(class_name: str = "TallyEnvironment", **arguments: Any) -> HostedEnvironment:
     return HostedEnvironment(
-        HostSettings(python=sys.executable, import_path=f"{MODULE}:{class_name}", arguments=arguments)
+        _HostSettings(python=sys.executable, import_path=f"{MODULE}:{class_name}", arguments=arguments)
     )
 
 
@@ -192,16 +192,16 @@ def test_a_host_that_was_too_slow_once_can_be_started_again() -> None:
 
 def test_a_host_that_does_not_start_is_named() -> None:
     with pytest.raises(HostNotStarted, match=r"cannot be started: .*No such file"):
-        HostedEnvironment(HostSettings(python="/no/python", import_path="a:B"))
+        HostedEnvironment(_HostSettings(python="/no/python", import_path="a:B"))
     with pytest.raises(HostNotStarted, match="The host of no_module:Nothing ended with exit code 1"):
-        HostedEnvironment(HostSettings(python=sys.executable, import_path="no_module:Nothing"))
+        HostedEnvironment(_HostSettings(python=sys.executable, import_path="no_module:Nothing"))
     with pytest.raises(ValueError, match="give either host or url"):
         HostedEnvironment()
 
 
 def test_a_host_has_few_variables_of_the_service_and_those_that_its_settings_name() -> None:
     own = {"PATH": "/bin", "HOME": "/root", "API_KEY": "secret", "HF_HOME": "/models"}
-    settings = HostSettings(
+    settings = _HostSettings(
         python="python", import_path="a:B", variables={"MODE": "fast"}, passed_variables=["HF_HOME"]
     )
     assert _variables_of(settings, own) == {"PATH": "/bin", "HOME": "/root", "HF_HOME": "/models", "MODE": "fast"}

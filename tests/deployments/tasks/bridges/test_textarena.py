@@ -7,7 +7,7 @@ import pytest
 
 from deployments.agents.game_program import load_game
 from deployments.agents.settings import GameSettings
-from deployments.tasks.bridges.textarena import SeatedGame, TextArenaEnvironment, TextArenaInfo, listed_move
+from deployments.tasks.bridges.textarena import SeatedGame, TextArenaEnvironment, _TextArenaInfo, listed_move
 from rollout_env import SampleRejected, check, play
 
 SINGLE = [
@@ -121,19 +121,19 @@ def test_a_random_opponent_plays_every_game_to_its_end_and_a_seed_makes_it_again
 @pytest.mark.parametrize("game", SINGLE)
 def test_a_seed_makes_the_same_game_whichever_games_are_played_beside_it(game: str) -> None:
     environment = TextArenaEnvironment(game)
-    first = [environment.start([], TextArenaInfo(seed=seed)).observation for seed in range(3)]
-    again = [environment.start([], TextArenaInfo(seed=seed)).observation for seed in reversed(range(3))]
+    first = [environment.start([], _TextArenaInfo(seed=seed)).observation for seed in range(3)]
+    again = [environment.start([], _TextArenaInfo(seed=seed)).observation for seed in reversed(range(3))]
     assert first == again[::-1]
     random.seed(0)
     before = random.getstate()
-    environment.start([], TextArenaInfo(seed=1))
+    environment.start([], _TextArenaInfo(seed=1))
     assert random.getstate() == before
 
 
 def test_a_session_that_is_opened_again_stands_where_the_first_stood() -> None:
     environment = TextArenaEnvironment("ConnectFour-v0", players=2)
     played = play(environment, ["[col 3]", "[col 2]", "[col 1]"], sample(9))
-    log, info = played.message_log, TextArenaInfo.model_validate(played.extra_env_info)
+    log, info = played.message_log, _TextArenaInfo.model_validate(played.extra_env_info)
     session = environment.open_session(log[:-2], info)
     assert session.step(log[:-1], info) == played.outcomes[-1]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deployments.models import chat_client
-from deployments.models.chat_client import LONGEST_PAUSE_S, AttemptFailed, HttpChatModel
+from deployments.models import clients
+from deployments.models.clients import LONGEST_PAUSE_S, HttpChatModel, _AttemptFailed
 from deployments.models.settings import ChatModelSettings
 from deployments.strict_settings import KeyMissing
 from rollout_env import ChatMessage, ModelRefused, ModelReply, ModelUnavailable
@@ -22,7 +22,7 @@ BUSY = Answer(status=503, body={"error": "busy"})
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(clients, "FIRST_PAUSE_S", 0.0)
 
 
 def settings(server: ChatServer, **fields: Any) -> ChatModelSettings:
@@ -198,18 +198,18 @@ def test_an_address_with_a_key_or_without_a_scheme_is_refused(url: str) -> None:
 def test_the_pause_is_twice_as_long_each_time_and_at_least_what_the_server_asks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 1.0)
+    monkeypatch.setattr(clients, "FIRST_PAUSE_S", 1.0)
     monkeypatch.setattr(random, "uniform", max)
 
     class State:
         def __init__(self, attempt_number: int, wait_s: float) -> None:
             self.attempt_number = attempt_number
             self.outcome = self
-            self._failure = AttemptFailed("busy", wait_s)
+            self._failure = _AttemptFailed("busy", wait_s)
 
-        def exception(self) -> AttemptFailed:
+        def exception(self) -> _AttemptFailed:
             return self._failure
 
-    pauses: Any = chat_client.pause_s
+    pauses: Any = clients._pause_s
     states: list[Any] = [State(1, 0), State(3, 0), State(9, 0), State(1, 5), State(1, 10**6)]
     assert [pauses(state) for state in states] == [1, 4, LONGEST_PAUSE_S, 6, LONGEST_PAUSE_S + 1]
