@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from deployments import logs
-from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
-from deployments.data.rows import DatasetRows, JsonLines, Row, Rows
+from deployments.data.rows import DataNotLoadable, DataRefused, DatasetRows, JsonLines, Row, Rows, within_bytes
 from deployments.data.settings import DataSettings, HubSettings
 from deployments.data.task_data import MISSING, Permutation, SampleColumns, Split, TaskData, get_path
 from rollout_client.contract.rollouts import SampleInput

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json, to_json
 
-from deployments.data.reader import DataRefused
-from deployments.data.rows import Row, Rows
+from deployments.data.rows import DataRefused, Row, Rows
 from deployments.data.settings import PROMPT_PLACE, ColumnSettings, DataSettings
 from rollout_client.contract.rollouts import SampleInput
 

@@ -28,8 +28,8 @@ from deployments.protocols.replicas import PrefixCacheTokens
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.rpc.store_client import policy_store_client
 from deployments.seeds import replica_seed
-from deployments.sessions.settings import refuse_unrecordable
-from deployments.sessions.store_client import session_store_client
+from deployments.sessions.session_table import refuse_unrecordable
+from deployments.sessions.store import session_store_client
 from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown
 from deployments.upstream.ray_serve.serve_internals import metrics_report_interval_s

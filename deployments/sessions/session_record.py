@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from deployments.protocols.generation import packed_ids
 from deployments.protocols.images import image_spans
 from deployments.protocols.token_columns import EXPERTS, RoutedExperts
-from deployments.sessions.failures import GenerationUnknown
 from deployments.sessions.message_comparison import (
     call_ids,
     changed_fields,
@@ -36,6 +35,7 @@ from deployments.sessions.records import (
     Conversation,
     EngineCall,
     GeneratedMessage,
+    GenerationUnknown,
     Plan,
     TokenPrompt,
 )

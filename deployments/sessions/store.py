@@ -1,4 +1,4 @@
-"""The session store, one for the service: the Serve deployment that `store_client.py` calls.
+"""The session store, one for the service: the Serve deployment, and its client over a Serve handle.
 
 It keeps the record of each session, which so outlives the agent, the ingress replica and the generator replica that
 worked for it, and the store itself. What is kept, for how long, and what may begin is in `SessionTable`, what a
@@ -14,9 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
-from deployments.rpc.batching import CallBatcher, group_commit, results_of
+from ray.serve.handle import DeploymentHandle
+
+from deployments.failures import SessionStoreLost, StoreLost
+from deployments.rpc.batching import (
+    BYTES_PER_LOGPROB,
+    BYTES_PER_RECORD,
+    BYTES_PER_TOKEN_ID,
+    CallBatcher,
+    at_once,
+    bytes_of_columns,
+    bytes_of_json,
+    bytes_of_text,
+    group_commit,
+    results_of,
+)
+from deployments.rpc.store_client import StoreClient
 from deployments.sessions.codec import (
     OPENED,
     ReadSession,
@@ -27,14 +42,12 @@ from deployments.sessions.codec import (
     reward_name,
     session_of,
 )
-from deployments.sessions.failures import SessionUnknown
 from deployments.sessions.message_comparison import drift_report
-from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan
+from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan, SessionUnknown
 from deployments.sessions.samples import policy_versions, samples_of
 from deployments.sessions.session_record import SessionRecord
-from deployments.sessions.session_table import KeptSession, SessionTable
-from deployments.sessions.settings import SessionsSettings
-from deployments.storage.storage import EntryName, Storage, StoredChange, StoredRecord
+from deployments.sessions.session_table import KeptSession, SessionsSettings, SessionTable
+from deployments.storage.storage import EntryName, Storage, StoredChange, StoredRecord, StoreReplaced, attempts
 from deployments.storage.stored_state import Planned, StoreReplica
 from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSamples
 
@@ -291,3 +304,54 @@ def _problem_of(table: SessionTable, kept: KeptSession) -> SessionUnknown | None
     except SessionUnknown as problem:
         return problem
     return None
+
+
+AWAY = (SessionStoreLost, StoreReplaced)
+AT_ONCE = ("answer", "heard")
+"""Methods that are called periodically, and so not again while the store is away."""
+
+
+def session_store_client(handle: DeploymentHandle[Any]) -> SessionStore:
+    """Raises `SessionStoreLost` if the store cannot be reached for `AWAY_S` seconds; `AT_ONCE` raise it at once."""
+    return cast(SessionStore, _SessionStoreClient(handle))
+
+
+class _SessionStoreClient(StoreClient):
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        super().__init__(handle, SessionStoreLost, "The session store")
+        call = super()._call
+        # Generator replicas make these for each call of a session, many in one event-loop iteration. One batch for
+        # each method: a plan does not wait for calls to be stored.
+        self._batched: Mapping[str, CallBatcher[tuple[Any, ...], Any]] = {
+            method: CallBatcher(at_once(partial(call, "batched", method)), bytes_of)
+            for method, bytes_of in (("plan", _bytes_of_plan), ("add", bytes_of_add))
+        }
+
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        if method in AT_ONCE:
+            return await super()._call(method, *arguments, **named)
+        if method in self._batched:
+            # What was generated must not be lost because a database fails; of all else the caller is told.
+            lost = StoreLost if method == "add" else AWAY
+            return await attempts(lost)(self._batched[method].call, arguments)
+        return await attempts(AWAY)(super()._call, method, *arguments, **named)
+
+
+def _bytes_of_plan(arguments: tuple[Any, ...]) -> int:
+    _, _, messages, _ = arguments
+    return BYTES_PER_RECORD + bytes_of_json(messages)
+
+
+def bytes_of_add(arguments: tuple[Any, ...]) -> int:
+    _, call = arguments
+    rendered = sum(len(message.token_ids) for message in call.rendered)
+    generated = sum(len(message.token_ids) for message in call.generated)
+    texts = sum(2 * bytes_of_text(message.text) for message in call.generated)
+    return (
+        BYTES_PER_RECORD
+        + bytes_of_json([message.message for message in call.rendered])
+        + BYTES_PER_TOKEN_ID * (rendered + generated)
+        + BYTES_PER_LOGPROB * generated
+        + texts
+        + sum(bytes_of_columns(message.columns) for message in call.generated)
+    )

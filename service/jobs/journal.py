@@ -19,8 +19,17 @@ from deployments.rpc.batching import CallBatcher, group_commit
 from deployments.storage.storage import EntryName, attempts
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
-from service.jobs.codec import outline_entry, read_entry, read_outline, start_entries, turn_entry
-from service.jobs.cursor import PLAYED, RANGES, ranges_entry, selection_entry
+from service.jobs.codec import (
+    PLAYED,
+    RANGES,
+    outline_entry,
+    ranges_entry,
+    read_entry,
+    read_outline,
+    selection_entry,
+    start_entries,
+    turn_entry,
+)
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeState
 from service.rollouts.pacing import PacedWork

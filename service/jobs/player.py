@@ -12,7 +12,7 @@ from deployments.jobs.records import Claim, EntryKind, JobWrite
 from deployments.storage.storage import EntryName
 from service.access.access_control import AccessControl
 from service.access.keys import Scope
-from service.jobs.cursor import RANGES, ranges_in
+from service.jobs.codec import RANGES, ranges_in
 from service.jobs.journal import JobJournal, JobWriter
 from service.problems import RequestProblem, not_ready
 from service.rollout_requests.result_encoding import problem_line, summary_line

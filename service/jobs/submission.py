@@ -10,8 +10,7 @@ from hashlib import sha256
 from fastapi import Request
 from starlette.datastructures import Headers
 
-from deployments.jobs.failures import JobsNotConfigured
-from deployments.jobs.records import JobRequest, OpenedJob
+from deployments.jobs.records import JobRequest, JobsNotConfigured, OpenedJob
 from rollout_client.contract.jobs import HEARTBEAT, IDEMPOTENCY_KEY, PREFER
 from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller

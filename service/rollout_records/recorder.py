@@ -16,8 +16,7 @@ from pydantic import BaseModel
 from ray.serve import metrics
 
 from deployments.failures import StoreLost
-from deployments.rollout_records.book import KeptRecord
-from deployments.rollout_records.failures import RolloutUnknown, rollout_unknown
+from deployments.rollout_records.book import KeptRecord, RolloutUnknown, rollout_unknown
 from deployments.rpc.batching import CallBatcher, group_commit
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.rollout_records import RolloutRecord

@@ -8,7 +8,7 @@ from itertools import chain
 
 from pydantic_core import to_json
 
-from deployments.data.reader import DataReader, DataRefused, within_bytes
+from deployments.data.rows import DataReader, DataRefused, within_bytes
 from deployments.protocols.generation import Environment
 from deployments.seeds import derived_seed
 from rollout_client.contract.info import TaskInfo

@@ -7,16 +7,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.jobs.failures import (
+from deployments.jobs.records import (
+    Claim,
     EventsAcknowledged,
     EventUnknown,
     JobsFull,
     JobUnknown,
+    JobWrite,
     KeyReused,
+    OpenedJob,
 )
-from deployments.jobs.records import Claim, JobWrite, OpenedJob
-from deployments.jobs.registry import BODY, BYTES_PER_JOB, JobRegistry
-from deployments.jobs.settings import JobsSettings
+from deployments.jobs.registry import BODY, BYTES_PER_JOB, JobRegistry, JobsSettings
 from tests.deployments.jobs.stored_jobs import Asked, StoredJobs, asked, event, journal
 
 SETTINGS = JobsSettings(lease_s=5, keep_s=100, max_bytes=3 * BYTES_PER_JOB)

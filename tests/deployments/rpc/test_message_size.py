@@ -28,7 +28,7 @@ from deployments.rpc.batching import (
     divided,
 )
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, Plan
-from deployments.sessions.store_client import bytes_of_add
+from deployments.sessions.store import bytes_of_add
 from rollout_env import StepOutcome
 
 SIZES = st.lists(st.integers(0, 2 * MOST_BYTES_PER_MESSAGE) | st.integers(0, MOST_BYTES_PER_MESSAGE // 8), max_size=30)

@@ -16,7 +16,7 @@ from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, OpenSession
 from deployments.sessions.samples import samples_of
 from deployments.sessions.session_record import SessionRecord
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.sessions import SessionRequest, SessionReward
 from tests.deployments.chat.real_tokenizers import wanted

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from deployments.failures import PromptRejected
-from deployments.sessions.failures import GenerationUnknown
 from deployments.sessions.message_comparison import drift_report, response_key
-from deployments.sessions.records import ChatContext, EngineCall
+from deployments.sessions.records import ChatContext, EngineCall, GenerationUnknown
 from rollout_client.contract.sessions import MessageDrift
 from tests.deployments.sessions.harness import FakeEngine, Reply
 from tests.deployments.sessions.renderer import PLAIN, small, tiny

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from deployments.sessions.codec import opened_entry
-from deployments.sessions.failures import SessionClosed, SessionLimitReached
-from deployments.sessions.session_table import SESSION_BYTES
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.records import SessionClosed, SessionLimitReached
+from deployments.sessions.session_table import SESSION_BYTES, SessionsSettings
 from deployments.storage.storage import EntryName, StorageFailed, StoredChange, StoreReplaced
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionLimits, SessionReward

@@ -9,15 +9,19 @@ import pytest
 
 from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
 from deployments.sessions.codec import opened_entry, opened_of
-from deployments.sessions.failures import (
+from deployments.sessions.records import (
+    ChatContext,
+    EngineCall,
+    GeneratedMessage,
     GenerationUnknown,
+    OpenSession,
+    Plan,
+    RenderedMessage,
     SessionClosed,
     SessionLimitReached,
     SessionUnknown,
 )
-from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, Plan, RenderedMessage
-from deployments.sessions.session_table import SESSION_BYTES
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SESSION_BYTES, SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionLimits, SessionRequest, SessionReward

@@ -4,10 +4,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.sessions.failures import SessionLimitReached, SessionUnknown
-from deployments.sessions.records import OpenSession
-from deployments.sessions.session_table import SESSION_BYTES, KeptSession, SessionTable
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.records import OpenSession, SessionLimitReached, SessionUnknown
+from deployments.sessions.session_table import SESSION_BYTES, KeptSession, SessionsSettings, SessionTable
 from rollout_client.contract.sessions import SessionLimits, SessionRequest
 
 MOST_SESSIONS = 3

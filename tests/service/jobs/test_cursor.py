@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.data.reader import DataReader
+from deployments.data.rows import DataReader
 from deployments.failures import EnvironmentBroken
 from deployments.protocols.environments import StepRequest
 from rollout_client import RequestRejected
 from rollout_client.contract.jobs import JobCursor, JobEvent
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_env import StepOutcome
-from service.jobs.cursor import PLAYED, cursor_of, ranges_entry, ranges_without
+from service.jobs.codec import PLAYED, cursor_of, ranges_entry, ranges_without
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
 from tests.service.rollouts.playing import RandomEnvironment

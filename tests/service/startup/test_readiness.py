@@ -7,7 +7,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Deplo
 from deployments.generation.response_parser import ParserUnusable
 from deployments.policy.run_identity import FolderRefused
 from deployments.protocols.chat import UnsupportedTokenizer
-from deployments.sessions.settings import ModelNotRecordable
+from deployments.sessions.session_table import ModelNotRecordable
 from service.startup.config import ServiceNotStarted
 from service.startup.readiness import Startup
 

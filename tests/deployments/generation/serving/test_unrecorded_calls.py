@@ -8,7 +8,7 @@ from vllm.inputs import tokens_input
 from deployments.failures import RolloutFailure
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.protocols.model_server import Endpoint
-from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
+from deployments.sessions.session_table import ModelNotRecordable, refuse_unrecordable
 from tests.deployments.generation.serving.vllm_layers import Served
 from tests.virtual_time import runs
 
