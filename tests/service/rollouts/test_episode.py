@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentRejected, failure_of
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
-from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan
-from deployments.seeds import derived_seed
+from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan, derived_seed
 from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleMetrics, SampleResult
 from rollout_client.results import resumed
