@@ -50,26 +50,6 @@ class SummedCounter:
                 self.counter.inc(value, dict(zip(self._tag_keys, tags, strict=True)))
 
 
-class LastingGauge:
-    """A gauge of Ray's that is given the latest value, and keeps it."""
-
-    def __init__(self, name: str, description: str, tag_keys: Tags, source: ModuleType = serve_metrics) -> None:
-        self.gauge = source.Gauge(name, description=description, tag_keys=tag_keys)
-        self._tag_keys = tag_keys
-        self._values: dict[Tags, float] = {}
-        self._changed: set[Tags] = set()
-
-    def set(self, value: float, *tags: str) -> None:
-        if self._values.get(tags) != value:
-            self._values[tags] = value
-            self._changed.add(tags)
-
-    def flush(self, repeats: bool = False) -> None:
-        for tags in tuple(self._values if repeats else self._changed):
-            self.gauge.set(self._values[tags], dict(zip(self._tag_keys, tags, strict=True)))
-        self._changed.clear()
-
-
 class SummedHistogram:
     """A histogram, as gauges of the names that Prometheus gives to its parts. Its sum is exact; Ray's own is not."""
 

@@ -22,6 +22,9 @@ problem; `ledger`: of a job over a data set, number 0 its ranges, each other one
 this number, which stays when the event was acknowledged; a group that has failed has none."""
 
 
+BODY = EntryName("body", 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
     """Asks for a job: a new one, or the one of the same key. Its body travels beside it."""
@@ -70,7 +73,7 @@ class Change:
 
     @property
     def stored(self) -> StoredChange:
-        record = None if self.record is None else encode_record(self.record)
+        record = None if self.record is None else _encode_record(self.record)
         return StoredChange(self.job_id, record, self.added, self.removed)
 
 
@@ -120,7 +123,7 @@ class EventsPage:
     """With their numbers, in order; empty if none came in time."""
 
 
-def encode_record(record: JobRecord) -> bytes:
+def _encode_record(record: JobRecord) -> bytes:
     return orjson.dumps(asdict(record))
 
 

@@ -23,6 +23,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from deployments.jobs.records import (
+    BODY,
     Change,
     Claim,
     EntryKind,
@@ -60,7 +61,6 @@ class JobsSettings(StorageSettings):
     them."""
 
 
-BODY = EntryName("body", 0)
 ONLY_FOR_THE_RUN: tuple[EntryKind, ...] = ("body", "journal", "outline")
 """Entries that are removed at the end."""
 MOST_OFFERED = 8

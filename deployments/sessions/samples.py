@@ -69,7 +69,7 @@ def _sample_of(
         max_turns_reached=False,
         extra_env_info=given.extra_env_info,
         observation_format="chat",
-        metrics=metrics_of(log, sum(rewards.values())),
+        metrics=_metrics_of(log, sum(rewards.values())),
         session_id=session_id,
         branch=generated[-1].id,
         generation_ids=[one.id for one in generated],
@@ -143,7 +143,7 @@ def _status_of(last: GeneratedMessage) -> SampleStatus:
     return "truncated" if last.finish_reason == "length" else "completed"
 
 
-def metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
+def _metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
     """Turns and lengths. The prompt, which is what comes before the first response, is not counted."""
     generated, inputs, observed, length, clipped = [], [], 0, 0, 0
     for message in log:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from pydantic import Field
 
-from deployments.sessions.codec import FORM, OPENED, ReadSession, SessionHead, head_bytes, head_of
+from deployments.sessions.codec import FORM, OPENED, ReadSession, SessionHead, head_of, written
 from deployments.sessions.records import OpenSession, SessionClosed, SessionLimitReached, session_unknown
 from deployments.storage.storage import EntryName, StorageSettings, StoredChange, StoredRecord
 from rollout_client.contract.sessions import SessionStatus
@@ -29,14 +29,14 @@ _HARMONY_MODELS = frozenset({"gpt_oss"})
 """Types of models whose prompts vLLM writes in the harmony format, past the chat template and a session's own ids."""
 
 
-class ModelNotRecordable(Exception):
+class _ModelNotRecordable(Exception):
     """Sessions are configured beside a model whose calls they cannot record."""
 
 
 def refuse_unrecordable(model_type: str | None) -> None:
-    """Raises `ModelNotRecordable`. `model_type` is that of the model's config."""
+    """Raises `_ModelNotRecordable`. `model_type` is that of the model's config."""
     if model_type in _HARMONY_MODELS:
-        raise ModelNotRecordable(
+        raise _ModelNotRecordable(
             f"sessions record no calls of a model of type {model_type}: vLLM writes its prompts in the harmony format, "
             "not with the model's chat template; leave `sessions` and agents out, and play its tasks with environments"
         )
@@ -221,7 +221,7 @@ class SessionTable:
 
     def change(self, kept: KeptSession, added: Mapping[EntryName, bytes] | None = None) -> StoredChange:
         """The change to store: the session as it is, with these further entries."""
-        return StoredChange(kept.id, head_bytes(kept.head), added or {})
+        return StoredChange(kept.id, written(kept.head), added or {})
 
     def unstored(self) -> Sequence[StoredChange]:
         """The removals of dropped sessions, for the caller to store."""

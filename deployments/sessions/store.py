@@ -36,11 +36,8 @@ from deployments.sessions.codec import (
     OPENED,
     ReadSession,
     call_entry,
-    call_name,
-    opened_entry,
-    reward_entry,
-    reward_name,
     session_of,
+    written,
 )
 from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan, SessionUnknown
@@ -94,7 +91,7 @@ class SessionStore(StoreReplica[SessionTable]):
         Raises:
             SessionLimitReached: there is no room for it.
         """
-        entry = opened_entry(opened)
+        entry = written(opened)
         table = await self._state.started()
         if (before := table.sessions.get(opened.id)) is not None:
             # An earlier store may have opened it, and died before it answered.
@@ -141,14 +138,14 @@ class SessionStore(StoreReplica[SessionTable]):
     async def reward(self, session_id: str, namespace: str, reward: SessionReward) -> SessionInfo:
         """Raises `GenerationUnknown`."""
         _, kept, read = await self._used(session_id, namespace)
-        name = reward_name(read.record.reward_number(reward.generation_id))
-        added = {name: reward_entry(reward.parts, reward.generation_id)}
+        number = read.record.reward_number(reward.generation_id)
+        entry = written({"parts": reward.parts, "generation_id": reward.generation_id})
 
         def commit() -> SessionInfo:
             read.record.reward(reward.parts, reward.generation_id)
             return self._info(kept)
 
-        return await self._stored(kept, added, commit)
+        return await self._stored(kept, {EntryName("reward", number): entry}, commit)
 
     async def end(self, session_id: str, namespace: str) -> SessionInfo:
         """Lets the session take no more calls, and aborts those in flight. Its record stays until it expires."""
@@ -202,7 +199,7 @@ class SessionStore(StoreReplica[SessionTable]):
         for each in new:
             place = each.record.call_count + added[each.kept]
             added[each.kept] += 1
-            changes.append(table.change(each.kept, {call_name(place): each.entry}))
+            changes.append(table.change(each.kept, {EntryName("call", place): each.entry}))
 
         def commit() -> list[Exception | None]:
             for each in calls:
@@ -324,7 +321,7 @@ class _SessionStoreClient(StoreClient):
         # each method: a plan does not wait for calls to be stored.
         self._batched: Mapping[str, CallBatcher[tuple[Any, ...], Any]] = {
             method: CallBatcher(at_once(partial(call, "batched", method)), bytes_of)
-            for method, bytes_of in (("plan", _bytes_of_plan), ("add", bytes_of_add))
+            for method, bytes_of in (("plan", _bytes_of_plan), ("add", _bytes_of_add))
         }
 
     async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
@@ -342,7 +339,7 @@ def _bytes_of_plan(arguments: tuple[Any, ...]) -> int:
     return BYTES_PER_RECORD + bytes_of_json(messages)
 
 
-def bytes_of_add(arguments: tuple[Any, ...]) -> int:
+def _bytes_of_add(arguments: tuple[Any, ...]) -> int:
     _, call = arguments
     rendered = sum(len(message.token_ids) for message in call.rendered)
     generated = sum(len(message.token_ids) for message in call.generated)

@@ -177,11 +177,11 @@ def cursor_of(job_id: str, event: int, ledger: Mapping[EntryName, bytes]) -> Job
     if entries and len(entries[0]) > 1:
         drawn, kept = max(entries)
         return JobCursor(job_id=job_id, event=event, samples_from=moved_past(ranges, drawn), kept=kept)
-    left = list(ranges_without(ranges, {group for (group,) in entries}))
+    left = list(_ranges_without(ranges, {group for (group,) in entries}))
     return JobCursor(job_id=job_id, event=event, samples_from=left)
 
 
-def ranges_without(ranges: Iterable[SampleRange], groups: Collection[int]) -> Iterator[SampleRange]:
+def _ranges_without(ranges: Iterable[SampleRange], groups: Collection[int]) -> Iterator[SampleRange]:
     """The ranges, which leave these groups out as well.
 
     Args:

@@ -62,7 +62,7 @@ class RolloutRecorder:
     def note(self, episode: Episode, result: SampleResult, ago_s: float = 0.0) -> None:
         """The rollout has ended with this result, so many seconds ago."""
         fields = {
-            "rollout": plain_fields(result),
+            "rollout": _plain_fields(result),
             "request_id": episode.identity.request_id,
             "group_id": episode.identity.group_id,
             "policy": episode.start.bounds.policy,
@@ -157,15 +157,15 @@ def _began_at(episode: Episode) -> float | None:
     return min((moment for moment in known if moment is not None), default=None)
 
 
-def plain_fields(value: Any) -> Any:
+def _plain_fields(value: Any) -> Any:
     """A result without models, which take ten times longer to pickle. Arrays of numbers stay as they are."""
     if type(value) in PLAIN or not value:
         return value
     if isinstance(value, BaseModel):
-        return {name: plain_fields(field) for name, field in set_fields(value).items()}
+        return {name: _plain_fields(field) for name, field in set_fields(value).items()}
     # Lists are of one kind: of models, or of JSON that a caller or an environment has sent.
     if isinstance(value, list) and isinstance(value[0], BaseModel):
-        return [*map(plain_fields, value)]
+        return [*map(_plain_fields, value)]
     return value
 
 

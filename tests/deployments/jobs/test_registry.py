@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments.jobs.records import (
+    BODY,
     Claim,
     EventsAcknowledged,
     EventUnknown,
@@ -17,7 +18,7 @@ from deployments.jobs.records import (
     KeyReused,
     OpenedJob,
 )
-from deployments.jobs.registry import BODY, BYTES_PER_JOB, JobRegistry, JobsSettings
+from deployments.jobs.registry import BYTES_PER_JOB, JobRegistry, JobsSettings
 from tests.deployments.jobs.stored_jobs import Asked, StoredJobs, asked, event, journal
 
 SETTINGS = JobsSettings(lease_s=5, keep_s=100, max_bytes=3 * BYTES_PER_JOB)

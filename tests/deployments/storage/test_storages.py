@@ -14,7 +14,7 @@ import pytest
 from fakeredis import FakeAsyncRedis, FakeServer
 from pydantic import ValidationError
 
-from deployments.storage.databases import RedisStorage, SqliteStorage, StorageNotUsable, storage_of
+from deployments.storage.databases import RedisStorage, SqliteStorage, _StorageNotUsable, storage_of
 from deployments.storage.storage import (
     EntryName,
     Storage,
@@ -204,7 +204,7 @@ def test_a_file_without_a_password_is_named(tmp_path: Path, content: bytes | Non
     file = tmp_path / "password"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(StorageNotUsable, match=problem):
+    with pytest.raises(_StorageNotUsable, match=problem):
         storage_of(StorageSettings(redis_url="redis://host", redis_password_file=str(file)), "session")
 
 
@@ -230,7 +230,7 @@ def test_several_nodes_without_redis_are_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("ray.nodes", lambda: NODES)
-    with pytest.raises(StorageNotUsable, match=r"has 2 nodes.* Set jobs\.redis_url to .*, or jobs: null for"):
+    with pytest.raises(_StorageNotUsable, match=r"has 2 nodes.* Set jobs\.redis_url to .*, or jobs: null for"):
         storage_of(StorageSettings(folder=str(tmp_path)), "job")
     assert isinstance(storage_of(StorageSettings(redis_url="redis://host"), "job"), RedisStorage)
     monkeypatch.setattr("ray.nodes", lambda: NODES[:2])
