@@ -13,7 +13,7 @@ A state machine without clock and I/O. Times are in seconds since 1970. Guarante
 - A session that is not in memory is read once. Until then it is known by its head: its limits and its age.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -91,8 +91,10 @@ class SessionTable:
         self._max_bytes = settings.max_bytes
         self.sessions: dict[str, KeptSession] = {}
         """By id, in the order in which they were opened."""
-        self.size_bytes = 0
-        """Bytes of all records, and of what their sessions were opened with."""
+        self._idle: defaultdict[str, dict[str, KeptSession]] = defaultdict(dict)
+        """By namespace, its sessions without calls in flight, the longest idle first."""
+        self._bytes_of: Counter[str] = Counter()
+        """By namespace, bytes of all records, and of what their sessions were opened with."""
         heads = [(record, head_of(record.record)) for record in stored]
         self._dropped = {record.record_id for record, head in heads if head.form != FORM}
         for record, head in sorted(heads, key=lambda pair: pair[1].used_at):
@@ -102,6 +104,10 @@ class SessionTable:
         for kept in self.sessions.values():
             # Nobody could use it while there was no store.
             kept.head.used_at = now
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes_of.total()
 
     def get(self, session_id: str, namespace: str | None = None) -> KeptSession:
         """Raises `SessionUnknown`, also for a session of another caller than `namespace`, if that is given."""
@@ -141,19 +147,30 @@ class SessionTable:
         )
         kept = KeptSession(id=opened.id, head=head, opened_bytes=SESSION_BYTES + size_bytes, read=ReadSession(opened))
         self.sessions[kept.id] = kept
+        self.use(kept, now)
         self._set_size(kept, kept.opened_bytes)
         if not self.has(kept):
             raise SessionLimitReached.of("sample", _TOO_LARGE)
         return kept
 
+    def use(self, kept: KeptSession, now: float) -> None:
+        """Notes that something is asked of the session now, or that a call of it has begun or ended."""
+        kept.head.used_at = now
+        idle = self._idle[kept.head.namespace]
+        idle.pop(kept.id, None)
+        if self.has(kept) and not kept.in_flight:
+            idle[kept.id] = kept
+
     def end(self, kept: KeptSession, now: float) -> None:
         """Lets the session take no more calls, and aborts those in flight."""
         kept.head.is_ended = True
-        kept.head.used_at = now
+        self.use(kept, now)
 
     def drop(self, session_id: str) -> None:
         """Removes the session with its record, and aborts its calls in flight."""
-        self.size_bytes -= self.sessions.pop(session_id).size_bytes
+        kept = self.sessions.pop(session_id)
+        self._idle[kept.head.namespace].pop(session_id, None)
+        self._bytes_of[kept.head.namespace] -= kept.size_bytes
         self._dropped.add(session_id)
 
     def begin_call(self, kept: KeptSession, call_id: str, now: float) -> None:
@@ -166,7 +183,7 @@ class SessionTable:
         """
         if call_id in self.still_kept(kept).in_flight:
             return
-        kept.head.used_at = now
+        self.use(kept, now)
         if (status := kept.status(now)) != "open":
             ended = f"Session {kept.id!r} has ended and takes no more calls"
             message = ended if status == "ended" else f"The deadline of session {kept.id!r} is over"
@@ -182,12 +199,13 @@ class SessionTable:
                 message = f"Session {kept.id!r} has reached limits.{name}: {value} of {bound}"
                 raise SessionLimitReached.of(f"limits.{name}", message, kept.id)
         kept.in_flight[call_id] = now
+        self.use(kept, now)
 
     def end_call(self, session_id: str, call_id: str, now: float) -> None:
         """Unknown ids are ignored."""
         kept = self.sessions.get(session_id)
         if kept is not None and kept.in_flight.pop(call_id, None) is not None:
-            kept.head.used_at = now
+            self.use(kept, now)
 
     def heard(self, calls: Mapping[str, str], now: float) -> list[str]:
         """A replica makes these calls, each of a session. Returns those that it must abort."""
@@ -197,7 +215,7 @@ class SessionTable:
             if kept is None or kept.status(now) != "open":
                 to_abort.append(call_id)
                 continue
-            kept.head.used_at = now
+            self.use(kept, now)
             if call_id in kept.in_flight:
                 kept.in_flight[call_id] = now
         return to_abort
@@ -233,22 +251,20 @@ class SessionTable:
         opened_bytes = SESSION_BYTES + stored.sizes.get(OPENED, 0)
         kept = KeptSession(id=stored.record_id, head=head, opened_bytes=opened_bytes, names=tuple(stored.sizes))
         self.sessions[kept.id] = kept
+        self.use(kept, head.used_at)
         self._set_size(kept, SESSION_BYTES + sum(stored.sizes.values()))
 
     def _set_size(self, kept: KeptSession, size_bytes: int) -> None:
         """Makes room for the session's size. A session that was dropped is ignored."""
         if not self.has(kept):
             return
-        self.size_bytes += size_bytes - kept.size_bytes
+        self._bytes_of[kept.head.namespace] += size_bytes - kept.size_bytes
         kept.size_bytes = size_bytes
         while self.size_bytes > self._max_bytes and (idle := self._longest_idle()) is not None:
             self.drop(idle)
 
     def _longest_idle(self) -> str | None:
         """The longest idle session of the namespace that keeps the most bytes, of those that have one."""
-        sizes = Counter[str]()
-        for kept in self.sessions.values():
-            sizes[kept.head.namespace] += kept.size_bytes
-        idle = (kept for kept in self.sessions.values() if not kept.in_flight)
-        longest = max(idle, key=lambda kept: (sizes[kept.head.namespace], -kept.head.used_at), default=None)
-        return None if longest is None else longest.id
+        callers = [namespace for namespace, idle in self._idle.items() if idle]
+        largest = max(callers, key=self._bytes_of.__getitem__, default=None)
+        return None if largest is None else next(iter(self._idle[largest]))

@@ -270,7 +270,7 @@ class SessionStore(StoreReplica[SessionTable]):
         """The session, which something is asked of now."""
         table = await self._state.started()
         kept = table.get(session_id, namespace)
-        kept.head.used_at = self._now()
+        table.use(kept, self._now())
         return table, kept, await self._read(table, kept)
 
     def _now(self) -> float:

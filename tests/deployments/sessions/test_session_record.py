@@ -202,6 +202,17 @@ def test_a_form_of_a_message_is_reported_with_the_call_that_continues_it(engine:
     assert (report.calls, [one.generation_ids for one in report.drift]) == (3, [[second.id]])
 
 
+def test_a_message_that_comes_back_otherwise_only_later_is_reported_once(engine: FakeEngine) -> None:
+    first = engine.call([QUESTION], THOUGHTFUL)
+    second = engine.call([QUESTION, first.message, NEXT], Reply("6"))
+    sent = [QUESTION, forms.without_reasoning(dict(first.message)), NEXT, second.message, NEXT]
+    third = engine.call(sent, Reply("9"))
+    engine.call([*sent, third.message, NEXT], Reply("12"))
+    [call] = drift_report("s", engine.record.calls).drift
+    assert call.generation_ids == [third.id]
+    assert [(one.message, one.fields) for one in call.messages] == [(1, ["reasoning_content"])]
+
+
 def test_messages_that_are_nested_too_deeply_are_refused(engine: FakeEngine) -> None:
     nested: Any = "a"
     for _ in range(100_000):
