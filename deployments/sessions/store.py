@@ -341,14 +341,7 @@ def _bytes_of_plan(arguments: tuple[Any, ...]) -> int:
 
 def _bytes_of_add(arguments: tuple[Any, ...]) -> int:
     _, call = arguments
-    rendered = sum(len(message.token_ids) for message in call.rendered)
-    generated = sum(len(message.token_ids) for message in call.generated)
-    texts = sum(2 * bytes_of_text(message.text) for message in call.generated)
-    return (
-        BYTES_PER_RECORD
-        + bytes_of_json([message.message for message in call.rendered])
-        + BYTES_PER_TOKEN_ID * (rendered + generated)
-        + BYTES_PER_LOGPROB * generated
-        + texts
-        + sum(bytes_of_columns(message.columns) for message in call.generated)
-    )
+    tokens = sum(len(message.token_ids) for message in (*call.rendered, *call.generated))
+    rendered = BYTES_PER_RECORD + bytes_of_json([message.message for message in call.rendered])
+    texts = sum(2 * bytes_of_text(message.text) + bytes_of_columns(message.columns) for message in call.generated)
+    return rendered + (BYTES_PER_TOKEN_ID + BYTES_PER_LOGPROB) * tokens + texts

@@ -30,13 +30,6 @@ from deployments.storage.storage import (
 )
 
 
-def _storage_failed(kind: StoreKind, error: Exception) -> StorageFailed:
-    """The failure without the library's own message, which may name a path or a host: only the log has it."""
-    return StorageFailed(
-        f"The database of the {kind}s fails ({type(error).__name__}); the log of the {kind} store says why."
-    )
-
-
 def _store_replaced(kind: StoreKind, epoch: int) -> StoreReplaced:
     return StoreReplaced(f"Another {kind} store has taken over from {epoch}.")
 
@@ -111,11 +104,15 @@ class RedisStorage(Storage):
 
 @contextmanager
 def _storage_failures(kind: StoreKind) -> Iterator[None]:
-    """Raises `StorageFailed` for what Redis and the connection to it raise."""
+    """Raises `StorageFailed` for what a database and the connection to it raise.
+
+    Without the library's own message, which may name a path or a host: only the log has it.
+    """
     try:
         yield
-    except (RedisError, OSError) as error:
-        raise _storage_failed(kind, error) from error
+    except (sqlite3.Error, RedisError, OSError) as error:
+        message = f"The database of the {kind}s fails ({type(error).__name__}); the log of the {kind} store says why."
+        raise StorageFailed(message) from error
 
 
 def _encode_name(name: EntryName) -> str:
@@ -176,10 +173,8 @@ class SqliteStorage(Storage):
         self._thread.shutdown()
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        try:
+        with _storage_failures(self._kind):
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except (sqlite3.Error, OSError) as error:
-            raise _storage_failed(self._kind, error) from error
 
     @property
     def _connection(self) -> sqlite3.Connection:

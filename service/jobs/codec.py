@@ -46,7 +46,7 @@ def read_entry(entry: bytes, episodes: dict[int, EpisodeState], started: dict[in
         started.update((position, SampleInput.model_validate(sample)) for position, sample in fields["started"])
         return None
     position: int = fields["position"]
-    first, state = fields["first_message"], state_of(fields["state"])
+    first, state = fields["first_message"], _state_of(fields["state"])
     if first:
         earlier = episodes[position]
         made = (made for made in earlier.generations if made.message < first)
@@ -62,11 +62,11 @@ def read_entry(entry: bytes, episodes: dict[int, EpisodeState], started: dict[in
 
 def read_outline(outline: bytes) -> dict[int, EpisodeState]:
     """The states of its rollouts, by position."""
-    return {turn["position"]: state_of(turn["state"]) for turn in from_json(outline)}
+    return {turn["position"]: _state_of(turn["state"]) for turn in from_json(outline)}
 
 
 def turn_entry(position: int, first_message: int, state: EpisodeState) -> bytes:
-    return json_of({"position": position, "first_message": first_message, "state": fields_of(state)})
+    return json_of(_turn(position, first_message, state))
 
 
 def start_entries(samples: Mapping[int, SampleInput]) -> Iterator[bytes]:
@@ -77,30 +77,26 @@ def start_entries(samples: Mapping[int, SampleInput]) -> Iterator[bytes]:
 
 def outline_entry(states: Mapping[int, EpisodeState]) -> bytes:
     """The outline of ended rollouts; `states` is by position."""
-    return json_of(
-        [
-            {
-                "position": position,
-                "first_message": 0,
-                "state": fields_of(replace(state, messages=_outlined(state), experts=None, generations=())),
-            }
-            for position, state in states.items()
-        ]
-    )
+    return json_of([_turn(position, 0, _outlined(state)) for position, state in states.items()])
 
 
-def _outlined(state: EpisodeState) -> list[Message]:
-    """The parts of the messages that metrics need: which versions generated their tokens."""
-    return [
+def _turn(position: int, first_message: int, state: EpisodeState) -> dict[str, Any]:
+    return {"position": position, "first_message": first_message, "state": _fields_of(state)}
+
+
+def _outlined(state: EpisodeState) -> EpisodeState:
+    """The parts that metrics need; of the messages which versions generated their tokens."""
+    messages = [
         Message.model_construct(
             role=message.role, content="", token_ids=[], generation_logprobs=[], weight_versions=message.weight_versions
         )
         for message in state.messages
         if message.weight_versions
     ]
+    return replace(state, messages=messages, experts=None, generations=())
 
 
-def fields_of(state: EpisodeState) -> dict[str, Any]:
+def _fields_of(state: EpisodeState) -> dict[str, Any]:
     """The fields as `json_of` encodes them, without the states of earlier turns: those are in earlier entries."""
     return {
         **{name: getattr(state, name) for name in EpisodeState.__slots__ if name != "before"},
@@ -109,8 +105,8 @@ def fields_of(state: EpisodeState) -> dict[str, Any]:
     }
 
 
-def state_of(fields: dict[str, Any]) -> EpisodeState:
-    """Counterpart of `fields_of`, for what JSON has made of them."""
+def _state_of(fields: dict[str, Any]) -> EpisodeState:
+    """Counterpart of `_fields_of`, for what JSON has made of them."""
     error, experts = fields["error"], fields["experts"]
     return EpisodeState(
         **{
@@ -162,10 +158,6 @@ def ranges_entry(ranges: Sequence[SampleRange]) -> bytes:
 
 def ranges_in(entry: bytes) -> list[SampleRange]:
     return _ranges_adapter.validate_json(entry)
-
-
-def selection_entry(drawn: int, kept: int) -> bytes:
-    return b"%d %d" % (drawn, kept)
 
 
 def cursor_of(job_id: str, event: int, ledger: Mapping[EntryName, bytes]) -> JobCursor:

@@ -26,7 +26,6 @@ from service.jobs.codec import (
     ranges_entry,
     read_entry,
     read_outline,
-    selection_entry,
     start_entries,
     turn_entry,
 )
@@ -204,7 +203,7 @@ class JobJournal(ProgressLog):
             settled = [position for position in self._ended if position < selected[0] * self._group_size]
         ended = {position: self._ended.pop(position) for position in settled}
         outlines = {position: state for position, (state, _) in ended.items()}
-        ledger = None if selected is None else selection_entry(*selected)
+        ledger = None if selected is None else b"%d %d" % selected
         if selected is None and not PLAYED.isdisjoint(state.status for state in outlines.values()):
             ledger = b"%d" % place
         added = self._event(b"".join(lines[position] for position in sorted(lines)), ledger)
@@ -216,7 +215,7 @@ class JobJournal(ProgressLog):
 
     async def end(self, last_line: bytes, ended: Ended, selected: tuple[int, int] | None) -> None:
         """Returns when the last event is stored, and so all before it. Args: `selected` as in `add_group`."""
-        added = self._event(last_line, None if selected is None else selection_entry(*selected))
+        added = self._event(last_line, None if selected is None else b"%d %d" % selected)
         # Rollouts of groups that are in no event are played by no process after this one.
         notes = [note for _, note in self._ended.values()]
         await self._writer.until_made(self._put(JobWrite(self._job_id, self._epoch, added, ended=ended), notes))

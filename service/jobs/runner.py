@@ -137,7 +137,7 @@ class JobRunner:
             await player.play()
         except (RequestProblem, RolloutFailure, PolicyFailure) as error:
             problem = problem_of(error)
-            may_pass = problem.problem.status in (429, 503) and not player.has_begun
+            may_pass = problem.problem.status in (429, 503) and player.journal is None
             if record.epoch > 1 and may_pass:
                 logger.info("A job cannot go on here now: %s", problem, extra={"job_id": record.job_id})
                 await asyncio.sleep(TRY_AGAIN_S)
@@ -201,7 +201,7 @@ class _JobPlayer:
         self._store = store
         self._writer = writer
         self._access = access
-        self._journal: JobJournal | None = None
+        self.journal: JobJournal | None = None
         """Set when the run begins."""
 
     async def play(self) -> None:
@@ -228,7 +228,7 @@ class _JobPlayer:
                 # Raises if the data have changed since the ranges were made, or since the job began.
                 await journal.begin_ledger(await rollouts.task_sampler.with_revisions(ranges))
             running = await rollouts.rollout(request, record.request_id, size, caller, journal)
-            self._journal = journal
+            self.journal = journal
             self._set_prepared(None)
             last_line = await self._play_groups(running, journal, request.num_generations)
             await journal.end(last_line, "completed", running.selected)
@@ -237,18 +237,14 @@ class _JobPlayer:
         """Ends the job with what `play` has raised. A request of which nothing was played is forgotten with its key."""
         record = self.claim.record
         try:
-            if not self.has_begun and record.epoch == 1:
+            if self.journal is None and record.epoch == 1:
                 await self._writer.write(JobWrite(record.job_id, record.epoch, ended="refused"))
             else:
-                journal = self._journal or JobJournal(self.claim, self._writer, group_size=1)
+                journal = self.journal or JobJournal(self.claim, self._writer, group_size=1)
                 await journal.end(problem_line(problem, record.request_id), "failed", None)
         finally:
             # The store may tell this replica that the job has ended before it answers the write: that cancels this.
             self._set_prepared(problem)
-
-    @property
-    def has_begun(self) -> bool:
-        return self._journal is not None
 
     def give_up(self) -> None:
         """Tells who waits for `prepared` that it will not be, if it is not."""

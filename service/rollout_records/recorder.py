@@ -19,7 +19,7 @@ from deployments.failures import StoreLost
 from deployments.rollout_records.book import KeptRecord, RolloutUnknown, rollout_unknown
 from deployments.rpc.batching import CallBatcher, group_commit
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.rollout_records import RolloutRecord
+from rollout_client.contract.rollout_records import RecordedGeneration, RecordedState, RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.rollouts.episode import Episode
@@ -70,29 +70,13 @@ class RolloutRecorder:
             "began_at": _began_at(episode),
             "ended_at": self._time_s() - ago_s,
             "generations": [
-                {
-                    "message": episode.log.first_added + made.message,
-                    "start": made.start,
-                    "end": made.end,
-                    "replica": made.replica,
-                    "cached_tokens": made.cached_tokens,
-                    "batch_size": made.batch_size,
-                    "waited_s": made.waited_s,
-                    "took_s": made.took_s,
-                    "began_at": made.began_at or None,
-                }
+                _fields_for(RecordedGeneration, made)
+                | {"message": episode.log.first_added + made.message, "began_at": made.began_at or None}
                 for made in episode.generations
             ],
             "steps": [*map(asdict, episode.steps)],
             "retries": [*map(asdict, episode.retries.noted)],
-            "states": [
-                {
-                    "turn": state.turn,
-                    "extra_env_info": state.extra_env_info,
-                    "stop_strings": list(state.stop_strings),
-                }
-                for state in episode.states
-            ],
+            "states": [_fields_for(RecordedState, state) for state in episode.states],
             "restarts": episode.restarts,
             "retries_used": episode.retries_used,
         }
@@ -149,6 +133,10 @@ def fields_of_record(kept: KeptRecord) -> dict[str, Any]:
     """The fields of a `RolloutRecord`, its numbers in arrays."""
     fields: dict[str, Any] = pickle.loads(kept.data)
     return fields
+
+
+def _fields_for(model: type[BaseModel], part: object) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in model.model_fields}
 
 
 def _began_at(episode: Episode) -> float | None:
