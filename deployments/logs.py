@@ -52,7 +52,7 @@ def configure(*, capture_output: bool = True) -> None:
     replica_id = context.replica_id.unique_id
     folder = serve_logs_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    handler = _JsonLinesHandler(folder / f"{context.app_name}_{context.deployment}_{replica_id}.jsonl")
+    handler = _json_lines_handler(folder / f"{context.app_name}_{context.deployment}_{replica_id}.jsonl")
     handler.setFormatter(_JsonLinesFormatter(context.deployment, replica_id))
     logging.getLogger().addHandler(handler)
     logging.getLogger("rollout_service").setLevel(logging.INFO)
@@ -108,13 +108,11 @@ class _JsonLinesFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class _JsonLinesHandler(RotatingFileHandler):
+def _json_lines_handler(path: Path) -> RotatingFileHandler:
     """Appends to a file in UTF-8, and writes each line at once."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            path, maxBytes=MAX_FILE_BYTES, backupCount=OLD_FILES, encoding="utf-8", errors="backslashreplace"
-        )
+    return RotatingFileHandler(
+        path, maxBytes=MAX_FILE_BYTES, backupCount=OLD_FILES, encoding="utf-8", errors="backslashreplace"
+    )
 
 
 class _LoggedStream(io.TextIOBase):

@@ -106,9 +106,6 @@ class JobRegistry:
             # The absence of the store counts against no owner: each lease begins now.
             self._add(_KeptJob(record, dict(sizes), now, BYTES_PER_JOB + sum(sizes.values())))
 
-    def __len__(self) -> int:
-        return len(self._jobs)
-
     @property
     def total_bytes(self) -> int:
         return self._bytes_of.total()

@@ -7,7 +7,7 @@ back in another form, and what was done about it.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, get_args
 
@@ -153,7 +153,7 @@ def new_messages_drift(messages: Sequence[ChatMessage], first: int, is_branch: b
             yield message_drift(place, messages[place], "rendered_anew")
 
 
-def drift_report(session_id: str, calls: Sequence[CallDrift]) -> DriftReport:
+def drift_report(session_id: str, calls: Collection[CallDrift]) -> DriftReport:
     actions = [message.action for call in calls for message in call.messages]
     counts: dict[DriftAction, int] = {action: actions.count(action) for action in get_args(DriftAction)}
     drifted = [call for call in calls if call.messages]

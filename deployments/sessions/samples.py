@@ -174,10 +174,5 @@ def _metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
 def policy_versions(record: SessionRecord) -> PolicyVersions:
     """The oldest and the newest version that generated tokens of the record."""
     labels = {span.version for generated in record.generated for span in generated.weight_versions}
-    if not labels:
-        return PolicyVersions()
-    return PolicyVersions(oldest=min(labels, key=_version_of), newest=max(labels, key=_version_of))
-
-
-def _version_of(label: str) -> int:
-    return read_label(label).number
+    ordered = sorted(labels, key=lambda label: read_label(label).number)
+    return PolicyVersions(oldest=ordered[0], newest=ordered[-1]) if ordered else PolicyVersions()

@@ -110,7 +110,8 @@ class SessionRecord:
         self._nodes: list[Node] = []
         self._generated: dict[str, Node] = {}
         """By the id of the generated message, in the order in which they were added."""
-        self._calls: dict[str, CallDrift] = {}
+        self.calls: dict[str, CallDrift] = {}
+        """The drift of each call by its id, in the order in which they were added."""
         self._drifted: set[tuple[int | str, ...]] = set()
         """Generated messages by number, with the fields in which they came back otherwise: each is reported once."""
         self.rewards: Mapping[str, float] = {}
@@ -121,19 +122,9 @@ class SessionRecord:
         self.size_bytes = 0
         """Approximate size of the record in memory."""
 
-    @property
-    def calls(self) -> Sequence[CallDrift]:
-        """The drift of each call, in the order in which they were added."""
-        return list(self._calls.values())
-
-    @property
-    def call_count(self) -> int:
-        """How many calls were recorded."""
-        return len(self._calls)
-
     def would_add(self, call: EngineCall) -> bool:
         """Whether `add` changes something: the call is new, and has generated something."""
-        return call.id not in self._calls and any(one.token_ids for one in call.generated)
+        return call.id not in self.calls and any(one.token_ids for one in call.generated)
 
     @property
     def generated(self) -> Sequence[GeneratedMessage]:
@@ -200,7 +191,7 @@ class SessionRecord:
         node = self._rendered_child(node, _BEGINS_RESPONSE, None, call.generation_prompt)
         for one in generated:
             self._add_response(node, one)
-        self._calls[call.id] = CallDrift(generation_ids=[one.id for one in generated], messages=list(call.plan.drift))
+        self.calls[call.id] = CallDrift(generation_ids=[one.id for one in generated], messages=list(call.plan.drift))
 
     def reward(self, parts: Mapping[str, float], generation_id: str | None = None) -> None:
         """Sets the reward of a generated message, or of the whole session, by names of its parts.

@@ -20,7 +20,13 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from deployments.sessions.codec import FORM, OPENED, ReadSession, SessionHead, head_of, written
-from deployments.sessions.records import OpenSession, SessionClosed, SessionLimitReached, session_unknown
+from deployments.sessions.records import (
+    OpenSession,
+    SessionClosed,
+    SessionLimitReached,
+    SessionUnknown,
+    session_unknown,
+)
 from deployments.storage.storage import EntryName, StorageSettings, StoredChange, StoredRecord
 from rollout_client.contract.sessions import SessionStatus
 
@@ -120,11 +126,15 @@ class SessionTable:
         return self.sessions.get(kept.id) is kept
 
     def still_kept(self, kept: KeptSession) -> KeptSession:
-        """Raises `SessionUnknown` if it was dropped meanwhile: what was stored of it since is removed again."""
+        """Raises `SessionUnknown` as `gone` makes it, if it was dropped meanwhile."""
         if not self.has(kept):
-            self._dropped.add(kept.id)
-            raise session_unknown(kept.id)
+            raise self.gone(kept)
         return kept
+
+    def gone(self, kept: KeptSession) -> SessionUnknown:
+        """What to say of a session that was dropped meanwhile: what was stored of it since is removed again."""
+        self._dropped.add(kept.id)
+        return session_unknown(kept.id)
 
     def of_caller(self, namespace: str) -> list[KeptSession]:
         """In the order in which they were opened."""
@@ -191,7 +201,7 @@ class SessionTable:
         assert kept.read is not None
         limits, record, in_flight = kept.head.limits, kept.read.record, len(kept.in_flight)
         for name, value, bound in (
-            ("max_calls", record.call_count + in_flight, limits.max_calls),
+            ("max_calls", len(record.calls) + in_flight, limits.max_calls),
             ("max_tokens", record.total_tokens, limits.max_tokens),
             ("max_calls_in_flight", in_flight, limits.max_calls_in_flight),
         ):

@@ -40,7 +40,7 @@ from deployments.sessions.codec import (
     written,
 )
 from deployments.sessions.message_comparison import drift_report
-from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan, SessionUnknown
+from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of
 from deployments.sessions.session_record import SessionRecord
 from deployments.sessions.session_table import KeptSession, SessionsSettings, SessionTable
@@ -133,7 +133,7 @@ class SessionStore(StoreReplica[SessionTable]):
 
     async def drift(self, session_id: str, namespace: str) -> DriftReport:
         _, _, read = await self._used(session_id, namespace)
-        return drift_report(session_id, read.record.calls)
+        return drift_report(session_id, read.record.calls.values())
 
     async def reward(self, session_id: str, namespace: str, reward: SessionReward) -> SessionInfo:
         """Raises `GenerationUnknown`."""
@@ -197,7 +197,7 @@ class SessionStore(StoreReplica[SessionTable]):
         added: Counter[KeptSession] = Counter()
         changes: list[StoredChange] = []
         for each in new:
-            place = each.record.call_count + added[each.kept]
+            place = len(each.record.calls) + added[each.kept]
             added[each.kept] += 1
             changes.append(table.change(each.kept, {EntryName("call", place): each.entry}))
 
@@ -208,7 +208,7 @@ class SessionStore(StoreReplica[SessionTable]):
                 each.record.add(each.call)
             for kept in added:
                 table.note_record(kept)
-            return [_problem_of(table, each.kept) for each in calls]
+            return [None if table.has(each.kept) else table.gone(each.kept) for each in calls]
 
         return changes, commit
 
@@ -284,7 +284,7 @@ class SessionStore(StoreReplica[SessionTable]):
             id=kept.id,
             base_url=read.opened.base_url,
             status=kept.status(self._now()),
-            calls=read.record.call_count + len(kept.in_flight),
+            calls=len(read.record.calls) + len(kept.in_flight),
             calls_in_flight=len(kept.in_flight),
             branches=len(read.record.branches()),
             generated_tokens=read.record.generated_tokens,
@@ -292,15 +292,6 @@ class SessionStore(StoreReplica[SessionTable]):
             record_bytes=kept.size_bytes,
             expires_at=None if expires_at is None else datetime.fromtimestamp(expires_at, UTC),
         )
-
-
-def _problem_of(table: SessionTable, kept: KeptSession) -> SessionUnknown | None:
-    """Why what was stored of the session is not recorded, if it was dropped meanwhile."""
-    try:
-        table.still_kept(kept)
-    except SessionUnknown as problem:
-        return problem
-    return None
 
 
 AWAY = (SessionStoreLost, StoreReplaced)

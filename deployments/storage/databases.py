@@ -78,9 +78,6 @@ class RedisStorage(Storage):
             found = await self._redis.hmget(self._prefix + record_id, [_encode_name(name) for name in names])
         return {name: data for name, data in zip(names, found, strict=True) if data is not None}
 
-    async def close(self) -> None:
-        await self._redis.aclose()
-
     async def _sizes(self, record_id: str) -> dict[EntryName, int]:
         fields = await self._redis.hkeys(self._prefix + record_id)
         async with self._redis.pipeline(transaction=False) as pipeline:
@@ -168,10 +165,6 @@ class SqliteStorage(Storage):
     async def read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         return await self._in_thread(lambda: self._read(record_id, names))
 
-    async def close(self) -> None:
-        await self._in_thread(self._connection.close)
-        self._thread.shutdown()
-
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         with _storage_failures(self._kind):
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -245,11 +238,6 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 REDIS_ANSWERS_WITHIN_S = 5.0
 """A Redis that is silent for longer is asked again."""
-OPT_OUT: dict[StoreKind, str] = {
-    "job": "jobs: null for a service that refuses jobs and Idempotency-Keys",
-    "session": "sessions: null for a service without sessions",
-    "image": "images: null for a service that takes no images",
-}
 logger = logging.getLogger("rollout_service.storage")
 
 
@@ -275,7 +263,8 @@ def storage_of(settings: StorageSettings, kind: StoreKind) -> Storage:
     if (count := sum(bool(node["Alive"]) for node in nodes)) > 1:
         message = (
             f"The cluster has {count} nodes, and the {kind} store may be started again on another one, which "
-            f"does not have its folder. Set {kind}s.redis_url to a Redis that all nodes reach, or {OPT_OUT[kind]}."
+            f"does not have its folder. Set {kind}s.redis_url to a Redis that all nodes reach, or {kind}s: null for a "
+            "service without them."
         )
         if not _file_of(folder, kind).exists():
             raise _StorageNotUsable(message)

@@ -77,8 +77,6 @@ class Storage(Protocol):
         """The entries that exist, by their names."""
         ...
 
-    async def close(self) -> None: ...
-
 
 AWAY_S = 60.0
 """Wait for a store that has died: the next one takes about ten seconds to start."""

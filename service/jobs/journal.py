@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from operator import call
 from typing import TYPE_CHECKING
 
 from deployments.failures import StoreLost
@@ -237,12 +238,8 @@ class JobJournal(ProgressLog):
         If it is not made, the job is another process's, which delivers and notes them.
         """
         made = self._writer.put(write)
-        made.add_done_callback(lambda made: self._noting.add(_call, notes if made.result() else ()))
+        made.add_done_callback(lambda made: self._noting.add(call, notes if made.result() else ()))
         return made
 
     def _next_entry(self) -> EntryName:
         return EntryName("journal", next(self._numbers))
-
-
-def _call(note: Callable[[], None]) -> None:
-    note()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deployments import logs
-from deployments.logs import _JsonLinesFormatter, _JsonLinesHandler, _LoggedStream
+from deployments.logs import _json_lines_handler, _JsonLinesFormatter, _LoggedStream
 from deployments.upstream.ray_serve.console import keep_serve_log_open
 
 LOGGED_AT = 1_800_000_000.25
@@ -20,7 +20,7 @@ LOGGED_AT = 1_800_000_000.25
 
 @pytest.fixture
 def logger(tmp_path: Path) -> Iterator[logging.Logger]:
-    handler = _JsonLinesHandler(tmp_path / "replica.jsonl")
+    handler = _json_lines_handler(tmp_path / "replica.jsonl")
     handler.setFormatter(_JsonLinesFormatter("math", "abc123"))
     logger = logging.getLogger("rollout_service.environments")
     logger.addHandler(handler)

@@ -191,7 +191,7 @@ async def assert_survives(engine: FakeEngine, agent: Agent, rewarded: list[str |
         await make(lambda store, reward=reward: store.reward("s", "", reward))  # type: ignore[misc]
     store = stores[-1]
     assert (await store.samples("s", "")).samples == samples_of("s", engine.record)
-    assert await store.drift("s", "") == drift_report("s", engine.record.calls)
+    assert await store.drift("s", "") == drift_report("s", engine.record.calls.values())
     asked = draw(*agent.conversations).with_new({"role": "user", "content": "more"})
     assert await store.plan("s", "next", asked.messages, asked.context) == engine.record.plan(
         asked.messages, asked.context
