@@ -132,7 +132,7 @@ class SessionTable:
         return kept
 
     def gone(self, kept: KeptSession) -> SessionUnknown:
-        """What to say of a session that was dropped meanwhile: what was stored of it since is removed again."""
+        """The failure of a session that was dropped meanwhile: what was stored of it since is removed again."""
         self._dropped.add(kept.id)
         return session_unknown(kept.id)
 
