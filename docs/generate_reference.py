@@ -12,9 +12,9 @@ import rollout_client.errors
 from deployments import failures
 from deployments.failures import StoreFailure
 from deployments.images.failures import ImageFailure
-from deployments.jobs.failures import JobFailure
+from deployments.jobs.records import JobFailure
 from deployments.policy.failures import PolicyFailure
-from deployments.sessions.failures import SessionFailure
+from deployments.sessions.records import SessionFailure
 from rollout_client.cli.app import app as command_line
 from service import problems
 from service.access.keys import KeysFile

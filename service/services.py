@@ -12,7 +12,7 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.images.remote_images import RemoteImages
 from deployments.rpc.own_address import HttpOptions, own_address
 from deployments.rpc.store_client import job_store_client, rollout_record_store_client
-from deployments.sessions.store_client import session_store_client
+from deployments.sessions.store import session_store_client
 from deployments.upstream.ray_serve.own_replica import most_replicas
 from service.access.access_control import AccessControl
 from service.admission.admission import Admission

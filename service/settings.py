@@ -11,11 +11,11 @@ from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.settings import DataSettings
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.images.settings import ImagesSettings
-from deployments.jobs.settings import JobsSettings
+from deployments.jobs.registry import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings, UserSimulatorSettings
 from deployments.policy.settings import PolicySettings
-from deployments.rollout_records.settings import RolloutRecordsSettings
-from deployments.sessions.settings import SessionsSettings
+from deployments.rollout_records.book import RolloutRecordsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.strict_settings import StrictSettings
 
 

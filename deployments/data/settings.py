@@ -21,19 +21,11 @@ class ColumnSettings(StrictSettings):
 
     column: str
     """Name of a column, or a path into one: `reward_model.ground_truth`."""
-    pattern: str | None = None
+    pattern: re.Pattern[str] | None = None
     """A regular expression that is searched in the column's text. The value is its first group, or all that it matches.
     A row in which it matches nothing is refused."""
     parse_json: bool = False
     """Whether the column's text is JSON, whose content is the value."""
-
-    @model_validator(mode="after")
-    def has_a_valid_pattern(self) -> Self:
-        try:
-            re.compile(self.pattern or "")
-        except re.error as error:
-            raise ValueError(f"pattern is not a regular expression: {error}") from error
-        return self
 
 
 class HubSettings(StrictSettings):

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from deployments import logs
-from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
-from deployments.data.rows import DatasetRows, JsonLines, Row, Rows
+from deployments.data.rows import DataNotLoadable, DataRefused, DatasetRows, JsonLines, Row, Rows, within_bytes
 from deployments.data.settings import DataSettings, HubSettings
 from deployments.data.task_data import MISSING, Permutation, SampleColumns, Split, TaskData, get_path
 from rollout_client.contract.rollouts import SampleInput
@@ -44,12 +43,9 @@ def load_task_data(
     sources = dict(_opened_sources(settings))
     if empty := [name for name, rows in sources.items() if not len(rows)]:
         raise DataNotLoadable(f"{'files' if settings.hub is None else 'hub'}: split {empty[0]} has no rows.")
-    columns = SampleColumns(settings)
-    data = TaskData(task_name, _splits_of(sources, settings), columns, settings.shuffle_seed)
-    problem_of = partial(_first_problem, extra_env_info=extra_env_info, has_start=has_start)
+    data = TaskData(task_name, _splits_of(sources, settings), SampleColumns(settings), settings.shuffle_seed)
     for split in data.splits.values():
-        step = max(1, -(-split.size // CHECKED_ROWS))
-        _check_rows(data, split, columns, sorted({*range(0, split.size, step), split.size - 1}), problem_of)
+        _check_rows(data, split, partial(_first_problem, extra_env_info=extra_env_info, has_start=has_start))
     return data
 
 
@@ -130,12 +126,11 @@ def _splits_of(sources: Mapping[str, Rows], settings: DataSettings) -> dict[str,
     return splits
 
 
-def _check_rows(
-    data: TaskData, split: Split, columns: SampleColumns, numbers: list[int], problem_of: Callable[[Row], str | None]
-) -> None:
-    """Raises `DataNotLoadable` with the first problem of these rows of the split."""
+def _check_rows(data: TaskData, split: Split, problem_of: Callable[[Row], str | None]) -> None:
+    """Raises `DataNotLoadable` with the first problem of up to `CHECKED_ROWS` rows of the split."""
+    numbers = sorted({*range(0, split.size, max(1, -(-split.size // CHECKED_ROWS))), split.size - 1})
     try:
-        _check_columns(columns, split.rows.read(numbers))
+        _check_columns(data.columns, split.rows.read(numbers))
         for number, sample in zip(numbers, data.read(split, numbers), strict=True):
             if problem := problem_of(sample):
                 raise DataNotLoadable(f"{split.rows.place_of(number)}: {problem}.")

@@ -9,7 +9,6 @@ list of the shuffled rows would take 80 MB for ten million of them, and the time
 names.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json, to_json
 
-from deployments.data.reader import DataRefused
-from deployments.data.rows import Row, Rows
+from deployments.data.rows import DataRefused, Row, Rows
 from deployments.data.settings import PROMPT_PLACE, ColumnSettings, DataSettings
 from rollout_client.contract.rollouts import SampleInput
 
@@ -92,9 +90,9 @@ def _extract(source: ColumnSettings, value: Any) -> Any:
     if (source.pattern is not None or source.parse_json) and not isinstance(value, str):
         raise ValueError(f"column {source.column!r} is not a text: {value!r:.80}")
     if source.pattern is not None:
-        found = re.search(source.pattern, value)
+        found = source.pattern.search(value)
         if found is None:
-            raise ValueError(f"the pattern {source.pattern!r} is not found in column {source.column!r}")
+            raise ValueError(f"the pattern {source.pattern.pattern!r} is not found in column {source.column!r}")
         value = found[1] if found.re.groups else found[0]
     try:
         return from_json(value) if source.parse_json else value
@@ -175,7 +173,7 @@ class TaskData:
     ) -> None:
         self.splits = splits
         self._task_name = task_name
-        self._columns = columns
+        self.columns = columns
         self._shuffle_seed = shuffle_seed
 
     @property
@@ -213,14 +211,14 @@ class TaskData:
         chosen = self._split(split)
         seed = self._shuffle_seed if shuffle_seed is None else shuffle_seed
         order = (chosen.source, chosen.size, chosen.first, chosen.held_out is not None, seed)
-        parts = (chosen.rows.digest, self._columns.fingerprint, repr(order).encode())
+        parts = (chosen.rows.digest, self.columns.fingerprint, repr(order).encode())
         return blake2b(b"\0".join(parts), digest_size=REVISION_BYTES).hexdigest()
 
     def read(self, split: Split, numbers: list[int]) -> Iterator[dict[str, Any]]:
         """The samples of these rows. Raises `DataRefused`."""
         for number, row in zip(numbers, split.rows.read(numbers), strict=True):
             try:
-                sample = self._columns.sample(row)
+                sample = self.columns.sample(row)
             except ValueError as error:
                 raise DataRefused(f"{split.rows.place_of(number)}: {error}") from error
             yield {"id": f"{split.source}/{number}"} | sample | {"task_name": self._task_name}

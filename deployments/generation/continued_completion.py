@@ -21,8 +21,8 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from deployments.protocols.generation import derived_seed
 from deployments.protocols.weight_versions import joined_spans
-from deployments.seeds import derived_seed
 from deployments.upstream.vllm.token_texts import detokenizer_of
 
 

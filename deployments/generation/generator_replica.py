@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -27,9 +28,8 @@ from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedR
 from deployments.protocols.replicas import PrefixCacheTokens
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.rpc.store_client import policy_store_client
-from deployments.seeds import replica_seed
-from deployments.sessions.settings import refuse_unrecordable
-from deployments.sessions.store_client import session_store_client
+from deployments.sessions.session_table import refuse_unrecordable
+from deployments.sessions.store import session_store_client
 from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown
 from deployments.upstream.ray_serve.serve_internals import metrics_report_interval_s
@@ -43,6 +43,8 @@ _SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 """Where vLLM makes about eight sockets for an engine, which it leaves behind."""
 _MOST_CHOICES = "VLLM_MAX_N_SEQUENCES"
 """vLLM's own bound of a call's `n`. Its default is 16,384, and one call is on one replica."""
+_SEED_BITS = 32
+"""vLLM seeds numpy with it, which takes no more. The seeds of 100 replicas are equal with a probability of 1e-6."""
 
 
 class GeneratorReplica(GeneratorReplicaBase):
@@ -80,7 +82,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         from deployments.generation.engine import VLLMEngine
         from deployments.upstream.vllm.ray_metrics import EngineMetrics
 
-        seed = replica_seed(settings.seed, replica_id())
+        seed = _replica_seed(settings.seed, replica_id())
         self._responses = responses or ResponseSettings()
         # With it the engine holds a JSON schema against the answer alone, and not against the reasoning before it.
         reasoning_parser = self._responses.reasoning_parser or ""
@@ -178,3 +180,13 @@ def replica_id() -> str:
 
 def registration_of(workers: int, loaded: LoadedWeights) -> ReplicaRegistration:
     return ReplicaRegistration(replica_id(), ray.get_runtime_context().current_actor, workers, loaded)
+
+
+def _replica_seed(configured: int | None, replica_id: str) -> int:
+    """A seed in [0, 2^32) for the replica `replica_id`, mixed with the `configured` one.
+
+    Engines with equal seeds draw equal random numbers, so that unseeded requests on two replicas would get equal
+    tokens. vLLM passes the seed of a replica to all its workers, which must agree on each token.
+    """
+    digest = blake2b(repr((configured, replica_id)).encode(), digest_size=_SEED_BITS // 8).digest()
+    return int.from_bytes(digest)

@@ -1,4 +1,7 @@
-"""The records of the job store, and the messages between it and the ingress."""
+"""The records of the job store, the messages between it and the ingress, and how it refuses a call.
+
+The ingress answers refusals with problem documents.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -6,6 +9,7 @@ from typing import Literal
 
 import orjson
 
+from deployments.failures import StoreFailure
 from deployments.storage.storage import EntryName, StoredChange
 from rollout_client.contract.jobs import JobState
 
@@ -16,6 +20,9 @@ EntryKind = Literal["body", "journal", "outline", "event", "ledger"]
 summary needs of the rollouts of an event; `event`: groups that have ended and, as the last one, the summary or the
 problem; `ledger`: of a job over a data set, number 0 its ranges, each other one the place of the group of the event of
 this number, which stays when the event was acknowledged; a group that has failed has none."""
+
+
+BODY = EntryName("body", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +73,7 @@ class Change:
 
     @property
     def stored(self) -> StoredChange:
-        record = None if self.record is None else encode_record(self.record)
+        record = None if self.record is None else _encode_record(self.record)
         return StoredChange(self.job_id, record, self.added, self.removed)
 
 
@@ -116,7 +123,7 @@ class EventsPage:
     """With their numbers, in order; empty if none came in time."""
 
 
-def encode_record(record: JobRecord) -> bytes:
+def _encode_record(record: JobRecord) -> bytes:
     return orjson.dumps(asdict(record))
 
 
@@ -124,3 +131,62 @@ def decode_record(data: bytes) -> JobRecord:
     """Fields that this version does not know are ignored."""
     stored = orjson.loads(data)
     return JobRecord(**{field.name: stored[field.name] for field in fields(JobRecord) if field.name in stored})
+
+
+class JobFailure(StoreFailure):
+    """A call of the job store was not carried out."""
+
+
+class JobUnknown(JobFailure):
+    """The job never was, is another caller's, was deleted, or has expired."""
+
+    status = 404
+    name = "job-unknown"
+    title = "The job is not known"
+
+
+class KeyReused(JobFailure):
+    """The key was sent before, with another request."""
+
+    name = "idempotency-key-reused"
+    title = "The Idempotency-Key belongs to another request; nothing was started"
+
+
+class EventsAcknowledged(JobFailure):
+    """Events that were acknowledged are not kept."""
+
+    status = 410
+    name = "events-acknowledged"
+    title = "These events were acknowledged and are not kept"
+
+
+class EventUnknown(JobFailure):
+    """There is no event of this number yet."""
+
+    name = "event-unknown"
+    title = "The job has no such event"
+
+
+class NoDataSet(JobFailure):
+    """The job plays samples that were posted. Only a job over `samples_from` has a ledger."""
+
+    name = "job-without-data-set"
+    title = "The job has no data set, and so no cursor"
+
+
+class JobsFull(JobFailure):
+    """The jobs that are kept leave no room for another one."""
+
+    status = 429
+    name = "jobs-full"
+    title = "The kept jobs leave no room for another one; nothing was started"
+    # Kept jobs go when they are acknowledged, deleted or old.
+    retry_after_s = 30
+
+
+class JobsNotConfigured(JobFailure):
+    """The config has no `jobs`."""
+
+    status = 501
+    name = "jobs-not-configured"
+    title = "The service keeps no jobs"

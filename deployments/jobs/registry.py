@@ -1,5 +1,7 @@
 """Who plays which job, what is kept of it, and what each call changes. A state machine: no I/O, no clock.
 
+`JobsSettings` says where requests with an `Idempotency-Key` and jobs are kept, and for how long.
+
     open -> running -> completed | failed -> (acknowledged, deleted or expired)
             running -> (refused: nothing was played, and its key is free)
             running -> waiting -> running      its ingress replica was lost; the next one has a new epoch
@@ -18,29 +20,47 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, takewhile
 from uuid import uuid4
 
-from deployments.jobs.failures import (
-    EventsAcknowledged,
-    EventUnknown,
-    JobsFull,
-    JobUnknown,
-    KeyReused,
-    NoDataSet,
-)
+from pydantic import Field
+
 from deployments.jobs.records import (
+    BODY,
     Change,
     Claim,
     EntryKind,
+    EventsAcknowledged,
+    EventUnknown,
     JobCommands,
     JobRecord,
     JobRequest,
+    JobsFull,
+    JobUnknown,
     JobWrite,
+    KeyReused,
+    NoDataSet,
     OpenedJob,
     decode_record,
 )
-from deployments.jobs.settings import JobsSettings
-from deployments.storage.storage import EntryName, StoredRecord
+from deployments.storage.storage import EntryName, StorageSettings, StoredRecord
 
-BODY = EntryName("body", 0)
+GIB = 2**30
+
+
+class JobsSettings(StorageSettings):
+    keep_s: float = Field(default=86_400, gt=0)
+    """A job that has ended is forgotten after so many seconds, with the groups that nobody has acknowledged."""
+    max_bytes: int = Field(default=16 * GIB, ge=1)
+    """Bound of all jobs together: compressed bodies, journals and unacknowledged groups, and 64 KiB for each job. At
+    this bound new jobs are refused with 429; those that run go on."""
+    max_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of `max_bytes` that the jobs of one caller may take. Where nobody needs a key, all callers
+    are one."""
+    max_body_bytes: int = Field(default=64 * 2**20, ge=1)
+    """A larger body is refused with 413: name samples of a task with `samples_from`, or split it."""
+    lease_s: float = Field(default=5, gt=0)
+    """An ingress replica that was not heard of for so many seconds has lost its jobs, and another one goes on with
+    them."""
+
+
 ONLY_FOR_THE_RUN: tuple[EntryKind, ...] = ("body", "journal", "outline")
 """Entries that are removed at the end."""
 MOST_OFFERED = 8
@@ -85,9 +105,6 @@ class JobRegistry:
         for record, sizes in sorted(loaded, key=lambda pair: pair[0].ended_at or 0.0):
             # The absence of the store counts against no owner: each lease begins now.
             self._add(_KeptJob(record, dict(sizes), now, BYTES_PER_JOB + sum(sizes.values())))
-
-    def __len__(self) -> int:
-        return len(self._jobs)
 
     @property
     def total_bytes(self) -> int:

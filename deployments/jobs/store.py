@@ -20,8 +20,7 @@ from deployments.jobs.records import (
     JobWrite,
     OpenedJob,
 )
-from deployments.jobs.registry import JobRegistry
-from deployments.jobs.settings import JobsSettings
+from deployments.jobs.registry import JobRegistry, JobsSettings
 from deployments.storage.storage import EntryName, Storage, StoredRecord
 from deployments.storage.stored_state import Planned, StoreReplica
 

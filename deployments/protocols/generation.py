@@ -8,6 +8,7 @@ and `RemoteEnvironment` (`service/remote`) implement them over Serve handles. A 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
 from deployments.failures import GenerationRejected, RolloutFailure
@@ -26,6 +27,14 @@ def packed_ids(token_ids: Iterable[int]) -> "array[int]":
 def packed_logprobs(logprobs: Iterable[float]) -> "array[float]":
     """Log-probabilities as float32, the precision in which the engine computes them."""
     return array("f", logprobs)
+
+
+def derived_seed(seed: int, *path: int) -> int:
+    """A seed in [0, 2^63) for the place `path` under `seed`.
+
+    The same place always gets the same seed; the seeds of different places are unrelated.
+    """
+    return int.from_bytes(blake2b(repr((seed, *path)).encode(), digest_size=8).digest()) >> 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Which records of rollouts are kept, as a state machine without I/O. A record is bytes to it.
+"""Which records of rollouts are kept, as a state machine without I/O. A record is bytes to it. With its settings, and
+every way in which a call about a record can be refused, each a problem document of the ingress.
 
 Guarantees: all records together have at most the bytes that the settings allow; where they would have more, the owner
 who has the most loses the oldest.
@@ -8,7 +9,54 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deployments.rollout_records.failures import rollout_unknown
+from pydantic import Field
+
+from deployments.failures import StoreFailure
+from deployments.rollout_records.comparison import MOST_COUNTED
+from deployments.strict_settings import StrictSettings
+
+MIB = 2**20
+
+
+class RolloutRecordsSettings(StrictSettings):
+    most_mean_ratio: float = Field(default=1.1, gt=1, lt=MOST_COUNTED)
+    """Mean probability ratio above which a trainer's reports count as a mismatch, where no token counts as more than
+    10. Rounding in bfloat16 makes one or two percent."""
+    max_bytes: int = Field(default=512 * MIB, ge=1)
+    """Bound of all records together, in memory: beyond it the caller who has the most loses the oldest. A token takes
+    about 10 bytes. A restart of the store forgets all."""
+
+
+class RolloutRecordsNotConfigured(StoreFailure):
+    """The service keeps no records of rollouts."""
+
+    status = 501
+    name = "rollout-records-not-configured"
+    title = "The service keeps no records of rollouts"
+
+
+def records_not_configured(field: str = "rollout_records") -> RolloutRecordsNotConfigured:
+    """The failure of a request in which `field` asks for records."""
+    return RolloutRecordsNotConfigured.of(field, "the config has no `rollout_records`; add `rollout_records: {}`")
+
+
+class RolloutUnknown(StoreFailure):
+    """The rollout never was, is another caller's, or its record is not kept any more."""
+
+    status = 404
+    name = "rollout-unknown"
+    title = "There is no record of the rollout"
+
+
+NO_RECORD = (
+    "there is no record of it: it has not ended, it is another key's, or newer ones took its place "
+    "(rollout_records.max_bytes)"
+)
+
+
+def rollout_unknown(rollout_id: str) -> RolloutUnknown:
+    return RolloutUnknown.of("rollout_id", NO_RECORD, rollout_id)
+
 
 BYTES_PER_ENTRY = 512
 """Taken by the place of a record beside its bytes."""

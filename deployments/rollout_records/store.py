@@ -15,7 +15,7 @@ from typing import Any
 from ray.serve import metrics
 
 from deployments import logs
-from deployments.rollout_records.book import KeptRecord, RecordBook
+from deployments.rollout_records.book import KeptRecord, RecordBook, RolloutRecordsSettings, RolloutUnknown
 from deployments.rollout_records.comparison import (
     ComparedRollout,
     ReportRefused,
@@ -24,9 +24,7 @@ from deployments.rollout_records.comparison import (
     compared,
     totals_by,
 )
-from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.ledger import MismatchLedger, Suspicion
-from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.trials import Vote
 from deployments.upstream.ray_serve.install import install
 

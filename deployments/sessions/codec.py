@@ -1,7 +1,8 @@
 """The encoding of a session in the storage. No I/O.
 
 A session is kept as a small record (`SessionHead`), which changes, and entries: what it was opened with, each call by
-its place in the record, once, and each reward. The same calls in their order make the same record.
+its place among those that were recorded (`call`), once, and each reward by `SessionRecord.reward_number` (`reward`).
+The same calls in their order make the same record.
 All is JSON by the names of the fields, with ids and log-probabilities as base64 of int32 and float32. Columns of a
 call, if it has any, follow its JSON and a line break as bytes: base64 of megabytes would keep the store's loop.
 """
@@ -54,43 +55,17 @@ class ReadSession:
     record: SessionRecord = field(default_factory=SessionRecord)
 
 
-def call_name(place: int) -> EntryName:
-    """The entry of the call at this place among those that were recorded."""
-    return EntryName("call", place)
-
-
-def reward_name(number: int) -> EntryName:
-    """The entry of a reward; `number` is `SessionRecord.reward_number`."""
-    return EntryName("reward", number)
-
-
 _HEAD, _OPENED, _CALL = TypeAdapter(SessionHead), TypeAdapter(OpenSession), TypeAdapter(EngineCall)
-
-
-def head_bytes(head: SessionHead) -> bytes:
-    return _written(head)
 
 
 def head_of(data: bytes) -> SessionHead:
     return _HEAD.validate_python(json.loads(data))
 
 
-def opened_entry(opened: OpenSession) -> bytes:
-    return _written(opened)
-
-
-def opened_of(data: bytes) -> OpenSession:
-    return _OPENED.validate_python(json.loads(data))
-
-
-def reward_entry(parts: Mapping[str, float], generation_id: str | None) -> bytes:
-    return _written({"parts": dict(parts), "generation_id": generation_id})
-
-
 def call_entry(call: EngineCall) -> bytes:
     columns: list[bytes] = []
-    written = _written(call, columns)
-    return b"".join([written, _LINE_BREAK, *columns]) if columns else written
+    text = written(call, columns)
+    return b"".join([text, _LINE_BREAK, *columns]) if columns else text
 
 
 def call_of(data: bytes) -> EngineCall:
@@ -106,9 +81,9 @@ def call_of(data: bytes) -> EngineCall:
 
 def session_of(entries: Mapping[EntryName, bytes]) -> ReadSession:
     """The session that all its entries encode."""
-    read = ReadSession(opened_of(entries[OPENED]))
-    for place in sorted(name.number for name in entries if name.kind == "call"):
-        read.record.add(call_of(entries[call_name(place)]))
+    read = ReadSession(_OPENED.validate_python(json.loads(entries[OPENED])))
+    for name in sorted(name for name in entries if name.kind == "call"):
+        read.record.add(call_of(entries[name]))
     for name, data in entries.items():
         if name.kind == "reward":
             reward = json.loads(data)
@@ -116,7 +91,7 @@ def session_of(entries: Mapping[EntryName, bytes]) -> ReadSession:
     return read
 
 
-def _written(value: object, columns: list[bytes] | None = None) -> bytes:
+def written(value: object, columns: list[bytes] | None = None) -> bytes:
     """The JSON of a value. Args: `columns` takes the bytes of its packed numbers, which are in no JSON."""
     # The standard library alone writes half of a surrogate pair, which the JSON of a call can spell.
     default = partial(_json_value, columns=[] if columns is None else columns)

@@ -7,9 +7,9 @@ back in another form, and what was done about it.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, get_args
 
 from deployments.failures import PromptRejected
 from deployments.sessions.records import ChatContext, ChatMessage, GeneratedMessage
@@ -153,10 +153,8 @@ def new_messages_drift(messages: Sequence[ChatMessage], first: int, is_branch: b
             yield message_drift(place, messages[place], "rendered_anew")
 
 
-def drift_report(session_id: str, calls: Sequence[CallDrift]) -> DriftReport:
-    counts: dict[DriftAction, int] = {"generated_ids": 0, "new_branch": 0, "rendered_anew": 0}
+def drift_report(session_id: str, calls: Collection[CallDrift]) -> DriftReport:
+    actions = [message.action for call in calls for message in call.messages]
+    counts: dict[DriftAction, int] = {action: actions.count(action) for action in get_args(DriftAction)}
     drifted = [call for call in calls if call.messages]
-    for call in drifted:
-        for message in call.messages:
-            counts[message.action] += 1
     return DriftReport(session_id=session_id, calls=len(calls), drift=drifted, counts=counts)

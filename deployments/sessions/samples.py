@@ -69,7 +69,7 @@ def _sample_of(
         max_turns_reached=False,
         extra_env_info=given.extra_env_info,
         observation_format="chat",
-        metrics=metrics_of(log, sum(rewards.values())),
+        metrics=_metrics_of(log, sum(rewards.values())),
         session_id=session_id,
         branch=generated[-1].id,
         generation_ids=[one.id for one in generated],
@@ -143,7 +143,7 @@ def _status_of(last: GeneratedMessage) -> SampleStatus:
     return "truncated" if last.finish_reason == "length" else "completed"
 
 
-def metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
+def _metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
     """Turns and lengths. The prompt, which is what comes before the first response, is not counted."""
     generated, inputs, observed, length, clipped = [], [], 0, 0, 0
     for message in log:
@@ -174,10 +174,5 @@ def metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
 def policy_versions(record: SessionRecord) -> PolicyVersions:
     """The oldest and the newest version that generated tokens of the record."""
     labels = {span.version for generated in record.generated for span in generated.weight_versions}
-    if not labels:
-        return PolicyVersions()
-    return PolicyVersions(oldest=min(labels, key=_version_of), newest=max(labels, key=_version_of))
-
-
-def _version_of(label: str) -> int:
-    return read_label(label).number
+    ordered = sorted(labels, key=lambda label: read_label(label).number)
+    return PolicyVersions(oldest=ordered[0], newest=ordered[-1]) if ordered else PolicyVersions()

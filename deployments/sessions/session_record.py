@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from deployments.protocols.generation import packed_ids
 from deployments.protocols.images import image_spans
 from deployments.protocols.token_columns import EXPERTS, RoutedExperts
-from deployments.sessions.failures import GenerationUnknown
 from deployments.sessions.message_comparison import (
     call_ids,
     changed_fields,
@@ -36,6 +35,7 @@ from deployments.sessions.records import (
     Conversation,
     EngineCall,
     GeneratedMessage,
+    GenerationUnknown,
     Plan,
     TokenPrompt,
 )
@@ -110,7 +110,10 @@ class SessionRecord:
         self._nodes: list[Node] = []
         self._generated: dict[str, Node] = {}
         """By the id of the generated message, in the order in which they were added."""
-        self._calls: dict[str, CallDrift] = {}
+        self.calls: dict[str, CallDrift] = {}
+        """The drift of each call by its id, in the order in which they were added."""
+        self._drifted: set[tuple[int | str, ...]] = set()
+        """Generated messages by number, with the fields in which they came back otherwise: each is reported once."""
         self.rewards: Mapping[str, float] = {}
         """Rewards of the session as a whole, by name."""
         self.total_tokens = 0
@@ -119,22 +122,9 @@ class SessionRecord:
         self.size_bytes = 0
         """Approximate size of the record in memory."""
 
-    @property
-    def calls(self) -> Sequence[CallDrift]:
-        """The drift of each call, in the order in which they were added."""
-        return list(self._calls.values())
-
-    @property
-    def call_count(self) -> int:
-        """How many calls were recorded."""
-        return len(self._calls)
-
-    def has_call(self, call_id: str) -> bool:
-        return call_id in self._calls
-
     def would_add(self, call: EngineCall) -> bool:
         """Whether `add` changes something: the call is new, and has generated something."""
-        return call.id not in self._calls and any(one.token_ids for one in call.generated)
+        return call.id not in self.calls and any(one.token_ids for one in call.generated)
 
     @property
     def generated(self) -> Sequence[GeneratedMessage]:
@@ -154,16 +144,14 @@ class SessionRecord:
         """
         if isinstance(conversation, TokenPrompt):
             last = self._last_generated_in(packed_ids(conversation.token_ids))
-            covered = 0 if last is None else sum(node.message is not None for node in last.path())
-            return self._plan_after(last, covered, policy)
+            return self._plan_after(last, len(_spoken(last)), policy)
         messages = conversation
         steps = self._matching(messages, context)
         covered, after = self._last_generated(steps, messages)
         drift: list[MessageDrift] = []
-        if after is not None and after.generated is not None:
-            # Earlier generated messages were compared when they were the last.
-            place = covered - 1
-            if fields := changed_fields(messages[place], after.generated):
+        for place, node in enumerate(_spoken(after)):
+            fields = [] if node.generated is None else changed_fields(messages[place], node.generated)
+            if fields and (node.number, *fields) not in self._drifted:
                 drift.append(message_drift(place, messages[place], "generated_ids", fields))
         if (known := len(steps) - 1) < len(messages):
             is_branch = any(node.rendered_children for node in steps[-1])
@@ -193,13 +181,17 @@ class SessionRecord:
         generated = [one for one in call.generated if one.token_ids]
         node = self._root(call.context) if call.plan.after is None else self._nodes[call.plan.after]
         node.is_continued = True
+        spoken = _spoken(node)
+        for drift in call.plan.drift:
+            if drift.action == "generated_ids":
+                self._drifted.add((spoken[drift.message].number, *drift.fields))
         for rendered in call.rendered:
             key, message, ids = rendered_key(rendered.message), rendered.message, rendered.token_ids
             node = self._rendered_child(node, key, message, ids, rendered.mm_ranges)
         node = self._rendered_child(node, _BEGINS_RESPONSE, None, call.generation_prompt)
         for one in generated:
             self._add_response(node, one)
-        self._calls[call.id] = CallDrift(generation_ids=[one.id for one in generated], messages=list(call.plan.drift))
+        self.calls[call.id] = CallDrift(generation_ids=[one.id for one in generated], messages=list(call.plan.drift))
 
     def reward(self, parts: Mapping[str, float], generation_id: str | None = None) -> None:
         """Sets the reward of a generated message, or of the whole session, by names of its parts.
@@ -332,6 +324,11 @@ def experts_up_to(last: Node) -> RoutedExperts:
         if column is not None and experts.takes(column):
             experts.add(column)
     return experts
+
+
+def _spoken(last: Node | None) -> list[Node]:
+    """The messages up to the node."""
+    return [] if last is None else [node for node in last.path() if node.message is not None]
 
 
 def _oldest_version(last: Node, policy: str | None) -> int | None:

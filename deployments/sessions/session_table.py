@@ -1,5 +1,7 @@
 """The sessions of one store: which are kept, what each may still do, and what of them must be stored.
 
+`SessionsSettings` says where, how many, and how large they may be.
+
 A state machine without clock and I/O. Times are in seconds since 1970. Guarantees:
 - A session with a call in flight is dropped neither for its age nor for room.
 - A call whose replica is silent for longer than its lease is no longer in flight. A table that starts again knows of no
@@ -11,16 +13,51 @@ A state machine without clock and I/O. Times are in seconds since 1970. Guarante
 - A session that is not in memory is read once. Until then it is known by its head: its limits and its age.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deployments.sessions.codec import FORM, OPENED, ReadSession, SessionHead, head_bytes, head_of
-from deployments.sessions.failures import SessionClosed, SessionLimitReached, session_unknown
-from deployments.sessions.records import OpenSession
-from deployments.sessions.settings import SessionsSettings
-from deployments.storage.storage import EntryName, StoredChange, StoredRecord
+from pydantic import Field
+
+from deployments.sessions.codec import FORM, OPENED, ReadSession, SessionHead, head_of, written
+from deployments.sessions.records import (
+    OpenSession,
+    SessionClosed,
+    SessionLimitReached,
+    SessionUnknown,
+    session_unknown,
+)
+from deployments.storage.storage import EntryName, StorageSettings, StoredChange, StoredRecord
 from rollout_client.contract.sessions import SessionStatus
+
+GIB = 2**30
+_HARMONY_MODELS = frozenset({"gpt_oss"})
+"""Types of models whose prompts vLLM writes in the harmony format, past the chat template and a session's own ids."""
+
+
+class _ModelNotRecordable(Exception):
+    """Sessions are configured beside a model whose calls they cannot record."""
+
+
+def refuse_unrecordable(model_type: str | None) -> None:
+    """Raises `_ModelNotRecordable`. `model_type` is that of the model's config."""
+    if model_type in _HARMONY_MODELS:
+        raise _ModelNotRecordable(
+            f"sessions record no calls of a model of type {model_type}: vLLM writes its prompts in the harmony format, "
+            "not with the model's chat template; leave `sessions` and agents out, and play its tasks with environments"
+        )
+
+
+class SessionsSettings(StorageSettings):
+    max_bytes: int = Field(default=4 * GIB, ge=1)
+    """Bound of all records together, in memory; the database takes about half more. Beyond it the caller whose records
+    are the largest loses the session that is idle for the longest time."""
+    lease_s: float = Field(default=10, gt=0)
+    """A generator replica that was not heard of for so many seconds has lost its calls: they end without a record."""
+    base_url: str | None = Field(default=None, pattern=r"^https?://[^/]+(/.*)?$")
+    """The service's address as agents reach it, such as `https://rollouts.example.com`, for the `base_url` of sessions.
+    Default: what the request that opens a session was sent to."""
+
 
 SESSION_BYTES = 2000
 """Approximate size of a session without its record and what it was opened with."""
@@ -60,8 +97,10 @@ class SessionTable:
         self._max_bytes = settings.max_bytes
         self.sessions: dict[str, KeptSession] = {}
         """By id, in the order in which they were opened."""
-        self.size_bytes = 0
-        """Bytes of all records, and of what their sessions were opened with."""
+        self._idle: defaultdict[str, dict[str, KeptSession]] = defaultdict(dict)
+        """By namespace, its sessions without calls in flight, the longest idle first."""
+        self._bytes_of: Counter[str] = Counter()
+        """By namespace, bytes of all records, and of what their sessions were opened with."""
         heads = [(record, head_of(record.record)) for record in stored]
         self._dropped = {record.record_id for record, head in heads if head.form != FORM}
         for record, head in sorted(heads, key=lambda pair: pair[1].used_at):
@@ -71,6 +110,10 @@ class SessionTable:
         for kept in self.sessions.values():
             # Nobody could use it while there was no store.
             kept.head.used_at = now
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes_of.total()
 
     def get(self, session_id: str, namespace: str | None = None) -> KeptSession:
         """Raises `SessionUnknown`, also for a session of another caller than `namespace`, if that is given."""
@@ -83,11 +126,15 @@ class SessionTable:
         return self.sessions.get(kept.id) is kept
 
     def still_kept(self, kept: KeptSession) -> KeptSession:
-        """Raises `SessionUnknown` if it was dropped meanwhile: what was stored of it since is removed again."""
+        """Raises `SessionUnknown` as `gone` makes it, if it was dropped meanwhile."""
         if not self.has(kept):
-            self._dropped.add(kept.id)
-            raise session_unknown(kept.id)
+            raise self.gone(kept)
         return kept
+
+    def gone(self, kept: KeptSession) -> SessionUnknown:
+        """The failure of a session that was dropped meanwhile: what was stored of it since is removed again."""
+        self._dropped.add(kept.id)
+        return session_unknown(kept.id)
 
     def of_caller(self, namespace: str) -> list[KeptSession]:
         """In the order in which they were opened."""
@@ -110,19 +157,30 @@ class SessionTable:
         )
         kept = KeptSession(id=opened.id, head=head, opened_bytes=SESSION_BYTES + size_bytes, read=ReadSession(opened))
         self.sessions[kept.id] = kept
+        self.use(kept, now)
         self._set_size(kept, kept.opened_bytes)
         if not self.has(kept):
             raise SessionLimitReached.of("sample", _TOO_LARGE)
         return kept
 
+    def use(self, kept: KeptSession, now: float) -> None:
+        """Notes that something is asked of the session now, or that a call of it has begun or ended."""
+        kept.head.used_at = now
+        idle = self._idle[kept.head.namespace]
+        idle.pop(kept.id, None)
+        if self.has(kept) and not kept.in_flight:
+            idle[kept.id] = kept
+
     def end(self, kept: KeptSession, now: float) -> None:
         """Lets the session take no more calls, and aborts those in flight."""
         kept.head.is_ended = True
-        kept.head.used_at = now
+        self.use(kept, now)
 
     def drop(self, session_id: str) -> None:
         """Removes the session with its record, and aborts its calls in flight."""
-        self.size_bytes -= self.sessions.pop(session_id).size_bytes
+        kept = self.sessions.pop(session_id)
+        self._idle[kept.head.namespace].pop(session_id, None)
+        self._bytes_of[kept.head.namespace] -= kept.size_bytes
         self._dropped.add(session_id)
 
     def begin_call(self, kept: KeptSession, call_id: str, now: float) -> None:
@@ -135,7 +193,7 @@ class SessionTable:
         """
         if call_id in self.still_kept(kept).in_flight:
             return
-        kept.head.used_at = now
+        self.use(kept, now)
         if (status := kept.status(now)) != "open":
             ended = f"Session {kept.id!r} has ended and takes no more calls"
             message = ended if status == "ended" else f"The deadline of session {kept.id!r} is over"
@@ -143,7 +201,7 @@ class SessionTable:
         assert kept.read is not None
         limits, record, in_flight = kept.head.limits, kept.read.record, len(kept.in_flight)
         for name, value, bound in (
-            ("max_calls", record.call_count + in_flight, limits.max_calls),
+            ("max_calls", len(record.calls) + in_flight, limits.max_calls),
             ("max_tokens", record.total_tokens, limits.max_tokens),
             ("max_calls_in_flight", in_flight, limits.max_calls_in_flight),
         ):
@@ -151,12 +209,13 @@ class SessionTable:
                 message = f"Session {kept.id!r} has reached limits.{name}: {value} of {bound}"
                 raise SessionLimitReached.of(f"limits.{name}", message, kept.id)
         kept.in_flight[call_id] = now
+        self.use(kept, now)
 
     def end_call(self, session_id: str, call_id: str, now: float) -> None:
         """Unknown ids are ignored."""
         kept = self.sessions.get(session_id)
         if kept is not None and kept.in_flight.pop(call_id, None) is not None:
-            kept.head.used_at = now
+            self.use(kept, now)
 
     def heard(self, calls: Mapping[str, str], now: float) -> list[str]:
         """A replica makes these calls, each of a session. Returns those that it must abort."""
@@ -166,7 +225,7 @@ class SessionTable:
             if kept is None or kept.status(now) != "open":
                 to_abort.append(call_id)
                 continue
-            kept.head.used_at = now
+            self.use(kept, now)
             if call_id in kept.in_flight:
                 kept.in_flight[call_id] = now
         return to_abort
@@ -190,7 +249,7 @@ class SessionTable:
 
     def change(self, kept: KeptSession, added: Mapping[EntryName, bytes] | None = None) -> StoredChange:
         """The change to store: the session as it is, with these further entries."""
-        return StoredChange(kept.id, head_bytes(kept.head), added or {})
+        return StoredChange(kept.id, written(kept.head), added or {})
 
     def unstored(self) -> Sequence[StoredChange]:
         """The removals of dropped sessions, for the caller to store."""
@@ -202,22 +261,20 @@ class SessionTable:
         opened_bytes = SESSION_BYTES + stored.sizes.get(OPENED, 0)
         kept = KeptSession(id=stored.record_id, head=head, opened_bytes=opened_bytes, names=tuple(stored.sizes))
         self.sessions[kept.id] = kept
+        self.use(kept, head.used_at)
         self._set_size(kept, SESSION_BYTES + sum(stored.sizes.values()))
 
     def _set_size(self, kept: KeptSession, size_bytes: int) -> None:
         """Makes room for the session's size. A session that was dropped is ignored."""
         if not self.has(kept):
             return
-        self.size_bytes += size_bytes - kept.size_bytes
+        self._bytes_of[kept.head.namespace] += size_bytes - kept.size_bytes
         kept.size_bytes = size_bytes
         while self.size_bytes > self._max_bytes and (idle := self._longest_idle()) is not None:
             self.drop(idle)
 
     def _longest_idle(self) -> str | None:
         """The longest idle session of the namespace that keeps the most bytes, of those that have one."""
-        sizes = Counter[str]()
-        for kept in self.sessions.values():
-            sizes[kept.head.namespace] += kept.size_bytes
-        idle = (kept for kept in self.sessions.values() if not kept.in_flight)
-        longest = max(idle, key=lambda kept: (sizes[kept.head.namespace], -kept.head.used_at), default=None)
-        return None if longest is None else longest.id
+        callers = [namespace for namespace, idle in self._idle.items() if idle]
+        largest = max(callers, key=self._bytes_of.__getitem__, default=None)
+        return None if largest is None else next(iter(self._idle[largest]))

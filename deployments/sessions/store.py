@@ -1,4 +1,4 @@
-"""The session store, one for the service: the Serve deployment that `store_client.py` calls.
+"""The session store, one for the service: the Serve deployment, and its client over a Serve handle.
 
 It keeps the record of each session, which so outlives the agent, the ingress replica and the generator replica that
 worked for it, and the store itself. What is kept, for how long, and what may begin is in `SessionTable`, what a
@@ -14,27 +14,37 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
-from deployments.rpc.batching import CallBatcher, group_commit, results_of
+from ray.serve.handle import DeploymentHandle
+
+from deployments.failures import SessionStoreLost, StoreLost
+from deployments.rpc.batching import (
+    BYTES_PER_LOGPROB,
+    BYTES_PER_RECORD,
+    BYTES_PER_TOKEN_ID,
+    CallBatcher,
+    at_once,
+    bytes_of_columns,
+    bytes_of_json,
+    bytes_of_text,
+    group_commit,
+    results_of,
+)
+from deployments.rpc.store_client import StoreClient
 from deployments.sessions.codec import (
     OPENED,
     ReadSession,
     call_entry,
-    call_name,
-    opened_entry,
-    reward_entry,
-    reward_name,
     session_of,
+    written,
 )
-from deployments.sessions.failures import SessionUnknown
 from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of
 from deployments.sessions.session_record import SessionRecord
-from deployments.sessions.session_table import KeptSession, SessionTable
-from deployments.sessions.settings import SessionsSettings
-from deployments.storage.storage import EntryName, Storage, StoredChange, StoredRecord
+from deployments.sessions.session_table import KeptSession, SessionsSettings, SessionTable
+from deployments.storage.storage import EntryName, Storage, StoredChange, StoredRecord, StoreReplaced, attempts
 from deployments.storage.stored_state import Planned, StoreReplica
 from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSamples
 
@@ -81,7 +91,7 @@ class SessionStore(StoreReplica[SessionTable]):
         Raises:
             SessionLimitReached: there is no room for it.
         """
-        entry = opened_entry(opened)
+        entry = written(opened)
         table = await self._state.started()
         if (before := table.sessions.get(opened.id)) is not None:
             # An earlier store may have opened it, and died before it answered.
@@ -123,19 +133,19 @@ class SessionStore(StoreReplica[SessionTable]):
 
     async def drift(self, session_id: str, namespace: str) -> DriftReport:
         _, _, read = await self._used(session_id, namespace)
-        return drift_report(session_id, read.record.calls)
+        return drift_report(session_id, read.record.calls.values())
 
     async def reward(self, session_id: str, namespace: str, reward: SessionReward) -> SessionInfo:
         """Raises `GenerationUnknown`."""
         _, kept, read = await self._used(session_id, namespace)
-        name = reward_name(read.record.reward_number(reward.generation_id))
-        added = {name: reward_entry(reward.parts, reward.generation_id)}
+        number = read.record.reward_number(reward.generation_id)
+        entry = written({"parts": reward.parts, "generation_id": reward.generation_id})
 
         def commit() -> SessionInfo:
             read.record.reward(reward.parts, reward.generation_id)
             return self._info(kept)
 
-        return await self._stored(kept, added, commit)
+        return await self._stored(kept, {EntryName("reward", number): entry}, commit)
 
     async def end(self, session_id: str, namespace: str) -> SessionInfo:
         """Lets the session take no more calls, and aborts those in flight. Its record stays until it expires."""
@@ -187,9 +197,9 @@ class SessionStore(StoreReplica[SessionTable]):
         added: Counter[KeptSession] = Counter()
         changes: list[StoredChange] = []
         for each in new:
-            place = each.record.call_count + added[each.kept]
+            place = len(each.record.calls) + added[each.kept]
             added[each.kept] += 1
-            changes.append(table.change(each.kept, {call_name(place): each.entry}))
+            changes.append(table.change(each.kept, {EntryName("call", place): each.entry}))
 
         def commit() -> list[Exception | None]:
             for each in calls:
@@ -198,7 +208,7 @@ class SessionStore(StoreReplica[SessionTable]):
                 each.record.add(each.call)
             for kept in added:
                 table.note_record(kept)
-            return [_problem_of(table, each.kept) for each in calls]
+            return [None if table.has(each.kept) else table.gone(each.kept) for each in calls]
 
         return changes, commit
 
@@ -260,7 +270,7 @@ class SessionStore(StoreReplica[SessionTable]):
         """The session, which something is asked of now."""
         table = await self._state.started()
         kept = table.get(session_id, namespace)
-        kept.head.used_at = self._now()
+        table.use(kept, self._now())
         return table, kept, await self._read(table, kept)
 
     def _now(self) -> float:
@@ -274,7 +284,7 @@ class SessionStore(StoreReplica[SessionTable]):
             id=kept.id,
             base_url=read.opened.base_url,
             status=kept.status(self._now()),
-            calls=read.record.call_count + len(kept.in_flight),
+            calls=len(read.record.calls) + len(kept.in_flight),
             calls_in_flight=len(kept.in_flight),
             branches=len(read.record.branches()),
             generated_tokens=read.record.generated_tokens,
@@ -284,10 +294,45 @@ class SessionStore(StoreReplica[SessionTable]):
         )
 
 
-def _problem_of(table: SessionTable, kept: KeptSession) -> SessionUnknown | None:
-    """Why what was stored of the session is not recorded, if it was dropped meanwhile."""
-    try:
-        table.still_kept(kept)
-    except SessionUnknown as problem:
-        return problem
-    return None
+AWAY = (SessionStoreLost, StoreReplaced)
+AT_ONCE = ("answer", "heard")
+"""Methods that are called periodically, and so not again while the store is away."""
+
+
+def session_store_client(handle: DeploymentHandle[Any]) -> SessionStore:
+    """Raises `SessionStoreLost` if the store cannot be reached for `AWAY_S` seconds; `AT_ONCE` raise it at once."""
+    return cast(SessionStore, _SessionStoreClient(handle))
+
+
+class _SessionStoreClient(StoreClient):
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        super().__init__(handle, SessionStoreLost, "The session store")
+        call = super()._call
+        # Generator replicas make these for each call of a session, many in one event-loop iteration. One batch for
+        # each method: a plan does not wait for calls to be stored.
+        self._batched: Mapping[str, CallBatcher[tuple[Any, ...], Any]] = {
+            method: CallBatcher(at_once(partial(call, "batched", method)), bytes_of)
+            for method, bytes_of in (("plan", _bytes_of_plan), ("add", _bytes_of_add))
+        }
+
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        if method in AT_ONCE:
+            return await super()._call(method, *arguments, **named)
+        if method in self._batched:
+            # What was generated must not be lost because a database fails; of all else the caller is told.
+            lost = StoreLost if method == "add" else AWAY
+            return await attempts(lost)(self._batched[method].call, arguments)
+        return await attempts(AWAY)(super()._call, method, *arguments, **named)
+
+
+def _bytes_of_plan(arguments: tuple[Any, ...]) -> int:
+    _, _, messages, _ = arguments
+    return BYTES_PER_RECORD + bytes_of_json(messages)
+
+
+def _bytes_of_add(arguments: tuple[Any, ...]) -> int:
+    _, call = arguments
+    tokens = sum(len(message.token_ids) for message in (*call.rendered, *call.generated))
+    rendered = BYTES_PER_RECORD + bytes_of_json([message.message for message in call.rendered])
+    texts = sum(2 * bytes_of_text(message.text) + bytes_of_columns(message.columns) for message in call.generated)
+    return rendered + (BYTES_PER_TOKEN_ID + BYTES_PER_LOGPROB) * tokens + texts

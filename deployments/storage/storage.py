@@ -56,17 +56,6 @@ class StorageFailed(StoreLost):
     """The database has failed. The same call can succeed later: the disk is full, or the database is away."""
 
 
-def storage_failed(kind: StoreKind, error: Exception) -> StorageFailed:
-    """The failure without the library's own message, which may name a path or a host: only the log has it."""
-    return StorageFailed(
-        f"The database of the {kind}s fails ({type(error).__name__}); the log of the {kind} store says why."
-    )
-
-
-def store_replaced(kind: StoreKind, epoch: int) -> StoreReplaced:
-    return StoreReplaced(f"Another {kind} store has taken over from {epoch}.")
-
-
 class Storage(Protocol):
     """One store at a time writes: the last one that has called `take_over`.
 
@@ -87,8 +76,6 @@ class Storage(Protocol):
     async def read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         """The entries that exist, by their names."""
         ...
-
-    async def close(self) -> None: ...
 
 
 AWAY_S = 60.0

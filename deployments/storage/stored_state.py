@@ -130,7 +130,7 @@ class StoreReplica(ABC, Generic[State]):
         """Opens the storage that the settings name, unless `storage` is given.
 
         Raises:
-            StorageNotUsable: see `storage_of`.
+            _StorageNotUsable: see `storage_of`.
         """
         logs.configure()
         install()

@@ -20,13 +20,13 @@ from deployments.protocols.chat import judged_log
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Environment
 from deployments.rpc.background_tasks import BackgroundTasks
-from deployments.sessions.failures import (
+from deployments.sessions.records import (
     GenerationUnknown,
     JudgementFailed,
+    OpenSession,
     SessionLimitReached,
     SessionNotJudgeable,
 )
-from deployments.sessions.records import OpenSession
 from rollout_client.contract.messages import Message
 from rollout_client.contract.sessions import (
     LONGEST_IDLE_S,

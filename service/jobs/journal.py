@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from operator import call
 from typing import TYPE_CHECKING
 
 from deployments.failures import StoreLost
@@ -19,8 +20,16 @@ from deployments.rpc.batching import CallBatcher, group_commit
 from deployments.storage.storage import EntryName, attempts
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
-from service.jobs.codec import outline_entry, read_entry, read_outline, start_entries, turn_entry
-from service.jobs.cursor import PLAYED, RANGES, ranges_entry, selection_entry
+from service.jobs.codec import (
+    PLAYED,
+    RANGES,
+    outline_entry,
+    ranges_entry,
+    read_entry,
+    read_outline,
+    start_entries,
+    turn_entry,
+)
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeState
 from service.rollouts.pacing import PacedWork
@@ -195,7 +204,7 @@ class JobJournal(ProgressLog):
             settled = [position for position in self._ended if position < selected[0] * self._group_size]
         ended = {position: self._ended.pop(position) for position in settled}
         outlines = {position: state for position, (state, _) in ended.items()}
-        ledger = None if selected is None else selection_entry(*selected)
+        ledger = None if selected is None else b"%d %d" % selected
         if selected is None and not PLAYED.isdisjoint(state.status for state in outlines.values()):
             ledger = b"%d" % place
         added = self._event(b"".join(lines[position] for position in sorted(lines)), ledger)
@@ -207,7 +216,7 @@ class JobJournal(ProgressLog):
 
     async def end(self, last_line: bytes, ended: Ended, selected: tuple[int, int] | None) -> None:
         """Returns when the last event is stored, and so all before it. Args: `selected` as in `add_group`."""
-        added = self._event(last_line, None if selected is None else selection_entry(*selected))
+        added = self._event(last_line, None if selected is None else b"%d %d" % selected)
         # Rollouts of groups that are in no event are played by no process after this one.
         notes = [note for _, note in self._ended.values()]
         await self._writer.until_made(self._put(JobWrite(self._job_id, self._epoch, added, ended=ended), notes))
@@ -229,12 +238,8 @@ class JobJournal(ProgressLog):
         If it is not made, the job is another process's, which delivers and notes them.
         """
         made = self._writer.put(write)
-        made.add_done_callback(lambda made: self._noting.add(_call, notes if made.result() else ()))
+        made.add_done_callback(lambda made: self._noting.add(call, notes if made.result() else ()))
         return made
 
     def _next_entry(self) -> EntryName:
         return EntryName("journal", next(self._numbers))
-
-
-def _call(note: Callable[[], None]) -> None:
-    note()

@@ -7,18 +7,17 @@ import asyncio
 import re
 from hashlib import sha256
 
+import zstandard
 from fastapi import Request
 from starlette.datastructures import Headers
 
-from deployments.jobs.failures import JobsNotConfigured
-from deployments.jobs.records import JobRequest, OpenedJob
+from deployments.jobs.records import JobRequest, JobsNotConfigured, OpenedJob
 from rollout_client.contract.jobs import HEARTBEAT, IDEMPOTENCY_KEY, PREFER
 from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.request_body import read_body, rollout_media_type
 from service.http.streaming import PERIOD_S
-from service.jobs.player import compressed_body
 from service.jobs.runner import JobRunner
 from service.problems import RequestProblem, invalid_request, shown
 
@@ -85,7 +84,7 @@ async def submitted(
     media_type = rollout_media_type(request.headers)
     body = await read_body(request, min(most_bytes, jobs.max_body_bytes), ADVICE, admitted.hold_body)
     fingerprint, compressed = await asyncio.to_thread(
-        lambda: (sha256(media_type.encode() + b"\n" + body).hexdigest(), compressed_body(body))
+        lambda: (sha256(media_type.encode() + b"\n" + body).hexdigest(), _compressed(body))
     )
     job_request = JobRequest(
         namespace=caller.namespace, media_type=media_type, request_id=request_id, key=key, fingerprint=fingerprint
@@ -101,3 +100,7 @@ def required(jobs: JobRunner | None) -> JobRunner:
         message = "the service's config has no jobs; post to /rollout, without Idempotency-Key"
         raise JobsNotConfigured.of("", message)
     return jobs
+
+
+def _compressed(body: bytes | bytearray) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(bytes(body))

@@ -12,7 +12,7 @@ from zlib import crc32
 from pydantic_core import from_json
 
 from deployments.failures import GenerationLost
-from deployments.protocols.generation import RequestShare, SamplingOptions, included_columns
+from deployments.protocols.generation import RequestShare, SamplingOptions, derived_seed, included_columns
 from deployments.protocols.model_server import (
     BYTES_PER_TOKEN,
     TOKEN_ENDPOINTS,
@@ -22,7 +22,6 @@ from deployments.protocols.model_server import (
     ServedPart,
     ServedRequest,
 )
-from deployments.seeds import derived_seed
 from deployments.sessions.records import OpenSession
 from rollout_client.contract.base import PolicyDemand, Priority
 from service.access.keys import Caller

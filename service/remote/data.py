@@ -5,7 +5,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.data.reader import DataReader
+from deployments.data.rows import DataReader
 from deployments.failures import DataLost
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.store_client import StoreClient

@@ -16,11 +16,10 @@ from pydantic import BaseModel
 from ray.serve import metrics
 
 from deployments.failures import StoreLost
-from deployments.rollout_records.book import KeptRecord
-from deployments.rollout_records.failures import RolloutUnknown, rollout_unknown
+from deployments.rollout_records.book import KeptRecord, RolloutUnknown, rollout_unknown
 from deployments.rpc.batching import CallBatcher, group_commit
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.rollout_records import RolloutRecord
+from rollout_client.contract.rollout_records import RecordedGeneration, RecordedState, RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.rollouts.episode import Episode
@@ -63,7 +62,7 @@ class RolloutRecorder:
     def note(self, episode: Episode, result: SampleResult, ago_s: float = 0.0) -> None:
         """The rollout has ended with this result, so many seconds ago."""
         fields = {
-            "rollout": plain_fields(result),
+            "rollout": _plain_fields(result),
             "request_id": episode.identity.request_id,
             "group_id": episode.identity.group_id,
             "policy": episode.start.bounds.policy,
@@ -71,29 +70,13 @@ class RolloutRecorder:
             "began_at": _began_at(episode),
             "ended_at": self._time_s() - ago_s,
             "generations": [
-                {
-                    "message": episode.log.first_added + made.message,
-                    "start": made.start,
-                    "end": made.end,
-                    "replica": made.replica,
-                    "cached_tokens": made.cached_tokens,
-                    "batch_size": made.batch_size,
-                    "waited_s": made.waited_s,
-                    "took_s": made.took_s,
-                    "began_at": made.began_at or None,
-                }
+                _fields_for(RecordedGeneration, made)
+                | {"message": episode.log.first_added + made.message, "began_at": made.began_at or None}
                 for made in episode.generations
             ],
             "steps": [*map(asdict, episode.steps)],
             "retries": [*map(asdict, episode.retries.noted)],
-            "states": [
-                {
-                    "turn": state.turn,
-                    "extra_env_info": state.extra_env_info,
-                    "stop_strings": list(state.stop_strings),
-                }
-                for state in episode.states
-            ],
+            "states": [_fields_for(RecordedState, state) for state in episode.states],
             "restarts": episode.restarts,
             "retries_used": episode.retries_used,
         }
@@ -152,21 +135,25 @@ def fields_of_record(kept: KeptRecord) -> dict[str, Any]:
     return fields
 
 
+def _fields_for(model: type[BaseModel], part: object) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in model.model_fields}
+
+
 def _began_at(episode: Episode) -> float | None:
     """When it began, maybe in an earlier process."""
     known = [episode.began_at, *(made.began_at or None for made in episode.generations[:1])]
     return min((moment for moment in known if moment is not None), default=None)
 
 
-def plain_fields(value: Any) -> Any:
+def _plain_fields(value: Any) -> Any:
     """A result without models, which take ten times longer to pickle. Arrays of numbers stay as they are."""
     if type(value) in PLAIN or not value:
         return value
     if isinstance(value, BaseModel):
-        return {name: plain_fields(field) for name, field in set_fields(value).items()}
+        return {name: _plain_fields(field) for name, field in set_fields(value).items()}
     # Lists are of one kind: of models, or of JSON that a caller or an environment has sent.
     if isinstance(value, list) and isinstance(value[0], BaseModel):
-        return [*map(plain_fields, value)]
+        return [*map(_plain_fields, value)]
     return value
 
 

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import ScoredPrompt, ScoringRequest, scoring_request
+from deployments.rollout_records.book import RolloutUnknown
 from deployments.rollout_records.comparison import TrainerReport
-from deployments.rollout_records.failures import RolloutUnknown
 from deployments.rollout_records.ledger import Suspicion
 from deployments.rollout_records.trials import LEAST_TOKENS, MadeRollout, Vote, votes
 from deployments.rpc.background_tasks import BackgroundTasks

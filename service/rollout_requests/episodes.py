@@ -13,10 +13,15 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer, refuse_to
 from deployments.failures import PromptRejected, RolloutFailure, failure_of
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
-from deployments.protocols.generation import IncludedColumns, RequestShare, SamplingOptions, included_columns
+from deployments.protocols.generation import (
+    IncludedColumns,
+    RequestShare,
+    SamplingOptions,
+    derived_seed,
+    included_columns,
+)
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.replicas import GeneratorDescription
-from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
 from rollout_client.contract.sessions import SessionRequest

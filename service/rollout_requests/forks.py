@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from deployments.protocols.chat import ChatTokenizer
-from deployments.rollout_records.failures import NO_RECORD, records_not_configured
+from deployments.rollout_records.book import NO_RECORD, records_not_configured
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import GivenMessage, Message
 from rollout_client.contract.origins import Fork

@@ -8,9 +8,8 @@ from itertools import chain
 
 from pydantic_core import to_json
 
-from deployments.data.reader import DataReader, DataRefused, within_bytes
-from deployments.protocols.generation import Environment
-from deployments.seeds import derived_seed
+from deployments.data.rows import DataReader, DataRefused, within_bytes
+from deployments.protocols.generation import Environment, derived_seed
 from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput

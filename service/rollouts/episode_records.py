@@ -19,11 +19,11 @@ from deployments.protocols.generation import (
     IncludedColumns,
     RequestShare,
     SamplingOptions,
+    derived_seed,
     packed_ids,
 )
 from deployments.protocols.images import ImageSpan, image_spans
 from deployments.protocols.token_columns import RoutedExperts
-from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import SampleError, SampleStatus
 from service.rollouts.metrics import MetricCounts

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, Request
 
 from deployments.images.failures import ImagesNotConfigured
-from deployments.rollout_records.failures import records_not_configured
-from deployments.sessions.failures import SessionsNotConfigured
+from deployments.rollout_records.book import records_not_configured
+from deployments.sessions.records import SessionsNotConfigured
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.agents.sessions import AgentSessions

@@ -6,18 +6,18 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from deployments.jobs.failures import (
+from deployments.jobs.records import (
     EventsAcknowledged,
     EventUnknown,
+    JobRecord,
     JobsFull,
     JobsNotConfigured,
     JobUnknown,
     KeyReused,
     NoDataSet,
 )
-from deployments.jobs.records import JobRecord
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured
+from deployments.rollout_records.book import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
 from rollout_client.contract.messages import PromptMessage
@@ -35,7 +35,7 @@ from service.http.openapi import (
 )
 from service.http.request_body import read_json_body
 from service.http.streaming import PERIOD_S, with_heartbeats
-from service.jobs.cursor import cursor_of
+from service.jobs.codec import cursor_of
 from service.jobs.events import events_after, job_event_lines
 from service.jobs.submission import heartbeat_s, required_key, submitted
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of

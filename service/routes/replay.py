@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.rollout_records.failures import (
+from deployments.rollout_records.book import (
     RolloutRecordsNotConfigured,
     RolloutUnknown,
     records_not_configured,

@@ -6,9 +6,9 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
-from deployments.jobs.failures import EventsAcknowledged, JobsFull, JobsNotConfigured, KeyReused
+from deployments.jobs.records import EventsAcknowledged, JobsFull, JobsNotConfigured, KeyReused
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured
+from deployments.rollout_records.book import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.rollouts import RolloutResponse

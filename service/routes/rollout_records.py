@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
+from deployments.rollout_records.book import RolloutRecordsNotConfigured, RolloutUnknown
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.mismatch import LogprobsReport, Mismatch, ReportAnswer, ReportedRollout
 from rollout_client.contract.rollout_records import RecordedRollouts, RolloutRecord

@@ -10,16 +10,16 @@ from fastapi.responses import Response
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.model_server import Endpoint
-from deployments.sessions.failures import (
+from deployments.sessions.records import (
     GenerationUnknown,
     JudgementFailed,
+    OpenSession,
     SessionClosed,
     SessionLimitReached,
     SessionNotJudgeable,
     SessionsNotConfigured,
     SessionUnknown,
 )
-from deployments.sessions.records import OpenSession
 from rollout_client.contract.rollouts import Sampling
 from rollout_client.contract.sessions import (
     DriftReport,

@@ -10,7 +10,7 @@ from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 from deployments.agents.game_program import load_game
 from deployments.agents.programs import AgentNotLoadable, load_agent
 from deployments.agents.settings import AgentSettings
-from deployments.data.reader import DataNotLoadable
+from deployments.data.rows import DataNotLoadable
 from deployments.data.store import load_task_data
 from deployments.generation.settings import EngineSettings
 from deployments.harbor.tasks import HarborTaskRefused, tasks_within

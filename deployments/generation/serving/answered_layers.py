@@ -29,8 +29,7 @@ from vllm.exceptions import VLLMValidationError
 from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall, answered_failures
 from deployments.generation.serving.session_call import DATA, shown_message, shown_output
-from deployments.protocols.generation import TIED_TOKENS
-from deployments.seeds import derived_seed
+from deployments.protocols.generation import TIED_TOKENS, derived_seed
 from rollout_client.contract.rollouts import LOWEST_TEMPERATURE, Sampling
 
 

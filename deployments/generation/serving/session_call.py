@@ -21,7 +21,6 @@ from deployments.protocols.generation import GenerationRequest, packed_ids, pack
 from deployments.protocols.images import ImagesByName, ImageSpan, ImageTokens
 from deployments.protocols.model_server import ServedRequest
 from deployments.rpc.background_tasks import BackgroundTasks
-from deployments.sessions.failures import SessionUnknown
 from deployments.sessions.records import (
     ChatContext,
     ChatMessage,
@@ -30,6 +29,7 @@ from deployments.sessions.records import (
     GeneratedMessage,
     Plan,
     PreparedPrompt,
+    SessionUnknown,
     TokenPrompt,
     new_images,
     prepared_prompt,

@@ -11,7 +11,7 @@ import torch
 from fastapi.responses import JSONResponse
 
 from deployments.protocols.generation import Generation, GenerationRequest
-from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import NotJson, RolloutClient
 from rollout_client.results import RolloutsNotFinal

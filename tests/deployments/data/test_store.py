@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.data.reader import DataNotLoadable, DataRefused
+from deployments.data.rows import DataNotLoadable, DataRefused
 from deployments.data.settings import DataSettings
 from deployments.data.store import BYTES_PER_MESSAGE, DataStore
 from deployments.failures import DataLost

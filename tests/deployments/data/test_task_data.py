@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deployments.data import store
-from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
-from deployments.data.rows import JsonLines
+from deployments.data.rows import DataNotLoadable, DataRefused, JsonLines, within_bytes
 from deployments.data.settings import DataSettings
 from deployments.data.store import load_task_data
 from deployments.data.task_data import Permutation, TaskData

@@ -13,7 +13,7 @@ import pytest
 
 from deployments.failures import PolicyStoreLost
 from deployments.generation.command_runner import CommandRunner
-from deployments.logs import JsonLinesFormatter
+from deployments.logs import _JsonLinesFormatter
 from deployments.policy.commands import (
     AbandonTransfer,
     AcceptRequests,
@@ -361,7 +361,7 @@ def test_a_command_that_fails_is_one_line_on_the_console_and_a_traceback_in_the_
 ) -> None:
     caplog.set_level(logging.INFO)
     played(ScriptedWeights(fails="stage", says=text), ScriptedStore(stage(tmp_path, 5)), tmp_path)
-    lines = [json.loads(JsonLinesFormatter("Generator", "r0").format(record)) for record in caplog.records]
+    lines = [json.loads(_JsonLinesFormatter("Generator", "r0").format(record)) for record in caplog.records]
     assert [text_for_the_console(line) for line in lines] == [
         f"[Generator] warning: The command Stage failed, and generation goes on: OSError: {shown}",
         None,

@@ -14,7 +14,7 @@ from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from deployments.generation.continued_completion import ContinuedCompletion, joined_logprobs, params_of_choice
-from deployments.seeds import derived_seed
+from deployments.protocols.generation import derived_seed
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

@@ -9,10 +9,9 @@ import pytest
 from deployments.failures import ReplicaShuttingDown
 from deployments.generation import generator_replica
 from deployments.generation.engine import VLLMEngine
-from deployments.generation.generator_replica import GeneratorReplica
+from deployments.generation.generator_replica import GeneratorReplica, _replica_seed
 from deployments.generation.health import OutputHealth
 from deployments.generation.settings import EngineSettings, ResponseSettings
-from deployments.seeds import replica_seed
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -37,7 +36,7 @@ def test_an_engine_starts_with_a_seed_of_its_own_replica_and_the_parser_of_reaso
     with pytest.raises(EngineArguments) as raised:
         asyncio.run(replica.__init__(settings, None, ResponseSettings(reasoning_parser="qwen3")))
     assert raised.value.args[0]["reasoning_parser"] == "qwen3"
-    assert raised.value.args[0]["seed"] == replica_seed(configured, "x1y2z3")
+    assert raised.value.args[0]["seed"] == _replica_seed(configured, "x1y2z3")
 
 
 def test_a_broken_replica_is_unhealthy_at_once_and_keeps_no_generation_until_its_end() -> None:

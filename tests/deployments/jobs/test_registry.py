@@ -7,16 +7,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.jobs.failures import (
+from deployments.jobs.records import (
+    BODY,
+    Claim,
     EventsAcknowledged,
     EventUnknown,
     JobsFull,
     JobUnknown,
+    JobWrite,
     KeyReused,
+    OpenedJob,
 )
-from deployments.jobs.records import Claim, JobWrite, OpenedJob
-from deployments.jobs.registry import BODY, BYTES_PER_JOB, JobRegistry
-from deployments.jobs.settings import JobsSettings
+from deployments.jobs.registry import BYTES_PER_JOB, JobRegistry, JobsSettings
 from tests.deployments.jobs.stored_jobs import Asked, StoredJobs, asked, event, journal
 
 SETTINGS = JobsSettings(lease_s=5, keep_s=100, max_bytes=3 * BYTES_PER_JOB)
@@ -240,7 +242,7 @@ def test_a_deleted_job_is_lost_to_its_replica_and_its_key_is_free() -> None:
     jobs.delete(job_id)
     assert jobs.registry.poll("a", [job_id], jobs.now).lost == [job_id]
     assert not jobs.write("a", JobWrite(job_id, 1, {event(1): b"x"}))
-    assert (jobs.registry.total_bytes, len(jobs.registry)) == (0, 0)
+    assert (jobs.registry.total_bytes, len(jobs.registry._jobs)) == (0, 0)
     assert jobs.open(asked()).record.job_id != job_id
 
 
@@ -280,7 +282,7 @@ def test_what_was_refused_takes_no_room_and_only_its_owner_refuses_it() -> None:
         refusal = JobWrite(job_id, 1, ended="refused")
         assert not jobs.write("b", refusal)
         assert jobs.write("a", refusal)
-    assert (len(jobs.registry), jobs.registry.total_bytes, jobs.kept.records) == (0, 0, {})
+    assert (len(jobs.registry._jobs), jobs.registry.total_bytes, jobs.kept.records) == (0, 0, {})
 
 
 def replace_settings(**changes: float) -> JobsSettings:

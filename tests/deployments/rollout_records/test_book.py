@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.rollout_records.book import BYTES_PER_ENTRY, KeptRecord, RecordBook
-from deployments.rollout_records.failures import RolloutUnknown
+from deployments.rollout_records.book import BYTES_PER_ENTRY, KeptRecord, RecordBook, RolloutUnknown
 
 
 def record(rollout_id: str, owner: str = "", size: int = 0) -> KeptRecord:

@@ -28,7 +28,7 @@ from deployments.rpc.batching import (
     divided,
 )
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, Plan
-from deployments.sessions.store_client import bytes_of_add
+from deployments.sessions.store import _bytes_of_add
 from rollout_env import StepOutcome
 
 SIZES = st.lists(st.integers(0, 2 * MOST_BYTES_PER_MESSAGE) | st.integers(0, MOST_BYTES_PER_MESSAGE // 8), max_size=30)
@@ -97,7 +97,7 @@ def test_columns_count_in_the_messages_of_generations_and_of_calls_of_sessions()
     assert len(pickle.dumps(generation)) <= 1.1 * bytes_of_generation(generation)
     made = GeneratedMessage("a", {}, "", ids, logprobs, "stop", columns=columns)
     call = EngineCall("a", ChatContext(), Plan(None, 0, (), ()), [], (), [made])
-    assert len(pickle.dumps(call)) <= 1.1 * bytes_of_add(("s", call))
+    assert len(pickle.dumps(call)) <= 1.1 * _bytes_of_add(("s", call))
 
 
 @pytest.mark.parametrize("bytes_of", [bytes_of_generation, bytes_of_step_result])

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from deployments.failures import PromptRejected
-from deployments.sessions.failures import GenerationUnknown
 from deployments.sessions.message_comparison import drift_report, response_key
-from deployments.sessions.records import ChatContext, EngineCall
+from deployments.sessions.records import ChatContext, EngineCall, GenerationUnknown
 from rollout_client.contract.sessions import MessageDrift
 from tests.deployments.sessions.harness import FakeEngine, Reply
 from tests.deployments.sessions.renderer import PLAIN, small, tiny
@@ -186,7 +185,7 @@ def test_a_call_that_is_added_twice_is_recorded_once_and_one_without_tokens_not_
     prepared = engine.prepare([QUESTION])
     parts = prepared.context, prepared.plan, prepared.prompt.rendered, prepared.prompt.generation_prompt
     [made] = engine.finish(prepared, Reply("3"))
-    held = engine.record.size_bytes, engine.record.total_tokens, engine.record.calls
+    held = engine.record.size_bytes, engine.record.total_tokens, dict(engine.record.calls)
     engine.record.add(EngineCall("call0", *parts, [replace(made, id="other")]))
     empty = replace(made, id="empty", token_ids=[], logprobs=[], finish_reason=None, weight_versions=())
     engine.record.add(EngineCall("call1", *parts, [empty]))
@@ -198,9 +197,20 @@ def test_a_form_of_a_message_is_reported_with_the_call_that_continues_it(engine:
     sent = [QUESTION, forms.without_reasoning(dict(made.message)), NEXT]
     second = engine.call(sent, Reply("6"))
     engine.call([*sent, second.message, NEXT], Reply("9"))
-    report = drift_report("s", engine.record.calls)
+    report = drift_report("s", engine.record.calls.values())
     assert report.counts == {"generated_ids": 1, "new_branch": 0, "rendered_anew": 0}
     assert (report.calls, [one.generation_ids for one in report.drift]) == (3, [[second.id]])
+
+
+def test_a_message_that_comes_back_otherwise_only_later_is_reported_once(engine: FakeEngine) -> None:
+    first = engine.call([QUESTION], THOUGHTFUL)
+    second = engine.call([QUESTION, first.message, NEXT], Reply("6"))
+    sent = [QUESTION, forms.without_reasoning(dict(first.message)), NEXT, second.message, NEXT]
+    third = engine.call(sent, Reply("9"))
+    engine.call([*sent, third.message, NEXT], Reply("12"))
+    [call] = drift_report("s", engine.record.calls.values()).drift
+    assert call.generation_ids == [third.id]
+    assert [(one.message, one.fields) for one in call.messages] == [(1, ["reasoning_content"])]
 
 
 def test_messages_that_are_nested_too_deeply_are_refused(engine: FakeEngine) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.sessions.codec import opened_entry
-from deployments.sessions.failures import SessionClosed, SessionLimitReached
-from deployments.sessions.session_table import SESSION_BYTES
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.codec import written
+from deployments.sessions.records import SessionClosed, SessionLimitReached
+from deployments.sessions.session_table import SESSION_BYTES, SessionsSettings
 from deployments.storage.storage import EntryName, StorageFailed, StoredChange, StoreReplaced
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionLimits, SessionReward
@@ -136,7 +135,7 @@ async def test_sessions_whose_entries_have_another_form_are_dropped() -> None:
 
 @runs
 async def test_what_is_dropped_for_room_is_removed_from_the_database() -> None:
-    room = SESSION_BYTES + len(opened_entry(opening("s")))
+    room = SESSION_BYTES + len(written(opening("s")))
     kept = await Kept(SessionsSettings(max_bytes=room)).open("s")
     await kept.open("t")
     await kept.store.pass_time()

@@ -8,16 +8,20 @@ from typing import Any
 import pytest
 
 from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
-from deployments.sessions.codec import opened_entry, opened_of
-from deployments.sessions.failures import (
+from deployments.sessions.codec import OPENED, session_of, written
+from deployments.sessions.records import (
+    ChatContext,
+    EngineCall,
+    GeneratedMessage,
     GenerationUnknown,
+    OpenSession,
+    Plan,
+    RenderedMessage,
     SessionClosed,
     SessionLimitReached,
     SessionUnknown,
 )
-from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, Plan, RenderedMessage
-from deployments.sessions.session_table import SESSION_BYTES
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SESSION_BYTES, SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionLimits, SessionRequest, SessionReward
@@ -281,7 +285,7 @@ async def test_an_idle_session_expires_with_its_record() -> None:
 
 @runs
 async def test_for_bytes_too_many_the_session_that_is_idle_longest_is_dropped() -> None:
-    room = 2 * (SESSION_BYTES + len(opened_entry(opening("s"))))
+    room = 2 * (SESSION_BYTES + len(written(opening("s"))))
     kept = await Kept(SessionsSettings(max_bytes=room)).open("s")
     kept.clock.now = 1
     await kept.open("t")
@@ -311,4 +315,4 @@ async def test_a_session_that_is_deleted_is_gone_with_its_record_and_its_calls_a
 
 def test_what_a_session_was_opened_with_comes_back_from_storage_whole() -> None:
     opened = replace(opening("s", priority="batch"), share_id="request")
-    assert opened_of(opened_entry(opened)) == opened
+    assert session_of({OPENED: written(opened)}).opened == opened

@@ -12,7 +12,7 @@ from deployments.failures import AgentFailed, EnvironmentLost, Overloaded, Rollo
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, RenderedMessage
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionInfo, SessionLimits, SessionRequest

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.data.reader import DataReader
+from deployments.data.rows import DataReader
 from deployments.failures import EnvironmentBroken
 from deployments.protocols.environments import StepRequest
 from rollout_client import RequestRejected
 from rollout_client.contract.jobs import JobCursor, JobEvent
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_env import StepOutcome
-from service.jobs.cursor import PLAYED, cursor_of, ranges_entry, ranges_without
+from service.jobs.codec import PLAYED, _ranges_without, cursor_of, ranges_entry
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
 from tests.service.rollouts.playing import RandomEnvironment
@@ -292,7 +292,7 @@ def test_what_was_delivered_and_what_is_left_are_the_whole_and_share_nothing(
 ) -> None:
     ranges = [SampleRange(task_name="t", start=start, count=len(holes)) for start, holes in drawn]
     before = [place for place, is_hole in enumerate(hole for _, holes in drawn for hole in holes) if is_hole]
-    with_holes = list(ranges_without(ranges, before))
+    with_holes = list(_ranges_without(ranges, before))
     places = places_of(with_holes)
     assert len(places) == sum(drawn.size for drawn in with_holes)
     groups = data.draw(st.lists(st.sampled_from(range(len(places))), unique=True) if places else st.just([]))

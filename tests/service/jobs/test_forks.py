@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.rollout_records.book import BYTES_PER_ENTRY, KeptRecord
-from deployments.rollout_records.failures import RolloutUnknown
-from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.book import BYTES_PER_ENTRY, KeptRecord, RolloutRecordsSettings, RolloutUnknown
 from deployments.rollout_records.store import RolloutRecordStore
 from service.rollout_records.recorder import RolloutRecorder
 from tests import virtual_time

@@ -12,7 +12,7 @@ import pytest
 
 from deployments.failures import GenerationLost
 from deployments.protocols.model_server import ServedPart, ServedTokens
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from tests import virtual_time
 from tests.deployments.storage.scripted_storage import ScriptedStorage

@@ -10,7 +10,7 @@ import pytest
 from deployments.images.failures import NOT_KEPT
 from deployments.images.settings import ImagesSettings
 from deployments.protocols.images import name_of_image
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from service.images.request_images import NOT_TAKEN, RequestImages
 from service.model_server.call_images import _NO_SOURCE, _NOT_SHOWN, _images_of

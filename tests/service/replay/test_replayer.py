@@ -24,7 +24,7 @@ from service.access.keys import ANYBODY
 from service.problems import RequestProblem
 from service.replay.recorded_parts import DRAWS_UNKNOWN, NOT_DRAWN, ReplayableRollout
 from service.replay.replayer import Replayer
-from service.rollout_records.recorder import plain_fields
+from service.rollout_records.recorder import _plain_fields
 from service.rollouts.episode_records import ServiceBuild
 from tests.service.replay.seeded_engine import SeededGenerator, SeededReplicas, ServedVersions, logprobs_after
 from tests.service.rollouts.playing import play
@@ -47,7 +47,7 @@ def played(
     result = play(
         asked, SeededGenerator(cuts=cuts, versions=versions), ScriptedEnvironment([outcome("O"), outcome("PQ")])
     )
-    return SampleResult.model_validate(plain_fields(result))
+    return SampleResult.model_validate(_plain_fields(result))
 
 
 def replayed(
@@ -258,7 +258,7 @@ def test_each_part_is_asked_for_with_its_seed_and_the_tokens_before_it() -> None
     replicas, generator = SeededReplicas(), SeededGenerator(cuts=[2, None])
     recipe = EpisodeRecipe(sampling=SEEDED, max_rollout_turns=2, max_new_tokens=5, retries=9)
     result = play(recipe, generator, ScriptedEnvironment([outcome("O")]))
-    replayed(SampleResult.model_validate(plain_fields(result)), replicas)
+    replayed(SampleResult.model_validate(_plain_fields(result)), replicas)
     asked = list(generator.requests)
     again = [request for _, request in replicas.requests]
     assert [(one.sampling, list(one.prompt_token_ids), one.turn) for one in again] == [

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.protocols.generation import Generation
-from deployments.rollout_records.book import KeptRecord
-from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.book import KeptRecord, RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.contract.rollout_records import RolloutRecord
 from service.access.keys import ANYBODY

@@ -12,9 +12,8 @@ import pytest
 
 from deployments.failures import GenerationLost
 from deployments.protocols.generation import Generation, ScoredPrompt, ScoringRequest
-from deployments.rollout_records.book import KeptRecord, RecordBook
+from deployments.rollout_records.book import KeptRecord, RecordBook, RolloutRecordsSettings
 from deployments.rollout_records.comparison import TrainerReport
-from deployments.rollout_records.settings import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.calls import records as record_calls

@@ -10,8 +10,7 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import EnvironmentLost
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
-from deployments.protocols.generation import Generation, SamplingOptions
-from deployments.seeds import derived_seed
+from deployments.protocols.generation import Generation, SamplingOptions, derived_seed
 from rollout_client.contract.rollouts import RolloutRequest, SampleError, SampleInput, Sampling
 from rollout_env import StepOutcome
 from service.problems import RequestProblem

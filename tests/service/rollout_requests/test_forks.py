@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from deployments.protocols.environments import StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured
-from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.book import RolloutRecordsNotConfigured, RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult

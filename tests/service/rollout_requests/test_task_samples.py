@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.data.reader import DataReader, DataRefused
+from deployments.data.rows import DataReader, DataRefused
 from deployments.failures import DataLost
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import RolloutResponse

@@ -18,7 +18,7 @@ from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.images import ImageSpan, ImageTokens, name_of_image
 from rollout_client.contract.messages import MediaRange, Message, PromptMessage
 from rollout_env import StepOutcome
-from service.jobs.codec import fields_of, state_of
+from service.jobs.codec import _fields_of, _state_of
 from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
 from service.rollouts.images import ImageReader
@@ -105,7 +105,7 @@ def test_a_rollout_that_another_process_takes_up_has_the_same_images_in_the_same
     played = recipe(prompt, max_rollout_turns=len(observed)).make()
     play(played, SeeingGenerator(["ab"]), [outcome("next", images) for images in observed])
     taken_up = recipe(prompt, max_rollout_turns=9).make()
-    taken_up.restore(state_of(from_json(json_of(fields_of(played.state())))))
+    taken_up.restore(_state_of(from_json(json_of(_fields_of(played.state())))))
     assert taken_up.log.images == played.log.images
     assert [message.mm_ranges for message in taken_up.log] == [message.mm_ranges for message in played.log]
 

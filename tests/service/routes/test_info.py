@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from rollout_client.version import CONTRACT_VERSION

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from deployments.failures import RolloutRecordsLost
-from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollout_records import RecordedRollout

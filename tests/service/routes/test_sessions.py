@@ -13,7 +13,7 @@ from deployments.protocols.generation import IncludedColumns, WeightSpan, packed
 from deployments.protocols.model_server import TOKEN_ENDPOINTS
 from deployments.protocols.token_columns import Columns, packed_rows
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleInput

@@ -11,7 +11,7 @@ import datasets
 import pytest
 from rich.console import Console
 
-from deployments.logs import JsonLinesFormatter, JsonLinesHandler, LoggedStream
+from deployments.logs import _json_lines_handler, _JsonLinesFormatter, _LoggedStream
 from service.startup.console_logs import ReplicaLogs, replica_logs_shown, stages_shown
 
 WARNING = {
@@ -87,9 +87,9 @@ def test_progress_bars_of_datasets_stay_in_the_log_and_printed_lines_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = logging.Logger("stderr")
-    log.addHandler(handler := JsonLinesHandler(tmp_path / "a.jsonl"))
-    handler.setFormatter(JsonLinesFormatter("math", "r"))
-    monkeypatch.setattr(sys, "stderr", LoggedStream(log, sys.stderr))
+    log.addHandler(handler := _json_lines_handler(tmp_path / "a.jsonl"))
+    handler.setFormatter(_JsonLinesFormatter("math", "r"))
+    monkeypatch.setattr(sys, "stderr", _LoggedStream(log, sys.stderr))
     datasets.Dataset.from_dict({"a": [1, 2]}).map(lambda row: row, load_from_cache_file=False)
     sys.stderr.write("prepared\n")
     assert "examples/s" in (tmp_path / "a.jsonl").read_text()

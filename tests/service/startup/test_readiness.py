@@ -7,7 +7,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Deplo
 from deployments.generation.response_parser import ParserUnusable
 from deployments.policy.run_identity import FolderRefused
 from deployments.protocols.chat import UnsupportedTokenizer
-from deployments.sessions.settings import ModelNotRecordable
+from deployments.sessions.session_table import _ModelNotRecordable
 from service.startup.config import ServiceNotStarted
 from service.startup.readiness import Startup
 
@@ -78,7 +78,7 @@ def startup() -> Startup:
     return Startup(["rollout"])
 
 
-@pytest.mark.parametrize("refusal", [UnsupportedTokenizer, ParserUnusable, FolderRefused, ModelNotRecordable])
+@pytest.mark.parametrize("refusal", [UnsupportedTokenizer, ParserUnusable, FolderRefused, _ModelNotRecordable])
 def test_of_what_the_service_refuses_the_sentence_is_shown(refusal: type[Exception]) -> None:
     module = f"{refusal.__module__}.{refusal.__qualname__}".removeprefix("deployments.")
     failed = application(

@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from deployments.protocols.replicas import GeneratorDescription
-from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.contract.policy import PolicyState, ReplicaPolicy, VersionInfo
 from service.access.access_control import AccessControl

@@ -10,7 +10,7 @@ from deployments.failures import RolloutFailure
 from deployments.policy.commands import LoadedWeights
 from deployments.protocols.model_server import Endpoint
 from deployments.protocols.token_columns import packed_rows
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.messages import COLUMN_FIELDS, Message
 from rollout_client.contract.sessions import SessionSample

@@ -15,7 +15,7 @@ from deployments.protocols.generation import SamplingOptions, WeightSpan, packed
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedRequest, ServedTokens
 from deployments.sessions.records import ChatContext, EngineCall, OpenSession
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.base import RolloutDemand
 from rollout_client.contract.sessions import SessionRequest, SessionSample

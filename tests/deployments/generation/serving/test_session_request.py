@@ -5,9 +5,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 
 from deployments.generation.serving.answered_layers import prepare_chat
 from deployments.generation.serving.served_call import ServedCall
-from deployments.protocols.generation import SamplingOptions
+from deployments.protocols.generation import SamplingOptions, derived_seed
 from deployments.protocols.model_server import ServedRequest
-from deployments.seeds import derived_seed
 from rollout_client.contract.rollouts import Sampling
 
 # Importing vLLM takes seconds.
