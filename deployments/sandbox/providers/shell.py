@@ -67,11 +67,14 @@ class ShellSandbox(RunningSandbox):
                 raise SandboxRefused(f"{path} cannot be read: base64 of the sandbox wrote something else.") from error
             content += read
             if done.exit_code == _NOT_A_FILE or len(content) > LARGEST_FILE_BYTES:
-                raise SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")
+                raise self._unreadable(path)
             if done.exit_code != 0 or (not read and done.stderr):
                 raise SandboxRefused(f"{path} cannot be read: {done.stderr.strip()[-500:]}")
             if len(read) < PART_BYTES:
                 return bytes(content)
+
+    def _unreadable(self, path: str) -> SandboxRefused:
+        return SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")
 
 
 class RemoteProvider(SandboxProvider):

@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import tarfile
 import tracemalloc
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
@@ -81,12 +82,65 @@ def test_of_an_output_without_an_end_docker_leaves_the_last_bytes(tmp_path: Path
     )
 
 
-class Recording(Engine):
-    """Keeps what it is asked to run."""
+class Archiving(Engine):
+    """An engine whose only file has a size. Counts what it sends of its archive."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: bytes, size: int) -> None:
         super().__init__()
         self.containers = {"x": Container("x", {})}
+        member = tarfile.TarInfo("reward.json")
+        member.type, member.size = kind, size
+        self.head, self.size, self.sent = member.tobuf(), size, 0
+
+    async def archive(self, request: Request) -> Response:
+        assert request.headers["accept-encoding"] == "identity"
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield self.head
+            while self.sent < self.size:
+                await asyncio.sleep(0)
+                self.sent += MIB
+                yield bytes(MIB)
+
+        return StreamingResponse(parts(), media_type="application/x-tar")
+
+
+async def read_by_docker(engine: Engine, folder: Path) -> bytes | None:
+    async with provided("docker", folder, engine) as provider:
+        assert isinstance(provider, DockerProvider)
+        return await DockerSandbox(provider, "x", SPEC).read_file(PATH)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [(tarfile.REGTYPE, 3 * 2**30), (tarfile.REGTYPE, LARGEST_FILE_BYTES + 1), (tarfile.DIRTYPE, 2**40)],
+    ids=["a file", "one byte more", "a folder of many files"],
+)
+def test_an_archive_of_docker_is_read_to_the_bound_alone(kind: bytes, size: int, tmp_path: Path) -> None:
+    engine = Archiving(kind, size)
+
+    async def refused() -> None:
+        with pytest.raises(SandboxRefused, match=REFUSED):
+            await read_by_docker(engine, tmp_path)
+
+    assert peak_of(refused()) < 3 * LARGEST_FILE_BYTES
+    assert engine.sent < LARGEST_FILE_BYTES + BUFFERED_BYTES
+
+
+def test_the_largest_file_is_read_from_docker(tmp_path: Path) -> None:
+    content = asyncio.run(read_by_docker(Archiving(tarfile.REGTYPE, LARGEST_FILE_BYTES), tmp_path))
+    assert content == bytes(LARGEST_FILE_BYTES)
+
+
+def test_an_archive_of_docker_that_is_none_is_a_lost_call(tmp_path: Path) -> None:
+    engine = Archiving(tarfile.REGTYPE, 0)
+    engine.head = b"x" * 512
+    with pytest.raises(SandboxLost, match=f"The engine's archive of {PATH} cannot be read"):
+        asyncio.run(read_by_docker(engine, tmp_path))
+
+
+class Recording(Archiving):
+    """Keeps what it is asked to run."""
 
     async def make_exec(self, request: Request) -> Response:
         self.asked = await request.json()
@@ -94,7 +148,7 @@ class Recording(Engine):
 
 
 def test_the_variables_of_a_command_are_not_among_the_arguments_that_docker_gets(tmp_path: Path) -> None:
-    engine = Recording()
+    engine = Recording(tarfile.REGTYPE, 0)
 
     async def run() -> None:
         async with provided("docker", tmp_path, engine) as provider:
