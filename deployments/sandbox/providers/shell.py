@@ -34,6 +34,7 @@ PART_BYTES = 512 * 1024
 _FOLDER = "/tmp/.rollout"
 """In sandboxes: files of commands."""
 _MISSING, _NOT_A_FILE = 44, 45
+_DONE = "part-is-read"
 _REMOVING = AsyncRetrying(
     stop=stop_after_attempt(5), wait=wait_fixed(2.0), retry=retry_if_exception_type(SandboxLost), reraise=True
 )
@@ -57,7 +58,9 @@ class ShellSandbox(RunningSandbox):
         quoted, content = shlex.quote(path), bytearray()
         exists = f"test -e {quoted} || exit {_MISSING}; test -f {quoted} || exit {_NOT_A_FILE}"
         while True:
-            part = f"tail -c +{len(content) + 1} {quoted} | head -c {PART_BYTES} | base64"
+            tail, head = f"tail -c +{len(content) + 1} {quoted}", f"head -c {PART_BYTES}"
+            # A shell knows the exit code of the last command alone.
+            part = f"{{ {tail} && echo {_DONE} >&2; }} | {{ {head} && echo {_DONE} >&2; }} | base64"
             done = await self.run_shell(f"{exists}; {part}", CALLS_OF_OURS_S)
             if done.exit_code == _MISSING:
                 return None
@@ -68,9 +71,10 @@ class ShellSandbox(RunningSandbox):
             content += read
             if done.exit_code == _NOT_A_FILE or len(content) > LARGEST_FILE_BYTES:
                 raise self._unreadable(path)
-            if done.exit_code != 0 or (not read and done.stderr):
+            is_last = len(read) < PART_BYTES
+            if done.exit_code != 0 or (is_last and done.stderr.split().count(_DONE) != 2):
                 raise SandboxRefused(f"{path} cannot be read: {done.stderr.strip()[-500:]}")
-            if len(read) < PART_BYTES:
+            if is_last:
                 return bytes(content)
 
     def _unreadable(self, path: str) -> SandboxRefused:

@@ -1,6 +1,7 @@
 """Files and outputs of a sandbox that have no end: no provider reads much more of them than it may give."""
 
 import asyncio
+import os
 import struct
 import tarfile
 import tracemalloc
@@ -26,6 +27,7 @@ from deployments.sandbox.providers.interface import (
 )
 from deployments.sandbox.providers.kubernetes import KubernetesProvider, KubernetesSandbox
 from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, end_of
+from deployments.sandbox.supervisor import PipeOutput
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Container, Engine, message
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE
 from tests.deployments.sandbox.providers.test_contract import usable
@@ -191,11 +193,25 @@ def test_a_file_without_an_end_is_read_to_the_bound_alone() -> None:
         (ExecResult(0, "A", ""), "cannot be read: base64 of the sandbox wrote something else"),
         (ExecResult(127, "", "sh: base64: not found"), "cannot be read: sh: base64: not found"),
         (ExecResult(0, "", "sh: head: not found"), "cannot be read: sh: head: not found"),
+        (ExecResult(0, "AAAA", "tail: input/output error\npart-is-read"), "cannot be read: tail: input/output error"),
     ],
 )
 def test_programs_of_a_sandbox_that_say_something_else_give_no_file(part: ExecResult, sentence: str) -> None:
     with pytest.raises(SandboxRefused, match=sentence):
         asyncio.run(Scripted(part).read_file(PATH))  # type: ignore[abstract]
+
+
+def test_an_output_beyond_its_limit_is_not_read_any_more() -> None:
+    async def write() -> None:
+        over = asyncio.Event()
+        with PipeOutput(10, over) as output:
+            os.write(output.fd, b"x" * 100)
+            await over.wait()
+            os.write(output.fd, b"y" * 100)
+            assert not asyncio.get_running_loop().remove_reader(output._reading)
+        assert (output.is_exceeded, output.text()) == (True, "x" * 10)
+
+    asyncio.run(write())
 
 
 def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Path) -> None:
