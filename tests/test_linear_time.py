@@ -118,7 +118,9 @@ READERS = {
     ),
     "answer anywhere": Reader(lambda text: replies.answer_in(text, "any"), ANSWERS),
     "answer in a box": Reader(lambda text: replies.answer_in(text, "boxed"), ANSWERS),
-    "answer in a line": Reader(lambda text: replies.answer_in(text, "answer_line"), ANSWERS, (f"{MATH}::_ANSWER_LINE",)),
+    "answer in a line": Reader(
+        lambda text: replies.answer_in(text, "answer_line"), ANSWERS, (f"{MATH}::_ANSWER_LINE",)
+    ),
     "answer in the last line": Reader(
         lambda text: replies.answer_in(text, "answer_line"),
         ["x ", " ", "$", "*"],

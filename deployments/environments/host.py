@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 from deployments import logs
 from deployments.environments.step_runner import CANCELLED, StepRunner
 from deployments.failures import EnvironmentLost
-from deployments.images.observations import ObservedImages
-from deployments.images.remote_images import RemoteImages
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
+from deployments.images.checks import ObservedImages
+from deployments.images.store import RemoteImages
 from deployments.models.chat_client import HttpChatModel
 from deployments.models.reward_client import RemoteRewardModel
 from deployments.models.settings import ChatModelSettings, UserSimulatorSettings

@@ -22,7 +22,7 @@ from deployments.failures import (
     RolloutFailure,
     TurnTimedOut,
 )
-from deployments.images.observations import NOT_TAKEN, ObservedImages, shows_images
+from deployments.images.checks import NOT_TAKEN, ObservedImages, shows_images
 from deployments.protocols.environments import StepRequest
 from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.environment import has_sessions, steps_in_batches

@@ -9,9 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from deployments.images.book import ImageRefused, ImagesSettings, image_unknown
 from deployments.images.checks import CheckedImages, media_type_of, refuse_bytes
-from deployments.images.failures import ImageRefused, image_unknown
-from deployments.images.settings import ImagesSettings
 from deployments.protocols.images import ImageStore
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.messages import ContentPart, ImagePart

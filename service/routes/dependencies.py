@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 
-from deployments.images.failures import ImagesNotConfigured
+from deployments.images.book import ImagesNotConfigured
 from deployments.rollout_records.failures import records_not_configured
 from deployments.sessions.failures import SessionsNotConfigured
 from service.access.keys import Caller

@@ -20,7 +20,6 @@ from uuid import uuid4
 import httpx
 
 from deployments.sandbox.interface import MIB, SandboxLost
-from deployments.sandbox.providers.files import files_below, state_of, tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     KILLED,
@@ -34,10 +33,12 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
+    files_below,
+    state_of,
+    tar_of,
 )
 from deployments.sandbox.providers.leftover import FIRST
-from deployments.sandbox.providers.reaper import ReapedProvider
-from deployments.sandbox.providers.shell import RemoteSandbox
+from deployments.sandbox.providers.shell import ReapedProvider, RemoteSandbox
 
 SOCKET = "/var/run/docker.sock"
 _API = "http://docker/v1.41"

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from deployments.sandbox.providers.files import file_at, files_below
-from deployments.sandbox.providers.interface import SandboxFile, SandboxRefused
+from deployments.sandbox.providers.interface import SandboxFile, SandboxRefused, file_at, files_below
 
 _WITHOUT_EFFECT = {"CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL"}
 """Instructions that change nothing in which commands run."""

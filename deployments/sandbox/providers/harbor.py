@@ -22,7 +22,6 @@ from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPol
 from harbor.models.trial.paths import TrialPaths
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.files import tar_of
 from deployments.sandbox.providers.interface import (
     ExecResult,
     ProviderUnusable,
@@ -30,6 +29,7 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
+    tar_of,
 )
 from deployments.sandbox.providers.shell import (
     CALLS_OF_OURS_S,

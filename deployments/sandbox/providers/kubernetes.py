@@ -17,7 +17,6 @@ import yaml
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.launch import held_file
-from deployments.sandbox.providers.files import tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     LARGEST_FILE_BYTES,
@@ -28,10 +27,16 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
+    tar_of,
 )
 from deployments.sandbox.providers.leftover import FIRST
-from deployments.sandbox.providers.reaper import ReapedProvider
-from deployments.sandbox.providers.shell import CALLS_OF_OURS_S, RemoteSandbox, refuse_folders, refuse_unwritten
+from deployments.sandbox.providers.shell import (
+    CALLS_OF_OURS_S,
+    ReapedProvider,
+    RemoteSandbox,
+    refuse_folders,
+    refuse_unwritten,
+)
 from deployments.sandbox.supervisor import PipeOutput, ended, start_process
 
 _CONTAINER = "sandbox"

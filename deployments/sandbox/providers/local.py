@@ -22,8 +22,14 @@ from typing import BinaryIO
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.dockerfile import BuildPlan, Copy, build_plan
-from deployments.sandbox.providers.files import state_of
-from deployments.sandbox.providers.interface import KILLED, RunningSandbox, SandboxProvider, SandboxRefused, SandboxSpec
+from deployments.sandbox.providers.interface import (
+    KILLED,
+    RunningSandbox,
+    SandboxProvider,
+    SandboxRefused,
+    SandboxSpec,
+    state_of,
+)
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
 from deployments.sandbox.providers.local_walls import FIRST_VARIABLES, Processors, check_bubblewrap, end_dead_owners
 

@@ -15,7 +15,6 @@ from uuid import uuid4
 
 from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.launch import held_file, leased_uid
-from deployments.sandbox.providers.files import tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     KILLED,
@@ -24,6 +23,7 @@ from deployments.sandbox.providers.interface import (
     OutOfMemory,
     SandboxFile,
     SandboxSpec,
+    tar_of,
 )
 from deployments.sandbox.providers.local_walls import (
     FIRST_VARIABLES,

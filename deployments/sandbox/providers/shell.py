@@ -2,16 +2,24 @@
 
 A module of such a provider adds three calls: run a line of shell, write files, destroy the sandbox. Each command writes
 its process to a file before it begins, and reads its stdin from another one, because the provider cannot end it.
+
+Where sandboxes outlive the process that created them, another one beside it, the reaper, destroys them. It reads from a
+pipe whose other end its owner holds. When the pipe is closed, which is at the end of the owner, however that came, it
+destroys all sandboxes with the owner's label. If both die at once, nothing destroys them.
 """
 
 import asyncio
 import base64
-import binascii
+import json
 import logging
+import os
 import shlex
+import subprocess
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 from uuid import uuid4
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
@@ -27,6 +35,7 @@ from deployments.sandbox.providers.interface import (
     SandboxProvider,
     SandboxRefused,
     SandboxSpec,
+    open_provider,
 )
 
 CALLS_OF_OURS_S = 120.0
@@ -35,6 +44,9 @@ _FOLDER = "/tmp/.rollout"
 """In sandboxes: files of commands."""
 _MISSING, _NOT_A_FILE = 44, 45
 _DONE = "part-is-read"
+_REAPS, _REAP_EVERY_S = 30, 2.0
+"""A sandbox whose creation was under way when its owner died appears a little later."""
+_REAPER = f"import sys; from {__name__} import _reap; _reap(*sys.argv[1:])"
 _REMOVING = AsyncRetrying(
     stop=stop_after_attempt(5), wait=wait_fixed(2.0), retry=retry_if_exception_type(SandboxLost), reraise=True
 )
@@ -66,7 +78,7 @@ class ShellSandbox(RunningSandbox):
                 return None
             try:
                 read = base64.b64decode(done.stdout)
-            except (binascii.Error, ValueError) as error:
+            except ValueError as error:
                 raise SandboxRefused(f"{path} cannot be read: base64 of the sandbox wrote something else.") from error
             content += read
             if done.exit_code == _NOT_A_FILE or len(content) > LARGEST_FILE_BYTES:
@@ -180,3 +192,53 @@ def end_of(text: str) -> str:
     if len(text) * 4 <= LARGEST_OUTPUT_BYTES:
         return text
     return text.encode(errors="replace")[-LARGEST_OUTPUT_BYTES:].decode(errors="replace")
+
+
+class ReapedProvider(RemoteProvider):
+    """Base of providers with a reaper. `options` are the arguments of the subclass, with which that opens it again."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._reaper: subprocess.Popen[bytes] | None = None
+        # A process may open several: the end of one is not that of the others.
+        self.owner = f"{os.getpid()}-{uuid4().hex}"
+
+    @abstractmethod
+    async def ids_of(self, owner: str) -> Sequence[str]:
+        """The ids of the sandboxes with the label of this owner. Raises `SandboxLost`."""
+
+    def start_reaper(self) -> None:
+        """Starts the reaper, before the first sandbox exists."""
+        if self._reaper is None:
+            argv = [sys.executable, "-c", _REAPER, self.name, json.dumps(dict(self._options)), self.owner]
+            self._reaper = subprocess.Popen(
+                ["setsid", "--fork", *argv],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+            self._reaper.wait()
+
+    def close(self) -> None:
+        """Leaves the remaining sandboxes to the reaper, which destroys them within seconds."""
+        if self._reaper is not None:
+            assert self._reaper.stdin is not None
+            self._reaper.stdin.close()
+            self._reaper = None
+
+
+async def _remove_all(provider: ReapedProvider, owner: str) -> None:
+    for _ in range(_REAPS):
+        # Nobody reads what the reaper says. It tries again.
+        with suppress(SandboxLost):
+            await asyncio.gather(*map(provider.remove, await provider.ids_of(owner)))
+        await asyncio.sleep(_REAP_EVERY_S)
+
+
+def _reap(name: str, options: str, owner: str) -> None:
+    """Destroys all at the end of the owner. Takes the provider's name, its options as JSON, and the label."""
+    sys.stdin.buffer.read()
+    provider = open_provider(name, json.loads(options))
+    assert isinstance(provider, ReapedProvider)
+    asyncio.run(_remove_all(provider, owner))

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
+from deployments.images.book import ImageRefused, ImagesSettings
 from deployments.images.checks import ImageInfo, checked_image
-from deployments.images.failures import ImageRefused
-from deployments.images.settings import ImagesSettings
 from tests.deployments.images.pictures import animation, picture
 
 SETTINGS = ImagesSettings()

@@ -9,8 +9,8 @@ import pytest
 from ray.exceptions import ActorDiedError, OwnerDiedError
 
 from deployments.failures import ImagesLost
-from deployments.images.failures import ImageUnknown, image_unknown
-from deployments.images.remote_images import RemoteImages
+from deployments.images.book import ImageUnknown, image_unknown
+from deployments.images.store import RemoteImages
 from deployments.protocols.images import name_of_image
 from deployments.storage.storage import AWAY_S
 from tests import virtual_time
