@@ -32,7 +32,7 @@ CHECKS_AT_ONCE = 4
 READERS: dict[str, type[ImageFile]] = {"image/png": PngImageFile, "image/jpeg": JpegImageFile}
 
 
-class ImageInfo(NamedTuple):
+class _ImageInfo(NamedTuple):
     """Format and size of a checked image, in pixels."""
 
     media_type: str
@@ -47,7 +47,7 @@ def media_type_of(data: bytes) -> str | None:
     return "image/jpeg" if data.startswith(b"\xff\xd8\xff") else None
 
 
-def checked_image(data: bytes, settings: ImagesSettings) -> ImageInfo:
+def _checked_image(data: bytes, settings: ImagesSettings) -> _ImageInfo:
     """The format and size of an image that the service takes.
 
     Raises:
@@ -76,7 +76,7 @@ def checked_image(data: bytes, settings: ImagesSettings) -> ImageInfo:
         )
     if is_animated:
         raise ImageRefused("it is animated; send one picture")
-    return ImageInfo(media_type, width, height)
+    return _ImageInfo(media_type, width, height)
 
 
 def refuse_bytes(size_bytes: int, settings: ImagesSettings) -> None:
@@ -117,10 +117,10 @@ class CheckedImages:
         self.settings = settings
         self._slots = asyncio.Semaphore(CHECKS_AT_ONCE)
 
-    async def check(self, data: bytes) -> ImageInfo:
-        """`checked_image` in a thread; raises `ImageRefused` as it does."""
+    async def check(self, data: bytes) -> _ImageInfo:
+        """`_checked_image` in a thread; raises `ImageRefused` as it does."""
         async with self._slots:
-            return await asyncio.to_thread(checked_image, data, self.settings)
+            return await asyncio.to_thread(_checked_image, data, self.settings)
 
     async def keep(
         self, images: Iterable[bytes | str], owner: str | None

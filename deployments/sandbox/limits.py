@@ -25,7 +25,7 @@ _LAUNCHER = Path(__file__).parent / "programs" / "jail.py"
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_VERSION_FLAG = 444, 1
 
 
-def landlock_version() -> int:
+def _landlock_version() -> int:
     """Version of this kernel's Landlock interface; 0 without Landlock."""
     version: int = ctypes.CDLL(None).syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION_FLAG)
     return max(version, 0)
@@ -39,7 +39,7 @@ class LimitJail:
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
-        self._landlock = landlock_version()
+        self._landlock = _landlock_version()
         can_signal_outside = not (self._landlock >= LANDLOCK_WITH_SIGNALS or os.geteuid() == 0)
         self._filter = (system_call_filter(sockets=False, signals=not can_signal_outside) or b"").hex()
         system = [Path(folder) for folder in SYSTEM_FOLDERS]

@@ -102,7 +102,7 @@ class DockerProvider(ReapedProvider):
         spec.refuse_limits("a Docker engine bounds no files of a container with most storage drivers", "storage_mb")
         self.start_reaper()
         image = spec.image or await self._built(spec)
-        sandbox = DockerSandbox(self, f"rollout-{uuid4().hex}", spec)
+        sandbox = _DockerSandbox(self, f"rollout-{uuid4().hex}", spec)
         creating = asyncio.ensure_future(self._create(sandbox.id, image, spec))
         try:
             await asyncio.shield(creating)
@@ -187,7 +187,7 @@ async def _close_after(creating: "asyncio.Future[None]", sandbox: RunningSandbox
     await sandbox.close()
 
 
-class DockerSandbox(RemoteSandbox):
+class _DockerSandbox(RemoteSandbox):
     """One container."""
 
     _provider: DockerProvider

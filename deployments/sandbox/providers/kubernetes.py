@@ -112,7 +112,7 @@ class KubernetesProvider(ReapedProvider):
             )
         self.start_reaper()
         name = f"rollout-{uuid4().hex[:20]}"
-        sandbox = KubernetesSandbox(self, name, spec)
+        sandbox = _KubernetesSandbox(self, name, spec)
         try:
             await self._checked("create", "-f", "-", stdin=json.dumps(self._manifest(name, spec)).encode())
             await self._ready(name, spec)
@@ -171,7 +171,7 @@ class KubernetesProvider(ReapedProvider):
         await self._checked("delete", "pod", sandbox_id, "--ignore-not-found", "--now", "--wait=true")
 
 
-class KubernetesSandbox(RemoteSandbox):
+class _KubernetesSandbox(RemoteSandbox):
     _provider: KubernetesProvider
 
     async def run_shell(self, line: str, timeout_s: float | None, stdin: bytes = b"") -> ExecResult:  # noqa: ARG002

@@ -139,7 +139,7 @@ class RemoteSandbox(ShellSandbox):
             with suppress(SandboxLost, OutOfMemory):
                 await asyncio.shield(asyncio.ensure_future(self._kill(path)))
             raise
-        return ExecResult(done.exit_code, end_of(done.stdout), end_of(done.stderr))
+        return ExecResult(done.exit_code, _end_of(done.stdout), _end_of(done.stderr))
 
     async def run_command(
         self, start: str, argv: Sequence[str], environment: Mapping[str, str], timeout_s: float | None
@@ -187,7 +187,7 @@ def refuse_folders(provider: str, spec: SandboxSpec) -> None:
         )
 
 
-def end_of(text: str) -> str:
+def _end_of(text: str) -> str:
     """The last `LARGEST_OUTPUT_BYTES` of an output."""
     if len(text) * 4 <= LARGEST_OUTPUT_BYTES:
         return text

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.sandbox.interface import MIB, SandboxLost
-from deployments.sandbox.providers.docker import DockerProvider, DockerSandbox
+from deployments.sandbox.providers.docker import DockerProvider, _DockerSandbox
 from deployments.sandbox.providers.interface import (
     LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
@@ -25,8 +25,8 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
     open_provider,
 )
-from deployments.sandbox.providers.kubernetes import KubernetesProvider, KubernetesSandbox
-from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, end_of
+from deployments.sandbox.providers.kubernetes import KubernetesProvider, _KubernetesSandbox
+from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, _end_of
 from deployments.sandbox.supervisor import PipeOutput
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Container, Engine, message
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE
@@ -73,7 +73,7 @@ def test_of_an_output_without_an_end_docker_leaves_the_last_bytes(tmp_path: Path
     async def run() -> None:
         async with provided("docker", tmp_path, Talking()) as provider:
             assert isinstance(provider, DockerProvider)
-            ended.append(await DockerSandbox(provider, "x", SPEC).run_shell("yes", None))
+            ended.append(await _DockerSandbox(provider, "x", SPEC).run_shell("yes", None))
 
     assert peak_of(run()) < 20 * LARGEST_OUTPUT_BYTES
     [done] = ended
@@ -110,7 +110,7 @@ class Archiving(Engine):
 async def read_by_docker(engine: Engine, folder: Path) -> bytes | None:
     async with provided("docker", folder, engine) as provider:
         assert isinstance(provider, DockerProvider)
-        return await DockerSandbox(provider, "x", SPEC).read_file(PATH)
+        return await _DockerSandbox(provider, "x", SPEC).read_file(PATH)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_variables_of_a_command_are_not_among_the_arguments_that_docker_gets
         async with provided("docker", tmp_path, engine) as provider:
             assert isinstance(provider, DockerProvider)
             with pytest.raises(SandboxLost):
-                await DockerSandbox(provider, "x", SPEC).exec(["test.sh", "a b"], environment={"KEY": "secret"})
+                await _DockerSandbox(provider, "x", SPEC).exec(["test.sh", "a b"], environment={"KEY": "secret"})
 
     asyncio.run(run())
     assert engine.asked["Env"] == ["KEY=secret"]
@@ -221,7 +221,7 @@ def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Pat
     ended: list[ExecResult] = []
 
     async def run() -> None:
-        sandbox = KubernetesSandbox(KubernetesProvider(kubectl=str(program)), "x", SPEC)
+        sandbox = _KubernetesSandbox(KubernetesProvider(kubectl=str(program)), "x", SPEC)
         ended.append(await sandbox.run_shell("true", None, b"given"))
 
     assert peak_of(run()) < 20 * LARGEST_OUTPUT_BYTES
@@ -232,8 +232,8 @@ def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["", "é" * 1000, "\ud800" * LARGEST_OUTPUT_BYTES])
 def test_the_end_of_an_output_has_no_more_bytes_than_it_may(text: str) -> None:
-    assert len(end_of(text).encode(errors="surrogatepass")) <= LARGEST_OUTPUT_BYTES
-    assert end_of(text[:1000]) == text[:1000]
+    assert len(_end_of(text).encode(errors="surrogatepass")) <= LARGEST_OUTPUT_BYTES
+    assert _end_of(text[:1000]) == text[:1000]
 
 
 @pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")
