@@ -169,7 +169,7 @@ class AgentNotLoadable(Exception):
 class CallableProgram(AgentProgram):
     def __init__(self, import_path: str, further: Sequence[str] = ()) -> None:
         """Raises `AgentNotLoadable`. `further` names arguments that the function takes beside the usual three."""
-        self._agent = load_agent(import_path, further)
+        self._agent = _load_agent(import_path, further)
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:  # noqa: ARG002 - a function says nothing
         return await self.play(call)
@@ -186,7 +186,7 @@ class CallableProgram(AgentProgram):
         return reward_of(reward, "What the agent returned")
 
 
-def load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., Awaitable[AgentReward]]:
+def _load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., Awaitable[AgentReward]]:
     """Imports the agent. Raises `AgentNotLoadable` if it is missing, or not an async function of its arguments."""
     arguments = ("base_url", "api_key", "sample", *further)
     module_name, _, name = import_path.partition(":")

@@ -7,6 +7,7 @@ Times are seconds since 1970. Uses are not stored: for a store that starts, an i
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import orjson
 from pydantic import Field
@@ -45,6 +46,10 @@ class ImageUnknown(ImageFailure):
     name = "image-unknown"
     title = "The image is not known"
 
+    @classmethod
+    def named(cls, name: str) -> Self:
+        return cls.of("name", NOT_KEPT, name)
+
 
 class ImagesFull(ImageFailure):
     """The images that are kept leave no room for another one."""
@@ -65,10 +70,6 @@ class ImagesNotConfigured(ImageFailure):
 
 
 NOT_KEPT = "there is no such image: it is not kept any more, or it is another key's; send its file"
-
-
-def image_unknown(name: str) -> ImageUnknown:
-    return ImageUnknown.of("name", NOT_KEPT, name)
 
 
 class ImageRefused(Exception):

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import ImagesLost
-from deployments.images.book import CONTENT, ImageBook, ImagesSettings, image_unknown
+from deployments.images.book import CONTENT, ImageBook, ImagesSettings, ImageUnknown
 from deployments.protocols.images import ImageStore, name_of_image
 from deployments.rpc.background_tasks import SharedCalls
 from deployments.rpc.batching import BYTES_PER_RECORD, divided
@@ -80,7 +80,7 @@ class ImagesReplica(StoreReplica[ImageBook]):
         """
         book = await self._state.started()
         if name not in book:
-            raise image_unknown(name)
+            raise ImageUnknown.named(name)
         book.use([name], self._time_s())
         return [self._shared[name] if name in self._shared else await self._sharing.result(name)]
 
@@ -94,7 +94,7 @@ class ImagesReplica(StoreReplica[ImageBook]):
     async def _shared_now(self, name: str) -> Any:
         entries = await self._state.read(name, [CONTENT])
         if CONTENT not in entries:
-            raise image_unknown(name)
+            raise ImageUnknown.named(name)
         shared = await asyncio.to_thread(self._share, entries[CONTENT])
         if name in await self._state.started():
             self._shared[name] = shared

@@ -17,7 +17,7 @@ from typing import Any
 
 from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS
 from deployments.sandbox.interface import Limits, Program, WallName
-from deployments.sandbox.launch import NICENESS, Interpreter, Launch, program_variables, resource_limits
+from deployments.sandbox.launch import NICENESS, Interpreter, Launch
 from deployments.sandbox.system_calls import system_call_filter
 
 LANDLOCK_WITH_SIGNALS = 6
@@ -62,10 +62,10 @@ class LimitJail:
                 "status_fd": status_fd,
                 "folders": self._folders,
                 "work": work,
-                "limits": resource_limits(limits, limits.processes + counted),
+                "limits": limits.of_kernel(limits.processes + counted),
                 "filter": self._filter,
                 "command": self._interpreter.command(program),
-                "environment": program_variables(self._interpreter, work),
+                "environment": self._interpreter.variables(work),
             }
             launcher = [sys.executable, "-I", "-S", "-B", str(_LAUNCHER), repr(specification)]
             yield Launch(["nice", "-n", str(NICENESS), *launcher], stop_signal=signal.SIGTERM)

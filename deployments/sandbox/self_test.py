@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from deployments.sandbox.interface import MIB, WALLS, Limits, Outcome, Program, SandboxLost, WallName
-from deployments.sandbox.launch import Interpreter, program_variables
+from deployments.sandbox.launch import Interpreter
 
 _LIMITS = Limits(
     time_s=60.0,
@@ -26,7 +26,7 @@ _LIMITS = Limits(
 _TRIES = 3
 _MEASURED_WITHIN_S = 10
 """Time in which a busy service notices that memory is full. It is waited for only where the wall does not stand."""
-_OWN_VARIABLES = {*program_variables(Interpreter("", "", ("",)), ""), "LC_CTYPE", "PWD", "SHLVL", "_"}
+_OWN_VARIABLES = {*Interpreter("", "", ("",)).variables(""), "LC_CTYPE", "PWD", "SHLVL", "_"}
 """Variables of the run, and those that Python, bubblewrap and shells set by themselves."""
 _PROBE = (Path(__file__).parent / "programs" / "probe.py").read_text(encoding="utf-8")
 

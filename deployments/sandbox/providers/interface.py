@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from deployments.sandbox.interface import MIB
 
@@ -82,6 +82,14 @@ class SandboxSpec:
                 raise SandboxRefused(
                     f"{name} is {given:g}, and {reason}: leave {name} out, or use a provider that bounds it."
                 )
+
+    def refuse_folders(self, provider: str) -> None:
+        """Raises `SandboxRefused` for folders of this machine."""
+        if self.read_only_folders:
+            raise SandboxRefused(
+                f"The provider {provider} is not on this machine, and shows none of its folders: have the image hold "
+                f"what is in {', '.join(self.read_only_folders)}."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +215,10 @@ class SandboxFile:
     content: bytes
     executable: bool = False
 
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        return cls(path.read_bytes(), os.access(path, os.X_OK))
+
 
 def files_below(folder: Path, target: str) -> dict[str, SandboxFile]:
     """The files of a folder of this machine, by their absolute path below `target`.
@@ -218,12 +230,8 @@ def files_below(folder: Path, target: str) -> dict[str, SandboxFile]:
         if not path.resolve().is_relative_to(root):
             raise SandboxRefused(f"{path} is a link out of {folder}: replace it by the file itself.")
         if path.is_file():
-            files[f"{target.rstrip('/')}/{path.relative_to(folder).as_posix()}"] = file_at(path)
+            files[f"{target.rstrip('/')}/{path.relative_to(folder).as_posix()}"] = SandboxFile.at(path)
     return files
-
-
-def file_at(path: Path) -> SandboxFile:
-    return SandboxFile(path.read_bytes(), os.access(path, os.X_OK))
 
 
 def tar_of(files: Mapping[str, SandboxFile]) -> bytes:

@@ -34,8 +34,6 @@ from deployments.sandbox.providers.shell import (
     CALLS_OF_OURS_S,
     ReapedProvider,
     RemoteSandbox,
-    refuse_folders,
-    refuse_unwritten,
 )
 from deployments.sandbox.supervisor import PipeOutput, ended, start_process
 
@@ -100,7 +98,7 @@ class KubernetesProvider(ReapedProvider):
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.open`."""
-        refuse_folders(self.name, spec)
+        spec.refuse_folders(self.name)
         if spec.image is None:
             raise SandboxRefused(
                 "The provider kubernetes builds no folders: push the image, and name it in docker_image."
@@ -189,4 +187,4 @@ class _KubernetesSandbox(RemoteSandbox):
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
         archive = await asyncio.to_thread(tar_of, files)
-        refuse_unwritten(await self.run_shell("tar --no-same-owner -xf - -C /", CALLS_OF_OURS_S, archive))
+        self.refuse_unwritten(await self.run_shell("tar --no-same-owner -xf - -C /", CALLS_OF_OURS_S, archive))

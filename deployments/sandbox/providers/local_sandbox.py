@@ -32,7 +32,7 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
     tar_of,
 )
-from deployments.sandbox.providers.shell import ShellSandbox, refuse_unwritten
+from deployments.sandbox.providers.shell import ShellSandbox
 from deployments.sandbox.supervisor import PipeOutput, ProcessTree, readable
 from deployments.workers.cleanup import owner_of
 
@@ -230,7 +230,7 @@ class LocalRunningSandbox(ShellSandbox):
             code = await self._exit_code(argv, FIRST_VARIABLES, "/", given, taken, stderr.fd)
         if code == KILLED:
             raise SandboxLost("The command that reads and writes files was killed.")
-        refuse_unwritten(ExecResult(code, "", stderr.text()))
+        self.refuse_unwritten(ExecResult(code, "", stderr.text()))
 
     async def reach(self, base_url: str) -> str:
         """See `RunningSandbox.reach`."""

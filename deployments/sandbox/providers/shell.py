@@ -89,6 +89,11 @@ class ShellSandbox(RunningSandbox):
             if is_last:
                 return bytes(content)
 
+    def refuse_unwritten(self, done: ExecResult) -> None:
+        """Raises `SandboxRefused` if a command that writes files has failed."""
+        if done.exit_code != 0:
+            raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")
+
     def _unreadable(self, path: str) -> SandboxRefused:
         return SandboxRefused(f"{path} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes.")
 
@@ -170,21 +175,6 @@ class RemoteSandbox(ShellSandbox):
             await _REMOVING.copy()(self._provider.remove, self._id)
         except SandboxLost as error:
             logger.warning("The sandbox %s of %s was not destroyed: %s", self._id, self._provider.name, error)
-
-
-def refuse_unwritten(done: ExecResult) -> None:
-    """Raises `SandboxRefused` if a command that writes files has failed."""
-    if done.exit_code != 0:
-        raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")
-
-
-def refuse_folders(provider: str, spec: SandboxSpec) -> None:
-    """Raises `SandboxRefused` for folders of this machine."""
-    if spec.read_only_folders:
-        raise SandboxRefused(
-            f"The provider {provider} is not on this machine, and shows none of its folders: have the image hold what "
-            f"is in {', '.join(spec.read_only_folders)}."
-        )
 
 
 def _end_of(text: str) -> str:
