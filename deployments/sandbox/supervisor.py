@@ -100,7 +100,7 @@ class PipeOutput:
             self._kept += os.read(self._reading, _CHUNK_BYTES)
         if self._exceeded is None:
             del self._kept[: -self._most_bytes]
-        elif self.is_exceeded:
+        elif len(self._kept) > self._most_bytes:
             self._exceeded.set()
             asyncio.get_running_loop().remove_reader(self._reading)
 
