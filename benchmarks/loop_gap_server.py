@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.loop_probe import LoopProbe
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import (
     Environment,

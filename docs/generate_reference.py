@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 import rollout_client.errors
 from deployments import failures
 from deployments.failures import StoreFailure
-from deployments.images.failures import ImageFailure
+from deployments.images.book import ImageFailure
 from deployments.jobs.records import JobFailure
 from deployments.policy.failures import PolicyFailure
 from deployments.sessions.records import SessionFailure

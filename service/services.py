@@ -9,7 +9,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.agents.settings import agent_deployment
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.images.remote_images import RemoteImages
+from deployments.images.store import RemoteImages
 from deployments.rpc.own_address import HttpOptions, own_address
 from deployments.rpc.store_client import job_store_client, rollout_record_store_client
 from deployments.sessions.store import session_store_client

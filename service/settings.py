@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.settings import DataSettings
 from deployments.generation.settings import EngineSettings, ResponseSettings
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
 from deployments.jobs.registry import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings, UserSimulatorSettings
 from deployments.policy.settings import PolicySettings

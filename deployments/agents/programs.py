@@ -56,7 +56,7 @@ class RunNotes:
 
     def heard(self, stderr: str) -> None:
         """Notes what a command wrote to stderr."""
-        shown = last_of(stderr)
+        shown = _last_of(stderr)
         self.sentence = f"It wrote to stderr last: {shown}" if shown else "It wrote nothing to stderr."
 
 
@@ -99,7 +99,7 @@ def reward_of(given: Any, what: str) -> dict[str, float]:
     return dict(reward) if isinstance(reward, Mapping) else {"reward": float(reward)}
 
 
-def last_of(text: str) -> str:
+def _last_of(text: str) -> str:
     """The end of a text, stripped."""
     text = text.strip()
     return text if len(text) <= MOST_SHOWN else f"...{text[-MOST_SHOWN:]}"
@@ -142,7 +142,7 @@ async def post(client: httpx.AsyncClient, url: str, content: bytes, what: str, *
     if response.is_success:
         return bytes(body)
     failure = EnvironmentLost if response.status_code in _MAY_PASS else AgentFailed
-    raise failure(f"{what} answered {response.status_code}. {last_of(body.decode(errors='replace'))}")
+    raise failure(f"{what} answered {response.status_code}. {_last_of(body.decode(errors='replace'))}")
 
 
 class HarnessProgram(AgentProgram):
@@ -158,7 +158,7 @@ class HarnessProgram(AgentProgram):
         try:
             answer = orjson.loads(body) if body.strip() else None
         except orjson.JSONDecodeError as error:
-            raise AgentFailed(f"{what} answered without JSON: {last_of(body.decode(errors='replace'))}") from error
+            raise AgentFailed(f"{what} answered without JSON: {_last_of(body.decode(errors='replace'))}") from error
         return reward_of(answer, f"The answer of the harness at {self._url}")
 
 
@@ -169,7 +169,7 @@ class AgentNotLoadable(Exception):
 class CallableProgram(AgentProgram):
     def __init__(self, import_path: str, further: Sequence[str] = ()) -> None:
         """Raises `AgentNotLoadable`. `further` names arguments that the function takes beside the usual three."""
-        self._agent = load_agent(import_path, further)
+        self._agent = _load_agent(import_path, further)
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:  # noqa: ARG002 - a function says nothing
         return await self.play(call)
@@ -180,13 +180,13 @@ class CallableProgram(AgentProgram):
         try:
             reward: Any = await self._agent(f"{call.base_url}/v1", call.api_key, sample, *further)
         except TemporaryFailure as error:
-            raise EnvironmentLost(f"The agent cannot be run just now: {last_of(str(error))}") from error
+            raise EnvironmentLost(f"The agent cannot be run just now: {_last_of(str(error))}") from error
         except Exception as error:
-            raise AgentFailed(f"The agent raised {type(error).__name__}: {last_of(str(error))}") from error
+            raise AgentFailed(f"The agent raised {type(error).__name__}: {_last_of(str(error))}") from error
         return reward_of(reward, "What the agent returned")
 
 
-def load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., Awaitable[AgentReward]]:
+def _load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., Awaitable[AgentReward]]:
     """Imports the agent. Raises `AgentNotLoadable` if it is missing, or not an async function of its arguments."""
     arguments = ("base_url", "api_key", "sample", *further)
     module_name, _, name = import_path.partition(":")

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 from deployments import logs
 from deployments.environments.step_runner import CANCELLED, StepRunner
 from deployments.failures import EnvironmentLost
-from deployments.images.observations import ObservedImages
-from deployments.images.remote_images import RemoteImages
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
+from deployments.images.checks import ObservedImages
+from deployments.images.store import RemoteImages
 from deployments.models.clients import HttpChatModel, RemoteRewardModel
 from deployments.models.settings import ChatModelSettings, UserSimulatorSettings
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription

@@ -22,7 +22,7 @@ from deployments.failures import (
     RolloutFailure,
     TurnTimedOut,
 )
-from deployments.images.observations import NOT_TAKEN, ObservedImages, shows_images
+from deployments.images.checks import NOT_TAKEN, ObservedImages, shows_images
 from deployments.protocols.environments import StepRequest
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment, TemporaryFailure

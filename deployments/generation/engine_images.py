@@ -25,7 +25,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.failures import GenerationRejected, ImagesLost
-from deployments.images.failures import ImageUnknown
+from deployments.images.book import ImageUnknown
 from deployments.protocols.generation import packed_ids
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
 from deployments.rpc.background_tasks import BackgroundTasks, SharedCalls

@@ -18,7 +18,7 @@ from deployments.failures import GenerationLost
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.settings import EngineSettings, ResponseSettings
-from deployments.images.remote_images import RemoteImages
+from deployments.images.store import RemoteImages
 from deployments.instruments import flush_periodically
 from deployments.policy.cluster import RayCluster, node_weights_folder
 from deployments.policy.commands import LoadedWeights, ReplicaRegistration

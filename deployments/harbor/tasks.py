@@ -27,7 +27,7 @@ TIMES = {"create": "sandbox_create_s", "run": "agent_run_s", "judge": "verifier_
 """The metrics of a rollout with the seconds that each of its steps in a sandbox has taken."""
 
 
-class SandboxProviderSettings(StrictSettings):
+class _SandboxProviderSettings(StrictSettings):
     """Where the sandboxes of rollouts come from."""
 
     provider: ProviderName = "local"
@@ -44,7 +44,7 @@ class HarborSettings(StrictSettings):
     passed_variables: list[str] = Field(default_factory=list)
     """Names of variables of the service's own processes that tasks may take by `${NAME}`, for the sandbox in which the
     agent works and for their verifiers. All others stay with the service: there are keys among them."""
-    sandbox: SandboxProviderSettings = SandboxProviderSettings()
+    sandbox: _SandboxProviderSettings = _SandboxProviderSettings()
 
 
 CANARY = re.compile(r"\A(?:[ \t]*(?:<!--.*canary.*-->[ \t]*|#.*canary.*)(?:\n|\Z))*(?:[ \t]*\n)*", re.IGNORECASE)
@@ -153,7 +153,7 @@ class HarborTask:
         return None if self.config.environment.docker_image else self.folder / "environment"
 
 
-def load_tasks(settings: HarborSettings) -> dict[str, HarborTask]:
+def _load_tasks(settings: HarborSettings) -> dict[str, HarborTask]:
     """The tasks of the settings by name, in the order of their folders. Raises `HarborTaskRefused`."""
     path, tasks = Path(settings.tasks).expanduser(), dict[str, HarborTask]()
     if not path.is_dir():
@@ -161,7 +161,7 @@ def load_tasks(settings: HarborSettings) -> dict[str, HarborTask]:
     for folder in (path, *sorted(path.iterdir())):
         if not (folder / "task.toml").is_file():
             continue
-        task = load_task(folder, settings.passed_variables)
+        task = _load_task(folder, settings.passed_variables)
         if (other := tasks.get(task.name)) is not None:
             raise HarborTaskRefused(f"{folder} and {other.folder} are both named {task.name}: give one another name.")
         tasks[task.name] = task
@@ -173,9 +173,9 @@ def load_tasks(settings: HarborSettings) -> dict[str, HarborTask]:
 def tasks_within(settings: HarborSettings, timeout_s: float) -> dict[str, HarborTask]:
     """The tasks, whose own limits leave a whole rollout below `timeout_s`.
 
-    Raises `HarborTaskRefused` as `load_tasks`, or with the first task whose agent or verifier would be cut off.
+    Raises `HarborTaskRefused` as `_load_tasks`, or with the first task whose agent or verifier would be cut off.
     """
-    tasks = load_tasks(settings)
+    tasks = _load_tasks(settings)
     for task in tasks.values():
         own_s = (task.config.agent.timeout_sec or 0.0) + task.config.verifier.timeout_sec
         if own_s >= timeout_s:
@@ -186,7 +186,7 @@ def tasks_within(settings: HarborSettings, timeout_s: float) -> dict[str, Harbor
     return tasks
 
 
-def load_task(folder: Path, passed_variables: Collection[str] = ()) -> HarborTask:
+def _load_task(folder: Path, passed_variables: Collection[str] = ()) -> HarborTask:
     """Reads one task. Raises `HarborTaskRefused`."""
     config = _config_in(folder / "task.toml")
     instruction = CANARY.sub("", text_in(folder / "instruction.md", HarborTaskRefused))
@@ -267,7 +267,7 @@ class HarborTasks(TaskEnvironment):
 
     def __init__(self, settings: dict[str, Any]) -> None:
         """Raises `HarborTaskRefused`."""
-        self._tasks = list(load_tasks(HarborSettings.model_validate(settings)).values())
+        self._tasks = list(_load_tasks(HarborSettings.model_validate(settings)).values())
         self.sample_count = len(self._tasks)
 
     def step(self, message_log: list[ChatMessage], extra_env_info: HarborInfo) -> StepOutcome:  # noqa: ARG002

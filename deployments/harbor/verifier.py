@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from deployments.harbor.tasks import HarborTask, rewards_in
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.files import files_below
-from deployments.sandbox.providers.interface import KILLED, RunningSandbox
+from deployments.sandbox.providers.interface import KILLED, RunningSandbox, files_below
 from deployments.sandbox.providers.leftover import end_others, processes_of
 
 TESTS = "/tests"

@@ -1,17 +1,80 @@
 """The images that are kept: whose they are, when they were last used, and the room that they take. No I/O, no clock.
 
+Their settings, and every way in which one can be refused: the ingress answers with problem documents.
+
 Times are seconds since 1970. Uses are not stored: for a store that starts, an image was used last when it was put.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import orjson
+from pydantic import Field
 
-from deployments.images.failures import ImagesFull
-from deployments.images.settings import ImagesSettings
-from deployments.storage.storage import EntryName, StoredChange, StoredRecord
+from deployments.failures import StoreFailure
+from deployments.storage.storage import EntryName, StorageSettings, StoredChange, StoredRecord
 from deployments.storage.stored_state import Planned
+
+MIB = 2**20
+GIB = 2**30
+
+
+class ImagesSettings(StorageSettings):
+    keep_s: float = Field(default=900, ge=0)
+    """An image is kept for at least so many seconds after its last use: whenever a request names it, or a model or a
+    client reads it. Where there is no room for another image, those go that were not used for the longest time."""
+    max_bytes: int = Field(default=2 * GIB, ge=1)
+    """Bound of all images together, in Ray's memory and in the database. At this bound new images are refused with
+    429, unless others can go."""
+    max_image_bytes: int = Field(default=20 * MIB, ge=1)
+    """A larger image is refused."""
+    max_pixels: int = Field(default=16_000_000, ge=1)
+    """An image with more pixels (width times height) is refused, by its header, before anything of it is decoded."""
+    max_images: int = Field(default=64, ge=1)
+    """Images that one sample of a request may show, those of its message log included; and one observation."""
+
+
+class ImageFailure(StoreFailure):
+    """A call of the image store was not carried out."""
+
+
+class ImageUnknown(ImageFailure):
+    """The image never was, is another key's, or is not kept any more."""
+
+    status = 404
+    name = "image-unknown"
+    title = "The image is not known"
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        return cls.of("name", NOT_KEPT, name)
+
+
+class ImagesFull(ImageFailure):
+    """The images that are kept leave no room for another one."""
+
+    status = 429
+    name = "images-full"
+    title = "The kept images leave no room for another one; nothing was started"
+    # Images can go once nobody has used them for images.keep_s.
+    retry_after_s = 30
+
+
+class ImagesNotConfigured(ImageFailure):
+    """The config has no `images`."""
+
+    status = 501
+    name = "images-not-configured"
+    title = "The service takes no images"
+
+
+NOT_KEPT = "there is no such image: it is not kept any more, or it is another key's; send its file"
+
+
+class ImageRefused(Exception):
+    """The bytes are not an image that the service takes. The message says what to send, without a full stop."""
+
 
 CONTENT = EntryName("content", 0)
 

@@ -5,17 +5,21 @@ it. Only then it is decoded, in a thread, which can take a second.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from io import BytesIO
+from itertools import chain
 from typing import NamedTuple
 
 from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import MARKER, JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
-from deployments.images.failures import NOT_KEPT, ImageRefused
-from deployments.images.settings import ImagesSettings
+from deployments.failures import EnvironmentBroken, ImagesLost, Overloaded
+from deployments.images.book import NOT_KEPT, ImageRefused, ImagesFull, ImagesSettings
 from deployments.protocols.images import ImageStore, name_of_image
+from deployments.storage.storage import StorageFailed
+from rollout_env import ChatMessage, StepOutcome
 
 MOST_JPEG_STEPS = 4096
 """Segments before the first scan, and bytes between them. Pillow takes microseconds for each, and joins those of Exif
@@ -28,7 +32,7 @@ CHECKS_AT_ONCE = 4
 READERS: dict[str, type[ImageFile]] = {"image/png": PngImageFile, "image/jpeg": JpegImageFile}
 
 
-class ImageInfo(NamedTuple):
+class _ImageInfo(NamedTuple):
     """Format and size of a checked image, in pixels."""
 
     media_type: str
@@ -43,7 +47,7 @@ def media_type_of(data: bytes) -> str | None:
     return "image/jpeg" if data.startswith(b"\xff\xd8\xff") else None
 
 
-def checked_image(data: bytes, settings: ImagesSettings) -> ImageInfo:
+def _checked_image(data: bytes, settings: ImagesSettings) -> _ImageInfo:
     """The format and size of an image that the service takes.
 
     Raises:
@@ -72,7 +76,7 @@ def checked_image(data: bytes, settings: ImagesSettings) -> ImageInfo:
         )
     if is_animated:
         raise ImageRefused("it is animated; send one picture")
-    return ImageInfo(media_type, width, height)
+    return _ImageInfo(media_type, width, height)
 
 
 def refuse_bytes(size_bytes: int, settings: ImagesSettings) -> None:
@@ -113,10 +117,10 @@ class CheckedImages:
         self.settings = settings
         self._slots = asyncio.Semaphore(CHECKS_AT_ONCE)
 
-    async def check(self, data: bytes) -> ImageInfo:
-        """`checked_image` in a thread; raises `ImageRefused` as it does."""
+    async def check(self, data: bytes) -> _ImageInfo:
+        """`_checked_image` in a thread; raises `ImageRefused` as it does."""
         async with self._slots:
-            return await asyncio.to_thread(checked_image, data, self.settings)
+            return await asyncio.to_thread(_checked_image, data, self.settings)
 
     async def keep(
         self, images: Iterable[bytes | str], owner: str | None
@@ -147,3 +151,58 @@ class CheckedImages:
 
 def _name_of(image: bytes | str) -> str:
     return image if isinstance(image, str) else name_of_image(image)
+
+
+LONGEST_SHOWN = 80
+"""Characters of a name that is wrong."""
+NOT_TAKEN = (
+    "The environment's observation shows an image, and the service takes none: serve a model that does, with "
+    "`images: {}` in the config."
+)
+
+
+class ObservedImages:
+    """Keeps the images of observations. One for each replica of an environment."""
+
+    def __init__(self, store: ImageStore, settings: ImagesSettings) -> None:
+        self._images = CheckedImages(store, settings)
+
+    async def kept(self, outcome: StepOutcome, owner: str | None) -> StepOutcome:
+        """The outcome with the names of its images, all of which are kept for `owner`, the key of the rollout.
+
+        Raises:
+            EnvironmentBroken: one of them is not an image that the service takes, or a name that this owner may not
+                use.
+            Overloaded: there is no room for them.
+            ImagesLost: the store cannot be reached.
+        """
+        messages = outcome.observations
+        shown = list(chain.from_iterable(message.get("images", ()) for message in messages))
+        if (most := self._images.settings.max_images) < len(shown):
+            raise _broken(f"it shows {len(shown)} images, and images.max_images allows {most}")
+        try:
+            names, refusals = await self._images.keep(shown, owner)
+        except ImagesFull as full:
+            raise Overloaded(f"The images of an observation have no room: {full.problems[0].message}.") from full
+        except StorageFailed as failed:
+            raise ImagesLost(str(failed)) from failed
+        for image, refusal in refusals.items():
+            what = f"an image of {len(image)} bytes" if isinstance(image, bytes) else repr(image[:LONGEST_SHOWN])
+            raise _broken(f"{what}: {refusal}")
+        named = [_with_names(message, names) for message in messages]
+        return replace(outcome, observation=named if isinstance(outcome.observation, list) else named[0])
+
+
+def shows_images(outcome: StepOutcome) -> bool:
+    return any(message.get("images") for message in outcome.observations)
+
+
+def _with_names(message: ChatMessage, name_of: Mapping[bytes | str, str]) -> ChatMessage:
+    if "images" not in message:
+        return message
+    names: list[bytes | str] = [name_of[image] for image in message["images"]]
+    return {**message, "images": names}
+
+
+def _broken(problem: str) -> EnvironmentBroken:
+    return EnvironmentBroken(f"The environment's observation cannot be shown: {problem}.")

@@ -10,7 +10,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path, PurePosixPath
 
 from deployments.sandbox.interface import MIB, Limits, Program, WallName
-from deployments.sandbox.launch import NICENESS, Interpreter, Launch, held_file, program_variables, resource_limits
+from deployments.sandbox.launch import NICENESS, Interpreter, Launch, held_file
 from deployments.sandbox.system_calls import system_call_filter
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
@@ -106,7 +106,7 @@ class Bubblewrap:
         """Prepares one run; leaving the context removes what was prepared.
 
         Args:
-            files: as `checked_files` returns them.
+            files: as `Program.checked_files` returns them.
             uid: the run gets this user id, which no other process has; None keeps that of the service.
             status_fd: see `Launch`.
         """
@@ -116,7 +116,7 @@ class Bubblewrap:
             users = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
             owner = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
         # In a user namespace the first process of the process namespace counts as one of the run's.
-        values = resource_limits(limits, limits.processes + (uid is None)).items()
+        values = limits.of_kernel(limits.processes + (uid is None)).items()
         mounts = ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp"]
         folders = {str(parent) for name in files for parent in PurePosixPath(name).parents}
         for folder in sorted(folders):
@@ -131,7 +131,7 @@ class Bubblewrap:
                 files={f"{_WORK}/{name}": content for name, content in files.items()},
                 file_mode="0666",
                 at_last=["--remount-ro", "/", "--chdir", _WORK],
-                variables=program_variables(self._interpreter, _WORK),
+                variables=self._interpreter.variables(_WORK),
                 inside=[
                     *(*owner, "prlimit", *(f"--{name}={soft}:{hard}" for name, (soft, hard) in values)),
                     *self._interpreter.command(program),

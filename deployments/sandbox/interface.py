@@ -4,6 +4,7 @@
 in `providers/`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -75,6 +76,18 @@ class Program:
     arguments: tuple[str, ...] = ()
     """`sys.argv[1:]`."""
 
+    def checked_files(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
+        """All files of the run by normalized path, the program's source among them. Raises `ValueError`."""
+        checked = {}
+        for name, content in files.items():
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+                raise ValueError(f"files: {name!r} must be a relative path without '..'.")
+            checked[str(path)] = content
+        if MAIN in checked:
+            raise ValueError(f"files: {MAIN!r} is the program's own name, choose another one.")
+        return {MAIN: self.source.encode("utf-8", "surrogatepass"), **checked}
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -96,6 +109,21 @@ class Limits:
     """Size of stdout, and of stderr. A program that writes more is ended."""
     open_files: int = 128
     """Open files of one process."""
+
+    def of_kernel(self, processes: int) -> dict[str, tuple[int, int]]:
+        """Soft and hard limit by the name of `resource.RLIMIT_*`, in lower case."""
+        seconds = math.ceil(self.processor_time_s)
+        return {
+            "as": (self.memory_bytes, self.memory_bytes),
+            # At the soft limit the signal SIGXCPU, which a program may ignore; a second later it is killed.
+            "cpu": (seconds, seconds + 1),
+            "fsize": (self.file_bytes, self.file_bytes),
+            "nproc": (processes, processes),
+            "nofile": (self.open_files, self.open_files),
+            "core": (0, 0),
+            "msgqueue": (0, 0),
+            "memlock": (65536, 65536),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +159,3 @@ class Sandbox(Protocol):
     def close(self) -> None:
         """Ends all runs and releases what the sandbox holds."""
         ...
-
-
-def checked_files(program: Program, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """All files of the run by normalized path, the program's source among them. Raises `ValueError`."""
-    checked = {}
-    for name, content in files.items():
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise ValueError(f"files: {name!r} must be a relative path without '..'.")
-        checked[str(path)] = content
-    if MAIN in checked:
-        raise ValueError(f"files: {MAIN!r} is the program's own name, choose another one.")
-    return {MAIN: program.source.encode("utf-8", "surrogatepass"), **checked}

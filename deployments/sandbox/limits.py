@@ -17,7 +17,7 @@ from typing import Any
 
 from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS
 from deployments.sandbox.interface import Limits, Program, WallName
-from deployments.sandbox.launch import NICENESS, Interpreter, Launch, program_variables, resource_limits
+from deployments.sandbox.launch import NICENESS, Interpreter, Launch
 from deployments.sandbox.system_calls import system_call_filter
 
 LANDLOCK_WITH_SIGNALS = 6
@@ -25,7 +25,7 @@ _LAUNCHER = Path(__file__).parent / "programs" / "jail.py"
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_VERSION_FLAG = 444, 1
 
 
-def landlock_version() -> int:
+def _landlock_version() -> int:
     """Version of this kernel's Landlock interface; 0 without Landlock."""
     version: int = ctypes.CDLL(None).syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION_FLAG)
     return max(version, 0)
@@ -39,7 +39,7 @@ class LimitJail:
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
-        self._landlock = landlock_version()
+        self._landlock = _landlock_version()
         can_signal_outside = not (self._landlock >= LANDLOCK_WITH_SIGNALS or os.geteuid() == 0)
         self._filter = (system_call_filter(sockets=False, signals=not can_signal_outside) or b"").hex()
         system = [Path(folder) for folder in SYSTEM_FOLDERS]
@@ -62,10 +62,10 @@ class LimitJail:
                 "status_fd": status_fd,
                 "folders": self._folders,
                 "work": work,
-                "limits": resource_limits(limits, limits.processes + counted),
+                "limits": limits.of_kernel(limits.processes + counted),
                 "filter": self._filter,
                 "command": self._interpreter.command(program),
-                "environment": program_variables(self._interpreter, work),
+                "environment": self._interpreter.variables(work),
             }
             launcher = [sys.executable, "-I", "-S", "-B", str(_LAUNCHER), repr(specification)]
             yield Launch(["nice", "-n", str(NICENESS), *launcher], stop_signal=signal.SIGTERM)

@@ -23,7 +23,6 @@ from deployments.sandbox.interface import (
     SandboxTooWeak,
     WallName,
     WallReport,
-    checked_files,
 )
 from deployments.sandbox.launch import Interpreter, default_interpreters, leased_uid
 from deployments.sandbox.limits import LimitJail
@@ -86,7 +85,7 @@ class LocalSandbox(Sandbox):
         self, program: Program, files: Mapping[str, bytes] | None = None, limits: Limits = DEFAULT_LIMITS
     ) -> Outcome:
         """See `Sandbox.run`."""
-        checked = checked_files(program, files or {})
+        checked = program.checked_files(files or {})
         loop = asyncio.get_running_loop()
         async with self._places.setdefault(loop, asyncio.Semaphore(self._max_concurrent_runs)):
             running = asyncio.ensure_future(self._run(self._isolation, program, checked, limits))
@@ -136,9 +135,7 @@ class LocalSandbox(Sandbox):
     def _try(self, isolation: Isolation, program: Program, limits: Limits) -> Outcome:
         # The caller may be in an event loop.
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(
-                asyncio.run, self._run(isolation, program, checked_files(program, {}), limits)
-            ).result()
+            return thread.submit(asyncio.run, self._run(isolation, program, program.checked_files({}), limits)).result()
 
 
 def _candidates(name: IsolationName, packages: tuple[str, ...]) -> Iterator[Isolation]:

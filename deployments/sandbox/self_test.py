@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from deployments.sandbox.interface import MIB, WALLS, Limits, Outcome, Program, SandboxLost, WallName
-from deployments.sandbox.launch import Interpreter, program_variables
+from deployments.sandbox.launch import Interpreter
 
 _LIMITS = Limits(
     time_s=60.0,
@@ -26,7 +26,7 @@ _LIMITS = Limits(
 _TRIES = 3
 _MEASURED_WITHIN_S = 10
 """Time in which a busy service notices that memory is full. It is waited for only where the wall does not stand."""
-_OWN_VARIABLES = {*program_variables(Interpreter("", "", ("",)), ""), "LC_CTYPE", "PWD", "SHLVL", "_"}
+_OWN_VARIABLES = {*Interpreter("", "", ("",)).variables(""), "LC_CTYPE", "PWD", "SHLVL", "_"}
 """Variables of the run, and those that Python, bubblewrap and shells set by themselves."""
 _PROBE = (Path(__file__).parent / "programs" / "probe.py").read_text(encoding="utf-8")
 
@@ -46,7 +46,7 @@ def missing_walls(without: Set[WallName], run: Callable[[Program, Limits], Outco
     for _ in range(_TRIES):
         token = secrets.token_hex(8)
         stands, outcome = _tried(run, token, 0 if "total_memory" in without else _MEASURED_WITHIN_S)
-        ended_whole = ended_whole and not is_running(token)
+        ended_whole = ended_whole and not _is_running(token)
         if outcome.ended_by == "memory" or (outcome.ended_by == "exit" and outcome.exit_code == 0):
             break
     stands |= {"total_memory": outcome.ended_by == "memory", "ends_whole": ended_whole}
@@ -86,7 +86,7 @@ def _tried(run: Callable[[Program, Limits], Outcome], token: str, wait_s: float)
     return found, outcome
 
 
-def is_running(token: str) -> bool:
+def _is_running(token: str) -> bool:
     """Whether a process of this machine has the token among its arguments."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

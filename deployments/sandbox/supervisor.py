@@ -102,6 +102,7 @@ class PipeOutput:
             del self._kept[: -self._most_bytes]
         elif len(self._kept) > self._most_bytes:
             self._exceeded.set()
+            asyncio.get_running_loop().remove_reader(self._reading)
 
 
 class ProcessTree:

@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -29,7 +30,6 @@ from deployments.sessions.records import (
 )
 from rollout_client.contract.messages import Message
 from rollout_client.contract.sessions import (
-    LONGEST_IDLE_S,
     SessionInfo,
     SessionLimits,
     SessionRequest,
@@ -55,6 +55,8 @@ _JUDGE_RETRIES = 2
 _SETTLED_WITHIN_S = 2.0
 """Wait after the end of a run for its calls to end and be recorded."""
 _SETTLED_POLL_S = 0.05
+_KEPT_EACH_IDLE_TIME = 3
+"""Times that a session is used by its run within `idle_s`, so that it expires soon after an ingress that has died."""
 logger = logging.getLogger("rollout_service.agents")
 
 
@@ -238,11 +240,8 @@ class RequestAgents(Agents):
 
     async def run(self, request: AgentRunRequest) -> AgentRunOutcome:
         """See `Agents.run`."""
-        # Its agent may make no call for long. The session is deleted with the run.
-        limits = request.session.limits.model_copy(update={"idle_s": LONGEST_IDLE_S})
-        session = request.session.model_copy(update={"limits": limits})
         try:
-            opened = await self._sessions.open(session, self._caller, self._address, share_id=request.share_id)
+            opened = await self._sessions.open(request.session, self._caller, self._address, share_id=request.share_id)
         except (StoreFailure, RolloutFailure) as error:
             return AgentRunOutcome(failure=_failure_of_store(error))
         try:
@@ -262,7 +261,10 @@ class RequestAgents(Agents):
         step = self._programs[request.task_name].step(_step_request(request, opened))
         running = self._running[request.rollout_id] = asyncio.create_task(step)
         try:
-            await asyncio.wait([running])
+            while not (await asyncio.wait([running], timeout=request.session.limits.idle_s / _KEPT_EACH_IDLE_TIME))[0]:
+                # The agent may make no call for long. If the session is gone, it notices that at its next one.
+                with suppress(StoreFailure, RolloutFailure):
+                    await self._sessions.store.info(opened.id, self._caller.namespace)
         except asyncio.CancelledError:
             running.cancel()
             await asyncio.wait([running])

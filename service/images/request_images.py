@@ -9,9 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from deployments.images.book import ImageRefused, ImagesSettings, ImageUnknown
 from deployments.images.checks import CheckedImages, media_type_of, refuse_bytes
-from deployments.images.failures import ImageRefused, image_unknown
-from deployments.images.settings import ImagesSettings
 from deployments.protocols.images import ImageStore
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.messages import ContentPart, ImagePart
@@ -63,7 +62,7 @@ class RequestImages:
     async def download(self, name: str, caller: Caller = ANYBODY) -> tuple[bytes, str]:
         """The content of an image, and its media type; raises `ImageUnknown`, also for one of another key."""
         if await self.store.refused([name], caller.name):
-            raise image_unknown(name)
+            raise ImageUnknown.named(name)
         data = await self.store.get(name)
         return data, str(media_type_of(data))
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
-from deployments.images.failures import ImagesFull, ImagesNotConfigured, ImageUnknown
+from deployments.images.book import ImagesFull, ImagesNotConfigured, ImageUnknown
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.messages import IMAGE_NAME
 from service.http.authorization import AuthorizedCaller, needs

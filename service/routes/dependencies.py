@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 
-from deployments.images.failures import ImagesNotConfigured
+from deployments.images.book import ImagesNotConfigured
 from deployments.rollout_records.book import records_not_configured
 from deployments.sessions.records import SessionsNotConfigured
 from service.access.keys import Caller

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from deployments.agents.game_program import load_game
-from deployments.agents.programs import AgentNotLoadable, load_agent
+from deployments.agents.programs import AgentNotLoadable, CallableProgram
 from deployments.agents.settings import AgentSettings
 from deployments.data.rows import DataNotLoadable
 from deployments.data.store import load_task_data
@@ -92,7 +92,7 @@ def _agent_problems(at: str, agent: AgentSettings) -> Iterator[str]:
     """The reasons why the agent could not run, as far as this machine shows them."""
     if (import_path := agent.import_path) is not None:
         offers = ("sandbox",) if agent.harbor is not None else ()
-        yield from _problem(f"{at}.import_path", lambda: load_agent(import_path, offers), AgentNotLoadable)
+        yield from _problem(f"{at}.import_path", lambda: CallableProgram(import_path, offers), AgentNotLoadable)
     if (game := agent.game) is not None:
         yield from _problem(f"{at}.game", lambda: load_game(game), AgentNotLoadable)
     if agent.harness is not None:

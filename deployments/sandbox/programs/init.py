@@ -29,21 +29,21 @@ STARTED: "set[int]" = set()
 """The processes that threads of this one wait for."""
 
 
-def reap_orphans(*_: object) -> None:
+def _reap_orphans(*_: object) -> None:
     """Waits for the processes that have ended and that nobody else waits for: what commands have left."""
     with LOCK, contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in STARTED:
             os.waitpid(ended.si_pid, 0)
 
 
-def main(control_fd: int, port: int, workdir: str) -> None:
+def _main(control_fd: int, port: int, workdir: str) -> None:
     control = socket.socket(fileno=control_fd)
     control.set_inheritable(False)
     # A program of the sandbox with the same user may not write to the memory of this one.
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
     # The kernel keeps signals without a handler from the first process of a namespace. Commands inherit ignored ones.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, reap_orphans)
+    signal.signal(signal.SIGCHLD, _reap_orphans)
     os.makedirs(workdir, exist_ok=True)
     listening = socket.create_server(("127.0.0.1", port), backlog=128)
     threading.Thread(target=_hand_over, args=(control, listening), daemon=True).start()
@@ -102,7 +102,7 @@ def _exit_code(asked: "dict[str, Any]", workdir: str, stream: socket.socket, *st
     with LOCK:
         STARTED.discard(process.pid)
     # It may have stood before orphans.
-    reap_orphans()
+    _reap_orphans()
     return code if code >= 0 else 128 - code
 
 
@@ -120,4 +120,4 @@ if TYPE_CHECKING:
     from typing import Any
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[4])
+    _main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[4])

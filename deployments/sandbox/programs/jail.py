@@ -44,7 +44,7 @@ def _report(spec: "dict[str, Any]", name: str, value: int) -> None:
     os.write(spec["status_fd"], f'{{"{name}": {value}}}\n'.encode())
 
 
-def main(spec: "dict[str, Any]") -> None:
+def _main(spec: "dict[str, Any]") -> None:
     os.set_inheritable(spec["status_fd"], False)
     signal.signal(signal.SIGTERM, _stop)
     _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
@@ -161,4 +161,4 @@ def _kill_all_of(uid: int) -> None:
 
 if __name__ == "__main__":
     # A Python literal that the service has written.
-    main(eval(sys.argv[1]))
+    _main(eval(sys.argv[1]))

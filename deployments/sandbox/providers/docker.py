@@ -6,8 +6,10 @@ One without a network has none at all. What the engine does not enforce is refus
 """
 
 import asyncio
+import io
 import json
 import struct
+import tarfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,10 +20,10 @@ from uuid import uuid4
 import httpx
 
 from deployments.sandbox.interface import MIB, SandboxLost
-from deployments.sandbox.providers.files import files_below, state_of, tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     KILLED,
+    LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
     MOST_PROCESSES,
     OWNER_LABEL,
@@ -31,14 +33,18 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
+    files_below,
+    state_of,
+    tar_of,
 )
 from deployments.sandbox.providers.leftover import FIRST
-from deployments.sandbox.providers.reaper import ReapedProvider
-from deployments.sandbox.providers.shell import RemoteSandbox
+from deployments.sandbox.providers.shell import ReapedProvider, RemoteSandbox
 
 SOCKET = "/var/run/docker.sock"
 _API = "http://docker/v1.41"
 _ANSWERS_WITHIN_S = 30.0
+_MOST_ARCHIVE_BYTES = LARGEST_FILE_BYTES + MIB
+"""The largest file in its archive."""
 _BETWEEN_CHECKS_S = 1.0
 _CHECKS, _CHECK_EVERY_S = 4, 0.2
 
@@ -60,15 +66,19 @@ class DockerProvider(ReapedProvider):
         self._network = network
         self._runtime = runtime
         transport = httpx.AsyncHTTPTransport(uds=socket, limits=httpx.Limits(max_connections=None))
-        self._client = httpx.AsyncClient(transport=transport, base_url=_API, timeout=_ANSWERS_WITHIN_S)
+        # A compressed answer would grow beyond what is read of it.
+        headers = {"accept-encoding": "identity"}
+        self._client = httpx.AsyncClient(transport=transport, base_url=_API, headers=headers, timeout=_ANSWERS_WITHIN_S)
         self._building: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @asynccontextmanager
-    async def stream(self, path: str, **options: Any) -> AsyncIterator[httpx.Response]:
-        """The streamed answer to a `POST`, which may take any time. Raises `SandboxLost`."""
-        timeout = httpx.Timeout(_ANSWERS_WITHIN_S, read=None)
+    async def stream(
+        self, method: str, path: str, read_s: float | None = None, **options: Any
+    ) -> AsyncIterator[httpx.Response]:
+        """A streamed answer of the engine, each part within `read_s`. Raises `SandboxLost`."""
+        timeout = httpx.Timeout(_ANSWERS_WITHIN_S, read=read_s)
         try:
-            async with self._client.stream("POST", path, timeout=timeout, **options) as answer:
+            async with self._client.stream(method, path, timeout=timeout, **options) as answer:
                 yield answer
         except httpx.HTTPError as error:
             raise SandboxLost(f"{self._engine} does not answer: {error!r}.") from error
@@ -92,7 +102,7 @@ class DockerProvider(ReapedProvider):
         spec.refuse_limits("a Docker engine bounds no files of a container with most storage drivers", "storage_mb")
         self.start_reaper()
         image = spec.image or await self._built(spec)
-        sandbox = DockerSandbox(self, f"rollout-{uuid4().hex}", spec)
+        sandbox = _DockerSandbox(self, f"rollout-{uuid4().hex}", spec)
         creating = asyncio.ensure_future(self._create(sandbox.id, image, spec))
         try:
             await asyncio.shield(creating)
@@ -150,7 +160,7 @@ class DockerProvider(ReapedProvider):
     async def _build(self, tag: str, context: bytes, spec: SandboxSpec) -> None:
         headers = {"content-type": "application/x-tar"}
         query = {"t": tag, "rm": "1", "forcerm": "1", "networkmode": "host"}
-        async with self.stream("/build", params=query, content=context, headers=headers) as answer:
+        async with self.stream("POST", "/build", params=query, content=context, headers=headers) as answer:
             async for line in answer.aiter_lines():
                 said = json.loads(line) if line.strip() else {}
                 if problem := said.get("error") or said.get("message"):
@@ -177,7 +187,7 @@ async def _close_after(creating: "asyncio.Future[None]", sandbox: RunningSandbox
     await sandbox.close()
 
 
-class DockerSandbox(RemoteSandbox):
+class _DockerSandbox(RemoteSandbox):
     """One container."""
 
     _provider: DockerProvider
@@ -224,7 +234,7 @@ class DockerSandbox(RemoteSandbox):
     async def _read_output(self, exec_id: str, output: Mapping[int, bytearray]) -> None:
         """Reads the frames of a command until it has ended: the stream in a byte, a length in bytes 4 to 8, bytes."""
         start, pending = {"Detach": False, "Tty": False}, bytearray()
-        async with self._provider.stream(f"/exec/{exec_id}/start", json=start) as answer:
+        async with self._provider.stream("POST", f"/exec/{exec_id}/start", json=start) as answer:
             if not answer.is_success:
                 raise SandboxLost(f"The command was not started: the engine answered {answer.status_code}.")
             async for part in answer.aiter_raw():
@@ -248,3 +258,32 @@ class DockerSandbox(RemoteSandbox):
         answer = await self._call("PUT", "/archive?path=/", 400, 403, content=archive, headers=headers)
         if not answer.is_success:
             raise SandboxRefused(f"The files cannot be written in the container: {answer.text}.")
+
+    async def read_file(self, path: str) -> bytes | None:
+        """See `RunningSandbox.read_file`.
+
+        The engine reads it: who is root in the container can replace each of its programs, and have them say anything.
+        It does not follow a link.
+        """
+        url, content = f"/containers/{self.id}/archive", bytearray()
+        async with self._provider.stream("GET", url, _ANSWERS_WITHIN_S, params={"path": path}) as answer:
+            async for part in answer.aiter_bytes():
+                content += part
+                if len(content) > _MOST_ARCHIVE_BYTES:
+                    raise self._unreadable(path)
+        if answer.status_code == httpx.codes.NOT_FOUND and b"No such container" not in content:
+            return None
+        if answer.status_code == httpx.codes.BAD_REQUEST:
+            raise self._unreadable(path)
+        if not answer.is_success:
+            raise SandboxLost(f"{path} was not read: the engine answered {answer.status_code}: {content[:500]!r}.")
+        try:
+            with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+                member = archive.next()
+                if member is None or not member.isreg() or member.size > LARGEST_FILE_BYTES:
+                    raise self._unreadable(path)
+                file = archive.extractfile(member)
+                assert file is not None
+                return file.read()
+        except tarfile.TarError as error:
+            raise SandboxLost(f"The engine's archive of {path} cannot be read: {error}.") from error

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from deployments.sandbox.providers.files import file_at, files_below
-from deployments.sandbox.providers.interface import SandboxFile, SandboxRefused
+from deployments.sandbox.providers.interface import SandboxFile, SandboxRefused, files_below
 
 _WITHOUT_EFFECT = {"CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL"}
 """Instructions that change nothing in which commands run."""
@@ -131,5 +130,5 @@ def _copied(words: list[str], folder: Path, workdir: PurePosixPath, where: str) 
             if path.is_dir():
                 found |= files_below(path, str(target))
             else:
-                found[str(target / path.name if into else target)] = file_at(path)
+                found[str(target / path.name if into else target)] = SandboxFile.at(path)
     return found

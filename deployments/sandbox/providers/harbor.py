@@ -22,7 +22,6 @@ from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPol
 from harbor.models.trial.paths import TrialPaths
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.files import tar_of
 from deployments.sandbox.providers.interface import (
     ExecResult,
     ProviderUnusable,
@@ -30,13 +29,12 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
+    tar_of,
 )
 from deployments.sandbox.providers.shell import (
     CALLS_OF_OURS_S,
     RemoteProvider,
     RemoteSandbox,
-    refuse_folders,
-    refuse_unwritten,
 )
 
 LONGEST_COMMAND_S = 86_400
@@ -73,7 +71,7 @@ class HarborProvider(RemoteProvider):
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.open`."""
-        refuse_folders(self.name, spec)
+        spec.refuse_folders(self.name)
         self._refuse_unenforced(spec)
         name = f"rollout-{uuid4().hex}"
         paths = TrialPaths(Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{name}-")))
@@ -167,7 +165,7 @@ class _HarborSandbox(RemoteSandbox):
             with _translated(self._backend):
                 await self.environment.upload_file(file.name, archive)
         line = f"tar --no-same-owner -xf {archive} -C / && rm {archive}"
-        refuse_unwritten(await self.run_shell(line, CALLS_OF_OURS_S))
+        self.refuse_unwritten(await self.run_shell(line, CALLS_OF_OURS_S))
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import yaml
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.launch import held_file
-from deployments.sandbox.providers.files import tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     LARGEST_FILE_BYTES,
@@ -28,10 +27,14 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
+    tar_of,
 )
 from deployments.sandbox.providers.leftover import FIRST
-from deployments.sandbox.providers.reaper import ReapedProvider
-from deployments.sandbox.providers.shell import CALLS_OF_OURS_S, RemoteSandbox, refuse_folders, refuse_unwritten
+from deployments.sandbox.providers.shell import (
+    CALLS_OF_OURS_S,
+    ReapedProvider,
+    RemoteSandbox,
+)
 from deployments.sandbox.supervisor import PipeOutput, ended, start_process
 
 _CONTAINER = "sandbox"
@@ -95,7 +98,7 @@ class KubernetesProvider(ReapedProvider):
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.open`."""
-        refuse_folders(self.name, spec)
+        spec.refuse_folders(self.name)
         if spec.image is None:
             raise SandboxRefused(
                 "The provider kubernetes builds no folders: push the image, and name it in docker_image."
@@ -107,7 +110,7 @@ class KubernetesProvider(ReapedProvider):
             )
         self.start_reaper()
         name = f"rollout-{uuid4().hex[:20]}"
-        sandbox = KubernetesSandbox(self, name, spec)
+        sandbox = _KubernetesSandbox(self, name, spec)
         try:
             await self._checked("create", "-f", "-", stdin=json.dumps(self._manifest(name, spec)).encode())
             await self._ready(name, spec)
@@ -166,7 +169,7 @@ class KubernetesProvider(ReapedProvider):
         await self._checked("delete", "pod", sandbox_id, "--ignore-not-found", "--now", "--wait=true")
 
 
-class KubernetesSandbox(RemoteSandbox):
+class _KubernetesSandbox(RemoteSandbox):
     _provider: KubernetesProvider
 
     async def run_shell(self, line: str, timeout_s: float | None, stdin: bytes = b"") -> ExecResult:  # noqa: ARG002
@@ -184,4 +187,4 @@ class KubernetesSandbox(RemoteSandbox):
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
         archive = await asyncio.to_thread(tar_of, files)
-        refuse_unwritten(await self.run_shell("tar --no-same-owner -xf - -C /", CALLS_OF_OURS_S, archive))
+        self.refuse_unwritten(await self.run_shell("tar --no-same-owner -xf - -C /", CALLS_OF_OURS_S, archive))

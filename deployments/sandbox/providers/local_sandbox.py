@@ -9,33 +9,50 @@ import socket
 import subprocess
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, bubblewrap_launch
 from deployments.sandbox.interface import MIB, SandboxLost
-from deployments.sandbox.launch import held_file, leased_uid
-from deployments.sandbox.providers.files import tar_of
+from deployments.sandbox.launch import Launch, default_interpreters, held_file, leased_uid
+from deployments.sandbox.programs import init
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     KILLED,
     LARGEST_OUTPUT_BYTES,
+    MOST_PROCESSES,
+    OWNER_LABEL,
     ExecResult,
     OutOfMemory,
+    ProviderUnusable,
     SandboxFile,
     SandboxSpec,
+    tar_of,
 )
-from deployments.sandbox.providers.local_walls import (
-    FIRST_VARIABLES,
-    PORT,
-    STARTS_WITHIN_S,
-    read_only_paths,
-    sandbox_launch,
-)
-from deployments.sandbox.providers.shell import ShellSandbox, refuse_unwritten
+from deployments.sandbox.providers.shell import ShellSandbox
 from deployments.sandbox.supervisor import PipeOutput, ProcessTree, readable
+from deployments.workers.cleanup import owner_of
 
 MEASURE_EVERY_S = 0.25
+PORT = 8000
+"""The port of the sandbox's own loopback that leads to the service."""
+STARTS_WITHIN_S = 30.0
+FIRST_VARIABLES = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+}
+_INIT = "/run/rollout/init.py"
+_DEFAULT_STORAGE_MB = 1024
+_MOST_OPEN_FILES = 4096
+_ACCOUNTS = {
+    "/etc/passwd": b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "/etc/group": b"root:x:0:\nnogroup:x:65534:\n",
+    "/etc/hosts": b"127.0.0.1 localhost sandbox\n",
+}
 logger = logging.getLogger("rollout_service.sandbox")
 
 
@@ -52,7 +69,7 @@ class LocalRunningSandbox(ShellSandbox):
         """Starts nothing yet.
 
         Args:
-            pinned: the beginning of the command that starts it, see `Processors`.
+            pinned: the beginning of the command that starts it, see `LocalProvider`.
             variables: of all commands, those of its image and of `spec`.
         """
         self._pinned = pinned
@@ -200,7 +217,7 @@ class LocalRunningSandbox(ShellSandbox):
 
     async def pack(self, archive: int) -> None:
         """Writes the files of the sandbox's own to an open tar archive."""
-        left_out = [f"--exclude=.{path}" for path in read_only_paths(self._spec)]
+        left_out = [f"--exclude=.{path}" for path in _read_only_paths(self._spec)]
         await self._tar(["--create", "--sparse", "--anchored", "--no-wildcards", *left_out, "."], stdout=archive)
 
     async def _tar(self, arguments: Sequence[str], stdin: int | None = None, stdout: int | None = None) -> None:
@@ -213,7 +230,7 @@ class LocalRunningSandbox(ShellSandbox):
             code = await self._exit_code(argv, FIRST_VARIABLES, "/", given, taken, stderr.fd)
         if code == KILLED:
             raise SandboxLost("The command that reads and writes files was killed.")
-        refuse_unwritten(ExecResult(code, "", stderr.text()))
+        self.refuse_unwritten(ExecResult(code, "", stderr.text()))
 
     async def reach(self, base_url: str) -> str:
         """See `RunningSandbox.reach`."""
@@ -268,3 +285,48 @@ async def _forward_bytes(source: asyncio.StreamReader, target: asyncio.StreamWri
         pass
     finally:
         target.close()
+
+
+def sandbox_launch(
+    spec: SandboxSpec, uid: int | None, control_fd: int, status_fd: int, workdir: str, held: contextlib.ExitStack
+) -> Launch:
+    """The launch of a sandbox, whose first process is `programs/init.py`. Raises `ProviderUnusable`."""
+    python, python_folders = _interpreter()
+    owner = f"{OWNER_LABEL}={owner_of(os.getpid())}"
+    storage = (spec.storage_mb or _DEFAULT_STORAGE_MB) * MIB
+    limits = [f"--nproc={MOST_PROCESSES}", f"--nofile={_MOST_OPEN_FILES}", "--core=0", "--msgqueue=0"]
+    init_argv = [python, "-I", "-S", "-B", _INIT, str(control_fd), str(PORT), owner, workdir]
+    folders = [folder for folder in spec.read_only_folders if not Path(folder).is_relative_to("/usr")]
+    return bubblewrap_launch(
+        status_fd,
+        held,
+        outside=[] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
+        users=["--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL", "--as-pid-1"],
+        mounts=[
+            *("--size", str(storage), "--tmpfs", "/", "--perms", "1777", "--dir", "/tmp", "--dir", "/var"),
+            *("--perms", "1777", "--dir", "/var/tmp", "--perms", "0700", "--dir", "/root"),
+        ],
+        shared_memory_bytes=64 * MIB,
+        folders=[*python_folders, *folders],
+        files={**_ACCOUNTS, _INIT: Path(init.__file__).read_bytes()},
+        file_mode="0644",
+        variables=FIRST_VARIABLES,
+        inside=["prlimit", *limits, *init_argv],
+    )
+
+
+def _read_only_paths(spec: SandboxSpec) -> list[str]:
+    """Paths which are no files of the sandbox's own."""
+    return [
+        *("/proc", "/dev", "/run/rollout", *SYSTEM_FOLDERS),
+        *(*_interpreter()[1], *spec.read_only_folders, *_ACCOUNTS),
+    ]
+
+
+@cache
+def _interpreter() -> tuple[str, list[str]]:
+    """The Python of first processes, and its folders outside of the system's. Raises `ProviderUnusable`."""
+    for known in reversed(default_interpreters(())):
+        if known.executable.startswith("/usr/") or os.geteuid() != 0:
+            return known.executable, known.folders
+    raise ProviderUnusable("the provider local needs a Python below /usr: apt-get install python3.")

@@ -16,7 +16,7 @@ from pydantic import HttpUrl, ValidationError
 
 from deployments.agents.command_program import CommandProgram
 from deployments.agents.environment import AgentRunsOfTask
-from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, HarnessProgram, RunNotes, load_agent
+from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, HarnessProgram, RunNotes, _load_agent
 from deployments.agents.settings import AgentSettings, CommandSettings, HarnessSettings
 from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost
 from deployments.strict_settings import KeyMissing
@@ -85,7 +85,7 @@ def test_a_run_is_ended_after_its_time() -> None:
 )
 def test_what_is_no_agent_is_refused_with_a_sentence(path: str, message: str) -> None:
     with pytest.raises(AgentNotLoadable, match=message):
-        load_agent(path)
+        _load_agent(path)
 
 
 def test_a_command_finds_its_session_in_its_environment_and_its_sample_on_stdin() -> None:

@@ -14,8 +14,8 @@ from deployments.harbor.tasks import (
     HarborSettings,
     HarborTaskRefused,
     HarborTasks,
-    load_task,
-    load_tasks,
+    _load_task,
+    _load_tasks,
     rewards_in,
 )
 from service.settings import HARBOR_TASKS, EnvironmentSettings
@@ -39,9 +39,9 @@ def named_numbers(count: int) -> bytes:
 
 
 def test_tasks_are_the_folders_of_a_folder_or_the_folder_of_one() -> None:
-    found = load_tasks(HarborSettings(tasks=str(EXAMPLES)))
+    found = _load_tasks(HarborSettings(tasks=str(EXAMPLES)))
     assert list(found) == [f"examples/{name}" for name in ("count-lines", "fix-median", "greet-server")]
-    [one] = load_tasks(HarborSettings(tasks=str(EXAMPLES / "fix-median"))).values()
+    [one] = _load_tasks(HarborSettings(tasks=str(EXAMPLES / "fix-median"))).values()
     assert (one.config.environment.memory_mb, one.config.agent.timeout_sec) == (512, 120.0)
 
 
@@ -59,9 +59,9 @@ def test_samples_are_the_tasks_in_order_and_begin_again_after_the_last() -> None
 
 def test_older_names_of_sizes_and_of_the_network_are_understood(tmp_path: Path) -> None:
     toml = 'version = "1.0"\n[environment]\nmemory = "2G"\nstorage = "512M"\nallow_internet = false'
-    environment = load_task(task(tmp_path, toml)).config.environment
+    environment = _load_task(task(tmp_path, toml)).config.environment
     assert (environment.memory_mb, environment.storage_mb, environment.wants_network) == (2048, 512, False)
-    assert load_task(task(tmp_path, name="u")).config.environment.wants_network is True
+    assert _load_task(task(tmp_path, name="u")).config.environment.wants_network is True
 
 
 @pytest.mark.parametrize(
@@ -86,21 +86,21 @@ def test_a_task_that_asks_for_what_is_not_done_here_is_refused_with_the_field(
     tmp_path: Path, toml: str, field: str
 ) -> None:
     with pytest.raises(HarborTaskRefused, match=field):
-        load_task(task(tmp_path, toml))
+        _load_task(task(tmp_path, toml))
 
 
 def test_a_task_without_tests_or_two_of_one_name_are_refused(tmp_path: Path) -> None:
     (task(tmp_path) / "tests" / "test.sh").unlink()
     with pytest.raises(HarborTaskRefused, match=r"has no tests/test\.sh"):
-        load_task(tmp_path / "t")
+        _load_task(tmp_path / "t")
     for name in ("u", "v"):
         task(tmp_path / "two", '[task]\nname = "a/b"', name=name)
     with pytest.raises(HarborTaskRefused, match="are both named a/b"):
-        load_tasks(HarborSettings(tasks=str(tmp_path / "two")))
+        _load_tasks(HarborSettings(tasks=str(tmp_path / "two")))
     with pytest.raises(HarborTaskRefused, match="is no folder of tasks"):
-        load_tasks(HarborSettings(tasks=str(tmp_path / "nowhere")))
+        _load_tasks(HarborSettings(tasks=str(tmp_path / "nowhere")))
     with pytest.raises(HarborTaskRefused, match="has no tasks"):
-        load_tasks(HarborSettings(tasks=str(tmp_path / "two" / "u" / "tests")))
+        _load_tasks(HarborSettings(tasks=str(tmp_path / "two" / "u" / "tests")))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_task_without_tests_or_two_of_one_name_are_refused(tmp_path: Path) -> 
     ],
 )
 def test_marks_of_a_benchmark_are_no_part_of_an_instruction(marked: str, instruction: str, tmp_path: Path) -> None:
-    assert load_task(task(tmp_path, instruction=marked)).instruction == instruction
+    assert _load_task(task(tmp_path, instruction=marked)).instruction == instruction
 
 
 @pytest.mark.parametrize("section", ["environment", "verifier"])
@@ -124,7 +124,7 @@ def test_variables_come_from_this_process_if_the_settings_pass_them_or_from_thei
 
     def variables(text: str, name: str, *passed: str) -> dict[str, str]:
         folder = task(tmp_path, f'[{section}.env]\nA = "{text}"', name=name)
-        [one] = load_tasks(HarborSettings(tasks=str(folder), passed_variables=list(passed))).values()
+        [one] = _load_tasks(HarborSettings(tasks=str(folder), passed_variables=list(passed))).values()
         return dict(getattr(one.config, section).env)
 
     assert variables("x${KNOWN}y${NONE:-d}", "a", "KNOWN") == {"A": "xkyd"}
@@ -139,7 +139,7 @@ def test_variables_come_from_this_process_if_the_settings_pass_them_or_from_thei
         with pytest.raises(HarborTaskRefused, match=said):
             variables(text, name, "KNOWN", "SECRE")
     with pytest.raises(HarborTaskRefused, match=r"asks for the variable NONE of"):
-        load_task(task(tmp_path, f'[{section}.env]\nA = "${{NONE}}"', name="g"))
+        _load_task(task(tmp_path, f'[{section}.env]\nA = "${{NONE}}"', name="g"))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_file_of_a_task_that_cannot_be_read_is_named(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(HarborTaskRefused, match=message):
-        load_tasks(HarborSettings(tasks=str(tmp_path)))
+        _load_tasks(HarborSettings(tasks=str(tmp_path)))
 
 
 def test_rewards_are_read_as_harbor_reads_them() -> None:

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.images.book import CONTENT, ImageBook
-from deployments.images.failures import ImagesFull
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import CONTENT, ImageBook, ImagesFull, ImagesSettings
 from deployments.storage.storage import StoredRecord
 from deployments.storage.stored_state import Planned
 from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from deployments.images.checks import ImageInfo, checked_image
-from deployments.images.failures import ImageRefused
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImageRefused, ImagesSettings
+from deployments.images.checks import _checked_image, _ImageInfo
 from tests.deployments.images.pictures import animation, picture
 
 SETTINGS = ImagesSettings()
@@ -23,7 +22,7 @@ FORMS = {"PNG": "image/png", "JPEG": "image/jpeg"}
 
 def refusal_of(data: bytes, settings: ImagesSettings = SETTINGS) -> str:
     with pytest.raises(ImageRefused) as refused:
-        checked_image(data, settings)
+        _checked_image(data, settings)
     return str(refused.value)
 
 
@@ -52,7 +51,7 @@ def jpeg_that_says(width: int, height: int) -> bytes:
 def test_an_image_has_the_format_and_the_size_of_its_content(form: str, mode: str) -> None:
     file = BytesIO()
     Image.new(mode, (7, 5)).save(file, form)
-    assert checked_image(file.getvalue(), SETTINGS) == ImageInfo(FORMS[form], 7, 5)
+    assert _checked_image(file.getvalue(), SETTINGS) == _ImageInfo(FORMS[form], 7, 5)
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.sampled_from(["PNG", "JPEG"]), st.booleans())
@@ -60,18 +59,18 @@ def test_every_size_is_read_from_the_header(width: int, height: int, form: str, 
     file = BytesIO()
     mode = "RGBA" if has_alpha and form != "JPEG" else "RGB"
     Image.new(mode, (width, height), "teal").save(file, form)
-    assert checked_image(file.getvalue(), SETTINGS)[1:] == (width, height)
+    assert _checked_image(file.getvalue(), SETTINGS)[1:] == (width, height)
 
 
 def test_bounds_are_kept_to_the_last_pixel_and_byte() -> None:
-    assert checked_image(picture(), SMALL)[1:] == (4, 3)
+    assert _checked_image(picture(), SMALL)[1:] == (4, 3)
     for form in FORMS:
         assert refusal_of(picture(form=form, size=(13, 1)), SMALL) == (
             "it has 13 x 1 pixels, and images.max_pixels allows 12; scale it down"
         )
     data = picture()
     exactly = SMALL.model_copy(update={"max_image_bytes": len(data)})
-    assert checked_image(data, exactly)[1:] == (4, 3)
+    assert _checked_image(data, exactly)[1:] == (4, 3)
     assert refusal_of(data, exactly.model_copy(update={"max_image_bytes": len(data) - 1})) == (
         f"it has {len(data)} bytes, and images.max_image_bytes allows {len(data) - 1}; compress it or scale it down"
     )
@@ -122,7 +121,7 @@ def jpeg_with_segments(segment: bytes, count: int) -> bytes:
 
 
 def test_a_bomb_of_scans_is_refused() -> None:
-    assert checked_image(jpeg_with_scans(100), SETTINGS)[1:] == (64, 64)
+    assert _checked_image(jpeg_with_scans(100), SETTINGS)[1:] == (64, 64)
     assert refusal_of(jpeg_with_scans(101)) == "it has 101 scans, and may have 100; encode it again"
 
 
@@ -142,7 +141,7 @@ def test_a_bomb_of_scans_is_refused() -> None:
 def test_a_bomb_of_segments_is_refused_and_a_long_profile_is_not(segment: bytes) -> None:
     assert refusal_of(jpeg_with_segments(segment, 5000)).startswith("its header has more than 4096 segments;")
     profile = b"\xff\xe2\xff\xffICC_PROFILE\x00\x01\x01" + bytes(65_519)
-    assert checked_image(jpeg_with_segments(profile, 300), SETTINGS)[1:] == (4, 3)
+    assert _checked_image(jpeg_with_segments(profile, 300), SETTINGS)[1:] == (4, 3)
 
 
 def test_an_animation_is_refused() -> None:
@@ -181,5 +180,5 @@ def test_damaged_files_are_refused_or_have_a_size_within_the_bounds(form: str, d
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     width, height = 1, 1
     with suppress(ImageRefused):
-        _, width, height = checked_image(bytes(content), SETTINGS)
+        _, width, height = _checked_image(bytes(content), SETTINGS)
     assert 1 <= width * height <= SETTINGS.max_pixels

@@ -16,8 +16,8 @@ from deployments.failures import (
     RolloutFailure,
     SessionLost,
 )
-from deployments.images.observations import NOT_TAKEN, ObservedImages
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
+from deployments.images.checks import NOT_TAKEN, ObservedImages
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.images import name_of_image
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.images.failures import ImagesFull, ImageUnknown
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesFull, ImagesSettings, ImageUnknown
 from deployments.images.store import ImagesReplica
 from deployments.storage.storage import StorageFailed, StoreReplaced
 from tests import virtual_time

@@ -22,10 +22,11 @@ from service.access.keys import ANYBODY, Caller
 from service.agents.sessions import AgentSessions, RequestAgents
 from service.remote.policy import RemotePolicy
 from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest
+from tests import virtual_time
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.service.scripted import ScriptedEnvironment, ids_of
 from tests.service.scripted_store import ScriptedStore
-from tests.virtual_time import runs
+from tests.virtual_time import now, runs
 
 QUESTION = {"role": "user", "content": "Q"}
 SAMPLE = SampleInput.model_validate(
@@ -182,6 +183,30 @@ async def test_a_run_that_fails_has_what_was_generated_until_then() -> None:
 async def test_an_agent_that_makes_no_call_has_an_empty_record() -> None:
     run = await Service(idles).run()
     assert (run.branches, run.calls, run.failure) == ([], 0, None)
+
+
+@virtual_time.test
+async def test_a_session_is_kept_while_its_agent_makes_no_call_and_no_longer_than_its_ingress_lives() -> None:
+    async def thinks(program: CallingProgram, session_id: str) -> None:
+        for _ in range(20):
+            await asyncio.sleep(60)
+            await program.store.pass_time()
+        await program.ask(session_id, QUESTION)
+
+    service = Service(thinks)
+    service.store = service.program.store = service.agents._sessions.store = SessionStore(
+        SessionsSettings(), ScriptedStorage(), now
+    )
+    run = await service.run(limits=SessionLimits(idle_s=600))
+    assert (run.calls, run.failure) == (1, None)
+
+    running = asyncio.create_task(service.run(limits=SessionLimits(idle_s=600)))
+    await asyncio.sleep(1)
+    [session] = await service.store.infos("")
+    assert session.expires_at is not None
+    assert session.expires_at.timestamp() - service.store._now() <= 600
+    running.cancel()
+    await asyncio.wait([running])
 
 
 @pytest.mark.parametrize(

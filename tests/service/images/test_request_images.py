@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from deployments.images.failures import NOT_KEPT, ImagesFull, ImageUnknown
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import NOT_KEPT, ImagesFull, ImagesSettings, ImageUnknown
 from deployments.protocols.images import name_of_image
 from rollout_client.contract.rollouts import RolloutRequest
 from service.access.keys import Caller

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.images.failures import NOT_KEPT
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import NOT_KEPT, ImagesSettings
 from deployments.protocols.images import name_of_image
 from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore

@@ -17,7 +17,7 @@ from deployments.failures import (
     PolicyStoreLost,
     RolloutFailure,
 )
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import ImagesLost
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
 from deployments.protocols.images import name_of_image
 from service.admission.capacity import Amounts
 from service.images.request_images import RequestImages

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
 from deployments.protocols.images import name_of_image
 from rollout_client import RequestRejected, ServiceUnreachable
 from service.images.request_images import RequestImages

@@ -1,7 +1,9 @@
 """Files and outputs of a sandbox that have no end: no provider reads much more of them than it may give."""
 
 import asyncio
+import os
 import struct
+import tarfile
 import tracemalloc
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
@@ -12,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.sandbox.interface import MIB, SandboxLost
-from deployments.sandbox.providers.docker import DockerProvider, DockerSandbox
+from deployments.sandbox.providers.docker import DockerProvider, _DockerSandbox
 from deployments.sandbox.providers.interface import (
     LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
@@ -23,8 +25,9 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
     open_provider,
 )
-from deployments.sandbox.providers.kubernetes import KubernetesProvider, KubernetesSandbox
-from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, end_of
+from deployments.sandbox.providers.kubernetes import KubernetesProvider, _KubernetesSandbox
+from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, _end_of
+from deployments.sandbox.supervisor import PipeOutput
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Container, Engine, message
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE
 from tests.deployments.sandbox.providers.test_contract import usable
@@ -70,7 +73,7 @@ def test_of_an_output_without_an_end_docker_leaves_the_last_bytes(tmp_path: Path
     async def run() -> None:
         async with provided("docker", tmp_path, Talking()) as provider:
             assert isinstance(provider, DockerProvider)
-            ended.append(await DockerSandbox(provider, "x", SPEC).run_shell("yes", None))
+            ended.append(await _DockerSandbox(provider, "x", SPEC).run_shell("yes", None))
 
     assert peak_of(run()) < 20 * LARGEST_OUTPUT_BYTES
     [done] = ended
@@ -81,12 +84,65 @@ def test_of_an_output_without_an_end_docker_leaves_the_last_bytes(tmp_path: Path
     )
 
 
-class Recording(Engine):
-    """Keeps what it is asked to run."""
+class Archiving(Engine):
+    """An engine whose only file has a size. Counts what it sends of its archive."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: bytes, size: int) -> None:
         super().__init__()
         self.containers = {"x": Container("x", {})}
+        member = tarfile.TarInfo("reward.json")
+        member.type, member.size = kind, size
+        self.head, self.size, self.sent = member.tobuf(), size, 0
+
+    async def archive(self, request: Request) -> Response:
+        assert request.headers["accept-encoding"] == "identity"
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield self.head
+            while self.sent < self.size:
+                await asyncio.sleep(0)
+                self.sent += MIB
+                yield bytes(MIB)
+
+        return StreamingResponse(parts(), media_type="application/x-tar")
+
+
+async def read_by_docker(engine: Engine, folder: Path) -> bytes | None:
+    async with provided("docker", folder, engine) as provider:
+        assert isinstance(provider, DockerProvider)
+        return await _DockerSandbox(provider, "x", SPEC).read_file(PATH)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [(tarfile.REGTYPE, 3 * 2**30), (tarfile.REGTYPE, LARGEST_FILE_BYTES + 1), (tarfile.DIRTYPE, 2**40)],
+    ids=["a file", "one byte more", "a folder of many files"],
+)
+def test_an_archive_of_docker_is_read_to_the_bound_alone(kind: bytes, size: int, tmp_path: Path) -> None:
+    engine = Archiving(kind, size)
+
+    async def refused() -> None:
+        with pytest.raises(SandboxRefused, match=REFUSED):
+            await read_by_docker(engine, tmp_path)
+
+    assert peak_of(refused()) < 3 * LARGEST_FILE_BYTES
+    assert engine.sent < LARGEST_FILE_BYTES + BUFFERED_BYTES
+
+
+def test_the_largest_file_is_read_from_docker(tmp_path: Path) -> None:
+    content = asyncio.run(read_by_docker(Archiving(tarfile.REGTYPE, LARGEST_FILE_BYTES), tmp_path))
+    assert content == bytes(LARGEST_FILE_BYTES)
+
+
+def test_an_archive_of_docker_that_is_none_is_a_lost_call(tmp_path: Path) -> None:
+    engine = Archiving(tarfile.REGTYPE, 0)
+    engine.head = b"x" * 512
+    with pytest.raises(SandboxLost, match=f"The engine's archive of {PATH} cannot be read"):
+        asyncio.run(read_by_docker(engine, tmp_path))
+
+
+class Recording(Archiving):
+    """Keeps what it is asked to run."""
 
     async def make_exec(self, request: Request) -> Response:
         self.asked = await request.json()
@@ -94,13 +150,13 @@ class Recording(Engine):
 
 
 def test_the_variables_of_a_command_are_not_among_the_arguments_that_docker_gets(tmp_path: Path) -> None:
-    engine = Recording()
+    engine = Recording(tarfile.REGTYPE, 0)
 
     async def run() -> None:
         async with provided("docker", tmp_path, engine) as provider:
             assert isinstance(provider, DockerProvider)
             with pytest.raises(SandboxLost):
-                await DockerSandbox(provider, "x", SPEC).exec(["test.sh", "a b"], environment={"KEY": "secret"})
+                await _DockerSandbox(provider, "x", SPEC).exec(["test.sh", "a b"], environment={"KEY": "secret"})
 
     asyncio.run(run())
     assert engine.asked["Env"] == ["KEY=secret"]
@@ -137,11 +193,25 @@ def test_a_file_without_an_end_is_read_to_the_bound_alone() -> None:
         (ExecResult(0, "A", ""), "cannot be read: base64 of the sandbox wrote something else"),
         (ExecResult(127, "", "sh: base64: not found"), "cannot be read: sh: base64: not found"),
         (ExecResult(0, "", "sh: head: not found"), "cannot be read: sh: head: not found"),
+        (ExecResult(0, "AAAA", "tail: input/output error\npart-is-read"), "cannot be read: tail: input/output error"),
     ],
 )
 def test_programs_of_a_sandbox_that_say_something_else_give_no_file(part: ExecResult, sentence: str) -> None:
     with pytest.raises(SandboxRefused, match=sentence):
         asyncio.run(Scripted(part).read_file(PATH))  # type: ignore[abstract]
+
+
+def test_an_output_beyond_its_limit_is_not_read_any_more() -> None:
+    async def write() -> None:
+        over = asyncio.Event()
+        with PipeOutput(10, over) as output:
+            os.write(output.fd, b"x" * 100)
+            await over.wait()
+            os.write(output.fd, b"y" * 100)
+            assert not asyncio.get_running_loop().remove_reader(output._reading)
+        assert (output.is_exceeded, output.text()) == (True, "x" * 10)
+
+    asyncio.run(write())
 
 
 def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Path) -> None:
@@ -151,7 +221,7 @@ def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Pat
     ended: list[ExecResult] = []
 
     async def run() -> None:
-        sandbox = KubernetesSandbox(KubernetesProvider(kubectl=str(program)), "x", SPEC)
+        sandbox = _KubernetesSandbox(KubernetesProvider(kubectl=str(program)), "x", SPEC)
         ended.append(await sandbox.run_shell("true", None, b"given"))
 
     assert peak_of(run()) < 20 * LARGEST_OUTPUT_BYTES
@@ -162,8 +232,8 @@ def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["", "é" * 1000, "\ud800" * LARGEST_OUTPUT_BYTES])
 def test_the_end_of_an_output_has_no_more_bytes_than_it_may(text: str) -> None:
-    assert len(end_of(text).encode(errors="surrogatepass")) <= LARGEST_OUTPUT_BYTES
-    assert end_of(text[:1000]) == text[:1000]
+    assert len(_end_of(text).encode(errors="surrogatepass")) <= LARGEST_OUTPUT_BYTES
+    assert _end_of(text[:1000]) == text[:1000]
 
 
 @pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")

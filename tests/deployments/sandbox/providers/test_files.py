@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.sandbox.providers.dockerfile import BuildPlan, build_plan
-from deployments.sandbox.providers.files import files_below, state_of
-from deployments.sandbox.providers.interface import ProviderUnusable, SandboxRefused, SandboxSpec
+from deployments.sandbox.providers.interface import ProviderUnusable, SandboxRefused, SandboxSpec, files_below, state_of
 from deployments.sandbox.providers.local import LocalProvider
 
 

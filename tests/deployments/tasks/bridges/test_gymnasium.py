@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from deployments.environments.step_runner import StepRunner
-from deployments.images.observations import ObservedImages
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
+from deployments.images.checks import ObservedImages
 from deployments.protocols.environments import StepRequest
 from deployments.tasks.bridges.gymnasium import GymnasiumEnvironment, _GymnasiumInfo, _plain_text
 from deployments.tasks.replies import last_tagged

@@ -124,14 +124,26 @@ class Engine:
 
     async def archive(self, request: Request) -> Response:
         sandbox_id = self.of(request).id
-        assert request.query_params["path"] == "/"
-        with tarfile.open(fileobj=io.BytesIO(await request.body())) as archive:
-            for member in archive:
-                file = archive.extractfile(member)
-                assert file is not None
-                await world().put(sandbox_id, f"/{member.name}", file.read())
-                await world().run(sandbox_id, f"chmod {member.mode:o} /{member.name}")
-        return Response(status_code=200)
+        if request.method == "PUT":
+            assert request.query_params["path"] == "/"
+            with tarfile.open(fileobj=io.BytesIO(await request.body())) as archive:
+                for member in archive:
+                    file = archive.extractfile(member)
+                    assert file is not None
+                    await world().put(sandbox_id, f"/{member.name}", file.read())
+                    await world().run(sandbox_id, f"chmod {member.mode:o} /{member.name}")
+            return Response(status_code=200)
+        path = request.query_params["path"]
+        kind = (await world().run(sandbox_id, f"test -f {path} && echo file; test -d {path} && echo folder")).stdout
+        if not kind:
+            return message(404, f"Could not find the file {path} in container")
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            member = tarfile.TarInfo(Path(path).name)
+            content = await world().get(sandbox_id, path) if kind == "file\n" else b""
+            member.size, member.type = len(content), tarfile.REGTYPE if kind == "file\n" else tarfile.DIRTYPE
+            archive.addfile(member, io.BytesIO(content))
+        return Response(buffer.getvalue(), media_type="application/x-tar")
 
     async def remove(self, request: Request) -> Response:
         container = self.of(request)
@@ -169,7 +181,7 @@ async def engine(socket: Path, stand_in: Engine | None = None) -> AsyncIterator[
         Route("/containers/create", stand_in.create, methods=["POST"]),
         Route("/containers/{name}/start", stand_in.start, methods=["POST"]),
         Route("/containers/{name}/exec", stand_in.make_exec, methods=["POST"]),
-        Route("/containers/{name}/archive", stand_in.archive, methods=["PUT"]),
+        Route("/containers/{name}/archive", stand_in.archive, methods=["GET", "PUT"]),
         Route("/containers/{name}/json", stand_in.state),
         Route("/containers/{name}", stand_in.remove, methods=["DELETE"]),
         Route("/exec/{key}/start", stand_in.start_exec, methods=["POST"]),

@@ -56,6 +56,11 @@ class World:
     async def put(self, sandbox_id: str, path: str, content: bytes) -> None:
         await self._sandbox(sandbox_id).write_files({path: SandboxFile(bytes(content))})
 
+    async def get(self, sandbox_id: str, path: str) -> bytes:
+        content = await self._sandbox(sandbox_id).read_file(path)
+        assert content is not None
+        return content
+
     async def destroy(self, sandbox_id: str) -> None:
         """Raises `Gone`."""
         sandbox = self._sandbox(sandbox_id)
