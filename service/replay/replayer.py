@@ -26,7 +26,7 @@ from service.remote.policy import RemotePolicy
 from service.replay.recorded_parts import RecordedPart, ReplayableRollout
 from service.rollouts.episode_records import ServiceBuild
 from service.rollouts.retries import RetryBudget, with_retries
-from service.scheduling.priority import share_of
+from service.scheduling.fair_queue import share_of
 
 if TYPE_CHECKING:
     from service.remote.generator import RemoteGenerator

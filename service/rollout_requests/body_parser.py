@@ -21,12 +21,15 @@ from rollout_client.contract.rollouts import RolloutRequest
 from service.admission.admission import AdmittedRequest
 from service.http.request_body import read_body, rollout_media_type
 from service.problems import RequestProblem, not_ready
-from service.rollout_requests.parsing import BodyBounds, joined_request, parsed_body, request_parts
-from service.scoring.parsing import (
+from service.rollout_requests.parsing import (
+    BodyBounds,
     ParsedScoreRequest,
     ScoreBounds,
+    joined_request,
     joined_score_request,
+    parsed_body,
     parsed_score_request,
+    request_parts,
     score_request_parts,
 )
 

@@ -30,7 +30,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt, ServiceBuild
 from service.rollouts.messages import log_without_open_stop_string
 from service.rollouts.staleness import VersionBounds
-from service.scheduling.priority import share_of
+from service.scheduling.fair_queue import share_of
 from service.settings import RequestLimits
 
 logger = logging.getLogger("rollout_service.requests")

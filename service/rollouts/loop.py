@@ -22,7 +22,7 @@ from service.rollouts.agent_episode import AgentEpisode, Agents
 from service.rollouts.episode import CutOff, Episode
 from service.rollouts.episode_records import PlayedStep
 from service.rollouts.group_selection import EarlyStopping
-from service.rollouts.images import ImageReader
+from service.rollouts.messages import ImageReader
 from service.rollouts.pacing import LoopPacer, PacedWork, Schedule
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver, traced
 from service.rollouts.retries import with_retries

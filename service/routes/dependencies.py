@@ -14,8 +14,8 @@ from deployments.sessions.failures import SessionsNotConfigured
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.agents.sessions import AgentSessions
-from service.http.authorization import AuthorizedCaller
 from service.http.middlewares import request_id_of
+from service.http.openapi import AuthorizedCaller
 from service.http.request_body import stated_length
 from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner

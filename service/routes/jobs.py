@@ -22,14 +22,15 @@ from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
-from service.http.authorization import AuthorizedCaller, needs
 from service.http.openapi import (
     BINARY,
+    AuthorizedCaller,
     content,
     header_parameter,
     json_content,
     json_request,
     limited,
+    needs,
     refusals,
     schema_of,
 )

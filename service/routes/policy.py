@@ -36,8 +36,7 @@ from rollout_client.contract.policy import (
     TransferWorld,
     UploadState,
 )
-from service.http.authorization import needs
-from service.http.openapi import BINARY, content, header_parameter, json_content, json_request, refusals
+from service.http.openapi import BINARY, content, header_parameter, json_content, json_request, needs, refusals
 from service.http.request_body import JSON, read_json_body, weights_media_type
 from service.http.upload_chunk import checked_parts, chunk_of
 from service.routes.dependencies import Store

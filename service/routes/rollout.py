@@ -12,12 +12,13 @@ from deployments.rollout_records.failures import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.rollouts import RolloutResponse
-from service.http.authorization import AuthorizedCaller, needs
 from service.http.middlewares import log_unexpected_error
 from service.http.openapi import (
     BINARY,
+    AuthorizedCaller,
     content,
     limited,
+    needs,
     refusal,
     refusals,
     schema_of,

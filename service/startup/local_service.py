@@ -37,7 +37,7 @@ from deployments.storage.databases import cluster_folder, session_folder
 from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES
 from deployments.upstream.ray_serve.serve_internals import read_environment_again, route_in_own_loop
 from deployments.workers.cleanup import free_left_over, remove_left_over
-from service.access.exposure import HAPROXY
+from service.access.access_control import HAPROXY
 from service.startup.config import APP_BUILDER, ServiceNotStarted
 from service.startup.console_logs import replica_logs_shown, stages_shown
 from service.startup.preflight import check_config

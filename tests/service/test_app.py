@@ -9,7 +9,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from service import app
-from service.access.exposure import ServiceExposed
+from service.access.access_control import ServiceExposed
 from service.app import build
 from service.ingress import http_options
 from service.services import load_chat

@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.metrics.exposition import merged
+from service.metrics.ingress_metrics import merged
 
 ONE = """\
 # HELP ray_rollout_turns Turns of a rollout.

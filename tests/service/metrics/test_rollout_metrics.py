@@ -13,7 +13,7 @@ from deployments.failures import GenerationLost
 from service.admission.capacity import Amounts
 from service.metrics.ingress_metrics import HttpMetrics, IngressGauges, export
 from service.metrics.rollout_metrics import RolloutMetrics
-from service.scheduling.priority import weight_of
+from service.scheduling.fair_queue import weight_of
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome

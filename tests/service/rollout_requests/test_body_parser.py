@@ -28,11 +28,12 @@ from service.rollout_requests.parsing import (
     MOST_FIELDS,
     SAMPLES_AT_ONCE,
     BodyBounds,
+    ParsedScoreRequest,
+    ScoreBounds,
     joined_request,
     parsed_body,
     request_parts,
 )
-from service.scoring.parsing import ParsedScoreRequest, ScoreBounds
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
 BOUNDS = BodyBounds(max_rollouts=1000, max_sample_bytes=100_000)

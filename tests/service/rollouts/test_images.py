@@ -21,8 +21,8 @@ from rollout_env import StepOutcome
 from service.jobs.codec import fields_of, state_of
 from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
-from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext, play_sample
+from service.rollouts.messages import ImageReader
 from service.rollouts.pacing import Schedule
 from tests import virtual_time
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator

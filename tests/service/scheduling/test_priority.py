@@ -3,7 +3,7 @@
 import pytest
 
 from rollout_client.contract.base import Priority
-from service.scheduling.priority import counts_by_priority, weight_of
+from service.scheduling.fair_queue import counts_by_priority, weight_of
 
 
 @pytest.mark.parametrize(
