@@ -31,7 +31,7 @@ class ServiceExposed(Exception):
 
 def refuse_exposed(settings: AccessSettings, options: HttpOptions) -> None:
     """Raises `ServiceExposed` with all that is wrong."""
-    if problems := list(filter(None, (exposure(settings, options.host), tls_problem(options.ssl_certfile)))):
+    if problems := list(filter(None, (_exposure(settings, options.host), tls_problem(options.ssl_certfile)))):
         raise ServiceExposed("\n".join(problems))
 
 
@@ -59,7 +59,7 @@ def _is_loopback(host: str | None) -> bool:
         return False
 
 
-def exposure(settings: AccessSettings, host: str | None) -> str | None:
+def _exposure(settings: AccessSettings, host: str | None) -> str | None:
     """The problem with listening on `host`; `None` if there is none."""
     if settings.keys_file is not None or settings.guarded_by is not None or _is_loopback(host):
         return None
@@ -78,7 +78,7 @@ class KeysNotReadable(Exception):
     """The keys file cannot be read at the start."""
 
 
-class KeyFile:
+class _KeyFile:
     """The keys file, followed.
 
     Guarantee: no request that comes more than `CHECK_PERIOD_S` after a change is let in by a key that the file does not
@@ -141,7 +141,7 @@ CHALLENGE = 'Bearer realm="rollout"'
 class AccessControl:
     """The callers that one ingress replica lets in."""
 
-    def __init__(self, key_file: KeyFile | None, is_open_on_loopback: bool = False) -> None:
+    def __init__(self, key_file: _KeyFile | None, is_open_on_loopback: bool = False) -> None:
         """Open to all callers without a `key_file`.
 
         Args:
@@ -158,12 +158,12 @@ class AccessControl:
             KeysNotReadable: the keys file is not there, or its content is wrong.
             ServiceExposed: strangers could use the service.
         """
-        if (problem := exposure(settings, host)) is not None:
+        if (problem := _exposure(settings, host)) is not None:
             raise ServiceExposed(problem)
         path = settings.keys_file
         if path is None:
             return cls(None, is_open_on_loopback=settings.guarded_by is None)
-        return cls(KeyFile(Path(path).expanduser()))
+        return cls(_KeyFile(Path(path).expanduser()))
 
     async def caller_of(self, authorization: Sequence[str], scope: Scope) -> Caller:
         """Who sent a request that needs `scope`.

@@ -117,7 +117,7 @@ CODINGS: dict[str, Callable[[], Any]] = {
 """By encoding, a decompressor of one gzip member or one zstd frame."""
 
 
-class BodyBuffer:
+class _BodyBuffer:
     """Collects a body. Holds at most `most_bytes` of it and the decompressed bytes of one slice."""
 
     def __init__(
@@ -189,7 +189,7 @@ async def read_body(
     coding = content_coding(request.headers, CODINGS)
     if stated_length(request.headers) > most_bytes:
         raise _over_limit(most_bytes, advice)
-    buffer = BodyBuffer(coding, most_bytes, advice, hold)
+    buffer = _BodyBuffer(coding, most_bytes, advice, hold)
     async with aclosing(_chunks_in_time(request.stream())) as chunks:
         async for chunk in chunks:
             await buffer.add(chunk)

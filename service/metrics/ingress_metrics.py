@@ -172,10 +172,10 @@ async def all_metrics() -> str:
     expositions = [answer for answer in answers if answer is not None]
     if not expositions:
         raise ExportersLost(f"none of {len(urls)} nodes answers with its metrics")
-    return await asyncio.to_thread(merged, expositions, _PREFIXES)
+    return await asyncio.to_thread(_merged, expositions, _PREFIXES)
 
 
-def merged(expositions: Iterable[str], prefixes: tuple[str, ...]) -> str:
+def _merged(expositions: Iterable[str], prefixes: tuple[str, ...]) -> str:
     """The metrics whose names begin with one of `prefixes`, those of one name together, in the order of names."""
     families: dict[str, list[str]] = {}
     for exposition in expositions:

@@ -44,7 +44,7 @@ OF_WHOLE = frozenset({"reward", "tool_calls", "reasoning_content", "parsed_conte
 Pieces = Sequence[str | None]
 
 
-def tokens_to_keep(length: int, stop_strings: Sequence[str], pieces_from: Callable[[int], Pieces]) -> int:
+def _tokens_to_keep(length: int, stop_strings: Sequence[str], pieces_from: Callable[[int], Pieces]) -> int:
     """How many of the first tokens of an interrupted generation can stay.
 
     Args:
@@ -147,7 +147,7 @@ def _closed_length(
         context = [*before[-CONTEXT_TOKENS:], *token_ids[max(first - CONTEXT_TOKENS, 0) : first]]
         return tokenizer.pieces(token_ids[first:], context[-CONTEXT_TOKENS:])
 
-    return tokens_to_keep(len(token_ids), stop_strings, pieces_from)
+    return _tokens_to_keep(len(token_ids), stop_strings, pieces_from)
 
 
 def without_open_stop_string(

@@ -77,7 +77,7 @@ router = APIRouter(tags=["rollouts"])
     },
     openapi_extra={"requestBody": ROLLOUT_BODY, "parameters": [CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER]},
 )
-async def rollout(
+async def _rollout(
     request: Request,
     rollouts: Rollouts,
     jobs: OptionalJobs,

@@ -88,7 +88,7 @@ metrics_router = APIRouter(tags=["health"])
         200: {"description": "In Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}},
     },
 )
-async def metrics() -> Response:
+async def _metrics() -> Response:
     """Metrics of rollouts, engines and Ray Serve on all nodes. They are up to ten seconds old."""
     try:
         exposition = await all_metrics()

@@ -34,7 +34,7 @@ OTHER = "other"
 """The name for requests whose priority is a number."""
 
 
-def weight_of(priority: Priority) -> float:
+def _weight_of(priority: Priority) -> float:
     return WEIGHTS[priority] if isinstance(priority, str) else float(priority)
 
 
@@ -60,7 +60,7 @@ def as_check(request: ScoringRequest) -> ScoringRequest:
 
 def share_of(unique_id: str, priority: Priority, caller: Caller) -> RequestShare:
     """The share of a request; `unique_id` is unique among all requests."""
-    return RequestShare(unique_id, weight_of(priority), caller.name, caller.weight)
+    return RequestShare(unique_id, _weight_of(priority), caller.name, caller.weight)
 
 
 Item = TypeVar("Item", bound=Hashable)
