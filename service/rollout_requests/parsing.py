@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import ErrorDetails
 
 from deployments.protocols.generation import packed_ids
 from rollout_client.arrow.schema import ARROW
@@ -23,8 +23,9 @@ from rollout_client.contract.scores import ScoreRequest
 from service.problems import (
     MOST_PROBLEMS,
     found_problem,
-    invalid_json,
     invalid_request,
+    parsed_json,
+    parsed_model,
     unknown_token,
     validation_problem,
 )
@@ -74,12 +75,7 @@ def request_parts(body: bytes | bytearray, media_type: str, bounds: BodyBounds) 
 
 
 def _fields_of(body: bytes | bytearray, media_type: str) -> Any:
-    if media_type == ARROW:
-        return arrow_fields(body)
-    try:
-        return from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise invalid_json(str(error)) from error
+    return arrow_fields(body) if media_type == ARROW else parsed_json(body)
 
 
 def _findings(fields: Any) -> Iterator[ErrorDetails]:
@@ -200,10 +196,7 @@ class ParsedScoreRequest:
 
 def parsed_score_request(body: bytes | bytearray, bounds: ScoreBounds) -> ParsedScoreRequest:
     """Parses the body. Raises `RequestProblem`: 400 or 422, its problems."""
-    try:
-        request = ScoreRequest.model_validate_json(body, strict=True)
-    except ValidationError as error:
-        raise validation_problem(error) from error
+    request = parsed_model(body, ScoreRequest)
     for problem in _score_problems(request, bounds):
         raise invalid_request(problem)
     starts = request.start if isinstance(request.start, list) else [request.start] * len(request.sequences)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
-from pydantic import ValidationError
 
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.rollout_records.failures import (
@@ -21,7 +20,7 @@ from service.http.openapi import BINARY, AuthorizedCaller, content, json_content
 from service.http.request_body import read_body, refuse_other_than_json, rollout_media_type
 from service.http.streaming import response_in_parts
 from service.images.request_images import Source, names_of
-from service.problems import validation_problem
+from service.problems import parsed_model
 from service.rollout_records.trainer_reports import reports_of_arrow, reports_of_json
 from service.rollout_requests.result_encoding import JSON, json_of, pieces
 from service.routes.dependencies import Admitted, Records, Reports, RequestId, Rollouts, Services
@@ -85,14 +84,6 @@ async def _rollout_record(rollout_id: RolloutId, records: Records, caller: Autho
     return await response_in_parts(pieces(record), JSON)
 
 
-@unprefixed_router.get("/mismatch", response_model=Mismatch, **needs("read"), summary="Get the mismatch ledger")
-async def _mismatch(records: Records, caller: AuthorizedCaller) -> Response:
-    """How far the log-probabilities that trainers reported part from those that were sampled with, by replica, version
-    and policy; the worst rollouts; and the causes that were found.
-    """
-    return Response(json_of(await records.store.mismatch(caller.namespace)), media_type=JSON)
-
-
 @unprefixed_router.post(
     "/replay",
     response_model=ReplayResponse,
@@ -102,7 +93,7 @@ async def _mismatch(records: Records, caller: AuthorizedCaller) -> Response:
         429: limited(),
         **refusals(PolicyNotCurrent, RolloutUnknown, RolloutRecordsNotConfigured, reads_body=True),
     },
-    openapi_extra=json_request(ReplayRequest(rollout_id="step-7-a1b2c3d4e5f60718-0-0")),
+    openapi_extra=json_request(ReplayRequest(rollout_id=ROLLOUT_ID)),
 )
 async def _replay(
     request: Request, services: Services, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
@@ -115,7 +106,7 @@ async def _replay(
     refuse_other_than_json(request.headers)
     limits = services.rollouts.limits
     body = await read_body(request, limits.max_body_bytes, "send the result alone", admitted.hold_body)
-    asked = await asyncio.to_thread(_parsed_replay, body)
+    asked = await asyncio.to_thread(parsed_model, body, ReplayRequest)
     del body
     result = asked.rollout
     if result is None:
@@ -134,9 +125,9 @@ async def _replay(
     return Response(answer.model_dump_json(exclude_none=True), media_type=JSON)
 
 
-def _parsed_replay(body: bytearray) -> ReplayRequest:
-    """Raises `RequestProblem`: 400 or 422, its problems."""
-    try:
-        return ReplayRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise validation_problem(error) from error
+@unprefixed_router.get("/mismatch", response_model=Mismatch, **needs("read"), summary="Get the mismatch ledger")
+async def _mismatch(records: Records, caller: AuthorizedCaller) -> Response:
+    """How far the log-probabilities that trainers reported part from those that were sampled with, by replica, version
+    and policy; the worst rollouts; and the causes that were found.
+    """
+    return Response(json_of(await records.store.mismatch(caller.namespace)), media_type=JSON)
