@@ -4,9 +4,11 @@ Guarantees: whatever the body holds, at most about `MOST_PROBLEMS` of its proble
 of a `POST /score`; every part of the result is bounded, so that the work for one sample is short.
 """
 
+import gc
 import pickle
+import signal
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -37,6 +39,27 @@ MOST_FIELDS = 64
 """Fields of an object that the contract defines. Each unknown field is a problem of its own."""
 OBJECTS_OF_A_REQUEST = ("sampling", "keep", "policy")
 FIELDS_WITH_MESSAGES = ("messages", "message_log")
+
+
+PartsOf = Callable[[bytes | bytearray], Iterable[Any]]
+"""Parses a body in another process. Gives the request in parts, each of which is pickled alone."""
+
+
+def prepare_process() -> None:
+    """Prepares a process that parses bodies."""
+    # Ctrl-C in a terminal is for the parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Millions of new objects would trigger it again and again, to find nothing. `pickled_parts` collects.
+    gc.disable()
+    gc.freeze()
+
+
+def pickled_parts(parts_of: PartsOf, body: bytes | bytearray) -> list[bytes]:
+    """The parts of the body, in another process. Raises `RequestProblem`: its problems."""
+    try:
+        return [pickle.dumps(part, pickle.HIGHEST_PROTOCOL) for part in parts_of(body)]
+    finally:
+        gc.collect()
 
 
 @dataclass(frozen=True, slots=True)
