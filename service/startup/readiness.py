@@ -50,7 +50,7 @@ def deployments_not_ready(config: ServeDeploySchema) -> Iterator[str]:
     """Yields the deployments that are still starting, twice a second, until every application runs.
 
     Raises:
-        ServiceNotStarted: as `Startup.observe`.
+        ServiceNotStarted: as `_Startup.observe`.
     """
     startup = _Startup([application.name for application in config.applications])
     while (starting := startup.observe(serve.status().applications, time.monotonic())) is not None:
