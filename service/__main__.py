@@ -11,7 +11,7 @@ from service.startup.local_service import sentences_for_the_user, serve_until_st
 from service.startup.serve_command import GuardedBy, Host, KeysFile, Port
 
 
-def main(
+def _main(
     config: Annotated[Path, typer.Argument(help="A Serve config, such as serve_config.cpu.yaml.")],
     host: Host = None,
     port: Port = None,
@@ -26,4 +26,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(_main)

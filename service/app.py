@@ -19,7 +19,7 @@ from deployments.policy.store import PolicyStore
 from deployments.rollout_records.store import RolloutRecordStore
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
 from deployments.sessions.store import SessionStore
-from service.access.exposure import refuse_exposed
+from service.access.access_control import refuse_exposed
 from service.ingress import Ingress, http_options
 from service.settings import ServiceSettings
 

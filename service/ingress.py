@@ -21,8 +21,8 @@ from deployments.upstream.ray_serve.install import install
 from deployments.upstream.ray_serve.own_replica import call_at_shutdown
 from deployments.upstream.ray_serve.proxy_handles import keep_proxy_handles
 from deployments.upstream.ray_serve.serve_internals import running_http_options
-from service.access.exposure import refuse_exposed
-from service.http.serve_requests import ServeRequests, request_pacer
+from service.access.access_control import refuse_exposed
+from service.http.middlewares import ServeRequests, request_pacer
 from service.metrics.ingress_metrics import HttpMetrics, HttpMetricsMiddleware, IngressGauges, export
 from service.metrics.rollout_metrics import RolloutMetrics
 from service.remote.generator import RemoteGenerator

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
 
 from deployments.failures import RolloutFailure, StoreFailure
 from rollout_client.contract.problems import FieldProblem, Problem
@@ -26,6 +26,7 @@ _JSON_WORDS = {
 """Messages by pydantic's type of error. Pydantic's own speak of Python, if the body was parsed before."""
 _NOT_READY_RETRY_AFTER_S = 2
 _NO_HEADERS: Mapping[str, str] = {}
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ def validation_problem(error: ValidationError) -> RequestProblem:
     """The problem that pydantic found: 400 for a body that is not JSON, otherwise 422."""
     findings = error.errors(include_url=False)
     if findings[0]["type"] == "json_invalid":
-        return invalid_json(findings[0]["msg"].removeprefix("Invalid JSON: "))
+        return _invalid_json(findings[0]["msg"].removeprefix("Invalid JSON: "))
     return found_problem(findings)
 
 
@@ -162,8 +163,23 @@ def found_problem(findings: Sequence[ErrorDetails]) -> RequestProblem:
     return invalid_request(*map(field_problem, findings[:MOST_PROBLEMS]))
 
 
-def invalid_json(message: str) -> RequestProblem:
-    """The parser's `message`."""
+def parsed_json(body: bytes | bytearray) -> Any:
+    """The value of a JSON body. Raises `RequestProblem`: 400, it is not JSON, which knows neither NaN nor infinity."""
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise _invalid_json(str(error)) from error
+
+
+def parsed_model(body: bytes | bytearray, model: type[Model]) -> Model:
+    """The JSON body as `model`. Raises `RequestProblem`: 400, it is not JSON; 422, fields are wrong."""
+    try:
+        return model.model_validate(parsed_json(body), strict=True)
+    except ValidationError as error:
+        raise validation_problem(error) from error
+
+
+def _invalid_json(message: str) -> RequestProblem:
     return unreadable_body(f"Invalid JSON: {message}; send one JSON object")
 
 

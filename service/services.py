@@ -80,7 +80,7 @@ class AppServices:
     """`None` if `records` is."""
 
 
-async def load_chat(settings: ServiceSettings) -> tuple[TransformersChatTokenizer, ProcessResponseParser | None]:
+async def _load_chat(settings: ServiceSettings) -> tuple[TransformersChatTokenizer, ProcessResponseParser | None]:
     """The model's tokenizer, and the parser of its responses if the config names one.
 
     Raises:
@@ -110,11 +110,11 @@ async def build_services(
         http: where Serve listens.
 
     Raises:
-        ParserUnusable, RolloutFailure: what `load_chat` raises.
+        ParserUnusable, RolloutFailure: what `_load_chat` raises.
         GenerationLost: no generator replica answers.
     """
     limits, access = settings.limits, AccessControl.of(settings.access, http.host)
-    tokenizer, parser = await load_chat(settings)
+    tokenizer, parser = await _load_chat(settings)
     engine = await generator.describe()
     admission = Admission(settings.admission, engine.max_model_len, most_replicas)
     tasks = {name: RemoteEnvironment(name, handle) for name, handle in handles.environments.items()}

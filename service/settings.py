@@ -146,7 +146,7 @@ class AdmissionSettings(StrictSettings):
     the largest body that `limits` allows by default."""
 
 
-class Scheduling(StrictSettings):
+class _Scheduling(StrictSettings):
     """How generations are given to the generator replicas."""
 
     window_factor: float | None = Field(default=2.0, ge=1)
@@ -172,7 +172,7 @@ class ServiceSettings(StrictSettings):
     """Limits of one request."""
     admission: AdmissionSettings = AdmissionSettings()
     """Bounds of all requests of one ingress replica together."""
-    scheduling: Scheduling = Scheduling()
+    scheduling: _Scheduling = _Scheduling()
     """How requests share the generator replicas."""
     policy: PolicySettings = PolicySettings()
     """Where versions of the weights are kept, and how they reach the replicas."""

@@ -324,13 +324,13 @@ READERS = {
         "heartbeat=",
     ),
     "byte range": Reader(
-        lambda text: refused(lambda: upload_chunk.byte_range(text)),
+        lambda text: refused(lambda: upload_chunk._byte_range(text)),
         ["1", "-", "/"],
-        (f"{CHUNKS}::byte_range",),
+        (f"{CHUNKS}::_byte_range",),
         "bytes ",
     ),
     "digest of weights": Reader(
-        lambda text: refused(lambda: upload_chunk.weights_digest(text)), ["a", "0"], (f"{CHUNKS}::weights_digest",)
+        lambda text: refused(lambda: upload_chunk._weights_digest(text)), ["a", "0"], (f"{CHUNKS}::_weights_digest",)
     ),
     "lone surrogate": Reader(
         lambda text: refused(lambda: call_bodies._parsed(text.encode("latin-1"))),

@@ -13,20 +13,20 @@ from service.access.keys import KeysInvalid, Scope, hash_of, new_key, parsed_key
 _OWNER_ALONE = 0o600
 
 
-def main(
+def _main(
     name: Annotated[str, typer.Argument(help="Whose key it is. Keys of one name share weight and quota.")],
     scope: Annotated[list[str], typer.Option(help=f"What it allows, once for each of {', '.join(get_args(Scope))}.")],
     file: Annotated[Path | None, typer.Option(help="A keys file (YAML) that gets the entry; else it is shown.")] = None,
 ) -> None:
     """Make a key, print it, and write the entry with its hash to a keys file."""
     key = new_key()
-    entry = entry_of(name, key, scope)
+    entry = _entry_of(name, key, scope)
     try:
         if file is None:
             parsed_keys(f"keys:\n{entry}".encode())
             typer.echo(f"Add this to the keys file:\n{entry}", err=True, nl=False)
         else:
-            add(entry, file)
+            _add(entry, file)
     except KeysInvalid as error:
         raise typer.BadParameter(str(error)) from None
     except OSError as error:
@@ -35,13 +35,13 @@ def main(
     typer.echo(key)
 
 
-def entry_of(name: str, key: str, scopes: list[str]) -> str:
+def _entry_of(name: str, key: str, scopes: list[str]) -> str:
     """One line of a keys file, to which `weight` and `max_rollouts` can be added."""
     fields = {"name": name, "sha256": hash_of(key), "scopes": scopes}
     return f"- {yaml.safe_dump(fields, default_flow_style=True, sort_keys=False, width=math.inf)}"
 
 
-def add(entry: str, file: Path) -> None:
+def _add(entry: str, file: Path) -> None:
     """Appends in one write, so that a service which reads the file meanwhile sees all of the entry or nothing.
 
     Raises:
@@ -57,4 +57,4 @@ def add(entry: str, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(_main)

@@ -19,7 +19,7 @@ _MOST_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class UploadChunk:
+class _UploadChunk:
     """Description of a request's body by its headers."""
 
     weights_digest: str | None
@@ -37,16 +37,16 @@ class UploadChunk:
         return self.end is None or received == self.total
 
 
-def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
+def chunk_of(headers: Mapping[str, str]) -> _UploadChunk:
     """Raises `RequestProblem`: 415 for an unsupported encoding, 400 for a header that cannot be read, 413 for a body
     that is too large according to `Content-Length`."""
     is_zstd = content_coding(headers, [_ZSTD]) == _ZSTD
-    digest, content_range = weights_digest(headers.get(WEIGHTS_DIGEST)), headers.get("content-range")
+    digest, content_range = _weights_digest(headers.get(WEIGHTS_DIGEST)), headers.get("content-range")
     _refuse_large_body(stated_length(headers))
-    return UploadChunk(digest, is_zstd, *(() if content_range is None else byte_range(content_range)))
+    return _UploadChunk(digest, is_zstd, *(() if content_range is None else _byte_range(content_range)))
 
 
-def byte_range(content_range: str) -> tuple[int, int, int | None]:
+def _byte_range(content_range: str) -> tuple[int, int, int | None]:
     """The offsets of the first byte and after the last one, and the size of the upload where it is known."""
     match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", content_range)
     if match is None:
@@ -58,14 +58,14 @@ def byte_range(content_range: str) -> tuple[int, int, int | None]:
     return first, last + 1, total
 
 
-def weights_digest(value: str | None) -> str | None:
+def _weights_digest(value: str | None) -> str | None:
     """Raises `RequestProblem`: 400, the value is not of the form of the header."""
     if value is not None and re.fullmatch("[0-9a-f]{64}", value) is None:
         raise unreadable_body(f"{WEIGHTS_DIGEST} {value[:_MOST_SHOWN]!r} is not 64 hexadecimal digits in lower case")
     return value
 
 
-async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
+async def checked_parts(chunk: _UploadChunk, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
     """Yields the body in parts of about `FORWARDED_BYTES`, at least one, each with its offset in the upload.
 
     Raises:
@@ -86,7 +86,7 @@ async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> Async
     yield offset, bytes(part)
 
 
-def _refuse_length(chunk: UploadChunk, end: int, is_last: bool) -> None:
+def _refuse_length(chunk: _UploadChunk, end: int, is_last: bool) -> None:
     if chunk.end is not None and (end > chunk.end or (is_last and end < chunk.end)):
         message = f"{end - chunk.first} bytes came where {chunk.end - chunk.first} were due"
         raise ChunkDamaged.of("content-range", message, end)

@@ -1,7 +1,7 @@
 """Metrics of the rollouts of one ingress replica.
 
-Ray's exporters of all nodes hold these metrics (`exposition.py`), with `ray_` before each name. Serve tags each with
-the replica. Times are in seconds.
+Ray's exporters of all nodes hold these metrics, with `ray_` before each name. Serve tags each with the replica. Times
+are in seconds.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from deployments.instruments import Instrument, SummedCounter, SummedHistogram
 from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.episode import Episode
 from service.rollouts.progress import RolloutObserver, Stage, Work
-from service.scheduling.priority import priority_name
+from service.scheduling.fair_queue import priority_name
 
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000]
 _REWARDS = [0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10, 100]

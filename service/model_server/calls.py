@@ -27,7 +27,7 @@ from rollout_client.contract.base import PolicyDemand, Priority
 from service.access.keys import Caller
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
-from service.scheduling.priority import share_of
+from service.scheduling.fair_queue import share_of
 
 _PRIORITY: Priority = "interactive"
 """Somebody waits for a call of OpenAI's and Anthropic's APIs."""

@@ -23,7 +23,7 @@ from rollout_client.contract.messages import TokenId
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.scores import MOST_TOP_K
 from service.problems import invalid_request, validation_problem
-from service.scoring.parsing import ParsedScoreRequest, ScoreBounds, sequence_problems
+from service.rollout_requests.parsing import ParsedScoreRequest, ScoreBounds, sequence_problems
 
 _RETRIES = 3
 """A sequence is scored again as often as a call of a model server is made again."""

@@ -29,7 +29,7 @@ from service.model_server.call_bodies import MOST_BYTES_INLINE
 from service.model_server.calls import ModelCalls, refusal_in
 from service.model_server.tinker_dialect import SampleCall, sample_result
 from service.problems import FUTURE_LOST, RequestProblem, problem_of
-from service.scheduling.priority import share_of
+from service.scheduling.fair_queue import share_of
 from service.scoring.scoring import Score, Scoring
 
 _PROTOBUF = "application/x-protobuf"

@@ -38,7 +38,7 @@ from deployments.rpc.store_client import StoreClient
 from deployments.upstream.ray_serve.own_replica import own_name
 from service.remote.replica_stream import ReplicaWatch, call_unless_gone, control_calls, streamed_calls
 from service.rollouts.retries import pause_s
-from service.scheduling.priority import as_check
+from service.scheduling.fair_queue import as_check
 from service.scheduling.replicas import ScheduledGeneration
 from service.scheduling.scheduler import GenerationScheduler
 from service.scheduling.window import EngineCapacity

@@ -26,7 +26,7 @@ from service.remote.policy import RemotePolicy
 from service.replay.recorded_parts import RecordedPart, ReplayableRollout
 from service.rollouts.episode_records import ServiceBuild
 from service.rollouts.retries import RetryBudget, with_retries
-from service.scheduling.priority import share_of
+from service.scheduling.fair_queue import share_of
 
 if TYPE_CHECKING:
     from service.remote.generator import RemoteGenerator
@@ -209,10 +209,10 @@ async def served_weights(policy: RemotePolicy, labels: Iterable[VersionLabel]) -
     """The versions that have the weights of these now. Raises `PolicyStoreLost`."""
     wanted = set(labels)
     state = await policy.store.state(0.0) if wanted else None
-    return {} if state is None else {label: serving(label, state) for label in wanted}
+    return {} if state is None else {label: _serving(label, state) for label in wanted}
 
 
-def serving(label: VersionLabel, state: PolicyState) -> VersionLabel | str:
+def _serving(label: VersionLabel, state: PolicyState) -> VersionLabel | str:
     """The version that has the weights of `label` now: itself, or one that goes back to it.
 
     If none has, a sentence that says why, and what to do.

@@ -23,7 +23,7 @@ from rollout_client.contract.rollout_records import RecordedGeneration, Recorded
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.rollouts.episode import Episode
-from service.scheduling.priority import priority_name
+from service.scheduling.fair_queue import priority_name
 
 if TYPE_CHECKING:
     from deployments.rollout_records.store import RolloutRecordStore

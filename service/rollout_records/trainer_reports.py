@@ -15,7 +15,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-from pydantic import ValidationError
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import ScoredPrompt, ScoringRequest, scoring_request
@@ -29,7 +28,7 @@ from rollout_client.contract.mismatch import MOST_REPORTS, LogprobsReport
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.training import may_be_compared
 from service.access.keys import Caller
-from service.problems import invalid_request, unreadable_body, validation_problem
+from service.problems import invalid_request, parsed_model, unreadable_body
 from service.rollout_records.recorder import fields_of_record
 from service.rollout_requests.arrow_body import read_table
 
@@ -150,11 +149,9 @@ def _scorable_part(fields: Mapping[str, Any], replica: str) -> _ScorablePart | N
 
 def reports_of_json(body: bytes | bytearray) -> list[TrainerReport]:
     """Raises `RequestProblem`: the body is not a `LogprobsReport`."""
+    given = parsed_model(body, LogprobsReport)
     try:
-        given = LogprobsReport.model_validate_json(body)
         table = pa.Table.from_pylist([dict(report) for report in given.reports], LOGPROBS_REPORT)
-    except ValidationError as error:
-        raise validation_problem(error) from error
     except (pa.ArrowException, OverflowError) as error:
         raise invalid_request(FieldProblem(field="reports", message=f"a number is out of range: {error}")) from error
     return _reports_of(table)

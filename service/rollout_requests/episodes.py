@@ -35,7 +35,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt, ServiceBuild
 from service.rollouts.messages import log_without_open_stop_string
 from service.rollouts.staleness import VersionBounds
-from service.scheduling.priority import share_of
+from service.scheduling.fair_queue import share_of
 from service.settings import RequestLimits
 
 logger = logging.getLogger("rollout_service.requests")
@@ -119,10 +119,10 @@ class EpisodeFactory:
         task = not_started or valid.tasks.get(sample.task_name)
         failure = task if isinstance(task, RolloutFailure) else None
         described = task if isinstance(task, TaskDescription) else None
-        chat = replace(chat_options(request, sample, described), images=images)
+        chat = replace(_chat_options(request, sample, described), images=images)
         message_log: Sequence[Message] = ()
         agent = self.agents.get(sample.task_name)
-        stop_strings = tuple(stop_strings_of(request, sample))
+        stop_strings = tuple(_stop_strings_of(request, sample))
         if failure is None and agent is None:
             try:
                 message_log = self._message_log(sample, chat, max_seq_len, stop_strings)
@@ -140,7 +140,7 @@ class EpisodeFactory:
             prompt=Prompt.of(message_log, request.policy.name),
             extra_env_info=sample.extra_env_info,
             stop_strings=stop_strings,
-            sampling=sampling_options(request.sampling),
+            sampling=_sampling_options(request.sampling),
             chat=chat,
             min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
             bounds=valid.bounds,
@@ -150,7 +150,7 @@ class EpisodeFactory:
             keeps_states=self.keeps_states,
             forks_sessions=described is not None and described.forks_sessions,
         )
-        seed = group_seed(request, place, sample)
+        seed = _group_seed(request, place, sample)
         agent_task = None if agent is None else _agent_task_of(agent, request, sample, seed)
         for generation_index in range(request.num_generations):
             identity = EpisodeIdentity(
@@ -208,7 +208,7 @@ def _agent_task_of(agent: AgentSettings, request: RolloutRequest, sample: Sample
     limits = agent.limits
     if "max_rollout_turns" in request.model_fields_set:
         limits = limits.model_copy(update={"max_calls": min(limits.max_calls, request.max_rollout_turns)})
-    sampling = request.sampling.model_copy(update={"seed": seed, "stop_strings": stop_strings_of(request, sample)})
+    sampling = request.sampling.model_copy(update={"seed": seed, "stop_strings": _stop_strings_of(request, sample)})
     # A field that is not set is not stored either.
     further: dict[str, Any] = {"include": request.include} if request.include else {}
     session = SessionRequest(
@@ -217,7 +217,7 @@ def _agent_task_of(agent: AgentSettings, request: RolloutRequest, sample: Sample
     return AgentTask(session, agent.scored_by)
 
 
-def chat_options(request: RolloutRequest, sample: SampleInput, task: TaskDescription | None = None) -> ChatOptions:
+def _chat_options(request: RolloutRequest, sample: SampleInput, task: TaskDescription | None = None) -> ChatOptions:
     """The sample's own options, where it has them; otherwise those of request or task, otherwise the defaults."""
     given = (sample.chat_template_kwargs, request.chat_template_kwargs)
     return ChatOptions(
@@ -230,18 +230,18 @@ def chat_options(request: RolloutRequest, sample: SampleInput, task: TaskDescrip
     )
 
 
-def stop_strings_of(request: RolloutRequest, sample: SampleInput) -> Sequence[str]:
+def _stop_strings_of(request: RolloutRequest, sample: SampleInput) -> Sequence[str]:
     return request.sampling.stop_strings if sample.stop_strings is None else sample.stop_strings
 
 
-def group_seed(request: RolloutRequest, sample_position: int, sample: SampleInput) -> int | None:
+def _group_seed(request: RolloutRequest, sample_position: int, sample: SampleInput) -> int | None:
     """The seed of a group. A sample's own seed does not depend on the sample's position; the request's seed does."""
     if sample.seed is not None:
         return sample.seed
     return None if request.sampling.seed is None else derived_seed(request.sampling.seed, sample_position)
 
 
-def sampling_options(sampling: Sampling) -> SamplingOptions:
+def _sampling_options(sampling: Sampling) -> SamplingOptions:
     """The options without a seed, which each rollout has for itself."""
     return SamplingOptions(
         temperature=0.0 if sampling.greedy else sampling.temperature,

@@ -1,6 +1,6 @@
 """Forks: a sample that names a kept rollout becomes one with the first part of that rollout's log as its `message_log`.
 
-From there on it is played as if its caller had posted that log, with the environment's state of that turn. `forked` is
+From there on it is played as if its caller had posted that log, with the environment's state of that turn. `_forked` is
 pure; `take_forks` reads the records.
 """
 
@@ -93,7 +93,7 @@ def _forked_samples(
     for place, fork in forks.items():
         try:
             found = kept[fork.rollout]
-            taken[place] = forked(samples[place], fork, None if found is None else found[0], tokenizer)
+            taken[place] = _forked(samples[place], fork, None if found is None else found[0], tokenizer)
         except _CannotFork as refused:
             problems.append(FieldProblem(field=f"samples[{place}].fork", message=str(refused), value=fork.rollout))
     if problems:
@@ -105,7 +105,7 @@ class _CannotFork(Exception):
     """The rollout cannot be forked there."""
 
 
-def forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokenizer: ChatTokenizer) -> SampleInput:
+def _forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokenizer: ChatTokenizer) -> SampleInput:
     """The sample with the log and the state of the rollout at the point of the fork. Raises `_CannotFork`."""
     if record is None:
         raise _CannotFork(f"{NO_RECORD}; post its message_log in its place")

@@ -81,14 +81,14 @@ def document_in_parts(head: bytes, name: bytes, items: Iterable[bytes]) -> Itera
 def json_of(value: Any) -> bytes:
     """Encodes with orjson, in half of pydantic's time; with pydantic if an integer has more than 64 bits."""
     try:
-        return orjson.dumps(value, default=plain)
+        return orjson.dumps(value, default=_plain)
     except orjson.JSONEncodeError:
         if isinstance(value, BaseModel):
-            return value.model_dump_json(exclude_unset=True, fallback=plain, warnings=False).encode()
+            return value.model_dump_json(exclude_unset=True, fallback=_plain, warnings=False).encode()
         return to_json(value)
 
 
-def plain(value: object) -> object:
+def _plain(value: object) -> object:
     """A JSON form of `value`, for an encoder; raises `TypeError` if there is none."""
     if isinstance(value, array):
         return value.tolist()

@@ -34,8 +34,8 @@ from service.rollout_requests.validation import refuse_large_echo
 from service.rollouts.agent_episode import Agents
 from service.rollouts.episode import Episode
 from service.rollouts.group_selection import GroupSelection, fault_of
-from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext
+from service.rollouts.messages import ImageReader
 from service.rollouts.pacing import LockstepSchedule, LoopPacer, Schedule
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
 from service.rollouts.retries import RetryBudget

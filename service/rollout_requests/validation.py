@@ -168,6 +168,16 @@ def further_field_problems(
     for name in (sample.model_extra or {}).keys() & result.model_fields.keys():
         message = "this is a field of the result; give the further field another name"
         yield FieldProblem(field=f"{field}.{name}", message=message)
+    for name, value in (sample.model_extra or {}).items():
+        if not _is_finite(value):
+            message = "it holds a number beyond those of 64 bits, such as 1e999, which would come back as null"
+            yield FieldProblem(field=f"{field}.{name}", message=message)
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _template_problems(field: str, chat_template_kwargs: dict[str, JsonValue] | None) -> Iterator[FieldProblem]:

@@ -22,7 +22,7 @@ DrawGroups = Callable[[range], Awaitable[Sequence[Episode]]]
 _EndedEpisode = tuple[Episode, SampleResult]
 
 
-class JudgedGroup(NamedTuple):
+class _JudgedGroup(NamedTuple):
     """A group that is decided, with all before it."""
 
     place: int
@@ -47,7 +47,7 @@ async def play_selected_groups(
     context: RolloutContext,
     note_end: Callable[[Episode, SampleResult], None],
     deadline_s: float | None = None,
-) -> AsyncGenerator[JudgedGroup, None]:
+) -> AsyncGenerator[_JudgedGroup, None]:
     """Plays the groups of `first` and those that are drawn, and yields each when it is decided, in order.
 
     Nothing is started before the first iteration. Closing the generator cancels what runs.
@@ -56,7 +56,7 @@ async def play_selected_groups(
         note_end: called with each episode that has ended. What it raises ends the request.
         deadline_s: seconds after which the rollouts that run end as `deadline`, and nothing is drawn any more.
     """
-    judged: asyncio.Queue[JudgedGroup | None] = asyncio.Queue()
+    judged: asyncio.Queue[_JudgedGroup | None] = asyncio.Queue()
     selecting = _SelectingGroups(first, groups, context, note_end, judged)
     if deadline_s is not None:
         selecting.running.cut_off_after(deadline_s)
@@ -81,7 +81,7 @@ class _SelectingGroups:
         groups: GroupsToSelect,
         context: RolloutContext,
         note_end: Callable[[Episode, SampleResult], None],
-        judged: "asyncio.Queue[JudgedGroup | None]",
+        judged: "asyncio.Queue[_JudgedGroup | None]",
     ) -> None:
         self._groups = groups
         self._note_end = note_end
@@ -145,7 +145,7 @@ class _SelectingGroups:
         fault = self._groups.fault_of([ended for _, ended in self._ended[place]])
         for decided, is_kept in selection.end(place, fault):
             rollouts = sorted(self._ended.pop(decided), key=lambda ended: ended[0].identity.position)
-            self._judged.put_nowait(JudgedGroup(decided, is_kept, rollouts))
+            self._judged.put_nowait(_JudgedGroup(decided, is_kept, rollouts))
         for unneeded in selection.unneeded():
             self.running.cut_off(self._in_flight.get(unneeded, ()), "cancelled")
 

@@ -125,7 +125,7 @@ class RolloutVersions:
         if generation.token_ids and not generation.weight_versions:
             raise GenerationLost("The engine did not say which version of the weights has generated its tokens.")
         demanded = label_of(self.bounds.policy, self.bounds.version)
-        kept = tokens_of_version(generation.weight_versions, demanded)
+        kept = _tokens_of_version(generation.weight_versions, demanded)
         return generation if kept >= len(generation.token_ids) else first_tokens(generation, kept)
 
     def add(self, spans: Iterable[WeightSpan]) -> None:
@@ -166,7 +166,7 @@ class RolloutVersions:
             self.at_end = max(self.bounds.current - self._oldest, 0)
 
 
-def tokens_of_version(spans: Iterable[WeightSpan], version: str) -> int:
+def _tokens_of_version(spans: Iterable[WeightSpan], version: str) -> int:
     """How many tokens this version has generated, from the first token of a generation on."""
     tokens = 0
     for span in spans:

@@ -11,8 +11,7 @@ from fastapi.responses import Response
 from deployments.images.book import ImagesFull, ImagesNotConfigured, ImageUnknown
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.messages import IMAGE_NAME
-from service.http.authorization import AuthorizedCaller, needs
-from service.http.openapi import BINARY, content, limited, refusals
+from service.http.openapi import BINARY, AuthorizedCaller, content, limited, needs, refusals
 from service.http.request_body import OCTETS, media_type_of, read_body
 from service.problems import unsupported_media_type
 from service.rollout_requests.result_encoding import JSON, json_of

@@ -22,14 +22,15 @@ from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
-from service.http.authorization import AuthorizedCaller, needs
 from service.http.openapi import (
     BINARY,
+    AuthorizedCaller,
     content,
     header_parameter,
     json_content,
     json_request,
     limited,
+    needs,
     refusals,
     schema_of,
 )
@@ -87,7 +88,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
     },
     openapi_extra={"requestBody": ROLLOUT_BODY, "parameters": [IDEMPOTENCY_KEY, CONTENT_ENCODING]},
 )
-async def submit_job(
+async def _submit_job(
     request: Request,
     rollouts: Rollouts,
     jobs: OptionalJobs,
@@ -107,7 +108,7 @@ async def submit_job(
     summary="List the jobs",
     responses=refusals(JobsNotConfigured),
 )
-async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
+async def _jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     """The jobs of the caller's key, newest first."""
     return JobList(jobs=[_status_of(record) for record in await jobs.store.records(caller.namespace)])
 
@@ -118,7 +119,7 @@ async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     summary="Get the state of a job",
     responses=refusals(JobUnknown, JobsNotConfigured),
 )
-async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
+async def _job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """State and progress of the job."""
     return _status_of(await jobs.store.record(job_id, caller.namespace))
 
@@ -137,7 +138,7 @@ async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     },
     openapi_extra={"parameters": [PREFER]},
 )
-async def job_events(
+async def _job_events(
     request: Request,
     job_id: JobId,
     jobs: Jobs,
@@ -160,7 +161,7 @@ async def job_events(
     summary="Get the cursor of a job over a data set",
     responses=refusals(JobUnknown, EventUnknown, NoDataSet, JobsNotConfigured),
 )
-async def job_cursor(
+async def _job_cursor(
     job_id: JobId,
     jobs: Jobs,
     caller: AuthorizedCaller,
@@ -182,7 +183,7 @@ async def job_cursor(
     responses=refusals(JobUnknown, EventUnknown, JobsNotConfigured, reads_body=True),
     openapi_extra=json_request(Acknowledgement(last=2)),
 )
-async def acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
+async def _acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """Confirms the events up to `last`, which the service then need not keep."""
     acknowledged = await read_json_body(request, Acknowledgement, MOST_BYTES_OF_AN_ACKNOWLEDGEMENT, "send one number")
     return _status_of(await jobs.store.acknowledge(job_id, caller.namespace, acknowledged.last))
@@ -196,7 +197,7 @@ async def acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: Autho
     responses=refusals(JobUnknown, JobsNotConfigured),
     openapi_extra={"parameters": [IDEMPOTENCY_KEY]},
 )
-async def delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) -> Response:
+async def _delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) -> Response:
     """As `DELETE /jobs/{job_id}`, for the job or the run that was posted with this `Idempotency-Key`."""
     await jobs.store.delete_key(required_key(request.headers), caller.namespace)
     return Response(status_code=204)
@@ -209,7 +210,7 @@ async def delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) -> 
     status_code=204,
     responses=refusals(JobUnknown, JobsNotConfigured),
 )
-async def delete_job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> Response:
+async def _delete_job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> Response:
     """Cancels the rollouts that still run, and deletes the job with its events and its key."""
     await jobs.store.delete(job_id, caller.namespace)
     return Response(status_code=204)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from pydantic import JsonValue
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
@@ -13,12 +13,20 @@ from deployments.protocols.generation import RequestShare
 from deployments.protocols.model_server import TOKEN_ENDPOINTS, Endpoint
 from deployments.sessions.records import OpenSession
 from rollout_client.contract.base import PolicyDemand, PolicyName, Priority
+from rollout_client.contract.info import Ready
 from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
+from rollout_client.contract.sglang import (
+    AbortRequest,
+    SGLangLoad,
+    SGLangLoads,
+    SGLangModelInfo,
+    SGLangWorker,
+    SGLangWorkers,
+)
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
-from service.http.authorization import AuthorizedCaller, needs
-from service.http.openapi import content, json_request, limited, refusals, schema_of
-from service.http.request_body import JSON, read_body, refuse_other_than_json
+from service.http.openapi import OPEN, AuthorizedCaller, content, json_request, limited, needs, refusals, schema_of
+from service.http.request_body import JSON, read_body, read_json_body, refuse_other_than_json
 from service.model_server.answers import response_to
 from service.model_server.call_bodies import (
     CHOICES_FIELD,
@@ -29,8 +37,8 @@ from service.model_server.call_bodies import (
 )
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
-from service.routes.dependencies import Admitted, Calls, RequestId, Services
-from service.scheduling.priority import share_of
+from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts, Services
+from service.scheduling.fair_queue import share_of
 from service.services import AppServices
 
 SHORTEN = "shorten the conversation"
@@ -229,3 +237,65 @@ for route in CALL_ROUTES:
         **needs("rollout", also_api_key=True),
         **route.documented(),
     )
+
+
+MOST_BYTES_OF_AN_ABORT = 2**16
+_NOTHING_FLUSHED = "Nothing was flushed: scores use no prefix cache, and new weights empty it.\n"
+
+
+@router.post(
+    "/abort_request",
+    response_class=Response,
+    **needs("rollout"),
+    summary="Abort calls of SGLang's API",
+    responses={200: {"description": "They have ended"}, **refusals(reads_body=True)},
+    openapi_extra=json_request(AbortRequest(abort_all=True)),
+)
+async def _abort_request(request: Request, calls: Calls, caller: AuthorizedCaller) -> Response:
+    """Ends calls of `POST /generate` with the tokens that they have; calls that wait for their turn end without any."""
+    asked = await read_json_body(request, AbortRequest, MOST_BYTES_OF_AN_ABORT, "name fewer calls")
+    await calls.abort(asked.rid or "", caller)
+    return Response()
+
+
+@router.get("/get_model_info", name="get_model_info", **needs("read"), summary="Describe the model, as SGLang did")
+@router.get("/model_info", **needs("read"), summary="Describe the model, as SGLang does")
+async def _model_info(rollouts: Rollouts) -> SGLangModelInfo:
+    """The model and the current version of its weights."""
+    name, version = rollouts.episode_factory.generator.model, rollouts.policy.version or 0
+    return SGLangModelInfo(model_path=name, tokenizer_path=name, weight_version=str(version))
+
+
+@router.get("/workers", **needs("read"), summary="List the workers, as SGLang's router does")
+async def _workers(request: Request) -> SGLangWorkers:
+    """One worker: the service, by the address at which it was reached."""
+    return SGLangWorkers(workers=[SGLangWorker(url=str(request.base_url).rstrip("/"))])
+
+
+@router.get("/loads", **needs("read"), summary="Count the calls in flight, as SGLang does")
+async def _loads(calls: Calls, caller: AuthorizedCaller) -> SGLangLoads:
+    """The calls of token ids of the caller's key."""
+    return SGLangLoads(loads=[SGLangLoad(num_running_reqs=calls.token_calls_of(caller))])
+
+
+@router.get(
+    "/health_generate",
+    name="health_generate",
+    **OPEN,
+    summary="Check that calls can be served, as SGLang does by generating",
+)
+@router.get("/health", **OPEN, summary="Check that calls can be served, as SGLang does")
+async def _health(services: Services) -> Ready:
+    """As `GET /readyz`."""
+    return Ready(degraded=await services.readiness.check())
+
+
+@router.post(
+    "/flush_cache",
+    response_class=PlainTextResponse,
+    **needs("rollout"),
+    summary="Do nothing, where SGLang flushes its cache",
+)
+async def _flush_cache() -> Response:
+    """Trainers call it before they let prompts be scored, which uses no cache here."""
+    return PlainTextResponse(_NOTHING_FLUSHED)

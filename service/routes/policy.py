@@ -36,8 +36,7 @@ from rollout_client.contract.policy import (
     TransferWorld,
     UploadState,
 )
-from service.http.authorization import needs
-from service.http.openapi import BINARY, content, header_parameter, json_content, json_request, refusals
+from service.http.openapi import BINARY, content, header_parameter, json_content, json_request, needs, refusals
 from service.http.request_body import JSON, read_json_body, weights_media_type
 from service.http.upload_chunk import checked_parts, chunk_of
 from service.routes.dependencies import Store
@@ -68,7 +67,7 @@ router = APIRouter(prefix="/policy", tags=["policy"])
     summary="Get the state of the weights",
     responses=refusals(PolicyNotCurrent),
 )
-async def policy(
+async def _policy(
     store: Store,
     min_version: Annotated[int, Query(ge=0, description="Waits until this version or a newer one is current.")] = 0,
     wait_s: Annotated[float, Query(ge=0, description="Longest wait for `min_version`; then 409.")] = 0,
@@ -96,7 +95,7 @@ async def policy(
     **needs("read"),
     summary="List the tensors of the model",
 )
-async def policy_layout(store: Store) -> PolicyLayout:
+async def _policy_layout(store: Store) -> PolicyLayout:
     """Names, dtypes and shapes of the tensors that full weights have."""
     return await store.layout()
 
@@ -107,7 +106,7 @@ async def policy_layout(store: Store) -> PolicyLayout:
     summary="Get the state of an upload",
     responses=refusals(VersionUnknown),
 )
-async def upload_state(store: Store, version: NewVersion, name: Name = None) -> UploadState:
+async def _upload_state(store: Store, version: NewVersion, name: Name = None) -> UploadState:
     """Progress of the upload of a version, so that an interrupted upload can continue."""
     return await store.upload_state(version, name)
 
@@ -158,7 +157,7 @@ async def upload_state(store: Store, version: NewVersion, name: Name = None) -> 
         ],
     },
 )
-async def push_version(
+async def _push_version(
     store: Store, version: NewVersion, options: Annotated[PushOptions, Query()], request: Request
 ) -> Response:
     if weights_media_type(request.headers) == JSON:
@@ -184,7 +183,7 @@ async def push_version(
     status_code=204,
     responses=refusals(PolicyUnknown),
 )
-async def drop_policy(store: Store, name: Annotated[PolicyName, Path(description="The named policy.")]) -> None:
+async def _drop_policy(store: Store, name: Annotated[PolicyName, Path(description="The named policy.")]) -> None:
     """Stops serving a named policy. Generations in flight end; rollouts that need more fail (kind `policy`)."""
     await store.drop_policy(name)
 
@@ -196,7 +195,7 @@ async def drop_policy(store: Store, name: Annotated[PolicyName, Path(description
     responses=refusals(VersionUnknown, VersionRefused, WeightsRefused, UpdateUnderWay, reads_body=True),
     openapi_extra=json_request(RollbackTarget(to=5)),
 )
-async def rollback(store: Store, options: Annotated[SwitchOptions, Query()], request: Request) -> PolicyUpdate:
+async def _rollback(store: Store, options: Annotated[SwitchOptions, Query()], request: Request) -> PolicyUpdate:
     """Makes the weights of an older version current again, as a new version; numbers only go up."""
     body = await read_json_body(request, RollbackTarget, LARGEST_SOURCE_BYTES, ROLLBACK_ADVICE)
     return await store.roll_back(body.to, body.version, options, body.name)
@@ -209,7 +208,7 @@ async def rollback(store: Store, options: Annotated[SwitchOptions, Query()], req
     responses=refusals(TrainerNotTrusted, TransferRefused, reads_body=True),
     openapi_extra=json_request(TRANSFER_INIT),
 )
-async def init_transfer(store: Store, request: Request) -> TransferWorld:
+async def _init_transfer(store: Store, request: Request) -> TransferWorld:
     """Connects every replica with the trainer, each at ranks of its own; returns when all are connected."""
     body = await read_json_body(request, TransferInit, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
     return TransferWorld(world_size=await store.init_transfer(body.init_info))
@@ -222,7 +221,7 @@ async def init_transfer(store: Store, request: Request) -> TransferWorld:
     status_code=204,
     responses=refusals(TransferRefused, UpdateUnderWay),
 )
-async def start_transfer(store: Store, options: Annotated[SwitchOptions, Query()]) -> None:
+async def _start_transfer(store: Store, options: Annotated[SwitchOptions, Query()]) -> None:
     """Pauses every replica for the new weights."""
     await store.start_transfer(options)
 
@@ -235,7 +234,7 @@ async def start_transfer(store: Store, options: Annotated[SwitchOptions, Query()
     responses=refusals(TransferRefused, reads_body=True),
     openapi_extra=json_request(TRANSFER_UPDATE),
 )
-async def update_transfer(store: Store, request: Request) -> None:
+async def _update_transfer(store: Store, request: Request) -> None:
     """Receives the tensors that the trainer sends at the same time."""
     body = await read_json_body(request, TransferUpdate, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
     await store.update_transfer(body.update_info)
@@ -247,7 +246,7 @@ async def update_transfer(store: Store, request: Request) -> None:
     summary="Make the received tensors a version",
     responses=refusals(TransferRefused, VersionRefused),
 )
-async def finish_transfer(
+async def _finish_transfer(
     store: Store,
     version: Annotated[
         int | None, Query(ge=1, le=LARGEST_VERSION, description="By default one more than the newest version.")

@@ -12,12 +12,13 @@ from deployments.rollout_records.book import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.rollouts import RolloutResponse
-from service.http.authorization import AuthorizedCaller, needs
 from service.http.middlewares import log_unexpected_error
 from service.http.openapi import (
     BINARY,
+    AuthorizedCaller,
     content,
     limited,
+    needs,
     refusal,
     refusals,
     schema_of,
@@ -76,7 +77,7 @@ router = APIRouter(tags=["rollouts"])
     },
     openapi_extra={"requestBody": ROLLOUT_BODY, "parameters": [CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER]},
 )
-async def rollout(
+async def _rollout(
     request: Request,
     rollouts: Rollouts,
     jobs: OptionalJobs,

@@ -13,8 +13,7 @@ from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.generation import ScoredPrompt
 from rollout_client.contract.rollouts import SampleError
 from rollout_client.contract.scores import ScoreRequest, ScoreResponse
-from service.http.authorization import AuthorizedCaller, needs
-from service.http.openapi import json_request, limited, refusals
+from service.http.openapi import AuthorizedCaller, json_request, limited, needs, refusals
 from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import response_in_parts
 from service.rollout_requests.result_encoding import JSON, document_in_parts, encode_beside_others

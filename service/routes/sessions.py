@@ -32,8 +32,16 @@ from rollout_client.contract.sessions import (
 )
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
-from service.http.authorization import AuthorizedCaller, given_keys, needs, with_session_key
-from service.http.openapi import json_request, limited, refusal, refusals
+from service.http.openapi import (
+    AuthorizedCaller,
+    given_keys,
+    json_request,
+    limited,
+    needs,
+    refusal,
+    refusals,
+    with_session_key,
+)
 from service.http.request_body import read_json_body
 from service.images.request_images import sample_with_names
 from service.model_server.answers import response_to

@@ -12,10 +12,9 @@ from pydantic import BaseModel, ConfigDict
 
 from rollout_client.contract.info import Ready, ServiceInfo, TaskList, TaskSamples, Vocabulary
 from rollout_client.contract.sample_ranges import SampleRange
-from service.http.authorization import OPEN, needs
-from service.http.openapi import refusal
+from service.http.openapi import OPEN, needs, refusal
 from service.http.streaming import response_in_parts
-from service.metrics.exposition import ExportersLost, all_metrics
+from service.metrics.ingress_metrics import ExportersLost, all_metrics
 from service.problems import TASK_UNKNOWN, RequestProblem, not_ready, unknown_task
 from service.rollout_requests.result_encoding import JSON, PART_BYTES, pieces
 from service.rollout_requests.service_status import service_info
@@ -89,7 +88,7 @@ metrics_router = APIRouter(tags=["health"])
         200: {"description": "In Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}},
     },
 )
-async def metrics() -> Response:
+async def _metrics() -> Response:
     """Metrics of rollouts, engines and Ray Serve on all nodes. They are up to ten seconds old."""
     try:
         exposition = await all_metrics()

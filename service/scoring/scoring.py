@@ -18,11 +18,11 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, SampleError
 from service.access.keys import ANYBODY, Caller
 from service.remote.policy import RemotePolicy
+from service.rollout_requests.parsing import ParsedScoreRequest, ScoreBounds
 from service.rollouts.metrics import policy_versions
 from service.rollouts.retries import RetryBudget, with_retries
 from service.rollouts.staleness import refuse_dropped
-from service.scheduling.priority import share_of
-from service.scoring.parsing import ParsedScoreRequest, ScoreBounds
+from service.scheduling.fair_queue import share_of
 from service.settings import RequestLimits
 
 MOST_AT_ONCE = 2048

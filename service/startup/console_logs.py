@@ -49,7 +49,7 @@ def stages_shown(console: Console) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def replica_logs_shown(console: Console, folder: Path) -> Iterator[None]:
     """Follows the logs in `folder` for the length of the block, and shows what remains when it is left."""
-    logs = ReplicaLogs(folder)
+    logs = _ReplicaLogs(folder)
 
     def show() -> None:
         for text in logs.new_texts():
@@ -64,7 +64,7 @@ def replica_logs_shown(console: Console, folder: Path) -> Iterator[None]:
         show()
 
 
-class ReplicaLogs:
+class _ReplicaLogs:
     """Records for the console in the log files of a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class ReplicaLogs:
     def new_texts(self) -> Iterator[str]:
         """Yields one text for each record that was written since the last call and that the user should see."""
         for path in [*sorted(self._folder.glob("*.jsonl.*")), *sorted(self._folder.glob("*.jsonl"))]:
-            texts = [text for line in self._new_lines(path) if (text := text_for_the_console(json.loads(line)))]
+            texts = [text for line in self._new_lines(path) if (text := _text_for_the_console(json.loads(line)))]
             yield from texts[:_MOST_RECORDS_AT_ONCE]
             if (unseen := len(texts) - _MOST_RECORDS_AT_ONCE) > 0:
                 yield f"{unseen} more lines are in {path}"
@@ -97,7 +97,7 @@ class ReplicaLogs:
         return text.splitlines()
 
 
-def text_for_the_console(record: dict[str, Any]) -> str | None:
+def _text_for_the_console(record: dict[str, Any]) -> str | None:
     """A printed line, or a warning or an error with its traceback; None for everything else."""
     name = f"[{record['deployment']}]"
     if record["logger"] in OUTPUT_LOGGERS:

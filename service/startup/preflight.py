@@ -19,8 +19,7 @@ from deployments.strict_settings import KeyMissing, bearer_headers
 from deployments.upstream.vllm.source_tables import engine_fields
 from rollout_env.environment import has_a_start, has_a_user
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
-from service.access.access_control import AccessControl, KeysNotReadable
-from service.access.exposure import ServiceExposed, tls_problem
+from service.access.access_control import AccessControl, KeysNotReadable, ServiceExposed, tls_problem
 from service.settings import EnvironmentSettings, ServiceSettings
 from service.startup.config import APP_BUILDER, REPOSITORY, ServiceNotStarted, problem_line
 

@@ -50,15 +50,15 @@ def deployments_not_ready(config: ServeDeploySchema) -> Iterator[str]:
     """Yields the deployments that are still starting, twice a second, until every application runs.
 
     Raises:
-        ServiceNotStarted: as `Startup.observe`.
+        ServiceNotStarted: as `_Startup.observe`.
     """
-    startup = Startup([application.name for application in config.applications])
+    startup = _Startup([application.name for application in config.applications])
     while (starting := startup.observe(serve.status().applications, time.monotonic())) is not None:
         yield starting
         time.sleep(_POLL_S)
 
 
-class Startup:
+class _Startup:
     """Classifies the states that Serve reports: ready, starting, or failed."""
 
     def __init__(self, application_names: list[str]) -> None:

@@ -29,7 +29,7 @@ from deployments.protocols.generation import Generation, GenerationRequest, Gene
 from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
-from service.rollouts.loop import play_sample
+from service.rollouts.loop import _play_sample
 from tests.deployments.generation.serving.vllm_layers import ServedEngine
 from tests.paths import REPOSITORY, TINY_MODEL
 from tests.service.rollouts.playing import async_context
@@ -121,7 +121,7 @@ def recipe(prompt: str, *stop_strings: str, max_new_tokens: int = 150) -> Episod
 
 async def played(recipe: EpisodeRecipe, generator: Generator) -> SampleResult:
     environment = ScriptedEnvironment([outcome("And 3 + 4?", 1.0)])
-    return (await play_sample(recipe.make(), async_context(generator, environment))).result()
+    return (await _play_sample(recipe.make(), async_context(generator, environment))).result()
 
 
 RECIPES = [

@@ -27,8 +27,8 @@ from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.tensors import PaddingSide, image_inputs, images_shown, to_tensors
 from rollout_env import StepOutcome
-from service.rollouts.images import ImageReader
-from service.rollouts.loop import RolloutContext, play_sample
+from service.rollouts.loop import RolloutContext, _play_sample
+from service.rollouts.messages import ImageReader
 from service.rollouts.pacing import Schedule
 from tests.deployments.images.pictures import ImagesInProcess
 from tests.live.test_engine import EngineGenerator
@@ -123,7 +123,7 @@ async def play(
         sampling=SamplingOptions(temperature=temperature, ignore_eos=True, seed=draw.randrange(1000)),
     )
     context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, Schedule(), images=reader)
-    return (await play_sample(recipe.make(), context)).result()
+    return (await _play_sample(recipe.make(), context)).result()
 
 
 BLOCK = 128

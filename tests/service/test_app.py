@@ -12,10 +12,10 @@ from ray.serve import Application
 from ray.serve.config import HTTPOptions
 
 from service import app
-from service.access.exposure import ServiceExposed
+from service.access.access_control import ServiceExposed
 from service.app import build
 from service.ingress import http_options
-from service.services import load_chat
+from service.services import _load_chat
 from service.settings import AccessSettings, ServiceSettings
 from tests.paths import TINY_MODEL
 
@@ -136,5 +136,5 @@ def test_the_tokenizer_is_that_of_the_model_unless_another_one_is_named(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     settings = SETTINGS.model_copy(update={"engine": SETTINGS.engine.model_copy(update=engine)})
-    tokenizer, parser = asyncio.run(load_chat(settings))
+    tokenizer, parser = asyncio.run(_load_chat(settings))
     assert (len(tokenizer.vocabulary), parser) == (262, None)

@@ -42,7 +42,7 @@ from deployments.policy.commands import (
     VersionPayload,
 )
 from deployments.policy.node_files import NodeWeights
-from service.startup.console_logs import text_for_the_console
+from service.startup.console_logs import _text_for_the_console
 from tests.virtual_time import run, settled
 
 CHECKSUM_S = 10.0
@@ -362,7 +362,7 @@ def test_a_command_that_fails_is_one_line_on_the_console_and_a_traceback_in_the_
     caplog.set_level(logging.INFO)
     played(ScriptedWeights(fails="stage", says=text), ScriptedStore(stage(tmp_path, 5)), tmp_path)
     lines = [json.loads(_JsonLinesFormatter("Generator", "r0").format(record)) for record in caplog.records]
-    assert [text_for_the_console(line) for line in lines] == [
+    assert [_text_for_the_console(line) for line in lines] == [
         f"[Generator] warning: The command Stage failed, and generation goes on: OSError: {shown}",
         None,
     ]

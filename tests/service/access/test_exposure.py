@@ -7,8 +7,7 @@ import pytest
 from ray.serve.config import HTTPOptions
 
 from deployments.rpc.own_address import own_address
-from service.access.access_control import AccessControl
-from service.access.exposure import ServiceExposed
+from service.access.access_control import AccessControl, ServiceExposed
 from service.settings import AccessSettings
 
 GUARDED = AccessSettings(guarded_by="the gateway asks who is calling")

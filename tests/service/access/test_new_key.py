@@ -8,10 +8,10 @@ import typer
 from typer.testing import CliRunner, Result
 
 from service.access.keys import Caller, parsed_keys
-from service.access.new_key import main
+from service.access.new_key import _main
 
 app = typer.Typer()
-app.command()(main)
+app.command()(_main)
 
 
 def made(*arguments: str) -> Result:

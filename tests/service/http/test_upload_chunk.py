@@ -8,10 +8,10 @@ import pytest
 
 from deployments.policy.failures import ChunkDamaged
 from service.http import upload_chunk
-from service.http.upload_chunk import LARGEST_BODY_BYTES, UploadChunk, checked_parts, chunk_of
+from service.http.upload_chunk import LARGEST_BODY_BYTES, _UploadChunk, checked_parts, chunk_of
 from service.problems import RequestProblem
 
-WHOLE = UploadChunk(weights_digest=None, is_zstd=False)
+WHOLE = _UploadChunk(weights_digest=None, is_zstd=False)
 
 
 async def stream(datas: Sequence[bytes]) -> AsyncIterator[bytes]:
@@ -19,7 +19,7 @@ async def stream(datas: Sequence[bytes]) -> AsyncIterator[bytes]:
         yield data
 
 
-def parts(chunk: UploadChunk, *datas: bytes) -> list[tuple[int, bytes]]:
+def parts(chunk: _UploadChunk, *datas: bytes) -> list[tuple[int, bytes]]:
     async def collect() -> list[tuple[int, bytes]]:
         return [part async for part in checked_parts(chunk, stream(datas))]
 
@@ -30,8 +30,8 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def ranged(first: int, end: int, total: int | None = None) -> UploadChunk:
-    return UploadChunk(None, False, first, end, total)
+def ranged(first: int, end: int, total: int | None = None) -> _UploadChunk:
+    return _UploadChunk(None, False, first, end, total)
 
 
 # Headers
@@ -51,7 +51,7 @@ def test_headers_say_place_digest_and_encoding_of_a_chunk() -> None:
             "content-encoding": "zstd",
         }
     )
-    assert chunk == UploadChunk(sha256(b"weights"), True, 4, 7, 9)
+    assert chunk == _UploadChunk(sha256(b"weights"), True, 4, 7, 9)
     assert (chunk.first, chunk.completes(7), chunk.completes(9)) == (4, False, True)
 
 

@@ -13,7 +13,7 @@ from deployments.failures import GenerationLost
 from service.admission.capacity import Amounts
 from service.metrics.ingress_metrics import HttpMetrics, IngressGauges, export
 from service.metrics.rollout_metrics import RolloutMetrics
-from service.scheduling.priority import weight_of
+from service.scheduling.fair_queue import _weight_of
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
@@ -142,7 +142,7 @@ def test_the_age_of_a_version_begins_when_it_is_first_seen(given: Given) -> None
 
 
 def test_each_look_shows_the_queue_of_every_priority(given: Given) -> None:
-    waiting = {weight_of("train"): 3}
+    waiting = {_weight_of("train"): 3}
     gauges = gauges_of(waiting)
     gauges.set(1.0)
     waiting.clear()

@@ -14,7 +14,7 @@ from service.access.keys import ANYBODY
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import PlayedStep
-from service.rollouts.retries import Retry
+from service.rollouts.retries import _Retry
 from tests import virtual_time
 from tests.service.scripted import EpisodeRecipe, ids_of, outcome
 
@@ -22,7 +22,7 @@ LOST = "The generator replica died during the call."
 SLOW = "The step took longer than 5 s."
 
 
-def played(*parts: tuple[str, float], retries: Sequence[Retry] = (), steps: Sequence[PlayedStep] = ()) -> Episode:
+def played(*parts: tuple[str, float], retries: Sequence[_Retry] = (), steps: Sequence[PlayedStep] = ()) -> Episode:
     """An episode of one generation a part, its replica and when it began. All but the last one are interrupted."""
     episode = EpisodeRecipe().make()
     for place, (replica, began_at) in enumerate(parts):

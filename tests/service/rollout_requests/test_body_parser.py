@@ -3,15 +3,16 @@
 import asyncio
 import json
 import math
+import multiprocessing
 import os
 import signal
-import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,11 +29,12 @@ from service.rollout_requests.parsing import (
     MOST_FIELDS,
     SAMPLES_AT_ONCE,
     BodyBounds,
+    ParsedScoreRequest,
+    ScoreBounds,
     joined_request,
     parsed_body,
     request_parts,
 )
-from service.scoring.parsing import ParsedScoreRequest, ScoreBounds
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
 BOUNDS = BodyBounds(max_rollouts=1000, max_sample_bytes=100_000)
@@ -61,30 +63,18 @@ def request(**fields: Any) -> bytes:
     return json.dumps({"samples": [SAMPLE], **fields}).encode()
 
 
-def children() -> set[psutil.Process]:
-    """The parsers below this process; those that other tests have left may end at any moment."""
-    return {each for each in psutil.Process().children() if is_parser(each)}
-
-
-def is_parser(process: psutil.Process) -> bool:
-    try:
-        return "parser_process" in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        # Another test's, which has ended: `ZombieProcess` is one of these.
-        return False
-
-
-@pytest.mark.slow
-def test_only_a_body_over_the_threshold_goes_to_a_process() -> None:
-    parser = BodyParser(BOUNDS)
+def test_only_a_body_over_the_threshold_goes_to_a_process(parser: BodyParser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_parser, "request_parts", parts_that_name_their_process)
     body = request().ljust(MOST_BYTES_INLINE)
-    before = children()
     small = parse(parser, body)
-    assert children() <= before
-    assert parse(parser, body + b" ") == small
-    assert len(children() - before) == 1
-    parser.close()
-    assert children() <= before
+    assert (small.samples[0].id, parse(parser, body + b" ").samples[0].id) == (None, "elsewhere")
+
+
+def parts_that_name_their_process(body: bytes, **bounds: Any) -> Iterator[Any]:
+    options, *samples = request_parts(body, **bounds)
+    yield options
+    is_here = multiprocessing.parent_process() is None
+    yield from ({**sample, "id": "here" if is_here else "elsewhere"} for sample in samples)
 
 
 @pytest.mark.parametrize("media_type", [JSON, ARROW])
@@ -115,67 +105,43 @@ def test_a_refusal_crosses_the_processes(parser: BodyParser) -> None:
     assert parse(parser, request() + PADDING) == parsed_body(request(), JSON)
 
 
+def kill_own_process(*_: object, **__: object) -> Iterator[Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield None
+
+
 @pytest.mark.slow
-def test_a_process_that_dies_is_503_and_is_replaced() -> None:
-    parser = BodyParser(BOUNDS)
-    before = children()
-    parse(parser, request() + PADDING)
-    [child] = children() - before
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+def test_a_process_that_dies_is_503_and_is_replaced(parser: BodyParser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_parser, "request_parts", kill_own_process)
     with pytest.raises(RequestProblem) as raised:
         parse(parser, request() + PADDING)
+    monkeypatch.undo()
     assert (raised.value.problem.status, raised.value.problem.errors[0].message) == (
         503,
         "The process that parses request bodies died, possibly out of memory",
     )
     assert parse(parser, request() + PADDING) == parsed_body(request(), JSON)
-    parser.close()
 
 
-@pytest.mark.slow
-def test_a_process_whose_answer_was_not_read_whole_parses_no_further_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise MemoryError
-
-    before, parser = children(), BodyParser(BOUNDS)
-    with monkeypatch.context() as patched:
-        patched.setattr(body_parser.ParserProcess, "parse", interrupted)
-        with pytest.raises(MemoryError):
-            parse(parser, request() + PADDING)
-    assert not children() - before
-    assert parse(parser, request() + PADDING) == parsed_body(request(), JSON)
-    parser.close()
-
-
-@pytest.mark.slow
-def test_a_process_ends_when_the_connection_that_its_parent_holds_ends() -> None:
-    process = body_parser.ParserProcess()
-    assert joined_request(
-        *process.parse(request(), partial(request_parts, media_type=JSON, bounds=BOUNDS))
-    ) == parsed_body(request(), JSON)
-    process._connection.close()
-    assert process._process.wait(timeout=60) == 0
+def wait_for(path: str, *_: object, **__: object) -> Iterator[Any]:
+    while not Path(path).exists():
+        time.sleep(0.01)
+    yield from request_parts(request(), JSON, BOUNDS)
 
 
 def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
-    parser: BodyParser, monkeypatch: pytest.MonkeyPatch
+    parser: BodyParser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    go_on = threading.Event()
+    go_on = tmp_path / "go on"
     answered = parsed_body(request(), JSON)
-    first, *rest = request_parts(request(), JSON, BOUNDS)
-
-    def wait(*_arguments: Any) -> tuple[Any, list[Any]]:
-        assert go_on.wait(60)
-        return first, rest
 
     async def parse_all() -> bool:
         large = [asyncio.create_task(parser.parse(PADDING + b" ", JSON)) for _ in range(3)]
         small = await parser.parse(request(), JSON)
-        go_on.set()
+        go_on.touch()
         return [small, *await asyncio.gather(*large)] == [answered] * 4
 
-    monkeypatch.setattr(body_parser.ParserProcess, "parse", wait)
+    monkeypatch.setattr(body_parser, "request_parts", partial(wait_for, str(go_on)))
     assert asyncio.run(parse_all())
 
 

@@ -13,8 +13,8 @@ from service.problems import internal_error
 from service.rollout_requests import result_encoding
 from service.rollout_requests.result_encoding import (
     JsonResponseEncoder,
+    _plain,
     json_of,
-    plain,
     problem_line,
     sample_line,
     summary_line,
@@ -74,7 +74,7 @@ def test_an_integer_of_more_than_64_bits_is_written_beside_packed_numbers() -> N
 
 def test_what_has_no_json_form_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="object has no JSON form"):
-        plain(object())
+        _plain(object())
 
 
 def test_lines_are_those_that_the_client_reads() -> None:

@@ -23,7 +23,7 @@ from rollout_client.contract.rollouts import Keep, SampleResult
 from rollout_env import StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.group_selection import EarlyStopping
-from service.rollouts.loop import RolloutContext, play_request, play_sample
+from service.rollouts.loop import RolloutContext, _play_sample, play_request
 from service.rollouts.pacing import Schedule
 from tests import virtual_time
 from tests.service.scripted import (
@@ -45,7 +45,7 @@ def async_context(generator: Generator, environment: Environment) -> RolloutCont
 
 def play(recipe: EpisodeRecipe, generator: Generator, environment: Environment) -> SampleResult:
     """Plays one episode."""
-    return virtual_time.run(play_sample(recipe.make(), async_context(generator, environment))).result()
+    return virtual_time.run(_play_sample(recipe.make(), async_context(generator, environment))).result()
 
 
 def collect(

@@ -21,8 +21,8 @@ from rollout_env import StepOutcome
 from service.jobs.codec import _fields_of, _state_of
 from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
-from service.rollouts.images import ImageReader
-from service.rollouts.loop import RolloutContext, play_sample
+from service.rollouts.loop import RolloutContext, _play_sample
+from service.rollouts.messages import ImageReader
 from service.rollouts.pacing import Schedule
 from tests import virtual_time
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
@@ -66,7 +66,7 @@ def recipe(prompt: Sequence[str], **fields: Any) -> EpisodeRecipe:
 def play(episode: Episode, generator: ScriptedGenerator, outcomes: Sequence[StepOutcome]) -> Episode:
     reader = ImageReader(generator)
     context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, Schedule(), images=reader)
-    return virtual_time.run(play_sample(episode, context))
+    return virtual_time.run(_play_sample(episode, context))
 
 
 def check_places(requests: Sequence[GenerationRequest], shown: Sequence[Sequence[str]]) -> None:
@@ -142,7 +142,7 @@ def test_a_model_that_sees_nothing_fails_the_rollout_whose_environment_shows_ima
     episode = recipe([], max_rollout_turns=2).make()
     environment = ScriptedEnvironment([outcome("look", NAMES[:2])])
     context = RolloutContext(ScriptedGenerator(["ab"]), {"task": environment}, Schedule())
-    virtual_time.run(play_sample(episode, context))
+    virtual_time.run(_play_sample(episode, context))
     assert episode.error is not None
     assert episode.error.message == "The model takes no images, and 2 are shown to it: serve a model that sees."
 

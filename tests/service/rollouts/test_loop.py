@@ -25,8 +25,8 @@ from service.rollouts.loop import (
     MOST_CHARACTERS_INLINE,
     RolloutContext,
     RunningEpisodes,
+    _play_sample,
     play_request,
-    play_sample,
 )
 from service.rollouts.pacing import LockstepSchedule, LoopPacer, Schedule
 from service.rollouts.progress import ProgressLog
@@ -414,7 +414,7 @@ async def test_a_generation_that_new_weights_cut_goes_on_at_once() -> None:
             return first_part(whole, 1) if len(self.requests) < 3 else whole
 
     episode = EpisodeRecipe(retries=0).make()
-    await play_sample(episode, async_context(CutTwice(["ab", "cd", "ef"]), ScriptedEnvironment([TERMINATING])))
+    await _play_sample(episode, async_context(CutTwice(["ab", "cd", "ef"]), ScriptedEnvironment([TERMINATING])))
     assert texts(episode.result()) == ["Q", "acef", "O"]
     assert virtual_time.now() == 0
 

@@ -11,7 +11,7 @@ from deployments.protocols.chat import (
 from rollout_client.contract.messages import GivenMessage
 from rollout_client.contract.rollouts import SampleResult
 from rollout_env import StepOutcome
-from service.rollouts.loop import RolloutContext, play_sample
+from service.rollouts.loop import RolloutContext, _play_sample
 from service.rollouts.pacing import LockstepSchedule, Schedule
 from tests import virtual_time
 from tests.service.rollouts.playing import collect
@@ -51,7 +51,7 @@ def played(
 ) -> SampleResult:
     generator = ScriptedGenerator(["<think>Hm.</think>So:<call>", "B"])
     context = RolloutContext(generator, {"task": environment}, Schedule(), response_parser=parser)
-    return virtual_time.run(play_sample((recipe or EpisodeRecipe()).make(), context)).result()
+    return virtual_time.run(_play_sample((recipe or EpisodeRecipe()).make(), context)).result()
 
 
 def two_turns() -> ScriptedEnvironment:
@@ -102,7 +102,7 @@ def test_the_parser_is_told_the_turn_and_what_came_before_the_response() -> None
 
 def test_tokens_and_rewards_are_the_same_with_and_without_a_parser() -> None:
     without = RolloutContext(ScriptedGenerator(["<think>Hm.</think>So:<call>", "B"]), {"task": two_turns()}, Schedule())
-    plain = virtual_time.run(play_sample(EpisodeRecipe().make(), without)).result()
+    plain = virtual_time.run(_play_sample(EpisodeRecipe().make(), without)).result()
     parsed = played(ScriptedParser([FOUND]), two_turns())
     assert [list(m.token_ids) for m in parsed.message_log] == [list(m.token_ids) for m in plain.message_log]
     assert [m.content for m in parsed.message_log] == [m.content for m in plain.message_log]

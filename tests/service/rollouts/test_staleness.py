@@ -27,8 +27,8 @@ from service.rollouts.staleness import (
     RolloutVersions,
     VersionBounds,
     VersionFeed,
+    _tokens_of_version,
     oldest_version,
-    tokens_of_version,
 )
 from tests import virtual_time
 from tests.service.rollouts.playing import KEEP_ALL, greedy_generation
@@ -180,7 +180,7 @@ def test_a_rollout_of_an_exact_version_begins_no_generation_when_another_is_curr
 
 @pytest.mark.parametrize(("made", "kept"), [((7, 7, 7), 3), ((7, 7, 8), 2), ((8, 7, 7), 0), ((7, 8, 7), 1), ((), 0)])
 def test_only_the_tokens_before_those_of_another_version_count(made: tuple[int, ...], kept: int) -> None:
-    assert tokens_of_version(spans(*made), "7") == kept
+    assert _tokens_of_version(spans(*made), "7") == kept
     generation = Generation(packed_ids(made), packed_logprobs([-1.0] * len(made)), "stop", spans(*made))
     part = versions_at(7, version=7).demanded_part(generation)
     if kept == len(made):

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.rollouts.messages import FIRST_WINDOW, tokens_to_keep
+from service.rollouts.messages import FIRST_WINDOW, _tokens_to_keep
 
 stop_strings_of_a_request = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3)
 pieces_of_tokens = st.lists(st.none() | st.text(alphabet="ab", max_size=3), max_size=80)
 
 
 def kept(pieces: Sequence[str | None], *stop_strings: str) -> int:
-    return tokens_to_keep(len(pieces), stop_strings, lambda first: pieces[first:])
+    return _tokens_to_keep(len(pieces), stop_strings, lambda first: pieces[first:])
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_long_generation_without_an_open_stop_string_is_looked_at_only_at_its_
         looked_at.append(first)
         return ["a"] * (10_000 - first)
 
-    assert tokens_to_keep(10_000, ["xy"], pieces_from) == 10_000
+    assert _tokens_to_keep(10_000, ["xy"], pieces_from) == 10_000
     assert looked_at == [10_000 - FIRST_WINDOW]
 
 
@@ -90,5 +90,5 @@ def test_a_long_generation_without_an_open_stop_string_is_looked_at_only_at_its_
 def test_the_longest_stop_strings_are_looked_for_in_linear_time(stop_string: str) -> None:
     text = stop_string[:-1] * 32
     began = process_time()
-    assert tokens_to_keep(len(text), [stop_string] * 4, lambda first: text[first:]) == 0
+    assert _tokens_to_keep(len(text), [stop_string] * 4, lambda first: text[first:]) == 0
     assert process_time() - began < 2

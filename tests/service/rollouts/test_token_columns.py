@@ -26,7 +26,7 @@ from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbe
 from rollout_client.contract.rollouts import SampleResult
 from service.jobs.codec import _state_of, turn_entry
 from service.rollouts.episode import Episode
-from service.rollouts.loop import play_sample
+from service.rollouts.loop import _play_sample
 from service.rollouts.messages import continued, first_tokens_of
 from tests import virtual_time
 from tests.service.rollouts.playing import (
@@ -238,7 +238,7 @@ def test_rows_know_their_shape() -> None:
 
 def ended_episode() -> Episode:
     episode = EpisodeRecipe(include=ALL, max_rollout_turns=1).make()
-    return virtual_time.run(play_sample(episode, async_context(WholeGenerator(), RandomEnvironment())))
+    return virtual_time.run(_play_sample(episode, async_context(WholeGenerator(), RandomEnvironment())))
 
 
 def test_a_journal_keeps_the_numbers_of_a_rollout_that_has_ended() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from service.rollout_records.trainer_reports import TrainerReports
 from service.settings import RequestLimits
 from tests.service.scripted_http import VOCAB_SIZE, ScriptedHttp
 
@@ -129,6 +130,37 @@ def test_an_unreadable_body_is_refused_and_starts_nothing(body: str) -> None:
     assert (response.status_code, response.headers["content-type"]) == (400, "application/problem+json")
     [error] = response.json()["errors"]
     assert (error["field"], error["message"].partition(":")[0]) == ("body", "Invalid JSON")
+    assert not service.has_started_something
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/score", '{"sequences": [[5, %s]]}'),
+        ("/replay", '{"rollout_id": "a", "rollout": {"total_reward": %s}}'),
+        ("/rollouts/logprobs", '{"reports": [{"rollout_id": "a", "logprobs": [%s]}]}'),
+    ],
+)
+def test_nan_and_infinity_are_no_json_in_any_body(path: str, body: str, number: str) -> None:
+    unused: Any = None
+    service = ScriptedHttp(reports=TrainerReports(unused, unused, lambda: {}))
+    response = service.request("POST", path, content=body % number)
+    [error] = response.json()["errors"]
+    assert (response.status_code, error["field"]) == (400, "body")
+    assert error["message"].startswith("Invalid JSON")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("extra_env_info", "Input should be a finite number"), ("level", "it holds a number")]
+)
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_a_number_that_would_come_back_as_null_is_refused(name: str, says: str, number: str) -> None:
+    service = ScriptedHttp()
+    response = service.post(json.dumps({"samples": [GOOD, {**GOOD, name: {"a": [1.0, "x"]}}]}).replace('"x"', number))
+    [error] = response.json()["errors"]
+    assert (response.status_code, error["field"].startswith(f"samples[1].{name}")) == (422, True)
+    assert error["message"].startswith(says)
     assert not service.has_started_something
 
 

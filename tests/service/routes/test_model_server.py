@@ -14,7 +14,7 @@ from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.model_server import ServedPart, ServedTokens
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import OPEN_TO_ALL, AccessControl
-from service.routes.dependencies import request_id
+from service.routes.dependencies import _request_id
 from tests.service.keyed_http import access_of_a_key
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
@@ -187,7 +187,7 @@ def test_no_route_makes_what_it_needs_in_a_thread() -> None:
 
     routes = [route for route in ScriptedHttp().app.routes if isinstance(route, APIRoute)]
     calls = {call for route in routes for call in calls_of(route.dependant)}
-    assert request_id in calls
+    assert _request_id in calls
     are_asynchronous = inspect.iscoroutinefunction, inspect.isasyncgenfunction
     functions = {call if inspect.isroutine(call) or inspect.isclass(call) else type(call).__call__ for call in calls}
     assert {function for function in functions if not any(is_so(function) for is_so in are_asynchronous)} == set()

@@ -90,6 +90,12 @@ def test_a_further_field_that_no_json_can_hold_is_refused() -> None:
     assert refused.json()["type"] == "urn:rollout:problem:unreadable-body"
 
 
+def test_a_number_that_would_come_back_as_null_is_refused() -> None:
+    body = b'{"sample": {"task_name": "math", "level": {"a": 1e999}}}'
+    refused = Opened().service.request("POST", "/v1/sessions", content=body, headers=JSON)
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "sample.level")
+
+
 @pytest.mark.parametrize(
     "endpoint",
     ["chat/completions", "responses", "messages", "messages/count_tokens", "tokenize", *TOKEN_ENDPOINTS],

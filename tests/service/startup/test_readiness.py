@@ -9,7 +9,7 @@ from deployments.policy.run_identity import FolderRefused
 from deployments.protocols.chat import UnsupportedTokenizer
 from deployments.sessions.session_table import _ModelNotRecordable
 from service.startup.config import ServiceNotStarted
-from service.startup.readiness import Startup
+from service.startup.readiness import _Startup
 
 RAISED = """\
 A replica failed to start with exception. Retrying 2 more time(s). Error:
@@ -74,8 +74,8 @@ def application(
     }
 
 
-def startup() -> Startup:
-    return Startup(["rollout"])
+def startup() -> _Startup:
+    return _Startup(["rollout"])
 
 
 @pytest.mark.parametrize("refusal", [UnsupportedTokenizer, ParserUnusable, FolderRefused, _ModelNotRecordable])
@@ -92,7 +92,7 @@ def test_of_what_the_service_refuses_the_sentence_is_shown(refusal: type[Excepti
 def test_the_start_is_over_when_every_application_runs() -> None:
     running = application(ApplicationStatus.RUNNING, math=(DeploymentStatus.HEALTHY, ""))
     assert startup().observe(running, now=0) is None
-    assert Startup(["rollout", "other"]).observe(running, now=0) == "Ray Serve"
+    assert _Startup(["rollout", "other"]).observe(running, now=0) == "Ray Serve"
 
 
 def test_what_is_not_healthy_yet_is_named() -> None:

@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError
 from ray.serve._private.common import RequestMetadata, StreamingHTTPRequest
 
 from deployments.upstream.ray_serve.proxy_handles import ProxyHandles, keep_proxy_handles
-from service.http.serve_requests import STEPS_PER_ITERATION, request_pacer
+from service.http.middlewares import STEPS_PER_ITERATION, request_pacer
 from tests import virtual_time
 
 REQUEST: Any = SimpleNamespace(request_id="r")
