@@ -1,6 +1,6 @@
 """The port to the data of the tasks, `DataReader`, and its failures.
 
-`RemoteData` (`service/remote/data.py`) implements it.
+`RemoteData` (`service/remote/environment.py`) implements it.
 """
 
 from collections.abc import AsyncGenerator, Iterable, Iterator

@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.failures import ImagesLost
 from deployments.protocols.images import ImageStore, name_of_image
 from deployments.rpc.batching import BYTES_PER_RECORD, divided
-from deployments.rpc.store_client import StoreClient
+from deployments.rpc.handle_calls import StoreClient
 from deployments.storage.storage import StoreReplaced, attempts
 
 WHO = "The image store"

@@ -5,7 +5,7 @@ from typing import Any
 
 from deployments.failures import EnvironmentLost
 from deployments.rpc.batching import CallBatcher, at_once, bytes_of_conversation
-from deployments.rpc.store_client import StoreClient
+from deployments.rpc.handle_calls import StoreClient
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable, RewardModel
 
 

@@ -1,4 +1,4 @@
-"""The policy store, one for the service: the Serve deployment that `rpc/store_client.py` calls.
+"""The policy store, one for the service: the Serve deployment that `rpc/handle_calls.py` calls.
 
 A push is a complete upload, a checkpoint at a path or URL, a version of the followed folder, or a stored version again,
 which every replica loads.

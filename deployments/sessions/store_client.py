@@ -17,7 +17,7 @@ from deployments.rpc.batching import (
     bytes_of_json,
     bytes_of_text,
 )
-from deployments.rpc.store_client import StoreClient
+from deployments.rpc.handle_calls import StoreClient
 from deployments.storage.storage import StoreReplaced, attempts
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from ipaddress import ip_address
 
-from deployments.rpc.own_address import HttpOptions
+from deployments.upstream.ray_serve.direct_ingress import HttpOptions
 from service.settings import AccessSettings
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"

@@ -1,8 +1,11 @@
-"""The `Environment` port over Serve handles. Server half: `deployments/environments/host.py`."""
+"""Environments and their tasks' data: the ports `Environment` and `DataReader` over Serve handles.
+
+Server halves: `deployments/environments/host.py`, `deployments/data/store.py`.
+"""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +13,8 @@ from weakref import WeakValueDictionary
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.failures import EnvironmentLost
+from deployments.data.reader import DataReader
+from deployments.failures import DataLost, EnvironmentLost
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Environment
 from deployments.rpc.background_tasks import SharedCalls
@@ -22,9 +26,10 @@ from deployments.rpc.batching import (
     bytes_of_step_request,
     divided,
 )
-from deployments.rpc.handle_calls import live_replicas_of
-from deployments.rpc.store_client import StoreClient
+from deployments.rpc.handle_calls import StoreClient, call_result, live_replicas_of
 from deployments.upstream.ray_serve.own_replica import own_name
+from deployments.upstream.ray_serve.serve_internals import cancel_call
+from rollout_client.contract.sample_ranges import SampleRange
 from rollout_env import StepOutcome
 from service.remote.replica_stream import MOST_ITERATIONS_PER_CALL, ReplicaWatch, control_calls, streamed_calls
 from service.remote.step_spreading import StepSpreading
@@ -184,3 +189,33 @@ class RemoteEnvironment(Environment):
 
 def _abort_steps(named: DeploymentHandle[Any], requests: list[StepRequest]) -> Any:
     return named.abort.remote([request.step_id for request in requests])
+
+
+_DATA = "The deployment that holds the data of the tasks"
+
+
+class RemoteData(DataReader):
+    """Asks any replica: all hold the same."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+        self._store = StoreClient(handle, DataLost, _DATA)
+
+    async def sizes(self) -> dict[str, dict[str, int]]:
+        sizes: dict[str, dict[str, int]] = await self._store.sizes()
+        return sizes
+
+    async def revision(self, wanted: SampleRange) -> str:
+        revision: str = await self._store.revision(wanted.task_name, wanted.split, wanted.seed)
+        return revision
+
+    async def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        stream: Any = self._handle.options(stream=True).samples.remote(
+            wanted.task_name, wanted.split, wanted.start, wanted.count, wanted.seed, most_bytes
+        )
+        parts = aiter(stream)
+        try:
+            while part := await call_result(anext(parts, b""), stream, DataLost, _DATA):
+                yield part
+        finally:
+            cancel_call(stream)

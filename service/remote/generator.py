@@ -33,8 +33,7 @@ from deployments.rpc.batching import (
     bytes_of_generation_request,
     bytes_of_served_request,
 )
-from deployments.rpc.handle_calls import live_replicas_of
-from deployments.rpc.store_client import StoreClient
+from deployments.rpc.handle_calls import StoreClient, live_replicas_of
 from deployments.upstream.ray_serve.own_replica import own_name
 from service.remote.replica_stream import ReplicaWatch, call_unless_gone, control_calls, streamed_calls
 from service.rollouts.retries import pause_s

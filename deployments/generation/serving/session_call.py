@@ -16,7 +16,6 @@ import orjson
 
 from deployments.failures import GenerationRejected, RolloutFailure
 from deployments.generation.engine_outputs import GeneratedChoice
-from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.generation import GenerationRequest, packed_ids, packed_logprobs
 from deployments.protocols.images import ImagesByName, ImageSpan, ImageTokens
 from deployments.protocols.model_server import ServedRequest
@@ -38,6 +37,7 @@ from deployments.sessions.records import (
 from rollout_client.contract.messages import SampledWith
 
 if TYPE_CHECKING:
+    from deployments.generation.serving.session_renderer import TemplateRenderer
     from deployments.sessions.store import SessionStore
 
 DATA = "data: "
@@ -123,7 +123,7 @@ class SessionCallClient:
     def __init__(
         self,
         store: "SessionStore",
-        renderer: TemplateRenderer,
+        renderer: "TemplateRenderer",
         interrupt: Callable[[Sequence[str]], Awaitable[None]],
         image_tokens: Callable[[Sequence[str]], Awaitable[Sequence[ImageTokens]]],
     ) -> None:

@@ -24,6 +24,7 @@ from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve._private.replica import Replica
 from ray.serve.context import _get_internal_replica_context
 
+from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.serve_internals import deadlines_of_leaving_nodes
 
 FIELD = "_deployment_config"
@@ -116,3 +117,16 @@ def call_at_shutdown(callback: Callable[[float], None]) -> None:
         await perform(replica)  # type: ignore[no-untyped-call]
 
     Replica.perform_graceful_shutdown = call_then_perform  # type: ignore[method-assign]
+
+
+def install(at_shutdown: Callable[[float], None] | None = None) -> None:
+    """Patches Ray Serve and gRPC in the replica that calls it, for its running event loop; does nothing outside of one.
+
+    Args:
+        at_shutdown: called as `call_at_shutdown` says.
+    """
+    if not is_replica():
+        return
+    read_all_wakeups()
+    if at_shutdown is not None:
+        call_at_shutdown(at_shutdown)

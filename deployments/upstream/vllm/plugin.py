@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from deployments.upstream.vllm import cpu_adapters, cpu_build
-from deployments.upstream.vllm.output_layer_adapters import leave_output_layer_without_adapters
-from deployments.upstream.vllm.top_logprobs import keep_top_logprobs_beside_scores
+from deployments.upstream.vllm.logprobs import keep_top_logprobs_beside_scores, leave_output_layer_without_adapters
 from deployments.workers.cleanup import die_with_parent, name_by_owner
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ def install_in_servers(requests: "Sequence[type[BaseModel]]", with_messages: "Se
         requests: the classes of all requests that they take.
         with_messages: those whose messages are OpenAI's.
     """
-    from deployments.upstream.vllm.chat_messages import take_null_fields_of_messages
-    from deployments.upstream.vllm.request_validation import fail_at_first_wrong_item
+    from deployments.upstream.vllm.request_validation import fail_at_first_wrong_item, take_null_fields_of_messages
 
     fail_at_first_wrong_item(*requests)
     take_null_fields_of_messages(*with_messages)

@@ -181,6 +181,5 @@ def test_each_patch_of_an_engine_says_on_which_model_runner_it_applies() -> None
     assert said == {
         "cpu_adapters": ["V1"],
         "cpu_build": ["V1"],
-        "output_layer_adapters": ["V1 and V2"],
-        "top_logprobs": ["V1"],
+        "logprobs": ["V1", "V1 and V2"],
     }

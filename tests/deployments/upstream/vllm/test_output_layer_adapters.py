@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_layer_stays_as_it_is() -> None:
-    from deployments.upstream.vllm.output_layer_adapters import leave_output_layer_without_adapters
+    from deployments.upstream.vllm.logprobs import leave_output_layer_without_adapters
 
     manager: Any = SimpleNamespace()
     leave_output_layer_without_adapters(manager)

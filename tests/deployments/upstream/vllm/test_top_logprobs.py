@@ -10,7 +10,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample import sampler
 from vllm.v1.sample.sampler import Sampler
 
-from deployments.upstream.vllm.top_logprobs import keep_top_logprobs_beside_scores
+from deployments.upstream.vllm.logprobs import keep_top_logprobs_beside_scores
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

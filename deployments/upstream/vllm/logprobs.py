@@ -1,15 +1,23 @@
-"""The most probable tokens of a call whose step has the score of a whole context too.
+"""Log-probabilities of a step that serves unlike requests: the most probable tokens of a call beside the score of a
+whole context, and those of a prompt beside adapters of the output layer.
 
 Where one request of a step names the tokens whose log-probabilities it wants, as such a score does for the last token,
 vLLM computes those alone: all others get the token 0 in place of the most probable ones.
 
 Model runners: V1, that of processors. V2, that of GPUs, keeps the tokens of each request apart by itself.
 
-Needed with vLLM 0.32; no upstream issue is known.
+vLLM knows which adapter belongs to each token to be generated, and takes the rows of a prompt for such: with an output
+layer that takes adapters it adds those of other rollouts to a prompt's log-probabilities, or dies of the different
+number of rows. So the engine does not take adapters of the output layer.
+
+Model runners: V1 and V2.
+
+Both are needed with vLLM 0.32; no upstream issue is known.
 """
 
 import functools
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -33,13 +41,13 @@ def keep_top_logprobs_beside_scores(sampler: type[Any]) -> None:
         gathered = gather_named(self, logprobs, named, sampled)
         if gathered is None or (self.most_top_logprobs or 0) <= 0:
             return gathered
-        return joined_rows(gathered, self.gather_logprobs(logprobs, self.most_top_logprobs, token_ids=sampled), named)
+        return _joined_rows(gathered, self.gather_logprobs(logprobs, self.most_top_logprobs, token_ids=sampled), named)
 
     forward_noting_how_many.keeps_top_logprobs = True  # type: ignore[attr-defined]
     sampler.forward, sampler.gather_specific_token_logprobs = forward_noting_how_many, gather_for_each
 
 
-def joined_rows(named: Any, top: Any, rows: Iterable[int]) -> Any:
+def _joined_rows(named: Any, top: Any, rows: Iterable[int]) -> Any:
     """vLLM's `LogprobsTensors` with these `rows` of `named` and all others of `top`, as wide as the wider one."""
     width = max(named.logprobs.shape[1], top.logprobs.shape[1])
     is_named = torch.zeros(len(named.logprobs), 1, dtype=torch.bool)
@@ -56,3 +64,13 @@ def joined_rows(named: Any, top: Any, rows: Iterable[int]) -> Any:
         logprob_token_ids=joined(named.logprob_token_ids, top.logprob_token_ids, 0),
         logprobs=joined(named.logprobs, top.logprobs, -torch.inf),
     )
+
+
+def leave_output_layer_without_adapters(manager: ModuleType) -> None:
+    """Patches vLLM's `vllm.lora.model_manager`, which passes over a layer that was not wrapped."""
+    of_manager: Any = manager
+    of_manager.from_layer_logits_processor = _unwrapped
+
+
+def _unwrapped(layer: Any, *_arguments: Any) -> Any:
+    return layer
