@@ -73,7 +73,7 @@ class RegisteredReplica:
         self.checksum, self.is_checksum_asked = None, False
 
 
-class UpdateLock:
+class _UpdateLock:
     """Held by an update, by a weight transfer, or while it is decided whether a replica that starts may join."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class ReplicaRegistry:
         self._canary_timeout_s = canary_timeout_s
         self._replicas: dict[str, RegisteredReplica] = {}
         self._numbers = count(1)
-        self.update_lock = UpdateLock()
+        self.update_lock = _UpdateLock()
 
     @property
     def replicas(self) -> list[RegisteredReplica]:

@@ -102,7 +102,7 @@ class TwoPhaseUpdate:
         """
         if self._stage is not None:
             await self._send_each(self._replicas, [self._stage] * len(self._replicas))
-            refuse_if_all_refused(list(self._results.values()))
+            _refuse_if_all_refused(list(self._results.values()))
         for replica in [each for each in self._replicas if self._has_succeeded(each)]:
             result = await self._try_on(replica)
             error = error_of(result)
@@ -165,7 +165,7 @@ class TwoPhaseUpdate:
                 self._costs[replica] += result.costs
 
 
-def refuse_if_all_refused(staged: Sequence[CommandResult]) -> None:
+def _refuse_if_all_refused(staged: Sequence[CommandResult]) -> None:
     """Raises `WeightsRefused` if every replica that is alive and intact failed to stage the weights.
 
     A replica that died or broke proves nothing about the weights.

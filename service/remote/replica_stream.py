@@ -19,7 +19,7 @@ from deployments.rpc.liveness import HEARTBEAT_S
 from deployments.upstream.ray_serve.serve_internals import cancel_call
 
 
-class ReplicaSilent(Exception):
+class _ReplicaSilent(Exception):
     """Nothing came from the replica for too many heartbeats."""
 
     def __init__(self, heartbeats: int) -> None:
@@ -46,7 +46,7 @@ class ReplicaWatch:
 
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[None]:
-        """Watches the open call that is made in the block. Raises `ReplicaSilent` when the replica is silent."""
+        """Watches the open call that is made in the block. Raises `_ReplicaSilent` when the replica is silent."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -56,7 +56,7 @@ class ReplicaWatch:
                 yield
         except TimeoutError as error:
             if limit.expired():
-                raise ReplicaSilent(self._lost_after) from error
+                raise _ReplicaSilent(self._lost_after) from error
             raise
         finally:
             self._open.discard(limit)
@@ -141,7 +141,7 @@ def streamed_calls(
                 silence.forget()
             if call is not None:
                 cancel_call(call)
-            if isinstance(error, ReplicaSilent):
+            if isinstance(error, _ReplicaSilent):
                 raise lost(f"{who} was silent for {error.heartbeats} heartbeats.") from error
             raise
         if missing:

@@ -34,7 +34,7 @@ from deployments.seeds import derived_seed
 from rollout_client.contract.rollouts import LOWEST_TEMPERATURE, Sampling
 
 
-def prepare_chat(request: Any, call: ServedCall) -> None:
+def _prepare_chat(request: Any, call: ServedCall) -> None:
     """Prepares vLLM's `ChatCompletionRequest`. Raises `VLLMValidationError`."""
     if request.use_beam_search:
         raise VLLMValidationError("A session records samples, not beams.", parameter="use_beam_search")
@@ -124,7 +124,7 @@ class AnsweredChat(OpenAIServingChat):
         call = CURRENT_CALL.get()
         if call.session is not None:
             call.session.answer_id = f"chatcmpl-{call.request.generation_id}"
-            prepare_chat(request, call)
+            _prepare_chat(request, call)
             refuse_without_columns(request, call, self.model_config.max_logprobs)
         answer = await super().create_chat_completion(request, raw_request)
         return await _noted(answer, call, bool(request.return_token_ids))

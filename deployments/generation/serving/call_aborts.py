@@ -1,6 +1,6 @@
 """Calls of SGLang's API that are aborted by their request ids: they end with the tokens that they have.
 
-`AbortedCalls` decides without I/O. Guarantees: a call that an ingress received before an abort of it is aborted, also
+`_AbortedCalls` decides without I/O. Guarantees: a call that an ingress received before an abort of it is aborted, also
 if it reaches the replica later, because it has waited for its turn or is made again; one that was received after the
 answer to an abort is not. Where another ingress received the abort, the first holds for calls that were received
 earlier by more than they take from there to the replica. No clock is compared with that of another process.
@@ -30,7 +30,7 @@ class AbortableCall:
     generation_id: str
 
 
-class AbortedCalls:
+class _AbortedCalls:
     """Aborts so far, the last `MOST_REMEMBERED` of them."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class CallAborts:
     def __init__(self, interrupt: Callable[[Sequence[str]], Awaitable[None]]) -> None:
         """`interrupt` lets generations of these ids end with the tokens that they have."""
         self._interrupt = interrupt
-        self._aborted = AbortedCalls()
+        self._aborted = _AbortedCalls()
         self._running: set[AbortableCall] = set()
 
     def is_aborted(self, call: AbortableCall) -> bool:

@@ -1,6 +1,6 @@
 """A session's calls in the replica that makes them: each one's plan, its prompt, and its record in the session store.
 
-`ShownChoices` joins what the caller has seen of a streamed answer to the message that it will send back. The store
+`_ShownChoices` joins what the caller has seen of a streamed answer to the message that it will send back. The store
 hears twice a second which calls are in flight, and says which to abort; a store that starts again learns of them in
 this way (its half: `deployments/sessions/session_table.py`).
 """
@@ -52,7 +52,7 @@ _NO_IDS = packed_ids(())
 logger = logging.getLogger("rollout_service.generation")
 
 
-class ShownChoices:
+class _ShownChoices:
     """The messages of a chat's choices, joined from the events that were sent."""
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class SessionCall:
         """Whether it makes tokens more or less likely whatever the policy says (`recording_client.py`)."""
         self.sampled_with: SampledWith | None = None
         """The distribution that it samples from, if it is not the session's."""
-        self.shown = ShownChoices()
+        self.shown = _ShownChoices()
         """Choices as the caller of a stream has seen them so far."""
 
     async def prepare(self, messages: Sequence[ChatMessage], context: ChatContext) -> Sequence[int]:

@@ -27,10 +27,10 @@ LISTS = frozenset({"list", "set", "frozenset"})
 
 def fail_at_first_wrong_item(*models: type[BaseModel]) -> None:
     for model in models:
-        replace_schema(model, _failing_fast(model.__pydantic_core_schema__, {}))
+        _replace_schema(model, _failing_fast(model.__pydantic_core_schema__, {}))
 
 
-def replace_schema(model: type[BaseModel], schema: Any) -> None:
+def _replace_schema(model: type[BaseModel], schema: Any) -> None:
     # Of a complete class pydantic would take the validator that is there.
     model.__pydantic_complete__ = False
     model.__pydantic_core_schema__ = schema
@@ -64,7 +64,7 @@ def _failing_fast(schema: Any, copies: dict[int, Any]) -> Any:
 def take_null_fields_of_messages(*models: type[BaseModel]) -> None:
     """Lets messages of these requests have fields that are null; holds as `fail_at_first_wrong_item` does."""
     for model in models:
-        replace_schema(model, _validated_before(model.__pydantic_core_schema__))
+        _replace_schema(model, _validated_before(model.__pydantic_core_schema__))
 
 
 def _validated_before(schema: Any) -> Any:

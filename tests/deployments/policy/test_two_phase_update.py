@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deployments.policy.commands import CommandReport, LoadedWeights, SwapOptions, VersionPayload
 from deployments.policy.failures import VersionUntried, WeightsRefused
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry
-from deployments.policy.update import TwoPhaseUpdate, refuse_if_all_refused
+from deployments.policy.update import TwoPhaseUpdate, _refuse_if_all_refused
 from rollout_client.contract.policy import ReplicaUpdate
 from rollout_client.contract.problems import FieldProblem
 from tests import virtual_time
@@ -154,9 +154,9 @@ def test_a_replica_that_breaks_while_it_stages_proves_nothing_about_the_weights(
     refused = CommandReport(2, LoadedWeights(), error="a tensor is unknown")
     staged = CommandReport(3, LoadedWeights())
     for results in ([], [broken], [broken, staged], [refused, staged]):
-        refuse_if_all_refused(results)
+        _refuse_if_all_refused(results)
     with pytest.raises(WeightsRefused, match="the engine cannot take them: a tensor is unknown"):
-        refuse_if_all_refused([broken, refused])
+        _refuse_if_all_refused([broken, refused])
 
 
 LOST = {

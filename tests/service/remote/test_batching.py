@@ -245,7 +245,7 @@ async def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(
     at = virtual_time.now()
     assert (at, type(lost), str(lost)) == (13, EnvironmentLost, "The replica was silent for 10 heartbeats.")
     assert call.cancelled
-    assert [vars(record)["cause"] for record in caplog.records] == ["ReplicaSilent(10)"]
+    assert [vars(record)["cause"] for record in caplog.records] == ["_ReplicaSilent(10)"]
 
 
 @virtual_time.test

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.generation.serving.call_aborts import MOST_REMEMBERED, AbortableCall, AbortedCalls
+from deployments.generation.serving.call_aborts import MOST_REMEMBERED, AbortableCall, _AbortedCalls
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import CallsToAbort, ServedRequest
 
@@ -38,7 +38,7 @@ def sent(waits: st.SearchStrategy[float] = SECONDS) -> st.SearchStrategy[Sent]:
 def test_an_abort_ends_the_calls_before_it_and_no_later_ones_whatever_the_clocks_say(
     call: Sent, abort: Sent, clocks: dict[str, int]
 ) -> None:
-    aborted = AbortedCalls()
+    aborted = _AbortedCalls()
     aborted.note(
         CallsToAbort(None, "r", abort.ingress, abort.received_at + clocks[abort.ingress]),
         abort.arrives_at + clocks["replica"],
@@ -60,7 +60,7 @@ def test_an_abort_ends_the_calls_before_it_and_no_later_ones_whatever_the_clocks
 
 
 def test_aborts_of_several_ingresses_stand_beside_each_other_and_the_oldest_is_forgotten() -> None:
-    aborted = AbortedCalls()
+    aborted = _AbortedCalls()
     request = ServedRequest("id", range(1), 1, (), SamplingOptions(), ingress="a", received_at=5.0, arrived_at=50.0)
     call = AbortableCall(request, "r", "id")
     aborted.note(CallsToAbort(None, "", "a", 6.0), 60.0)
