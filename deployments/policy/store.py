@@ -195,14 +195,7 @@ class PolicyStore(CommandSource):
             return None
         if policy.last_update is not None and policy.last_update.version == version:
             return policy.last_update
-        return PolicyUpdate(
-            version=version,
-            name=name,
-            checksum=stored.checksum,
-            replicas=[],
-            keeps_prefix_cache=stored.keeps_prefix_cache,
-            base=stored.base if stored.kind == "adapter" else None,
-        )
+        return policy.update_to(stored)
 
     async def complete_upload(
         self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None

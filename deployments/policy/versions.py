@@ -131,12 +131,6 @@ def read_index(folder: Path) -> _VersionIndex:
         return _VersionIndex()
 
 
-def is_used(folder: Path) -> bool:
-    """Whether a store's folder has, or had, any version but the initial one, of whatever policy."""
-    index = read_index(folder)
-    return bool(index.current or index.versions or any(folder.glob(f"names/*/{INDEX}")))
-
-
 class Versions:
     """The versions of one policy; its folder is used by one policy store only.
 

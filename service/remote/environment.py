@@ -19,11 +19,11 @@ from deployments.protocols.environments import RefusedField, StepRequest, TaskDe
 from deployments.protocols.generation import Environment
 from deployments.rpc.background_tasks import SharedCalls
 from deployments.rpc.batching import (
+    BYTES_PER_RECORD,
     MOST_ITEMS_PER_MESSAGE,
     BatchResults,
     CallBatcher,
     bytes_of_json,
-    bytes_of_step_request,
     divided,
 )
 from deployments.rpc.handle_calls import StoreClient, call_result, live_replicas_of
@@ -166,6 +166,7 @@ class RemoteEnvironment(Environment):
         named = self._handle.options(session_id=name)
         start_call = named.options(stream=True).step.remote
         log_fields = {"task_name": self._task_name, "replica_id": destination.replica}
+        abort = control_calls(named.abort.remote, "aborted", EnvironmentLost, self._who, log_fields)
         self._steps[destination] = steps = streamed_calls(
             lambda requests: start_call(requests, self._caller, name),
             EnvironmentLost,
@@ -173,8 +174,8 @@ class RemoteEnvironment(Environment):
             log_fields,
             partial(self._results_of, destination.replica),
             self._silences.setdefault(name, ReplicaWatch(LOST_AFTER_HEARTBEATS)),
-            bytes_of_step_request,
-            control_calls(partial(_abort_steps, named), "aborted", EnvironmentLost, self._who, log_fields),
+            _bytes_of_step_request,
+            lambda request: abort.add(request.step_id),
             most_items=None if destination.in_lockstep else MOST_ITEMS_PER_MESSAGE,
             # The schedule lets many of them begin in consecutive iterations.
             most_iterations=None if destination.in_lockstep else MOST_ITERATIONS_PER_CALL,
@@ -185,10 +186,6 @@ class RemoteEnvironment(Environment):
         if replica is not None:
             self._spreading.note_answer(replica)
         return results
-
-
-def _abort_steps(named: DeploymentHandle[Any], requests: list[StepRequest]) -> Any:
-    return named.abort.remote([request.step_id for request in requests])
 
 
 _DATA = "The deployment that holds the data of the tasks"
@@ -219,3 +216,7 @@ class RemoteData(DataReader):
                 yield part
         finally:
             cancel_call(stream)
+
+
+def _bytes_of_step_request(request: StepRequest) -> int:
+    return BYTES_PER_RECORD + bytes_of_json((request.message_log, request.extra_env_info))

@@ -105,7 +105,7 @@ def streamed_calls(
     results_of: Callable[[Any], BatchResults[Result]] = lambda item: item,
     silence: ReplicaWatch | None = None,
     bytes_of: Callable[[Request], int] = lambda _: 0,
-    abort: CallBatcher[Request, None] | None = None,
+    abandon: Callable[[Request], object] | None = None,
     most_items: int | None = MOST_ITEMS_PER_MESSAGE,
     most_iterations: int | None = MOST_ITERATIONS_PER_CALL,
 ) -> CallBatcher[Request, Result]:
@@ -119,7 +119,7 @@ def streamed_calls(
         log_fields: the `extra` of log records.
         silence: the replica sends a heartbeat each second, and is `lost` when this misses too many. Streams of the same
             replica share it. `None` if the replica sends none.
-        abort: aborts requests whose callers left while others of their call go on.
+        abandon: as in `CallBatcher`.
     """
 
     async def results(requests: list[Request]) -> AsyncIterator[tuple[int, Result | Exception]]:
@@ -154,7 +154,6 @@ def streamed_calls(
         extra = {**log_fields, "cause": repr(broken.__cause__)} if is_lost else log_fields
         logger.warning(message, missing, broken, exc_info=None if is_lost else broken, extra=extra)
 
-    abandon = None if abort is None else abort.add
     return CallBatcher(results, bytes_of, most_items, most_iterations, abandon=abandon, on_broken=log_broken)
 
 

@@ -102,21 +102,6 @@ def shown_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def shown_output(items: Sequence[Any]) -> dict[str, Any]:
-    """The items of OpenAI's responses API as the one message that they are when they come back."""
-    message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
-    for item in items:
-        match item.type:
-            case "message":
-                message["content"] += "".join(getattr(part, "text", "") for part in item.content)
-            case "reasoning":
-                message["reasoning"] += "".join(part.text for part in item.content or ())
-            case "function_call":
-                function = {"name": item.name, "arguments": item.arguments}
-                message["tool_calls"].append({"id": item.call_id, "function": function})
-    return shown_message(message)
-
-
 class SessionCallClient:
     """The calls of sessions in one replica, over the session store."""
 
@@ -341,10 +326,3 @@ async def images_by_name(
     names: Sequence[str], image_tokens: Callable[[Sequence[str]], Awaitable[Sequence[ImageTokens]]]
 ) -> ImagesByName:
     return dict(zip(names, await image_tokens(names), strict=True)) if names else {}
-
-
-def context_of(tools: Sequence[Mapping[str, Any]] | None, template_kwargs: Mapping[str, Any]) -> ChatContext:
-    """The context of a chat. `template_kwargs` are all that vLLM hands to the chat template."""
-    own = ("tools", "tokenize", "add_generation_prompt", "continue_final_message")
-    kwargs = {name: value for name, value in template_kwargs.items() if name not in own and value is not None}
-    return ChatContext(tools or None, kwargs or None)

@@ -23,7 +23,7 @@ from vllm.renderers.params import ChatParams, merge_kwargs
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.served_call import CURRENT_CALL, answered_failures
-from deployments.generation.serving.session_call import context_of, images_by_name
+from deployments.generation.serving.session_call import images_by_name
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.images import ImageSpan
 from deployments.sessions.message_comparison import plain_message, text_of
@@ -130,7 +130,7 @@ class SessionOnlineRenderer(OnlineRenderer):
                 conversation, multi_modal = await self._parsed(messages, params, shows_images)
             if multi_modal:
                 raise VLLMValidationError("A session takes text alone, no images or sounds.", parameter="messages")
-            context = context_of(tool_dicts, params.chat_template_kwargs)
+            context = _context_of(tool_dicts, params.chat_template_kwargs)
             with answered_failures():
                 if session is not None:
                     may_constrain = _asks_for_grammar(request)
@@ -273,3 +273,10 @@ def _named_part(part: Any) -> Any:
     if not isinstance(text, str) or not text.startswith(_MARK):
         return part
     return {"type": "image", "image": text.removeprefix(_MARK)}
+
+
+def _context_of(tools: Sequence[Mapping[str, Any]] | None, template_kwargs: Mapping[str, Any]) -> ChatContext:
+    """The context of a chat. `template_kwargs` are all that vLLM hands to the chat template."""
+    own = ("tools", "tokenize", "add_generation_prompt", "continue_final_message")
+    kwargs = {name: value for name, value in template_kwargs.items() if name not in own and value is not None}
+    return ChatContext(tools or None, kwargs or None)

@@ -51,7 +51,7 @@ class ScriptedReplica:
     def batcher(self) -> CallBatcher[str, str]:
         log_fields = {"replica_id": "r"}
         abort: CallBatcher[str, None] = control_calls(self.abort, "aborted", EnvironmentLost, "The replica", log_fields)
-        return stream_of(self.start_call, log_fields=log_fields, abort=abort)
+        return stream_of(self.start_call, log_fields=log_fields, abandon=abort.add)
 
 
 def call_all(replica: ScriptedReplica, *names: str) -> list[str | BaseException]:

@@ -4,7 +4,8 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.generation.serving.session_call import _ShownChoices, shown_message, shown_output
+from deployments.generation.serving.answered_layers import _shown_output
+from deployments.generation.serving.session_call import _ShownChoices, shown_message
 
 
 def event(*choices: dict[str, Any]) -> str:
@@ -58,7 +59,7 @@ def test_the_items_of_a_response_are_one_message() -> None:
         part(type="message", content=[part(text="A"), part(text="B")]),
         part(type="function_call", call_id="c1", name="add", arguments="{}"),
     ]
-    assert shown_output(items) == {
+    assert _shown_output(items) == {
         "role": "assistant",
         "content": "AB",
         "reasoning": "why",
