@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-import psutil
 import vllm
 from vllm import envs
 from vllm.config import VllmConfig
@@ -33,7 +32,7 @@ from deployments.generation.engine_outputs import (
     log_failure,
 )
 from deployments.generation.engine_requests import generation_of, sampling_params, scored_prompt_of, scoring_params
-from deployments.generation.health import EngineWatch, ReplicaUnusable
+from deployments.generation.health import EngineWatch, ReplicaUnusable, kill_child_processes
 from deployments.generation.settings import NO_DRAFTS
 from deployments.generation.weight_updater import INITIAL_VERSION, WeightUpdater
 from deployments.generation.weights_canary import WeightsCanary, canary_params, canary_prompts
@@ -55,8 +54,6 @@ from deployments.upstream.vllm.token_texts import install_token_texts
 from deployments.upstream.vllm.weight_transfer import reject_unknown_backend
 
 _WARM_UP_TOKENS = 8
-_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
-"""In the command line of Python's helper process, which frees shared memory when the others have ended."""
 ALL_LOGPROBS = -1
 """vLLM's `max_logprobs` for no bound."""
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
@@ -295,7 +292,7 @@ class VLLMEngine(Engine):
         await self._llm.check_health()
         ongoing, is_paused = self._llm.get_num_unfinished_requests(), self.weights.is_paused
         if self._watch.hangs(time.monotonic(), self._steps.taken, ongoing, is_paused):
-            _kill_child_processes()
+            kill_child_processes()
             raise ReplicaUnusable("The engine has work and takes no step: its processes were killed.")
 
     def shutdown(self) -> None:
@@ -324,13 +321,3 @@ def _tokens_of(token_ids: Sequence[int], cache_salt: str | None = None) -> Token
         cache_salt: the prefix cache is shared only with generations that have the same.
     """
     return tokens_input(list(token_ids), cache_salt=cache_salt)
-
-
-def _kill_child_processes() -> None:
-    """Kills all processes below this one, stopped ones too, except those that free what the others leave."""
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if _RESOURCE_TRACKER not in " ".join(process.cmdline()):
-                process.kill()
-        except psutil.NoSuchProcess:
-            continue

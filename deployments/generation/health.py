@@ -9,6 +9,8 @@ import math
 from array import array
 from collections import deque
 
+import psutil
+
 from deployments.failures import GenerationNotFinite
 
 LEAST_OBSERVATIONS = 3
@@ -49,6 +51,20 @@ class EngineWatch:
         if self._timeout_s is None or self._observations < LEAST_OBSERVATIONS:
             return False
         return now - self._since >= self._timeout_s
+
+
+_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
+"""In the command line of Python's helper process, which frees shared memory when the others have ended."""
+
+
+def kill_child_processes() -> None:
+    """Kills all processes below this one, stopped ones too, except those that free what the others leave."""
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if _RESOURCE_TRACKER not in " ".join(process.cmdline()):
+                process.kill()
+        except psutil.NoSuchProcess:
+            continue
 
 
 def refuse_not_finite(logprobs: "array[float]") -> None:
