@@ -18,7 +18,7 @@ import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from deployments.upstream.ray_serve.console import keep_serve_log_open, use_own_print
+from deployments.upstream.ray_serve.serve_internals import keep_serve_log_open, use_own_print
 
 CONTEXT_FIELDS = (
     "request_id",

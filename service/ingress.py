@@ -14,13 +14,10 @@ from ray import serve
 
 from deployments import logs
 from deployments.protocols.generation import Environment
-from deployments.rpc.own_address import HttpOptions
-from deployments.rpc.store_client import policy_store_client
-from deployments.upstream.ray_serve.direct_ingress import listen_on_own_port
-from deployments.upstream.ray_serve.install import install
-from deployments.upstream.ray_serve.own_replica import call_at_shutdown
+from deployments.rpc.handle_calls import policy_store_client
+from deployments.upstream.ray_serve.direct_ingress import HttpOptions, listen_on_own_port, running_http_options
+from deployments.upstream.ray_serve.own_replica import call_at_shutdown, install
 from deployments.upstream.ray_serve.proxy_handles import keep_proxy_handles
-from deployments.upstream.ray_serve.serve_internals import running_http_options
 from service.access.access_control import refuse_exposed
 from service.http.middlewares import ServeRequests, request_pacer
 from service.metrics.ingress_metrics import HttpMetrics, HttpMetricsMiddleware, IngressGauges, export

@@ -10,9 +10,9 @@ from ray.serve.handle import DeploymentHandle
 from deployments.agents.settings import agent_deployment
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.images.store import RemoteImages
-from deployments.rpc.own_address import HttpOptions, own_address
-from deployments.rpc.store_client import job_store_client, rollout_record_store_client
+from deployments.rpc.handle_calls import job_store_client, rollout_record_store_client
 from deployments.sessions.store import session_store_client
+from deployments.upstream.ray_serve.direct_ingress import HttpOptions, own_address
 from deployments.upstream.ray_serve.own_replica import most_replicas
 from service.access.access_control import AccessControl
 from service.admission.admission import Admission
@@ -21,8 +21,7 @@ from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
-from service.remote.data import RemoteData
-from service.remote.environment import RemoteEnvironment
+from service.remote.environment import RemoteData, RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser

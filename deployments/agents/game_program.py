@@ -19,7 +19,7 @@ from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgra
 from deployments.agents.settings import LARGEST_SEED, POLICY, GameSettings, Rival
 from deployments.failures import AgentFailed, EnvironmentLost
 from deployments.models.clients import HttpChatModel
-from deployments.rpc.own_address import running_address
+from deployments.upstream.ray_serve.direct_ingress import running_address
 from rollout_client.contract.rollouts import SampleInput
 from rollout_env import (
     ChatMessage,

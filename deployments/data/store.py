@@ -1,8 +1,8 @@
 """The deployment that opens, checks and holds the data sets of the tasks, if there are any.
 
-`RemoteData` (`service/remote/data.py`) is the caller. Data are held here, and neither in the ingress replicas, whose
-event loops must not stall, nor by the environments, of which there may be many. What is held is an index: the rows
-stay in files that are mapped into memory, so that replicas on one node share the pages that the system has read.
+`RemoteData` (`service/remote/environment.py`) is the caller. Data are held here, and neither in the ingress replicas,
+whose event loops must not stall, nor by the environments, of which there may be many. What is held is an index: the
+rows stay in files that are mapped into memory, so that replicas on one node share the pages that the system has read.
 """
 
 import asyncio

@@ -26,8 +26,8 @@ from deployments.protocols.environments import RefusedField, StepRequest, TaskDe
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import BatchResults, bytes_of_step_result, results_as_completed
 from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
-from deployments.rpc.own_address import running_address
-from deployments.upstream.ray_serve.install import install
+from deployments.upstream.ray_serve.direct_ingress import running_address
+from deployments.upstream.ray_serve.own_replica import install
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
 from rollout_env import ModelUser, StepOutcome, TaskEnvironment
 from rollout_env.environment import forks_sessions, has_a_start, has_sessions

@@ -31,13 +31,7 @@ from deployments.generation.engine_outputs import (
     engine_failed,
     log_failure,
 )
-from deployments.generation.engine_requests import (
-    generation_of,
-    sampling_params,
-    scored_prompt_of,
-    scoring_params,
-    warm_up_request,
-)
+from deployments.generation.engine_requests import generation_of, sampling_params, scored_prompt_of, scoring_params
 from deployments.generation.health import EngineWatch, ReplicaUnusable, kill_child_processes
 from deployments.generation.settings import NO_DRAFTS
 from deployments.generation.weight_updater import INITIAL_VERSION, WeightUpdater
@@ -46,6 +40,7 @@ from deployments.protocols.generation import (
     Engine,
     Generation,
     GenerationRequest,
+    SamplingOptions,
     ScoringRequest,
     packed_ids,
     packed_logprobs,
@@ -58,6 +53,7 @@ from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounte
 from deployments.upstream.vllm.token_texts import install_token_texts
 from deployments.upstream.vllm.weight_transfer import reject_unknown_backend
 
+_WARM_UP_TOKENS = 8
 ALL_LOGPROBS = -1
 """vLLM's `max_logprobs` for no bound."""
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
@@ -125,7 +121,9 @@ class VLLMEngine(Engine):
             engine.images = await asyncio.to_thread(EngineImages, llm, images)
         # Its outputs name the weights that it has started with.
         await llm.update_weight_version(str(INITIAL_VERSION))
-        await engine.generate(warm_up_request())
+        # With a stop string, because vLLM detokenizes only with one.
+        warm_up = GenerationRequest("warm-up", [0], _WARM_UP_TOKENS, ("never",), SamplingOptions())
+        await engine.generate(warm_up)
         await engine.canary.try_current()
         return engine
 

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from vllm.exceptions import VLLMServerError
@@ -26,7 +26,7 @@ from deployments.failures import (
 )
 from deployments.generation.adapters import Adapters
 from deployments.generation.continued_completion import ContinuedCompletion
-from deployments.generation.engine_requests import expert_column, logprob_columns, spans_of, whole_positions
+from deployments.generation.engine_requests import expert_column, logprob_columns, spans_of
 from deployments.generation.health import refuse_not_finite
 from deployments.generation.weight_updater import WeightUpdater
 from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
@@ -156,7 +156,7 @@ class ColumnReader:
     def read(self, choice: GeneratedChoice, completion: CompletionOutput) -> None:
         """Adds those of an output to a choice that does not have its tokens yet. Raises as `generation_of`."""
         if self.named and isinstance(flat := completion.logprobs, FlatLogprobs) and len(flat):
-            choice.parts.append(logprob_columns(self.request, whole_positions(flat, self.named), self.named))
+            choice.parts.append(logprob_columns(self.request, _whole_positions(flat, self.named), self.named))
         if completion.finished():
             tokens = len(choice.token_ids) + len(completion.token_ids)
             choice.experts = expert_column(self.request, completion.routed_experts, tokens, self.experts)
@@ -247,10 +247,8 @@ class CompletionOutputs:
                         raise GenerationLost(ABORTED_BY_ENGINE)
                     if scores_prompt and output.outputs[0].token_ids and not running.interrupted.is_set():
                         # An output in the middle of a stream says no versions.
-                        spans, is_changed = (
-                            output.outputs[0].weight_versions,
-                            weights.is_paused or swaps != weights.swaps,
-                        )
+                        spans = output.outputs[0].weight_versions
+                        is_changed = weights.is_paused or swaps != weights.swaps
                         if spans[0].version != begun_with if spans else is_changed:
                             raise GenerationLost("The weights changed while the prompt was scored.")
                         scores_prompt = False
@@ -295,3 +293,21 @@ def _refuse_other_spans(request: GenerationRequest, spans: Iterable[WeightVersio
             f"Version {demanded} must generate every token, and version {other} took its place before the end. Demand "
             "another version, or push new weights when calls have ended."
         )
+
+
+def _whole_positions(flat: FlatLogprobs, named: int) -> FlatLogprobs:
+    """The log-probabilities with `named` likeliest tokens after each sampled one.
+
+    vLLM joins outputs of a stream that nobody has read yet through dicts. There a sampled token that is one of the
+    likeliest stands once, with its rank among these.
+    """
+    if len(flat.token_ids) == (1 + named) * len(flat):
+        return flat
+    whole = FlatLogprobs()
+    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
+        places = list(range(start, end))
+        if len(places) <= named:
+            places.insert(flat.ranks[start] or 0, start)
+        ids, logprobs = [flat.token_ids[place] for place in places], [flat.logprobs[place] for place in places]
+        whole.append_fast(ids, logprobs, chain(range(len(ids))), [None] * len(ids))
+    return whole

@@ -1,6 +1,5 @@
 """Requests to vLLM and its outputs: from our requests to its parameters, and from its outputs to our results."""
 
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from deployments.failures import GenerationLost, GenerationRejected
 from deployments.generation.health import refuse_not_finite
 from deployments.protocols.generation import (
-    NO_COLUMNS,
     TIED_TOKENS,
     Generation,
     GenerationRequest,
-    SamplingOptions,
     ScoredPrompt,
     ScoringRequest,
     WeightSpan,
@@ -26,15 +23,9 @@ from deployments.protocols.generation import (
 from deployments.protocols.token_columns import EXPERTS, MASK, MASK_SIZES, numbers_of
 from rollout_client.contract.messages import NumberType, PackedNumbers
 
-_WARM_UP_TOKENS = 8
 _MISSING_PROBABILITY = 1e-3
 """Rounding of the log-probabilities of a thousand tokens takes less."""
 _MOST_OF_A_BYTE = 256
-
-
-def warm_up_request() -> GenerationRequest:
-    """With a stop string, because vLLM detokenizes only with one."""
-    return GenerationRequest("warm-up", [0], _WARM_UP_TOKENS, ("never",), SamplingOptions())
 
 
 def sampling_params(request: GenerationRequest) -> SamplingParams:
@@ -91,17 +82,15 @@ def generation_of(
     if len(flat.logprobs) != each * len(token_ids):
         raise GenerationLost(f"The engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens.")
     refuse_not_finite(logprobs)
+    rows, tokens = completion.routed_experts, len(completion.token_ids)
     return Generation(
         token_ids=token_ids,
         logprobs=logprobs,
         finish_reason=completion.finish_reason,  # type: ignore[arg-type]
         weight_versions=spans_of(completion) if adapter is None else (WeightSpan(adapter, 0, len(token_ids)),),
         columns={}
-        if request is None or request.include == NO_COLUMNS
-        else {
-            **logprob_columns(request, flat),
-            **expert_column(request, completion.routed_experts, len(completion.token_ids), experts),
-        },
+        if request is None
+        else logprob_columns(request, flat) | expert_column(request, rows, tokens, experts),
     )
 
 
@@ -149,24 +138,6 @@ def logprob_columns(
         entropy = 0 - (probabilities * np.where(could_be_sampled, logprobs, 0)).sum(1)
         columns["entropy"] = numbers_of(entropy.astype(np.float32).tobytes(), "float32")
     return columns
-
-
-def whole_positions(flat: FlatLogprobs, named: int) -> FlatLogprobs:
-    """The log-probabilities with `named` likeliest tokens after each sampled one.
-
-    vLLM joins outputs of a stream that nobody has read yet through dicts. There a sampled token that is one of the
-    likeliest stands once, with its rank among these.
-    """
-    if len(flat.token_ids) == (1 + named) * len(flat):
-        return flat
-    whole = FlatLogprobs()
-    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
-        places = list(range(start, end))
-        if len(places) <= named:
-            places.insert(flat.ranks[start] or 0, start)
-        ids, logprobs = [flat.token_ids[place] for place in places], [flat.logprobs[place] for place in places]
-        whole.append_fast(ids, logprobs, chain(range(len(ids))), [None] * len(ids))
-    return whole
 
 
 def expert_column(

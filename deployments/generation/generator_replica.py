@@ -27,11 +27,10 @@ from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedRequest
 from deployments.protocols.replicas import PrefixCacheTokens
 from deployments.protocols.weight_versions import refuse_other_version
-from deployments.rpc.store_client import policy_store_client
+from deployments.rpc.handle_calls import policy_store_client
 from deployments.sessions.session_table import refuse_unrecordable
 from deployments.sessions.store import session_store_client
-from deployments.upstream.ray_serve.install import install
-from deployments.upstream.ray_serve.own_replica import call_at_shutdown
+from deployments.upstream.ray_serve.own_replica import call_at_shutdown, install
 from deployments.upstream.ray_serve.serve_internals import metrics_report_interval_s
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
 
@@ -80,7 +79,7 @@ class GeneratorReplica(GeneratorReplicaBase):
 
         from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine
-        from deployments.upstream.vllm.ray_metrics import EngineMetrics
+        from deployments.upstream.vllm.engine_progress import EngineMetrics
 
         seed = _replica_seed(settings.seed, replica_id())
         self._responses = responses or ResponseSettings()

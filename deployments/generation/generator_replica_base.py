@@ -21,15 +21,17 @@ from deployments.failures import (
     RolloutFailure,
 )
 from deployments.generation.health import OutputHealth
-from deployments.protocols.generation import Engine, Generation, GenerationRequest, GenerationResults
+from deployments.protocols.generation import Engine, Generation, GenerationRequest, GenerationResults, ScoredPrompt
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import (
+    BYTES_PER_LOGPROB,
     BYTES_PER_RECORD,
-    bytes_of_generation,
-    bytes_of_served_part,
+    BYTES_PER_TOKEN_ID,
+    bytes_of_columns,
+    bytes_of_text,
     divided,
     results_as_completed,
 )
@@ -76,7 +78,7 @@ class GeneratorReplicaBase(ABC):
         aborted = GenerationLost("The generation was aborted.")
         jobs = [self._generation_or_failure(request) for request in requests]
         with self._open_stream(Listener(caller, named), requests, waiting) as wake:
-            async with aclosing(results_as_completed(jobs, aborted, bytes_of_generation, wake)) as batches:
+            async with aclosing(results_as_completed(jobs, aborted, _bytes_of_generation, wake)) as batches:
                 async for results in batches:
                     yield GenerationResults(results, self.load())
 
@@ -101,7 +103,7 @@ class GeneratorReplicaBase(ABC):
             jobs = [self._tokens_or_failure(request, partial(add, request.generation_id)) for request in requests]
             async with aclosing(results_as_completed(jobs, aborted, lambda _: BYTES_PER_RECORD, wake)) as batches:
                 async for results in batches:
-                    *before, last = divided(made, bytes_of_served_part) if made else [made]
+                    *before, last = divided(made, _bytes_of_served_part) if made else [made]
                     made = []
                     for parts in before:
                         yield ServedParts(parts, [], self.load())
@@ -278,3 +280,16 @@ class GeneratorReplicaBase(ABC):
 
 def _replica_shuts_down() -> ReplicaShuttingDown:
     return ReplicaShuttingDown("The generator replica is being shut down.")
+
+
+def _bytes_of_served_part(part: tuple[str, ServedPart]) -> int:
+    return BYTES_PER_RECORD + len(part[1].body)
+
+
+def _bytes_of_generation(result: Generation | RolloutFailure) -> int:
+    if isinstance(result, RolloutFailure):
+        return BYTES_PER_RECORD + bytes_of_text(str(result))
+    tokens = len(result.token_ids)
+    if isinstance(result, ScoredPrompt):
+        tokens = len(result.prompt_logprobs) + len(result.top_token_ids)
+    return BYTES_PER_RECORD + (BYTES_PER_TOKEN_ID + BYTES_PER_LOGPROB) * tokens + bytes_of_columns(result.columns)

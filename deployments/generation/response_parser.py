@@ -58,7 +58,7 @@ class _LoggedErrors(logging.Handler):
         self.records.append(record)
 
 
-class VLLMResponseParser:
+class _VLLMResponseParser:
     """Holds the tokenizer and the parsers' classes; the parser of each response is a new one, as in vLLM's servers."""
 
     def __init__(self, choice: ParserChoice) -> None:
@@ -166,7 +166,7 @@ def _error_of(record: logging.LogRecord) -> str:
     return said[:_LONGEST_ERROR]
 
 
-_parser: VLLMResponseParser | ParserUnusable | None = None
+_parser: _VLLMResponseParser | ParserUnusable | None = None
 """The parser of this worker process."""
 
 
@@ -178,7 +178,7 @@ def prepare(choice: ParserChoice) -> None:
 
         # They would print a traceback for each call that is not well-formed.
         logging.getLogger("vllm").handlers.clear()
-        _parser = VLLMResponseParser(choice)
+        _parser = _VLLMResponseParser(choice)
     except ParserUnusable as error:
         _parser = error
 
@@ -195,7 +195,7 @@ def parse_all(responses: Sequence[ResponseToParse]) -> list[ParsedResponse]:
     return [parsed(_parser, response) for response in responses]
 
 
-def parsed(parser: VLLMResponseParser, response: ResponseToParse) -> ParsedResponse:
+def parsed(parser: _VLLMResponseParser, response: ResponseToParse) -> ParsedResponse:
     try:
         found = parser.parse(response)
         # Raises for half of a surrogate pair, which a model's JSON can spell: no answer could be written with it.

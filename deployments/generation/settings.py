@@ -1,6 +1,9 @@
 """The `engine:` and `responses:` sections of a Serve config where an engine runs. Imports neither Ray nor vLLM."""
 
+import ast
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ImportString, model_validator
@@ -212,3 +215,30 @@ class EngineSettings(BaseModel):
         }
         given = self.model_dump(exclude=_NOT_FOR_VLLM, exclude_none=True)
         return defaults | given | ({"max_model_len": _FITS_MEMORY} if self.max_model_len == "auto" else {})
+
+
+_ENGINE_ARGS_CLASSES = {"EngineArgs", "AsyncEngineArgs"}
+
+
+def _vllm_source(*path: str) -> list[ast.stmt] | None:
+    """The statements of one file of vLLM's; None if vLLM is not installed."""
+    vllm = find_spec("vllm")
+    if vllm is None or not vllm.submodule_search_locations:
+        return None
+    return ast.parse(Path(vllm.submodule_search_locations[0], *path).read_text(encoding="utf-8")).body
+
+
+def engine_fields() -> frozenset[str] | None:
+    """The names of all fields of `AsyncEngineArgs`; None if vLLM is not installed.
+
+    Its source is read, not imported, as importing vLLM takes seconds.
+    """
+    if (source := _vllm_source("engine", "arg_utils.py")) is None:
+        return None
+    return frozenset(
+        statement.target.id
+        for definition in source
+        if isinstance(definition, ast.ClassDef) and definition.name in _ENGINE_ARGS_CLASSES
+        for statement in definition.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    )

@@ -90,12 +90,12 @@ class WeightsCanary:
         return logprobs == without
 
     async def _play(self, adapter: LoadedAdapter | None, is_checked: bool = False) -> Logprobs:
-        """As the engine says them, finite or not. Args: `is_checked` raises as `refuse_bad_canary`."""
+        """As the engine says them, finite or not. Args: `is_checked` raises as `_refuse_bad_canary`."""
         # No rollout may find in the prefix cache what a version has computed that is refused afterwards.
         salt = uuid4().hex
         outputs = await asyncio.gather(*(self._generate(prompt, adapter, salt) for prompt in self._prompts()))
         for output in outputs if is_checked else ():
-            refuse_bad_canary(output)
+            _refuse_bad_canary(output)
         return [_prompt_logprobs(output) for output in outputs]
 
 
@@ -122,7 +122,7 @@ def canary_params() -> SamplingParams:
     )
 
 
-def refuse_bad_canary(output: RequestOutput) -> None:
+def _refuse_bad_canary(output: RequestOutput) -> None:
     """
     Raises:
         GenerationNotFinite: a log-probability of the prompt or of the generated tokens is NaN or infinite.

@@ -21,7 +21,7 @@ from deployments.images.book import CONTENT, ImageBook, ImagesSettings, ImageUnk
 from deployments.protocols.images import ImageStore, name_of_image
 from deployments.rpc.background_tasks import SharedCalls
 from deployments.rpc.batching import BYTES_PER_RECORD, divided
-from deployments.rpc.store_client import StoreClient
+from deployments.rpc.handle_calls import StoreClient
 from deployments.storage.storage import Storage, StoredRecord, StoreReplaced, attempts
 from deployments.storage.stored_state import Planned, StoreReplica
 

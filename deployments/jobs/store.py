@@ -1,4 +1,4 @@
-"""The job store, one for the service: the Serve deployment that `rpc/store_client.py` calls.
+"""The job store, one for the service: the Serve deployment that `rpc/handle_calls.py` calls.
 
 What each call means is in `JobRegistry`. Here it is stored before it is answered, callers are woken, and time passes.
 What a failing database does to a call is in `StoredState`.

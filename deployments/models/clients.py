@@ -19,7 +19,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from deployments.failures import EnvironmentLost
 from deployments.models.settings import ChatModelSettings
 from deployments.rpc.batching import CallBatcher, at_once, bytes_of_conversation
-from deployments.rpc.store_client import StoreClient
+from deployments.rpc.handle_calls import StoreClient
 from deployments.strict_settings import bearer_headers
 from rollout_env import ChatMessage, ChatModel, ModelRefused, ModelReply, ModelUnavailable, RewardModel
 

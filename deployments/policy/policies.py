@@ -13,7 +13,7 @@ result of the first.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from deployments.policy.versions import InitialVersion, Version, Versions
 from deployments.protocols.weight_versions import CurrentVersions, RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.base import label_of
-from rollout_client.contract.policy import NamedPolicyState, PolicyUpdate
+from rollout_client.contract.policy import NamedPolicyState, PolicyUpdate, ReplicaUpdate
 
 if TYPE_CHECKING:
     from deployments.policy.settings import PolicySettings
@@ -104,6 +104,21 @@ class Policy:
         if push is None or push.content != content:
             return None
         return await asyncio.shield(push.task)
+
+    def update_to(
+        self, info: Version, replicas: Sequence[ReplicaUpdate] = (), warnings: Sequence[str] = ()
+    ) -> PolicyUpdate:
+        """The result of a push of this version, with the outcome of each replica."""
+        return PolicyUpdate(
+            version=info.version,
+            name=self.name,
+            checksum=info.checksum,
+            replicas=[*replicas],
+            canary_s=max((replica.canary_s for replica in replicas), default=0.0),
+            keeps_prefix_cache=info.keeps_prefix_cache,
+            base=info.base if info.kind == "adapter" else None,
+            warnings=[*warnings],
+        )
 
     def remove_old_versions(self, needed: Iterable[int]) -> None:
         """Removes all but the newest versions with full weights, and those that are `needed`; named: all but one."""

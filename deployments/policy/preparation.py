@@ -225,7 +225,7 @@ class VersionPreparation:
     def _named_as_the_model(self, options: PushOptions, pushed: Path, folder: Path) -> Path:
         """The file, or a copy of it in which tensors have the model's names, without what wrappers added to them."""
         header = readable_header(pushed)
-        names = names_in_the_model(options.kind, header, self._versions.initial.layout)
+        names = _names_in_the_model(options.kind, header, self._versions.initial.layout)
         if all(name == new for name, new in names.items()):
             return pushed
         if options.kind == "adapter" and (config := header.metadata.get("adapter_config")) is not None:
@@ -243,7 +243,7 @@ class VersionPreparation:
         return self._versions.file(version)
 
 
-def names_in_the_model(kind: WeightsKind, header: Header, layout: PolicyLayout) -> dict[str, str]:
+def _names_in_the_model(kind: WeightsKind, header: Header, layout: PolicyLayout) -> dict[str, str]:
     """For each tensor of a pushed file the name that the service's model has for it, or its own if there is none.
 
     Raises:

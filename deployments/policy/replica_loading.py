@@ -238,8 +238,7 @@ class ReplicaLoading:
         for replica in ready:
             replica.accepts_requests = True
         await self.set_adapters([replica for replica in ready if self._needs_adapters(replica)])
-        results = await self._registry.send_all(ready, AcceptRequests())
-        for replica, result in zip(ready, results, strict=True):
+        for replica, result in (await self._registry.send_all(ready, AcceptRequests())).items():
             if (error := error_of(result)) is not None:
                 self._registry.replace_if_registered(replica, error, desired.version)
 
@@ -255,7 +254,7 @@ class ReplicaLoading:
         payloads = await asyncio.to_thread(self.adapters)
         command = SetAdapters(payloads, self._registry.canary_timeout_s())
         results = await self._registry.send_all(replicas, command, sum(payload.size_bytes for payload in payloads))
-        for replica, result in zip(replicas, results, strict=True):
+        for replica, result in results.items():
             if (error := error_of(result)) is not None:
                 self._registry.replace_if_registered(replica, error)
 

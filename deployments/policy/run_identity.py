@@ -12,7 +12,7 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from deployments.policy.durable_files import Trash, write_durably
-from deployments.policy.versions import initial_file, is_used
+from deployments.policy.versions import INDEX, initial_file, read_index
 
 
 class FolderRefused(Exception):
@@ -64,7 +64,7 @@ class RunIdentity:
     def problem_of(self, folder: Path) -> str | None:
         """Why `claim` would refuse the folder; changes nothing."""
         recorded = _recorded_in(folder)
-        return None if recorded is None or not is_used(folder) else self._difference_from(recorded)
+        return None if recorded is None or not _is_used(folder) else self._difference_from(recorded)
 
     def _difference_from(self, recorded: _RunRecord) -> str | None:
         if self.run is not None:
@@ -92,3 +92,9 @@ def _recorded_in(folder: Path) -> _RunRecord | None:
 
 def _label(model: str, revision: str | None) -> str:
     return model if revision is None else f"{model} at {revision}"
+
+
+def _is_used(folder: Path) -> bool:
+    """Whether a store's folder has, or had, any version but the initial one, of whatever policy."""
+    index = read_index(folder)
+    return bool(index.current or index.versions or any(folder.glob(f"names/*/{INDEX}")))

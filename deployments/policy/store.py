@@ -1,4 +1,4 @@
-"""The policy store, one for the service: the Serve deployment that `rpc/store_client.py` calls.
+"""The policy store, one for the service: the Serve deployment that `rpc/handle_calls.py` calls.
 
 A push is a complete upload, a checkpoint at a path or URL, a version of the followed folder, or a stored version again,
 which every replica loads.
@@ -195,14 +195,7 @@ class PolicyStore(CommandSource):
             return None
         if policy.last_update is not None and policy.last_update.version == version:
             return policy.last_update
-        return PolicyUpdate(
-            version=version,
-            name=name,
-            checksum=stored.checksum,
-            replicas=[],
-            keeps_prefix_cache=stored.keeps_prefix_cache,
-            base=stored.base if stored.kind == "adapter" else None,
-        )
+        return policy.update_to(stored)
 
     async def complete_upload(
         self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None

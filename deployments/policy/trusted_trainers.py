@@ -30,7 +30,7 @@ NOT_CONFIGURED = (
 HIDDEN_ADDRESS = "it hides the trainer's address, which has to be checked; send master_address and master_port instead"
 
 
-async def resolve_host(name: str) -> Sequence[str]:
+async def _resolve_host(name: str) -> Sequence[str]:
     found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return [str(address[0]) for _, _, _, _, address in found]
 
@@ -74,7 +74,7 @@ class TrustedTrainers:
         trainers: as `TransferSettings.trainers`; without any, transfers are off.
     """
 
-    def __init__(self, trainers: Sequence[str], resolve: Resolve = resolve_host) -> None:
+    def __init__(self, trainers: Sequence[str], resolve: Resolve = _resolve_host) -> None:
         self._listed = ", ".join(trainers)
         self._trainers = [TrustedTrainer.parse(trainer) for trainer in trainers]
         self._resolve = resolve

@@ -113,7 +113,7 @@ class Version(VersionInfo):
     """The `Checksum` of the delta's own tensors, if it came as a delta that the nodes apply."""
 
 
-class VersionIndex(BaseModel):
+class _VersionIndex(BaseModel):
     """The content of `versions.json`."""
 
     current: int = 0
@@ -123,18 +123,12 @@ class VersionIndex(BaseModel):
     versions: dict[int, Version] = Field(default_factory=dict)
 
 
-def read_index(folder: Path) -> VersionIndex:
+def read_index(folder: Path) -> _VersionIndex:
     """The versions in a folder; none if there is no index."""
     try:
-        return VersionIndex.model_validate_json((folder / INDEX).read_text())
+        return _VersionIndex.model_validate_json((folder / INDEX).read_text())
     except (FileNotFoundError, NotADirectoryError):
-        return VersionIndex()
-
-
-def is_used(folder: Path) -> bool:
-    """Whether a store's folder has, or had, any version but the initial one, of whatever policy."""
-    index = read_index(folder)
-    return bool(index.current or index.versions or any(folder.glob(f"names/*/{INDEX}")))
+        return _VersionIndex()
 
 
 class Versions:

@@ -17,7 +17,7 @@ its replica computed.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -259,7 +259,7 @@ class WeightTransfer:
     async def _apply(self, version: int) -> dict[RegisteredReplica, CommandResult]:
         """Lets every replica apply what it received, and makes the version current on disk if one of them could."""
         results = await self._registry.send_all(self._participants, ApplyTransfer())
-        if len(errors := _errors_in(results)) == len(results):
+        if len(errors := _errors_in(results.values())) == len(results):
             raise _ReplicaFailed(errors[0])
         self._versions.make_current(
             Version(
@@ -270,17 +270,17 @@ class WeightTransfer:
                 keeps_prefix_cache=self._keeps_prefix_cache,
             )
         )
-        return dict(zip(self._participants, results, strict=True))
+        return results
 
     async def _resume(self, version: int, applied: dict[RegisteredReplica, CommandResult]) -> PolicyUpdate:
         ready = [replica for replica, result in applied.items() if error_of(result) is None]
-        finish = FinishTransfer(version, self._versions.info(version).key)
-        finished = dict(zip(ready, await self._registry.send_all(ready, finish), strict=True))
+        info = self._versions.info(version)
+        finish = FinishTransfer(version, info.key)
+        finished = await self._registry.send_all(ready, finish)
         replicas = [self._registry.outcome(each, result, version) for each, result in (applied | finished).items()]
         await self._updates.activate(self._policy)
         self._saving = self._tasks.start(self._save(version, self._participants[0]))
-        keeps_prefix_cache = self._keeps_prefix_cache
-        return PolicyUpdate(version=version, checksum=None, replicas=replicas, keeps_prefix_cache=keeps_prefix_cache)
+        return self._policy.update_to(info, replicas)
 
     def _header_to_save(self) -> bytes | None:
         """The beginning of a file with all tensors of the checkpoint; `None` if that cannot be read."""
@@ -324,5 +324,5 @@ def _workers_of(replicas: Sequence[RegisteredReplica]) -> list[int]:
     return [replica.registration.workers for replica in replicas]
 
 
-def _errors_in(results: Sequence[CommandResult]) -> list[str]:
+def _errors_in(results: Iterable[CommandResult]) -> list[str]:
     return [error for error in map(error_of, results) if error is not None]

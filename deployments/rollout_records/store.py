@@ -1,4 +1,4 @@
-"""The store of the records of rollouts, one for the service: the Serve deployment that `rpc/store_client.py` calls.
+"""The store of the records of rollouts, one for the service: the Serve deployment that `rpc/handle_calls.py` calls.
 
 Records are in memory alone: they are for looking back, and no rollout depends on them.
 """
@@ -26,7 +26,7 @@ from deployments.rollout_records.comparison import (
 )
 from deployments.rollout_records.ledger import MismatchLedger, Suspicion
 from deployments.rollout_records.trials import Vote
-from deployments.upstream.ray_serve.install import install
+from deployments.upstream.ray_serve.own_replica import install
 
 logger = logging.getLogger("rollout_service.mismatch")
 

@@ -19,9 +19,8 @@ from typing import Any, Generic, TypeVar
 import orjson
 
 from deployments.failures import RolloutFailure
-from deployments.protocols.environments import StepRequest
-from deployments.protocols.generation import Generation, GenerationRequest, ScoredPrompt
-from deployments.protocols.model_server import ServedPart, ServedRequest
+from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.model_server import ServedRequest
 from deployments.protocols.token_columns import Columns
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_env import ChatMessage, StepOutcome
@@ -71,25 +70,8 @@ def bytes_of_served_request(request: ServedRequest) -> int:
     return BYTES_PER_RECORD + len(request.body)
 
 
-def bytes_of_served_part(part: tuple[str, ServedPart]) -> int:
-    return BYTES_PER_RECORD + len(part[1].body)
-
-
-def bytes_of_step_request(request: StepRequest) -> int:
-    return BYTES_PER_RECORD + bytes_of_json((request.message_log, request.extra_env_info))
-
-
 def bytes_of_conversation(messages: Sequence[ChatMessage]) -> int:
     return BYTES_PER_RECORD + bytes_of_json(messages)
-
-
-def bytes_of_generation(result: Generation | RolloutFailure) -> int:
-    if isinstance(result, RolloutFailure):
-        return BYTES_PER_RECORD + bytes_of_text(str(result))
-    tokens = len(result.token_ids)
-    if isinstance(result, ScoredPrompt):
-        tokens = len(result.prompt_logprobs) + len(result.top_token_ids)
-    return BYTES_PER_RECORD + (BYTES_PER_TOKEN_ID + BYTES_PER_LOGPROB) * tokens + bytes_of_columns(result.columns)
 
 
 def bytes_of_columns(columns: Columns) -> int:

@@ -31,7 +31,7 @@ from deployments.rpc.batching import (
     group_commit,
     results_of,
 )
-from deployments.rpc.store_client import StoreClient
+from deployments.rpc.handle_calls import StoreClient
 from deployments.sessions.codec import (
     OPENED,
     ReadSession,

@@ -29,7 +29,7 @@ from deployments.storage.storage import (
     StoreReplaced,
     attempts,
 )
-from deployments.upstream.ray_serve.install import install
+from deployments.upstream.ray_serve.own_replica import install
 
 TICK_S = 0.5
 ANSWER_WITHIN_S = 5.0

@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
-from deployments.rpc.own_address import HttpOptions
+from deployments.upstream.ray_serve.direct_ingress import HttpOptions
 from rollout_client.contract.problems import FieldProblem
 from service.access.keys import ANYBODY, Caller, KeyRing, KeysInvalid, Scope, parsed_keys
 from service.problems import NOT_ALLOWED, NOT_AUTHENTICATED, RequestProblem

@@ -1,8 +1,11 @@
-"""The `Environment` port over Serve handles. Server half: `deployments/environments/host.py`."""
+"""Environments and their tasks' data: the ports `Environment` and `DataReader` over Serve handles.
+
+Server halves: `deployments/environments/host.py`, `deployments/data/store.py`.
+"""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,21 +13,23 @@ from weakref import WeakValueDictionary
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.failures import EnvironmentLost
+from deployments.data.rows import DataReader
+from deployments.failures import DataLost, EnvironmentLost
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Environment
 from deployments.rpc.background_tasks import SharedCalls
 from deployments.rpc.batching import (
+    BYTES_PER_RECORD,
     MOST_ITEMS_PER_MESSAGE,
     BatchResults,
     CallBatcher,
     bytes_of_json,
-    bytes_of_step_request,
     divided,
 )
-from deployments.rpc.handle_calls import live_replicas_of
-from deployments.rpc.store_client import StoreClient
+from deployments.rpc.handle_calls import StoreClient, call_result, live_replicas_of
 from deployments.upstream.ray_serve.own_replica import own_name
+from deployments.upstream.ray_serve.serve_internals import cancel_call
+from rollout_client.contract.sample_ranges import SampleRange
 from rollout_env import StepOutcome
 from service.remote.replica_stream import MOST_ITERATIONS_PER_CALL, ReplicaWatch, control_calls, streamed_calls
 from service.remote.step_spreading import StepSpreading
@@ -161,6 +166,7 @@ class RemoteEnvironment(Environment):
         named = self._handle.options(session_id=name)
         start_call = named.options(stream=True).step.remote
         log_fields = {"task_name": self._task_name, "replica_id": destination.replica}
+        abort = control_calls(named.abort.remote, "aborted", EnvironmentLost, self._who, log_fields)
         self._steps[destination] = steps = streamed_calls(
             lambda requests: start_call(requests, self._caller, name),
             EnvironmentLost,
@@ -168,8 +174,8 @@ class RemoteEnvironment(Environment):
             log_fields,
             partial(self._results_of, destination.replica),
             self._silences.setdefault(name, ReplicaWatch(LOST_AFTER_HEARTBEATS)),
-            bytes_of_step_request,
-            control_calls(partial(_abort_steps, named), "aborted", EnvironmentLost, self._who, log_fields),
+            _bytes_of_step_request,
+            lambda request: abort.add(request.step_id),
             most_items=None if destination.in_lockstep else MOST_ITEMS_PER_MESSAGE,
             # The schedule lets many of them begin in consecutive iterations.
             most_iterations=None if destination.in_lockstep else MOST_ITERATIONS_PER_CALL,
@@ -182,5 +188,35 @@ class RemoteEnvironment(Environment):
         return results
 
 
-def _abort_steps(named: DeploymentHandle[Any], requests: list[StepRequest]) -> Any:
-    return named.abort.remote([request.step_id for request in requests])
+_DATA = "The deployment that holds the data of the tasks"
+
+
+class RemoteData(DataReader):
+    """Asks any replica: all hold the same."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+        self._store = StoreClient(handle, DataLost, _DATA)
+
+    async def sizes(self) -> dict[str, dict[str, int]]:
+        sizes: dict[str, dict[str, int]] = await self._store.sizes()
+        return sizes
+
+    async def revision(self, wanted: SampleRange) -> str:
+        revision: str = await self._store.revision(wanted.task_name, wanted.split, wanted.seed)
+        return revision
+
+    async def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        stream: Any = self._handle.options(stream=True).samples.remote(
+            wanted.task_name, wanted.split, wanted.start, wanted.count, wanted.seed, most_bytes
+        )
+        parts = aiter(stream)
+        try:
+            while part := await call_result(anext(parts, b""), stream, DataLost, _DATA):
+                yield part
+        finally:
+            cancel_call(stream)
+
+
+def _bytes_of_step_request(request: StepRequest) -> int:
+    return BYTES_PER_RECORD + bytes_of_json((request.message_log, request.extra_env_info))

@@ -33,8 +33,7 @@ from deployments.rpc.batching import (
     bytes_of_generation_request,
     bytes_of_served_request,
 )
-from deployments.rpc.handle_calls import live_replicas_of
-from deployments.rpc.store_client import StoreClient
+from deployments.rpc.handle_calls import StoreClient, live_replicas_of
 from deployments.upstream.ray_serve.own_replica import own_name
 from service.remote.replica_stream import ReplicaWatch, call_unless_gone, control_calls, streamed_calls
 from service.rollouts.retries import pause_s
@@ -68,7 +67,7 @@ class _ReplicaCalls:
 
     generate: CallBatcher[GenerationRequest, Generation]
     serve: CallBatcher[ServedRequest, ServedTokens]
-    interrupt: CallBatcher[GenerationRequest, None]
+    interrupt: CallBatcher[str, None]
 
 
 @dataclass(slots=True)
@@ -212,13 +211,20 @@ class RemoteGenerator(Generator, ModelServer):
 
     def interrupt(self, rollout_id: str) -> bool:
         if (waiting := self._waiting.get(rollout_id)) is not None:
-            self._interrupt_waiting(waiting)
+            if waiting not in self._interrupted:
+                self._interrupted.add(waiting)
+                if waiting in self._turns:
+                    self._scheduler.cancel(waiting)
+                    self._resolve(waiting)
+                else:
+                    # It has started in this iteration of the event loop.
+                    self._wake(self._scheduler.end(waiting))
             return True
         if rollout_id not in self._running:
             return False
         calls, request = self._running[rollout_id]
         calls.generate.send_now()
-        calls.interrupt.add(request)
+        calls.interrupt.add(request.generation_id)
         return True
 
     def release(self, rollout_id: str) -> None:
@@ -253,17 +259,6 @@ class RemoteGenerator(Generator, ModelServer):
         tell = partial(self._handle.options(session_id=replica).take_out_of_service.remote, reason)
         not_done, log_fields = "The replica was not taken out of service", {"replica_id": replica}
         self._tasks.start(call_unless_gone(tell, GenerationLost, GENERATOR_REPLICA, not_done, log_fields), Context())
-
-    def _interrupt_waiting(self, scheduled: ScheduledGeneration) -> None:
-        if scheduled in self._interrupted:
-            return
-        self._interrupted.add(scheduled)
-        if scheduled in self._turns:
-            self._scheduler.cancel(scheduled)
-            self._resolve(scheduled)
-        else:
-            # It has started in this iteration of the event loop.
-            self._wake(self._scheduler.end(scheduled))
 
     async def _wait(self, scheduled: ScheduledGeneration) -> None:
         """Returns when the generation has started or was interrupted. Cancelling this takes it out of the queue."""
@@ -353,15 +348,12 @@ class RemoteGenerator(Generator, ModelServer):
             return calls
         named = self._handle.options(session_id=replica)
         silence = self._silences.setdefault(replica, ReplicaWatch(LOST_AFTER_HEARTBEATS))
-        streaming, log_fields = named.options(stream=True), {"replica_id": replica or None}
+        streaming = named.options(stream=True)
+        failing = GenerationLost, GENERATOR_REPLICA, {"replica_id": replica or None}
+        abort = control_calls(named.abort.remote, "aborted", *failing)
 
-        def control(call: Callable[[list[str]], Any], done: str) -> CallBatcher[Any, None]:
-            def start(requests: list[GenerationRequest]) -> Any:
-                return call([request.generation_id for request in requests])
-
-            return control_calls(start, done, GenerationLost, GENERATOR_REPLICA, log_fields)
-
-        abort = control(named.abort.remote, "aborted")
+        def abandon(request: GenerationRequest) -> None:
+            abort.add(request.generation_id)
 
         def stream(
             start: Callable[..., Any], results_of: Callable[..., Any], bytes_of: Callable[[Any], int]
@@ -369,19 +361,16 @@ class RemoteGenerator(Generator, ModelServer):
             def start_call(requests: list[Any]) -> Any:
                 return start(requests, self._caller, self._scheduler.waiting_for(replica), replica)
 
-            results = partial(results_of, replica)
-            return streamed_calls(
-                start_call, GenerationLost, GENERATOR_REPLICA, log_fields, results, silence, bytes_of, abort
-            )
+            return streamed_calls(start_call, *failing, partial(results_of, replica), silence, bytes_of, abandon)
 
         calls = self._calls[replica] = _ReplicaCalls(
             stream(streaming.generate.remote, self._results_of, bytes_of_generation_request),
             stream(streaming.serve.remote, self._ends_of, bytes_of_served_request),
-            control(named.interrupt.remote, "interrupted"),
+            control_calls(named.interrupt.remote, "interrupted", *failing),
         )
         return calls
 
-    def _results_of(self, replica: str, item: GenerationResults) -> BatchResults[Generation]:
+    def _results_of(self, replica: str, item: GenerationResults | ServedParts) -> BatchResults[Any]:
         self._wake(self._scheduler.observe(replica, item.load, ended=len(item.results)))
         return item.results
 
@@ -390,8 +379,7 @@ class RemoteGenerator(Generator, ModelServer):
             # Those of a call that was left are dropped.
             if (parts := self._parts.get(generation_id)) is not None:
                 parts.put_nowait(part)
-        self._wake(self._scheduler.observe(replica, item.load, ended=len(item.results)))
-        return item.results
+        return self._results_of(replica, item)
 
 
 def _note_end(parts: "asyncio.Queue[ServedPart | None]", answering: "asyncio.Task[ServedTokens]") -> None:

@@ -19,7 +19,7 @@ from deployments.rpc.liveness import HEARTBEAT_S
 from deployments.upstream.ray_serve.serve_internals import cancel_call
 
 
-class ReplicaSilent(Exception):
+class _ReplicaSilent(Exception):
     """Nothing came from the replica for too many heartbeats."""
 
     def __init__(self, heartbeats: int) -> None:
@@ -46,7 +46,7 @@ class ReplicaWatch:
 
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[None]:
-        """Watches the open call that is made in the block. Raises `ReplicaSilent` when the replica is silent."""
+        """Watches the open call that is made in the block. Raises `_ReplicaSilent` when the replica is silent."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -56,7 +56,7 @@ class ReplicaWatch:
                 yield
         except TimeoutError as error:
             if limit.expired():
-                raise ReplicaSilent(self._lost_after) from error
+                raise _ReplicaSilent(self._lost_after) from error
             raise
         finally:
             self._open.discard(limit)
@@ -105,7 +105,7 @@ def streamed_calls(
     results_of: Callable[[Any], BatchResults[Result]] = lambda item: item,
     silence: ReplicaWatch | None = None,
     bytes_of: Callable[[Request], int] = lambda _: 0,
-    abort: CallBatcher[Request, None] | None = None,
+    abandon: Callable[[Request], object] | None = None,
     most_items: int | None = MOST_ITEMS_PER_MESSAGE,
     most_iterations: int | None = MOST_ITERATIONS_PER_CALL,
 ) -> CallBatcher[Request, Result]:
@@ -119,7 +119,7 @@ def streamed_calls(
         log_fields: the `extra` of log records.
         silence: the replica sends a heartbeat each second, and is `lost` when this misses too many. Streams of the same
             replica share it. `None` if the replica sends none.
-        abort: aborts requests whose callers left while others of their call go on.
+        abandon: as in `CallBatcher`.
     """
 
     async def results(requests: list[Request]) -> AsyncIterator[tuple[int, Result | Exception]]:
@@ -141,7 +141,7 @@ def streamed_calls(
                 silence.forget()
             if call is not None:
                 cancel_call(call)
-            if isinstance(error, ReplicaSilent):
+            if isinstance(error, _ReplicaSilent):
                 raise lost(f"{who} was silent for {error.heartbeats} heartbeats.") from error
             raise
         if missing:
@@ -154,7 +154,6 @@ def streamed_calls(
         extra = {**log_fields, "cause": repr(broken.__cause__)} if is_lost else log_fields
         logger.warning(message, missing, broken, exc_info=None if is_lost else broken, extra=extra)
 
-    abandon = None if abort is None else abort.add
     return CallBatcher(results, bytes_of, most_items, most_iterations, abandon=abandon, on_broken=log_broken)
 
 

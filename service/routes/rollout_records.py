@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.rollout_records.book import RolloutRecordsNotConfigured, RolloutUnknown
+from deployments.rollout_records.book import RolloutRecordsNotConfigured, RolloutUnknown, records_not_configured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.mismatch import LogprobsReport, Mismatch, ReportAnswer, ReportedRollout
 from rollout_client.contract.replay import ReplayRequest, ReplayResponse

@@ -32,9 +32,8 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from deployments.logs import serve_logs_folder, session_folder
 from deployments.policy.cluster import cluster_weights_folder
-from deployments.rpc.own_address import own_address
 from deployments.storage.databases import cluster_folder
-from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES
+from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES, own_address
 from deployments.upstream.ray_serve.serve_internals import read_environment_again, route_in_own_loop
 from deployments.workers.cleanup import free_left_over, remove_left_over
 from service.access.access_control import HAPROXY

@@ -12,11 +12,10 @@ from deployments.agents.programs import AgentNotLoadable, CallableProgram
 from deployments.agents.settings import AgentSettings
 from deployments.data.rows import DataNotLoadable
 from deployments.data.store import load_task_data
-from deployments.generation.settings import EngineSettings
+from deployments.generation.settings import EngineSettings, engine_fields
 from deployments.harbor.tasks import HarborTaskRefused, tasks_within
 from deployments.sandbox.providers.interface import ProviderUnusable, open_provider
 from deployments.strict_settings import KeyMissing, bearer_headers
-from deployments.upstream.vllm.source_tables import engine_fields
 from rollout_env.environment import has_a_start, has_a_user
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl, KeysNotReadable, ServiceExposed, tls_problem

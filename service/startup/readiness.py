@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeDeploySchema
 
-from deployments.upstream.ray_serve.direct_ingress import own_port
-from deployments.upstream.ray_serve.serve_internals import deploy_apps, proxy_port
+from deployments.upstream.ray_serve.direct_ingress import own_port, proxy_port
+from deployments.upstream.ray_serve.serve_internals import deploy_apps
 from service.startup.config import ServiceNotStarted, free_port
 
 _ROOM_TIMEOUT_S = 60.0

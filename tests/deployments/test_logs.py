@@ -13,7 +13,7 @@ import pytest
 
 from deployments import logs
 from deployments.logs import _json_lines_handler, _JsonLinesFormatter, _LoggedStream
-from deployments.upstream.ray_serve.console import keep_serve_log_open
+from deployments.upstream.ray_serve.serve_internals import keep_serve_log_open
 
 LOGGED_AT = 1_800_000_000.25
 

@@ -22,8 +22,8 @@ from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from deployments.policy.node_files import NodeWeights
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
+from deployments.rpc.handle_calls import policy_store_client
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
-from deployments.rpc.store_client import policy_store_client
 from service.app import deployment
 
 REPLICAS_PER_NODE = 2

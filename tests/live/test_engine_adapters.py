@@ -21,7 +21,7 @@ from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.policy.assembly import write_renamed
 from deployments.policy.commands import SwapOptions
-from deployments.policy.preparation import names_in_the_model
+from deployments.policy.preparation import _names_in_the_model
 from deployments.policy.weight_checks import layout_of
 from rollout_client.weights.safetensors_file import read_header
 from tests.paths import REPOSITORY, TINY_MODEL
@@ -68,7 +68,7 @@ def as_stored(folder: Path) -> Path:
     """The adapter as the policy store gives it to engines."""
     file = folder / ADAPTER_FILE
     header = read_header(file)
-    names = names_in_the_model("adapter", header, layout_of(TINY_MODEL))
+    names = _names_in_the_model("adapter", header, layout_of(TINY_MODEL))
     write_renamed(file, replace(header, metadata={}), names, folder / "renamed")
     (folder / "renamed").rename(file)
     return folder

@@ -5,7 +5,7 @@ where a session asks, before their callers see their ends. An answer that shows 
 so does a text completion that shows log-probabilities.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -28,12 +28,12 @@ from vllm.exceptions import VLLMValidationError
 
 from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall, answered_failures
-from deployments.generation.serving.session_call import DATA, shown_message, shown_output
+from deployments.generation.serving.session_call import DATA, shown_message
 from deployments.protocols.generation import TIED_TOKENS, derived_seed
 from rollout_client.contract.rollouts import LOWEST_TEMPERATURE, Sampling
 
 
-def prepare_chat(request: Any, call: ServedCall) -> None:
+def _prepare_chat(request: Any, call: ServedCall) -> None:
     """Prepares vLLM's `ChatCompletionRequest`. Raises `VLLMValidationError`."""
     if request.use_beam_search:
         raise VLLMValidationError("A session records samples, not beams.", parameter="use_beam_search")
@@ -123,7 +123,7 @@ class AnsweredChat(OpenAIServingChat):
         call = CURRENT_CALL.get()
         if call.session is not None:
             call.session.answer_id = f"chatcmpl-{call.request.generation_id}"
-            prepare_chat(request, call)
+            _prepare_chat(request, call)
             refuse_without_columns(request, call, self.model_config.max_logprobs)
         answer = await super().create_chat_completion(request, raw_request)
         return await _noted(answer, call, bool(request.return_token_ids))
@@ -160,7 +160,7 @@ class AnsweredResponses(OpenAIServingResponses):
             return answer
         if not isinstance(answer, ResponsesResponse):
             return _sent_responses(answer, call)
-        await call.record({0: shown_output(answer.output)})
+        await call.record({0: _shown_output(answer.output)})
         return answer
 
 
@@ -243,7 +243,7 @@ async def _sent_responses(events: AsyncGenerator[Any, None], call: ServedCall) -
         async for event in events:
             response = getattr(event, "response", None)
             if event.type in ("response.completed", "response.incomplete") and response is not None:
-                await call.record({0: shown_output(response.output)})
+                await call.record({0: _shown_output(response.output)})
             yield f"event: {event.type}\ndata: {event.model_dump_json(indent=None, by_alias=True)}\n\n"
 
 
@@ -262,3 +262,18 @@ def _versions_of(call: ServedCall, index: int) -> list[dict[str, Any]]:
 
 def shown_versions(choice: GeneratedChoice) -> list[dict[str, Any]]:
     return [{"version": span.version, "start": span.start, "end": span.end} for span in choice.weight_versions]
+
+
+def _shown_output(items: Sequence[Any]) -> dict[str, Any]:
+    """The items of OpenAI's responses API as the one message that they are when they come back."""
+    message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
+    for item in items:
+        match item.type:
+            case "message":
+                message["content"] += "".join(getattr(part, "text", "") for part in item.content)
+            case "reasoning":
+                message["reasoning"] += "".join(part.text for part in item.content or ())
+            case "function_call":
+                function = {"name": item.name, "arguments": item.arguments}
+                message["tool_calls"].append({"id": item.call_id, "function": function})
+    return shown_message(message)

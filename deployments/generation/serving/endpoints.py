@@ -38,7 +38,7 @@ logger = logging.getLogger("rollout_service.generation")
 
 
 @dataclass(frozen=True, slots=True)
-class ServedAnswer:
+class _ServedAnswer:
     """An answer of one of vLLM's servers: its whole body, or the events of a stream."""
 
     status: int
@@ -61,7 +61,7 @@ class VLLMEndpoint:
     error: Callable[[ErrorResponse], JSONResponse] = _openai_error
     """Writes the errors of `answer`. Those of a body are OpenAI's everywhere."""
 
-    async def answered(self, call: ServedCall) -> ServedAnswer:
+    async def answered(self, call: ServedCall) -> _ServedAnswer:
         """Returns when the answer has begun. What the endpoint raises is an answer too."""
         # vLLM names its answer after the header.
         headers = [(b"x-request-id", call.request.generation_id.encode())]
@@ -79,19 +79,19 @@ class VLLMEndpoint:
                 logger.warning("A call broke before it was answered.", exc_info=error, extra=call.request.log_fields)
             return _whole(write_error(answer))
 
-    def _written(self, made: Any) -> ServedAnswer:
+    def _written(self, made: Any) -> _ServedAnswer:
         match made:
             case ErrorResponse():
                 return _whole(self.error(made))
             case BaseModel():
                 return _whole(JSONResponse(made.model_dump(**self.dumped)))
             case bytes():
-                return ServedAnswer(HTTPStatus.OK, _JSON, made)
-        return ServedAnswer(HTTPStatus.OK, _EVENTS, made)
+                return _ServedAnswer(HTTPStatus.OK, _JSON, made)
+        return _ServedAnswer(HTTPStatus.OK, _EVENTS, made)
 
 
-def _whole(response: JSONResponse) -> ServedAnswer:
-    return ServedAnswer(response.status_code, _JSON, bytes(response.body))
+def _whole(response: JSONResponse) -> _ServedAnswer:
+    return _ServedAnswer(response.status_code, _JSON, bytes(response.body))
 
 
 def _parsed(body: "TypeAdapter[Any]", content: bytes) -> Any:
@@ -106,12 +106,12 @@ def _parsed(body: "TypeAdapter[Any]", content: bytes) -> Any:
 
 
 class _RunningCall:
-    def __init__(self, answer: Callable[[ServedCall], Awaitable[ServedAnswer]], call: ServedCall) -> None:
+    def __init__(self, answer: Callable[[ServedCall], Awaitable[_ServedAnswer]], call: ServedCall) -> None:
         self._call = call
         self._bytes = bytearray()
         self._some = asyncio.Event()
         self._failure: Exception | None = None
-        self.begun: ServedAnswer | None = None
+        self.begun: _ServedAnswer | None = None
         """Once the answer has begun."""
         self.ended = asyncio.Event()
         self.task = running_calls.start(self._run(answer))
@@ -132,7 +132,7 @@ class _RunningCall:
             self._some.clear()
         return taken
 
-    async def _run(self, answer: Callable[[ServedCall], Awaitable[ServedAnswer]]) -> None:
+    async def _run(self, answer: Callable[[ServedCall], Awaitable[_ServedAnswer]]) -> None:
         CURRENT_CALL.set(self._call)
         try:
             self.begun = await answer(self._call)
@@ -158,7 +158,7 @@ class _RunningCall:
 
 
 async def answer_parts(
-    answer: Callable[[ServedCall], Awaitable[ServedAnswer]], call: ServedCall
+    answer: Callable[[ServedCall], Awaitable[_ServedAnswer]], call: ServedCall
 ) -> AsyncGenerator[ServedPart, None]:
     """The answer of the call, as it is made. Closing the generator breaks the call off.
 

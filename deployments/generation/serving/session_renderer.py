@@ -1,4 +1,5 @@
-"""vLLM's renderer, which puts a session's own ids in the place of rendered text, and prompts with images in theirs.
+"""Renderers of prompts: a session's, and vLLM's, which puts a session's own ids in the place of rendered text, and
+prompts with images in theirs.
 
 The ingress has put `sha256:` and a hash in the place of each image (`service/model_server/call_images.py`). vLLM would
 fetch what it finds there, and expand its placeholder in each prompt again: it parses marks in the place of images, and
@@ -19,14 +20,23 @@ from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_conte
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.params import ChatParams, merge_kwargs
 
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.served_call import CURRENT_CALL, answered_failures
-from deployments.generation.serving.session_call import context_of, images_by_name
-from deployments.generation.serving.template_renderer import TemplateRenderer
+from deployments.generation.serving.session_call import images_by_name
+from deployments.protocols.chat import ChatOptions
 from deployments.protocols.images import ImageSpan
-from deployments.sessions.message_comparison import plain_message
-from deployments.sessions.records import NO_PLAN, new_images, prepared_prompt
-from deployments.upstream.vllm.chat_messages import with_known_roles
+from deployments.sessions.message_comparison import plain_message, text_of
+from deployments.sessions.records import (
+    NO_PLAN,
+    ChatContext,
+    ChatMessage,
+    SessionRenderer,
+    images_in,
+    new_images,
+    prepared_prompt,
+)
+from deployments.upstream.vllm.request_validation import with_known_roles
 from rollout_client.contract.messages import IMAGE_NAME
 
 _MARK = f"image-{secrets.token_hex(16)}-"
@@ -34,6 +44,52 @@ _MARK = f"image-{secrets.token_hex(16)}-"
 IMAGE_NAMES = re.compile(IMAGE_NAME)
 _REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_template", "continue_final_message")
 """Fields with which a prompt would not be the session's own ids."""
+
+_ROOM = 2**31
+"""No observation is cut: vLLM refuses what is too long for the model."""
+
+
+class TemplateRenderer(SessionRenderer):
+    """The model's own chat template and tokenizer, as the ingress uses them."""
+
+    def __init__(self, tokenizer: TransformersChatTokenizer, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+
+    def prompt(self, messages: Sequence[ChatMessage], context: ChatContext) -> list[Sequence[int]]:
+        """Raises `PromptRejected`."""
+        return [*self._tokenizer.prompt_ids(messages, _options_of(context), self._max_model_len)]
+
+    def following(
+        self,
+        messages: Sequence[ChatMessage],
+        after: Sequence[int],
+        context: ChatContext,
+        calls: Sequence[Mapping[str, Any]] = (),
+    ) -> list[Sequence[int]]:
+        """Raises `EnvironmentRejected` for a message that the template refuses or drops."""
+        given: Any = [_plain(message) for message in messages]
+        observed = self._tokenizer.observations(given, after, _options_of(context), _ROOM, calls)
+        return [message.token_ids for message in observed]
+
+    def generation_prompt(self, context: ChatContext) -> Sequence[int]:
+        return self._tokenizer.generation_prompt(_options_of(context))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Without special tokens."""
+        return self._tokenizer.decode(token_ids)
+
+
+def _options_of(context: ChatContext) -> ChatOptions:
+    tools, kwargs = context.tools, context.chat_template_kwargs
+    given = [dict(tool) for tool in tools] if tools else None
+    return ChatOptions("chat", given, dict(kwargs) if kwargs else None, echoes_answers=True)
+
+
+def _plain(message: ChatMessage) -> Mapping[str, Any]:
+    """The message with a text for its content, unless it shows images; without fields that are null."""
+    fields = {name: value for name, value in message.items() if value is not None}
+    return fields if images_in(message) else {**fields, "content": text_of(message.get("content"))}
 
 
 class SessionOnlineRenderer(OnlineRenderer):
@@ -74,7 +130,7 @@ class SessionOnlineRenderer(OnlineRenderer):
                 conversation, multi_modal = await self._parsed(messages, params, shows_images)
             if multi_modal:
                 raise VLLMValidationError("A session takes text alone, no images or sounds.", parameter="messages")
-            context = context_of(tool_dicts, params.chat_template_kwargs)
+            context = _context_of(tool_dicts, params.chat_template_kwargs)
             with answered_failures():
                 if session is not None:
                     may_constrain = _asks_for_grammar(request)
@@ -217,3 +273,10 @@ def _named_part(part: Any) -> Any:
     if not isinstance(text, str) or not text.startswith(_MARK):
         return part
     return {"type": "image", "image": text.removeprefix(_MARK)}
+
+
+def _context_of(tools: Sequence[Mapping[str, Any]] | None, template_kwargs: Mapping[str, Any]) -> ChatContext:
+    """The context of a chat. `template_kwargs` are all that vLLM hands to the chat template."""
+    own = ("tools", "tokenize", "add_generation_prompt", "continue_final_message")
+    kwargs = {name: value for name, value in template_kwargs.items() if name not in own and value is not None}
+    return ChatContext(tools or None, kwargs or None)

@@ -29,14 +29,18 @@ _VLLM_NAMES: Mapping[str, str] = {
 
 
 def _only_served(fields: Any, served: type[BaseModel], within: str = "") -> Any:
-    """The fields without those that ask for nothing. Raises `VLLMValidationError` for one that is not served."""
+    """The fields without those that ask for nothing, or for the default by null.
+
+    Raises `VLLMValidationError` for one that is not served.
+    """
     if not isinstance(fields, dict):
         return fields
     for name, value in fields.items():
         if name not in served.model_fields and name not in _READ_BY_INGRESS and value:
             message = f"`{within}{name}` of SGLang's API is not served here; leave it out."
             raise VLLMValidationError(message, parameter=name)
-    return {name: value for name, value in fields.items() if name in served.model_fields}
+    given = ((name, value) for name, value in fields.items() if name in served.model_fields)
+    return {name: value for name, value in given if value is not None or name == "max_new_tokens"}
 
 
 class _SGLangSampling(BaseModel):
@@ -65,10 +69,7 @@ class _SGLangSampling(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def null_is_the_default(cls, fields: Any) -> Any:
-        served = _only_served(fields, cls, "sampling_params.")
-        if not isinstance(served, dict):
-            return served
-        return {name: value for name, value in served.items() if value is not None or name == "max_new_tokens"}
+        return _only_served(fields, cls, "sampling_params.")
 
 
 class SGLangRequest(BaseModel):
@@ -89,10 +90,7 @@ class SGLangRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def null_is_the_default(cls, fields: Any) -> Any:
-        served = _only_served(fields, cls)
-        if not isinstance(served, dict):
-            return served
-        return {name: value for name, value in served.items() if value is not None}
+        return _only_served(fields, cls)
 
     @model_validator(mode="after")
     def has_one_kind_of_prompt(self) -> Self:

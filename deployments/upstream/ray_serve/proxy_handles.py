@@ -19,7 +19,7 @@ WaitForTurn = Callable[[str], Awaitable[None]]
 """Lets the requests of an event loop go on in turn, by their ids."""
 
 
-class ProxyHandles:
+class _ProxyHandles:
     """By name, each looked up once in the life of its proxy.
 
     A proxy that is started again has the name of the one that died: a request that gets that one's death asks the new
@@ -69,9 +69,9 @@ def keep_proxy_handles(wait_for_turn: WaitForTurn) -> None:
     """Keeps the handles of all proxies of this process.
 
     Args:
-        wait_for_turn: as in `ProxyHandles`.
+        wait_for_turn: as in `_ProxyHandles`.
     """
-    handles = ProxyHandles(partial(ray.get_actor, namespace=SERVE_NAMESPACE), wait_for_turn)
+    handles = _ProxyHandles(partial(ray.get_actor, namespace=SERVE_NAMESPACE), wait_for_turn)
 
     def kept(self: StreamingHTTPRequest) -> Callable[[RequestMetadata], Awaitable[bytes]]:
         if self._receive_asgi_messages is None:

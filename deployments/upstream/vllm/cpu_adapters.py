@@ -25,14 +25,14 @@ def install() -> None:
 
     # All other operations of this build call these.
     for module in (lora_ops, punica_cpu):
-        multiply_once_an_adapter(module)
+        _multiply_once_an_adapter(module)
 
 
-def multiply_once_an_adapter(module: ModuleType) -> None:
+def _multiply_once_an_adapter(module: ModuleType) -> None:
     """Replaces vLLM's operations there."""
     operations: Any = module
     operations.bgmv_shrink, operations.bgmv_expand = shrink, expand
-    operations.bgmv_expand_slice = expand_slice
+    operations.bgmv_expand_slice = _expand_slice
 
 
 def shrink(
@@ -55,12 +55,12 @@ def shrink(
 def expand(
     inputs: torch.Tensor, weights: torch.Tensor, output: torch.Tensor, indices: torch.Tensor, add_inputs: bool = True
 ) -> None:
-    """As `expand_slice`, on as many columns as weights and `output` both have: the two may be padded differently."""
+    """As `_expand_slice`, on as many columns as weights and `output` both have: the two may be padded differently."""
     size = min(weights.shape[-2], output.shape[1])
-    expand_slice(inputs, weights[..., :size, :], output, indices, 0, size, add_inputs)
+    _expand_slice(inputs, weights[..., :size, :], output, indices, 0, size, add_inputs)
 
 
-def expand_slice(
+def _expand_slice(
     inputs: torch.Tensor,
     weights: torch.Tensor,
     output: torch.Tensor,

@@ -19,7 +19,7 @@ def install() -> None:
     _allow_amx_tiles()
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-    pack_experts_at_each_load(UnquantizedFusedMoEMethod)
+    _pack_experts_at_each_load(UnquantizedFusedMoEMethod)
 
 
 def _allow_amx_tiles() -> None:
@@ -31,7 +31,7 @@ def _allow_amx_tiles() -> None:
         torch.cpu._init_amx()
 
 
-def pack_experts_at_each_load(experts_method: type[Any]) -> None:
+def _pack_experts_at_each_load(experts_method: type[Any]) -> None:
     """Lets the experts of a mixture be loaded again.
 
     vLLM packs their weights for its kernel at the first load only: after a reload the kernel would take unpacked values

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deployments.generation.settings import INEXACT_ENGINE_ARGS, RESERVED_ENGINE_ARGS, EngineSettings
-from deployments.upstream.vllm.source_tables import engine_fields
+from deployments.generation.settings import INEXACT_ENGINE_ARGS, RESERVED_ENGINE_ARGS, EngineSettings, engine_fields
 from tests.paths import REPOSITORY, TINY_MODEL
 
 [REFUSED, TAKEN] = [

@@ -15,8 +15,8 @@ from deployments.generation.weights_canary import (
     CANARY_PROMPT_TOKENS,
     CANARY_TOKENS,
     WeightsCanary,
+    _refuse_bad_canary,
     canary_prompts,
-    refuse_bad_canary,
 )
 from deployments.protocols.generation import GenerationRequest
 from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
@@ -53,7 +53,7 @@ def test_the_prompts_are_tokens_of_the_model_and_leave_room_for_the_canary(
 
 
 def test_finite_log_probabilities_pass() -> None:
-    refuse_bad_canary(output([-1.0, -2.0], [-3.0]))
+    _refuse_bad_canary(output([-1.0, -2.0], [-3.0]))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -61,12 +61,12 @@ def test_finite_log_probabilities_pass() -> None:
 def test_one_that_is_not_finite_fails_the_canary(where: str, value: float) -> None:
     bad = [-1.0, value]
     with pytest.raises(GenerationNotFinite):
-        refuse_bad_canary(output(bad, [-3.0]) if where == "generated" else output([-1.0], bad))
+        _refuse_bad_canary(output(bad, [-3.0]) if where == "generated" else output([-1.0], bad))
 
 
 def test_a_canary_that_the_engine_ends_early_has_failed() -> None:
     with pytest.raises(GenerationLost):
-        refuse_bad_canary(output([-1.0], [-3.0], finish_reason="abort"))
+        _refuse_bad_canary(output([-1.0], [-3.0], finish_reason="abort"))
 
 
 Logprob = Callable[[LoadedAdapter | None], float]

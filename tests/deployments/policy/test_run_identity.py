@@ -7,13 +7,13 @@ import pytest
 
 from deployments.policy.durable_files import write_durably
 from deployments.policy.run_identity import FolderRefused, RunIdentity
-from deployments.policy.versions import INDEX, VersionIndex, initial_file, read_index
+from deployments.policy.versions import INDEX, _VersionIndex, initial_file, read_index
 from tests.deployments.policy.policy_world import World, in_world, weights
 from tests.deployments.policy.weight_files import GOOD, written
 
 
 def add_version(folder: Path) -> None:
-    write_durably(folder / INDEX, VersionIndex(current=1).model_dump_json())
+    write_durably(folder / INDEX, _VersionIndex(current=1).model_dump_json())
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from deployments.policy.failures import TrainerNotTrusted
 from deployments.policy.settings import TransferSettings
-from deployments.policy.trusted_trainers import FORM, TrustedTrainer, TrustedTrainers, resolve_host
+from deployments.policy.trusted_trainers import FORM, TrustedTrainer, TrustedTrainers, _resolve_host
 from rollout_client.contract.problems import FieldProblem
 
 NAMES = {
@@ -138,9 +138,9 @@ def test_without_a_list_every_trainer_is_refused_and_the_problem_says_how_to_lis
 
 
 def test_the_system_resolves_the_names_of_this_machine_and_no_others() -> None:
-    assert "127.0.0.1" in asyncio.run(resolve_host("localhost"))
+    assert "127.0.0.1" in asyncio.run(_resolve_host("localhost"))
     with pytest.raises(OSError, match=r"."):
-        asyncio.run(resolve_host("nobody.invalid"))
+        asyncio.run(_resolve_host("nobody.invalid"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ray.serve.config import HTTPOptions
 
-from deployments.rpc.own_address import own_address
+from deployments.upstream.ray_serve.direct_ingress import own_address
 from service.access.access_control import AccessControl, ServiceExposed
 from service.settings import AccessSettings
 

@@ -283,7 +283,7 @@ def test_a_replica_that_serve_shuts_down_hands_its_jobs_over_once(monkeypatch: p
 
     async def scenario() -> None:
         monkeypatch.setattr(own_replica, "Replica", Draining)
-        monkeypatch.setattr(own_replica, "seconds_until_node_leaves", lambda: math.inf)
+        monkeypatch.setattr(own_replica, "_seconds_until_node_leaves", lambda: math.inf)
         cluster = ScriptedIngresses(replicas=2)
         own_replica.call_at_shutdown(cluster.replicas[0].jobs.hand_over)
         job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]

@@ -51,7 +51,7 @@ class ScriptedReplica:
     def batcher(self) -> CallBatcher[str, str]:
         log_fields = {"replica_id": "r"}
         abort: CallBatcher[str, None] = control_calls(self.abort, "aborted", EnvironmentLost, "The replica", log_fields)
-        return stream_of(self.start_call, log_fields=log_fields, abort=abort)
+        return stream_of(self.start_call, log_fields=log_fields, abandon=abort.add)
 
 
 def call_all(replica: ScriptedReplica, *names: str) -> list[str | BaseException]:
@@ -245,7 +245,7 @@ async def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(
     at = virtual_time.now()
     assert (at, type(lost), str(lost)) == (13, EnvironmentLost, "The replica was silent for 10 heartbeats.")
     assert call.cancelled
-    assert [vars(record)["cause"] for record in caplog.records] == ["ReplicaSilent(10)"]
+    assert [vars(record)["cause"] for record in caplog.records] == ["_ReplicaSilent(10)"]
 
 
 @virtual_time.test

@@ -10,7 +10,8 @@ from deployments.failures import ReplicaShuttingDown
 from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving import session_call
 from deployments.generation.serving.served_call import ServedCall
-from deployments.generation.serving.session_call import SessionCall, SessionCallClient, context_of
+from deployments.generation.serving.session_call import SessionCall, SessionCallClient
+from deployments.generation.serving.session_renderer import _context_of
 from deployments.protocols.generation import SamplingOptions, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedRequest, ServedTokens
@@ -244,5 +245,5 @@ async def test_a_session_that_is_ended_elsewhere_interrupts_its_calls_here(monke
 
 def test_what_vllm_adds_to_the_arguments_of_a_template_makes_no_other_root() -> None:
     given = {"tools": None, "tokenize": False, "add_generation_prompt": True, "continue_final_message": False}
-    assert context_of(None, {**given, "documents": None}) == PLAIN
-    assert context_of([], {**given, "enable_thinking": False}) == ChatContext(None, {"enable_thinking": False})
+    assert _context_of(None, {**given, "documents": None}) == PLAIN
+    assert _context_of([], {**given, "enable_thinking": False}) == ChatContext(None, {"enable_thinking": False})

@@ -11,7 +11,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends import cpu_attn
 
 from deployments.upstream.vllm.cpu_build import (
-    pack_experts_at_each_load,
+    _pack_experts_at_each_load,
     pack_shared_weights_again,
 )
 
@@ -39,7 +39,7 @@ class ScriptedExperts:
 
 def test_experts_are_packed_once_at_each_load() -> None:
     for _ in range(2):
-        pack_experts_at_each_load(ScriptedExperts)
+        _pack_experts_at_each_load(ScriptedExperts)
     experts, layer = ScriptedExperts(), SimpleNamespace()
     for weights in (["w13", "w2"], ["new w13", "new w2"]):
         experts._setup_kernel(layer, *weights)

@@ -11,10 +11,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_layer_stays_as_it_is() -> None:
-    from deployments.upstream.vllm.output_layer_adapters import leave_output_layer_without_adapters
+    from deployments.upstream.vllm.plugin import _leave_output_layer_without_adapters
 
     manager: Any = SimpleNamespace()
-    leave_output_layer_without_adapters(manager)
+    _leave_output_layer_without_adapters(manager)
     layer = object()
     assert manager.from_layer_logits_processor(layer, object(), 4, object(), None) is layer
 

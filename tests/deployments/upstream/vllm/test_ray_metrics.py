@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from deployments.upstream.vllm import ray_metrics
-from deployments.upstream.vllm.ray_metrics import EngineMetrics
+from deployments.upstream.vllm import engine_progress
+from deployments.upstream.vllm.engine_progress import EngineMetrics
 
 Given = list[tuple[str, dict[str, str], float]]
 REPLICA = {"ReplicaId": "b3x9k2"}
@@ -13,7 +13,7 @@ REPLICA = {"ReplicaId": "b3x9k2"}
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
     registry = CollectorRegistry()
-    monkeypatch.setattr(ray_metrics, "REGISTRY", registry)
+    monkeypatch.setattr(engine_progress, "REGISTRY", registry)
     return registry
 
 
@@ -29,7 +29,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
             assert set(tags) == set(self._tag_keys)
             values.append((self._name, tags, value))
 
-    monkeypatch.setattr(ray_metrics, "Gauge", Instrument)
+    monkeypatch.setattr(engine_progress, "Gauge", Instrument)
     return values
 
 

@@ -5,8 +5,8 @@ from importlib.machinery import PathFinder
 
 import pytest
 
-from deployments.upstream.vllm import source_tables as module
-from deployments.upstream.vllm.source_tables import engine_fields
+from deployments.generation import settings as module
+from deployments.generation.settings import engine_fields
 
 
 def test_the_fields_of_both_classes_are_found_without_importing_vllm() -> None:
