@@ -68,6 +68,17 @@ def _shuffled_board(size: int, seed: int, shuffle_moves: int) -> Board:
     return board
 
 
+def _is_solvable(board: Board) -> bool:
+    """Whether legal moves lead to the solved board, as they do from half of all permutations.
+
+    A move along a row changes no inversion, one between rows an even number of them if the rows are of odd length.
+    """
+    size, tiles = len(board), [tile for row in board for tile in row if tile]
+    inversions = sum(later < tile for place, tile in enumerate(tiles) for later in tiles[place + 1 :])
+    rows_below = next(index for index, row in enumerate(reversed(board)) if 0 in row)
+    return (inversions + (size - 1) * rows_below) % 2 == 0
+
+
 class SlidingPuzzleState(BaseModel):
     """A game: its board and the moves so far."""
 
@@ -84,10 +95,12 @@ class SlidingPuzzleState(BaseModel):
 
     @field_validator("board")
     @classmethod
-    def _is_a_permutation(cls, board: Board) -> Board:
+    def _is_playable(cls, board: Board) -> Board:
         size, tiles = len(board), sorted(tile for row in board for tile in row)
         if any(len(row) != size for row in board) or tiles != list(range(size**2)):
             raise ValueError(f"board must be a square that holds each of 0..{size**2 - 1} once, got {board}")
+        if not _is_solvable(board):
+            raise ValueError(f"board cannot be solved by legal moves: {board}")
         return board
 
 

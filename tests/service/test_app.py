@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -60,7 +61,7 @@ STORES = {
 def applications(bound: Application) -> Iterator[Application]:
     """This one, and those that it is given."""
     yield bound
-    deployment = bound._bound_deployment
+    deployment: Any = bound._bound_deployment
     for argument in (*deployment.init_args, *deployment.init_kwargs.values()):
         for each in argument.values() if isinstance(argument, dict) else [argument]:
             if isinstance(each, Application):
@@ -70,9 +71,8 @@ def applications(bound: Application) -> Iterator[Application]:
 def test_each_deployment_takes_what_it_is_given() -> None:
     stores = {}
     for each in applications(build(EVERYTHING)):
-        deployment = each._bound_deployment
-        parameters = inspect.signature(deployment.func_or_class.__init__)
-        bound = parameters.bind(None, *deployment.init_args, **deployment.init_kwargs)
+        deployment: Any = each._bound_deployment
+        bound = inspect.signature(deployment.func_or_class).bind(*deployment.init_args, **deployment.init_kwargs)
         given = bound.arguments | deployment.init_kwargs
         stores[deployment.name] = {
             name: given[name]._bound_deployment.name for name in STORES if isinstance(given.get(name), Application)
