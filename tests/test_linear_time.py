@@ -381,8 +381,6 @@ OF_OUR_OWN_TEXT = {
     "clients/rollout_env/scaffold.py::write_environment": "an argument of a command",
     "clients/rollout_load/outcomes.py::kind_of": "the name of a class",
     "deployments/data/rows.py::LINE": "a file that the config names",
-    "deployments/data/task_data.py::_extract": "an expression of the config",
-    "deployments/data/settings.py::has_a_valid_pattern": "an expression of the config",
     "deployments/generation/serving/grammar_checks.py::WHERE": "the beginning of a message of xgrammar",
     "deployments/harbor/tasks.py::CANARY": "a file of a task in the config's folder",
     "deployments/harbor/tasks.py::TEMPLATE": "a file of a task in the config's folder",

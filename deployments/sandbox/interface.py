@@ -43,12 +43,12 @@ WALLS: tuple[WallName, ...] = get_args(WallName)
 
 @dataclass(frozen=True, slots=True)
 class WallReport:
-    """Results of the self-test at the start of the sandbox."""
+    """What a sandbox has chosen at its start."""
 
     isolation: str
     """`bubblewrap` or `limits`."""
     missing: tuple[WallName, ...]
-    """Walls that do not stand on this machine."""
+    """Walls that nothing enforces on this machine."""
 
 
 class SandboxTooWeak(Exception):

@@ -35,13 +35,15 @@ class LimitJail:
     """The walls of runs without namespaces."""
 
     name = "limits"
-    without: frozenset[WallName] = frozenset({"total_memory", "disk"})
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
         self._landlock = _landlock_version()
         can_signal_outside = not (self._landlock >= LANDLOCK_WITH_SIGNALS or os.geteuid() == 0)
         self._filter = (system_call_filter(sockets=False, signals=not can_signal_outside) or b"").hex()
+        by_landlock: set[WallName] = {"files", "service_processes"} if self._landlock == 0 else set()
+        by_filter: set[WallName] = {"network", "system_calls"} if not self._filter else set()
+        self.without: frozenset[WallName] = frozenset({"total_memory", "disk", *by_landlock, *by_filter})
         system = [Path(folder) for folder in SYSTEM_FOLDERS]
         of_system = [str(path) for path in system if path.exists() and not path.is_symlink()]
         self._folders = of_system + interpreter.folders

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -26,7 +25,6 @@ from deployments.sandbox.interface import (
 )
 from deployments.sandbox.launch import Interpreter, default_interpreters, leased_uid
 from deployments.sandbox.limits import LimitJail
-from deployments.sandbox.self_test import missing_walls
 from deployments.sandbox.supervisor import ProcessTree, run_to_end
 
 IsolationName = Literal["auto", "bubblewrap", "limits"]
@@ -37,6 +35,8 @@ ISOLATIONS: dict[str, Callable[[Interpreter], Isolation]] = {
 }
 """The stronger one first."""
 DEFAULT_LIMITS = Limits()
+_NO_PROGRAM, _LIMITS = Program(""), Limits(time_s=60.0, processor_time_s=30.0)
+"""Tried at the start, also on a machine that is busy."""
 logger = logging.getLogger("rollout_service.sandbox")
 
 
@@ -50,7 +50,7 @@ class LocalSandbox(Sandbox):
         require: Sequence[WallName] | Literal["all"] = (),
         packages: Sequence[str] = (),
     ) -> None:
-        """Tries out which walls stand. Takes less than a second.
+        """Takes the isolation under which a program runs here. Takes less than a second.
 
         Args:
             max_concurrent_runs: of one event loop; further runs wait.
@@ -126,16 +126,20 @@ class LocalSandbox(Sandbox):
         problems = []
         for isolation in _candidates(name, packages):
             try:
-                missing = missing_walls(isolation.without, partial(self._try, isolation))
-                return isolation, WallReport(isolation.name, missing)
+                # The caller may be in an event loop.
+                with ThreadPoolExecutor(1) as thread:
+                    run = self._run(isolation, _NO_PROGRAM, _NO_PROGRAM.checked_files({}), _LIMITS)
+                    tried = thread.submit(asyncio.run, run).result()
             except SandboxLost as error:
                 problems.append(f"{isolation.name}: {error}")
+                continue
+            if tried.exit_code == 0:
+                return isolation, WallReport(isolation.name, tuple(wall for wall in WALLS if wall in isolation.without))
+            problems.append(
+                f"{isolation.name}: a program ended by {tried.ended_by} with exit code {tried.exit_code} and wrote "
+                f"{tried.stderr.strip()[-500:]!r}."
+            )
         raise SandboxLost(f"No program can be run in a sandbox on this machine. {' '.join(problems)}")
-
-    def _try(self, isolation: Isolation, program: Program, limits: Limits) -> Outcome:
-        # The caller may be in an event loop.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, self._run(isolation, program, program.checked_files({}), limits)).result()
 
 
 def _candidates(name: IsolationName, packages: tuple[str, ...]) -> Iterator[Isolation]:

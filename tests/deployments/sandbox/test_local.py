@@ -2,9 +2,7 @@
 
 import asyncio
 import ctypes
-import os
 import secrets
-import shutil
 import subprocess
 import sys
 import time
@@ -22,10 +20,9 @@ from deployments.sandbox import (
     SandboxLost,
     SandboxTooWeak,
 )
-from deployments.sandbox.limits import LANDLOCK_WITH_SIGNALS, _landlock_version
-from deployments.sandbox.local import DEFAULT_LIMITS, IsolationName
+from deployments.sandbox.local import DEFAULT_LIMITS
 from deployments.sandbox.programs.jail import SET_CHILD_SUBREAPER
-from deployments.sandbox.self_test import _is_running
+from tests.deployments.sandbox.running_processes import is_running
 from tests.growing_limits import in_the_middle
 from tests.virtual_time import runs
 
@@ -39,25 +36,6 @@ NAMESPACES = PROBED.returncode == 0
 
 def run(sandbox: LocalSandbox, source: str, limits: Limits = DEFAULT_LIMITS, **files: bytes) -> Outcome:
     return asyncio.run(sandbox.run(Program(source), files, limits))
-
-
-def walls_that_do_not_stand(isolation: IsolationName) -> list[str]:
-    sandbox = LocalSandbox(max_concurrent_runs=1, isolation=isolation)
-    sandbox.close()
-    return [*sandbox.report.missing]
-
-
-@pytest.mark.skipif(not NAMESPACES or not shutil.which("bwrap"), reason="This machine does not run bubblewrap.")
-def test_every_wall_stands_under_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    # bubblewrap sets it to the folder of the run.
-    monkeypatch.setattr(os, "environ", {"PWD": "/", **os.environ})
-    assert walls_that_do_not_stand("bubblewrap") == []
-
-
-def test_without_namespaces_the_walls_stand_that_the_kernel_has_means_for() -> None:
-    by_landlock = {"files": 1, "service_processes": LANDLOCK_WITH_SIGNALS}
-    without = [name for name, version in by_landlock.items() if _landlock_version() < version]
-    assert walls_that_do_not_stand("limits") == [*without, "total_memory", "disk"]
 
 
 def test_a_run_gives_back_both_streams_and_the_exit_code(sandbox: LocalSandbox) -> None:
@@ -191,12 +169,12 @@ async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> No
     token = secrets.token_hex(8)
     program = Program("import time\ntime.sleep(99)", arguments=(token,))
     task = asyncio.create_task(sandbox.run(program, {}, Limits()))
-    while not _is_running(token):
+    while not is_running(token):
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    while _is_running(token):
+    while is_running(token):
         await asyncio.sleep(0.01)
 
 
@@ -214,7 +192,7 @@ async def test_closing_ends_the_runs_and_they_fail_as_lost() -> None:
     sandbox = LocalSandbox(max_concurrent_runs=1)
     token = secrets.token_hex(8)
     task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,))))
-    while not _is_running(token):
+    while not is_running(token):
         await asyncio.sleep(0.01)
     await asyncio.to_thread(sandbox.close)
     with pytest.raises(SandboxLost, match=r"The sandbox was closed during the run\."):

@@ -1,59 +1,52 @@
-"""A wall stands only if something enforces it and the try to get over it failed."""
+"""The walls that an isolation has by the means of the kernel, and the user ids of runs."""
 
-import json
 import os
 import uuid
-from collections.abc import Set
 from contextlib import ExitStack
 
 import pytest
 
-from deployments.sandbox import launch
-from deployments.sandbox.interface import WALLS, Limits, Outcome, Program, SandboxLost, WallName
-from deployments.sandbox.launch import FIRST_UID, LAST_UID, leased_uid
-from deployments.sandbox.self_test import missing_walls
+from deployments.sandbox import bubblewrap, launch, limits
+from deployments.sandbox.bubblewrap import Bubblewrap
+from deployments.sandbox.interface import Outcome, SandboxLost
+from deployments.sandbox.launch import FIRST_UID, LAST_UID, Interpreter, leased_uid
+from deployments.sandbox.limits import LimitJail
+from deployments.sandbox.local import LocalSandbox
 
-TRIED_BY_ONE = [name for name in WALLS if name not in ("total_memory", "ends_whole")]
-
-
-def fake_run(*broken: str, ended_by: str = "memory", exit_code: int = 0) -> Outcome:
-    """The outcome of the probe, where the walls `broken` do not hold."""
-    found = json.dumps({name: name not in broken for name in TRIED_BY_ONE})
-    code = exit_code if ended_by == "exit" else None
-    return Outcome(ended_by, code, found, "", 0.1)  # type: ignore[arg-type]
+INTERPRETER = Interpreter("/usr/bin/python3", "/usr", ())
 
 
-def missing(*outcomes: Outcome, without: Set[WallName] = frozenset()) -> tuple[WallName, ...]:
-    remaining = iter(outcomes)
-
-    def run(_program: Program, _limits: Limits) -> Outcome:
-        return next(remaining)
-
-    return missing_walls(without, run)
+def test_bubblewrap_has_every_wall_where_its_filter_of_system_calls_is_known() -> None:
+    assert bubblewrap._FILTER is not None
+    assert Bubblewrap(INTERPRETER).without == set()
 
 
-def test_all_walls_stand_if_every_try_failed() -> None:
-    assert missing(fake_run()) == ()
+@pytest.mark.parametrize(
+    ("landlock", "known_machine", "without"),
+    [
+        (6, True, {"total_memory", "disk"}),
+        (1, True, {"total_memory", "disk"}),
+        (0, True, {"total_memory", "disk", "files", "service_processes"}),
+        (6, False, {"total_memory", "disk", "network", "system_calls"}),
+    ],
+)
+def test_without_namespaces_the_walls_stand_that_the_kernel_has_means_for(
+    landlock: int, known_machine: bool, without: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_landlock_version", lambda: landlock)
+    if not known_machine:
+        monkeypatch.setattr(limits, "system_call_filter", lambda **_: None)
+    assert LimitJail(INTERPRETER).without == without
 
 
-def test_a_wall_that_was_got_over_does_not_stand() -> None:
-    assert missing(fake_run("files", ended_by="exit")) == ("files", "total_memory")
+def test_a_machine_on_which_no_program_runs_has_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(*_: object) -> Outcome:
+        return Outcome("exit", 126, "", "no interpreter", 0.1)
 
-
-@pytest.mark.parametrize("ended_by", ["time", "processor_time", "exit"])
-def test_a_try_that_did_not_come_to_use_all_memory_is_made_again(ended_by: str) -> None:
-    told_nothing = fake_run(ended_by=ended_by, exit_code=1)
-    assert missing(told_nothing, told_nothing, fake_run()) == ()
-    assert missing(told_nothing, told_nothing, told_nothing) == ("total_memory",)
-
-
-def test_a_wall_that_nothing_enforces_does_not_stand_even_if_the_try_failed() -> None:
-    assert missing(fake_run(), without={"disk"}) == ("disk",)
-
-
-def test_a_sandbox_in_which_no_program_runs_is_lost() -> None:
-    with pytest.raises(SandboxLost, match=r"it ended by exit with exit code 126 and wrote 'no interpreter'\."):
-        missing(Outcome("exit", 126, "", "no interpreter", 0.1))
+    monkeypatch.setattr(LocalSandbox, "_run", run)
+    says = r"^No program can be run .* limits: a program ended by exit with exit code 126 and wrote 'no interpreter'\.$"
+    with pytest.raises(SandboxLost, match=says):
+        LocalSandbox(isolation="limits")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="This process may give no user ids.")

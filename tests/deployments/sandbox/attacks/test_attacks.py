@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, SandboxLost
-from deployments.sandbox.self_test import _is_running
 from tests.deployments.sandbox.attacks.attack import Attack
 from tests.deployments.sandbox.attacks.on_processes import ON_PROCESSES
 from tests.deployments.sandbox.attacks.on_the_service import (
@@ -26,6 +25,7 @@ from tests.deployments.sandbox.attacks.on_the_service import (
     ON_THE_KERNEL,
     ON_THE_NETWORK,
 )
+from tests.deployments.sandbox.running_processes import is_running
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ def test_an_attack_is_contained(sandbox: LocalSandbox, target: Target, attack: A
     assert len(outcome.stdout.encode()) <= 3 * attack.limits.output_bytes
     for honest in (beside, after):
         assert (honest.ended_by, honest.exit_code, honest.stdout) == ("exit", 0, "499999500000\n"), honest
-    assert not _is_running(token)
+    assert not is_running(token)
     deadline = time.monotonic() + CLOSED_WITHIN_S
     while len(open_files()) > open_before and time.monotonic() < deadline:
         time.sleep(0.05)
