@@ -112,7 +112,7 @@ async def build_services(
         ParserUnusable, RolloutFailure: what `_load_chat` raises.
         GenerationLost: no generator replica answers.
     """
-    limits, access = settings.limits, AccessControl.of(settings.access, http.host)
+    limits, access = settings.limits, AccessControl.of(settings.access)
     tokenizer, parser = await _load_chat(settings)
     engine = await generator.describe()
     admission = Admission(settings.admission, engine.max_model_len, most_replicas)

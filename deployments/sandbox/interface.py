@@ -43,7 +43,7 @@ WALLS: tuple[WallName, ...] = get_args(WallName)
 
 @dataclass(frozen=True, slots=True)
 class WallReport:
-    """What a sandbox has chosen at its start."""
+    """The isolation that a sandbox has taken at its start, and its walls."""
 
     isolation: str
     """`bubblewrap` or `limits`."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
@@ -31,17 +31,14 @@ class ServiceExposed(Exception):
 
 def refuse_exposed(settings: AccessSettings, options: HttpOptions) -> None:
     """Raises `ServiceExposed` with all that is wrong."""
-    if problems := list(filter(None, (_exposure(settings, options.host), tls_problem(options.ssl_certfile)))):
+    if problems := list(filter(None, (_exposure(settings, options.host), _tls_problem(options.ssl_certfile)))):
         raise ServiceExposed("\n".join(problems))
 
 
-def tls_problem(certificate: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Why the certificate would not be used; `None` if it would be.
-
-    Args:
-        environ: the environment variables with which Ray was started; its processes have them too.
-    """
-    if certificate is None or environ.get(HAPROXY) != "1":
+def _tls_problem(certificate: str | None) -> str | None:
+    """Why the certificate would not be used; `None` if it would be."""
+    # Ray's processes have the environment variables with which it was started.
+    if certificate is None or os.environ.get(HAPROXY) != "1":
         return None
     return (
         f"http_options.ssl_certfile: {certificate} is not used with {HAPROXY}=1, because HAProxy serves without TLS. "
@@ -151,15 +148,12 @@ class AccessControl:
         self.is_open_on_loopback = is_open_on_loopback
 
     @classmethod
-    def of(cls, settings: AccessSettings, host: str | None) -> Self:
-        """Access control for a service that listens on `host`.
+    def of(cls, settings: AccessSettings) -> Self:
+        """Access control by the keys of the settings.
 
         Raises:
             KeysNotReadable: the keys file is not there, or its content is wrong.
-            ServiceExposed: strangers could use the service.
         """
-        if (problem := _exposure(settings, host)) is not None:
-            raise ServiceExposed(problem)
         path = settings.keys_file
         if path is None:
             return cls(None, is_open_on_loopback=settings.guarded_by is None)

@@ -83,9 +83,7 @@ async def submitted(
     jobs, key = required(jobs), idempotency_key(request.headers)
     media_type = rollout_media_type(request.headers)
     body = await read_body(request, min(most_bytes, jobs.max_body_bytes), ADVICE, admitted.hold_body)
-    fingerprint, compressed = await asyncio.to_thread(
-        lambda: (sha256(media_type.encode() + b"\n" + body).hexdigest(), _compressed(body))
-    )
+    fingerprint, compressed = await asyncio.to_thread(_fingerprint_and_compressed, media_type, body)
     job_request = JobRequest(
         namespace=caller.namespace, media_type=media_type, request_id=request_id, key=key, fingerprint=fingerprint
     )
@@ -102,5 +100,6 @@ def required(jobs: JobRunner | None) -> JobRunner:
     return jobs
 
 
-def _compressed(body: bytes | bytearray) -> bytes:
-    return zstandard.ZstdCompressor(level=1).compress(bytes(body))
+def _fingerprint_and_compressed(media_type: str, body: bytes | bytearray) -> tuple[str, bytes]:
+    fingerprint = sha256(media_type.encode() + b"\n" + body).hexdigest()
+    return fingerprint, zstandard.ZstdCompressor(level=1).compress(bytes(body))

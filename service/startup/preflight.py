@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
-from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
 from deployments.agents.game_program import load_game
 from deployments.agents.programs import AgentNotLoadable, CallableProgram
@@ -18,8 +18,8 @@ from deployments.sandbox.providers.interface import ProviderUnusable, open_provi
 from deployments.strict_settings import KeyMissing, bearer_headers
 from rollout_env.environment import has_a_start, has_a_user
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
-from service.access.access_control import AccessControl, KeysNotReadable, ServiceExposed, tls_problem
-from service.settings import EnvironmentSettings, ServiceSettings
+from service.access.access_control import AccessControl, KeysNotReadable, ServiceExposed, refuse_exposed
+from service.settings import AccessSettings, EnvironmentSettings, ServiceSettings
 from service.startup.config import APP_BUILDER, REPOSITORY, ServiceNotStarted, problem_line
 
 
@@ -38,8 +38,7 @@ def check_config(config: ServeDeploySchema) -> None:
             problems += [problem_line(each, "args") for each in error.errors()]
             continue
         problems += _problems_of(application, settings)
-        problems += _access_problems(settings, config.http_options.host)
-        problems += filter(None, [tls_problem(config.http_options.ssl_certfile)])
+        problems += _access_problems(settings.access, config.http_options)
     if problems:
         raise ServiceNotStarted("\n".join(problems))
 
@@ -129,8 +128,9 @@ def _engine_problems(engine: EngineSettings) -> Iterator[str]:
         yield f"args.engine.{name}: unknown; permitted are {own} and the fields of vLLM's AsyncEngineArgs."
 
 
-def _access_problems(settings: ServiceSettings, host: str) -> Iterator[str]:
+def _access_problems(access: AccessSettings, options: HTTPOptionsSchema) -> Iterator[str]:
     try:
-        AccessControl.of(settings.access, host)
+        refuse_exposed(access, options)
+        AccessControl.of(access)
     except (KeysNotReadable, ServiceExposed) as error:
         yield str(error)

@@ -49,11 +49,6 @@ def _graceful_shutdown_s(replica: Any) -> float:
     return float(getattr(replica, FIELD).graceful_shutdown_timeout_s)
 
 
-def _is_replica() -> bool:
-    """Whether this process is a replica of Serve, which will be shut down some day."""
-    return _get_internal_replica_context() is not None  # type: ignore[no-untyped-call]
-
-
 def own_name() -> str:
     """The name of this process to the replicas that it calls, by which these can tell whether it lives."""
     context = _get_internal_replica_context()  # type: ignore[no-untyped-call]
@@ -125,7 +120,7 @@ def install(at_shutdown: Callable[[float], None] | None = None) -> None:
     Args:
         at_shutdown: called as `call_at_shutdown` says.
     """
-    if not _is_replica():
+    if _get_internal_replica_context() is None:  # type: ignore[no-untyped-call]
         return
     read_all_wakeups()
     if at_shutdown is not None:

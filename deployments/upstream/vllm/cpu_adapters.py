@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-Rows = torch.Tensor | slice
-
 
 def install() -> None:
     """May be called more than once, before the engine is configured."""
@@ -45,8 +43,7 @@ def shrink(
         indices: [tokens]: the adapter of each token; -1 for none, whose product is 0.
     """
     rank = weights.shape[-2]
-    if (indices < 0).any():
-        output[:, :rank] = 0
+    output[:, :rank] = 0
     for adapter, rows in _rows_by_adapter(indices):
         matrix = weights[adapter].view(weights.shape[-2:])
         output[rows, :rank] = scaling * (inputs[rows].to(output.dtype) @ matrix.to(output.dtype).T)
@@ -86,12 +83,7 @@ def _expand_slice(
             columns[rows] += shrunk.to(output.dtype) @ matrix.to(output.dtype).T
 
 
-def _rows_by_adapter(indices: torch.Tensor) -> Iterator[tuple[int, Rows]]:
-    """Yields each adapter with its rows; all rows where there is one adapter alone."""
-    adapters = set(indices.tolist())
-    if len(adapters) == 1:
-        if (adapter := adapters.pop()) >= 0:
-            yield adapter, slice(len(indices))
-        return
-    for adapter in sorted(adapters - {-1}):
+def _rows_by_adapter(indices: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yields each adapter with its rows."""
+    for adapter in sorted(set(indices.tolist()) - {-1}):
         yield adapter, (indices == adapter).nonzero()[:, 0]

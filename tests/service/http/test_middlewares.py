@@ -7,7 +7,7 @@ from service.access.access_control import AccessControl
 from service.settings import AccessSettings
 from tests.service.scripted_http import ScriptedHttp
 
-ON_LOOPBACK = AccessControl.of(AccessSettings(), "127.0.0.1")
+ON_LOOPBACK = AccessControl.of(AccessSettings())
 
 
 def answer(access: AccessControl, headers: list[tuple[str, str]], path: str = "/policy") -> httpx.Response:
@@ -47,5 +47,5 @@ def test_the_services_own_page_may_use_it() -> None:
 
 
 def test_behind_a_guard_the_origin_is_the_guards_matter() -> None:
-    access = AccessControl.of(AccessSettings(guarded_by="a gateway"), "0.0.0.0")
+    access = AccessControl.of(AccessSettings(guarded_by="a gateway"))
     assert answer(access, [("host", "inner:8000"), ("origin", "https://outer.example")]).status_code == 200

@@ -74,10 +74,10 @@ def scripted_app(access: AccessControl) -> FastAPI:
 
 def access_of(folder: Path, key: str | None) -> AccessControl:
     if key is None:
-        return AccessControl.of(AccessSettings(), "127.0.0.1")
+        return AccessControl.of(AccessSettings())
     path = folder / "keys.json"
     path.write_text(json.dumps({"keys": [{"name": "user", "sha256": hash_of(key), "scopes": ["rollout", "read"]}]}))
-    return AccessControl.of(AccessSettings(keys_file=str(path)), "127.0.0.1")
+    return AccessControl.of(AccessSettings(keys_file=str(path)))
 
 
 async def serve(access: AccessControl, key: str | None) -> None:
