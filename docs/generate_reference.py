@@ -113,7 +113,7 @@ def default_of(field: Schema) -> str:
 def type_of(schema: Schema) -> str:
     """A schema in words: `[Sampling](#sampling) or null`, `array of integer`."""
     if reference := schema.get("$ref"):
-        name = reference.rpartition("/")[2]
+        name = reference.rpartition("/")[2].lstrip("_")
         return f"[{name}](#{name.lower()})"
     for choice in ("anyOf", "oneOf", "allOf"):
         if choice in schema:
@@ -159,7 +159,7 @@ def settings_page() -> Iterator[str]:
     keys = KeysFile.model_json_schema()
     models = {ServiceSettings.__name__: schema, **schema.get("$defs", {}), KeysFile.__name__: keys, **keys["$defs"]}
     for name, model in models.items():
-        yield f"## {name}\n"
+        yield f"## {name.lstrip('_')}\n"
         yield model.get("description", "")
         yield from property_table(model)
 
