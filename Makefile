@@ -42,7 +42,7 @@ help:
 	@echo "make load          start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make lint          style, types, the rooms' imports and rules, generated files"
 	@echo "make test-fast     the tests that start neither Ray nor the engine (a minute)"
-	@echo "make test          lint, test-fast, then the tests of the running service (ten minutes)"
+	@echo "make test          lint, test-fast, then the tests of the running service (twenty minutes)"
 	@echo "make test-all      what make test leaves out too: docs/contributing.md lists the parts (hours)"
 	@echo "make bench         measure the service against the bare engine and vLLM's server, bench.png"
 	@echo "make bench-NAME    another measurement; $(PYTHON) -m benchmarks lists them"

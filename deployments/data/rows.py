@@ -1,6 +1,6 @@
 """The port to the data of the tasks, and the rows of files and of data sets, by their number.
 
-`RemoteData` (`service/remote/data.py`) implements the port. Nothing but an index of the rows is held in memory.
+`RemoteData` (`service/remote/environment.py`) implements the port. Nothing but an index of the rows is held in memory.
 
 JSON lines are read as they are: a library that makes columns of them would refuse rows whose fields differ in type,
 and fill in fields that a row does not have.

@@ -1,6 +1,6 @@
 """The sessions of one store: which are kept, what each may still do, and what of them must be stored.
 
-`SessionsSettings` says where, how many, and how large they may be.
+`SessionsSettings` says where they are kept, and how large they may be together.
 
 A state machine without clock and I/O. Times are in seconds since 1970. Guarantees:
 - A session with a call in flight is dropped neither for its age nor for room.

@@ -6,7 +6,7 @@ Guarantees, beside those of `Episode`: the message log is that of one branch of 
 a run that is repeated takes the place of the one before; a rollout whose run failed has no reward, unless its session
 had reached a limit: then that limit is how it ended, and it is judged like any other.
 
-The loop runs agents through the port `Agents`, which `RequestAgents` (`service/agents/runs.py`) implements.
+The loop runs agents through the port `Agents`, which `RequestAgents` (`service/agents/sessions.py`) implements.
 """
 
 from collections.abc import Mapping, Sequence

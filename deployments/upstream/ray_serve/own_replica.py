@@ -5,7 +5,7 @@ autoscaling nor the time for a shutdown. So this reads a private field, which `R
 both have, and wraps the method in which a shutdown begins: Serve runs nothing of a replica's own before the last call
 has ended. Callers are found by the names of their actors.
 
-Needed with Ray 2.60; no upstream issue is known. `test_own_config.py` fails when Serve tells either by itself.
+Needed with Ray 2.60; no upstream issue is known. `test_own_replica.py` fails when Serve tells either by itself.
 """
 
 import asyncio
