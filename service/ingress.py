@@ -67,7 +67,7 @@ class Ingress:
         policy = RemotePolicy(store, follows_folder, generator.note_rolling)
         self._watching = asyncio.create_task(policy.run())
         self._services = services = await build_services(settings, others, generator, policy, observer, options)
-        services.rollouts.body_parser.start()
+        await asyncio.to_thread(services.rollouts.body_parser.start)
         if services.jobs is not None:
             call_at_shutdown(services.jobs.hand_over)
         self._describing = asyncio.create_task(_describe_tasks(services.rollouts.environments.values()))

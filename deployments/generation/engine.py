@@ -18,7 +18,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
 from deployments.failures import GenerationLost, GenerationRejected, Overloaded, RolloutFailure
 from deployments.generation.adapters import Adapters, LoadedAdapter
@@ -47,7 +46,7 @@ from deployments.protocols.generation import (
     takes_no_images,
 )
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
-from deployments.protocols.replicas import GeneratorDescription, PrefixCacheTokens, ReplicaLoad
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounter
 from deployments.upstream.vllm.token_texts import install_token_texts
@@ -267,11 +266,6 @@ class VLLMEngine(Engine):
             is_batch_invariant=envs.VLLM_BATCH_INVARIANT,
             image_token_ids=() if self.images is None else self.images.token_ids,
         )
-
-    def prefix_cache_tokens(self) -> PrefixCacheTokens:
-        """From vLLM's own counters."""
-        counted = {metric.name: metric.value for metric in get_metrics_snapshot() if isinstance(metric, Counter)}
-        return PrefixCacheTokens(counted["vllm:prefix_cache_queries"], counted["vllm:prefix_cache_hits"])
 
     def load(self) -> ReplicaLoad:
         return self._progress.load()

@@ -25,7 +25,6 @@ from deployments.policy.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.node_files import NodeWeights
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedRequest
-from deployments.protocols.replicas import PrefixCacheTokens
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.rpc.handle_calls import policy_store_client
 from deployments.sessions.session_table import refuse_unrecordable
@@ -146,8 +145,12 @@ class GeneratorReplica(GeneratorReplicaBase):
         # The engine of a broken replica may be paused: its generations would wait all the time for nothing.
         super().drain(bound_s if self._commands.broken is None else 0.0)
 
-    async def prefix_cache_tokens(self) -> PrefixCacheTokens:
-        return self._engine.prefix_cache_tokens()
+    async def prefix_cache_tokens(self) -> tuple[int, int]:
+        """Prompt tokens that the engine has looked up in its prefix cache so far, and those that it found there."""
+        from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
+
+        counted = {metric.name: metric.value for metric in get_metrics_snapshot() if isinstance(metric, Counter)}
+        return counted["vllm:prefix_cache_queries"], counted["vllm:prefix_cache_hits"]
 
     async def check_health(self) -> None:
         """Raises what broke the engine, its outputs, or the task that runs the policy store's commands.

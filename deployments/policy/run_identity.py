@@ -50,9 +50,10 @@ class RunIdentity:
             FolderRefused: it holds versions of another model or run, or cannot be written.
         """
         recorded = _recorded_in(folder)
-        if (problem := self.problem_of(folder)) is not None:
-            raise FolderRefused(f"policy.folder: {folder} {problem}")
-        if recorded is not None and self._difference_from(recorded) is None:
+        difference = None if recorded is None else self._difference_from(recorded)
+        if difference is not None and _is_used(folder):
+            raise FolderRefused(f"policy.folder: {folder} {difference}")
+        if recorded is not None and difference is None:
             return
         record = _RunRecord(run=self.run or f"run-{uuid4().hex[:12]}", model=self.model, revision=self.revision)
         try:
@@ -60,11 +61,6 @@ class RunIdentity:
             write_durably(folder / "run.json", record.model_dump_json())
         except OSError as error:
             raise FolderRefused(f"policy.folder: {folder} cannot be written: {error}") from error
-
-    def problem_of(self, folder: Path) -> str | None:
-        """Why `claim` would refuse the folder; changes nothing."""
-        recorded = _recorded_in(folder)
-        return None if recorded is None or not _is_used(folder) else self._difference_from(recorded)
 
     def _difference_from(self, recorded: _RunRecord) -> str | None:
         if self.run is not None:

@@ -52,11 +52,3 @@ class GeneratorDescription:
     image_token_ids: tuple[int, ...] = ()
     """The tokens that mean an image where prompts may show some: what templates write for one, and what the model
     replaces by what it sees."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCacheTokens:
-    """How many prompt tokens the engine has looked up in its prefix cache so far, and how many it found there."""
-
-    looked_up: int
-    found: int

@@ -16,17 +16,12 @@ _OWNER_ALONE = 0o600
 def _main(
     name: Annotated[str, typer.Argument(help="Whose key it is. Keys of one name share weight and quota.")],
     scope: Annotated[list[str], typer.Option(help=f"What it allows, once for each of {', '.join(get_args(Scope))}.")],
-    file: Annotated[Path | None, typer.Option(help="A keys file (YAML) that gets the entry; else it is shown.")] = None,
+    file: Annotated[Path, typer.Option(help="The keys file (YAML) that gets the entry.")] = Path("keys.yaml"),
 ) -> None:
     """Make a key, print it, and write the entry with its hash to a keys file."""
     key = new_key()
-    entry = _entry_of(name, key, scope)
     try:
-        if file is None:
-            parsed_keys(f"keys:\n{entry}".encode())
-            typer.echo(f"Add this to the keys file:\n{entry}", err=True, nl=False)
-        else:
-            _add(entry, file)
+        _add(_entry_of(name, key, scope), file)
     except KeysInvalid as error:
         raise typer.BadParameter(str(error)) from None
     except OSError as error:

@@ -265,7 +265,7 @@ class RequestAgents(Agents):
                 # The agent may make no call for long. If the session is gone, it notices that at its next one.
                 with suppress(StoreFailure, RolloutFailure):
                     await self._sessions.store.info(opened.id, self._caller.namespace)
-        except asyncio.CancelledError:
+        except BaseException:
             running.cancel()
             await asyncio.wait([running])
             raise

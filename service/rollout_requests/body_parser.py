@@ -1,14 +1,17 @@
 """Parses the bodies of `POST /rollout` and `POST /score`, large ones beside the event loop.
 
 A small body is parsed at once. A large one is parsed in another process: pydantic and every JSON parser hold the
-interpreter's lock while they work, so that in a thread of this process they would stop the event loop as well.
+interpreter's lock while they work, so that in a thread of this process they would stop the event loop as well. So
+would sending it as a message: the two processes share a file in memory.
 """
 
 import asyncio
+import os
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from fastapi import Request
 
@@ -25,9 +28,9 @@ from service.rollout_requests.parsing import (
     ScoreBounds,
     joined_request,
     joined_score_request,
+    parse_file,
     parsed_body,
     parsed_score_request,
-    pickled_parts,
     prepare_process,
     request_parts,
     score_request_parts,
@@ -49,7 +52,7 @@ class BodyParser:
 
     @cached_property
     def _processes(self) -> WorkerPool:
-        return WorkerPool(PROCESSES, prepare_process, [pickled_parts.__module__], LONGEST_PARSING_S)
+        return WorkerPool(PROCESSES, prepare_process, [parse_file.__module__], LONGEST_PARSING_S)
 
     def start(self) -> None:
         """Starts the processes now: the first large body finds them ready."""
@@ -74,25 +77,44 @@ class BodyParser:
     async def _parse_elsewhere(
         self, body: bytes | bytearray, parts_of: PartsOf, join: Callable[[Any, Iterable[Any]], Parsed]
     ) -> Parsed:
+        # To the end also if the caller is cancelled: until then the other process may open the file by its number.
+        return await asyncio.shield(asyncio.ensure_future(self._parsed(body, parts_of, join)))
+
+    async def _parsed(
+        self, body: bytes | bytearray, parts_of: PartsOf, join: Callable[[Any, Iterable[Any]], Parsed]
+    ) -> Parsed:
+        file = os.fdopen(os.memfd_create("body"), "r+b")
         try:
-            parts = await self._processes.run(LONGEST_PARSING_S, pickled_parts, parts_of, body)
+            await asyncio.to_thread(_move, body, file)
+            path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+            await self._processes.run(LONGEST_PARSING_S, parse_file, parts_of, path)
+            parts = _parts_in(file)
+            return await asyncio.to_thread(lambda: join(next(parts), parts))
         except (TemporaryFailure, ProcessorTimeExceeded) as error:
             raise not_ready("The process that parses request bodies died, possibly out of memory") from error
-
-        def joined() -> Parsed:
-            # Here and not where the last reference is dropped: freeing 256 MB takes 20 ms.
-            if isinstance(body, bytearray):
-                body.clear()
-            first, *rest = parts
-            parts.clear()
-            return join(pickle.loads(first), map(pickle.loads, rest))
-
-        return await asyncio.to_thread(joined)
+        finally:
+            # Freeing 256 MB takes 20 ms.
+            await asyncio.to_thread(file.close)
 
     def close(self) -> None:
         """Ends the processes."""
         if "_processes" in vars(self):
             self._processes.close()
+
+
+def _move(body: bytes | bytearray, file: BinaryIO) -> None:
+    file.write(body)
+    file.flush()
+    if isinstance(body, bytearray):
+        # Here and not where the last reference is dropped: freeing 256 MB takes 20 ms.
+        body.clear()
+
+
+def _parts_in(file: BinaryIO) -> Iterator[Any]:
+    file.seek(0)
+    with suppress(EOFError):
+        while True:
+            yield pickle.load(file)
 
 
 async def read_rollout_request(

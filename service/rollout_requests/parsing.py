@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -41,7 +42,7 @@ OBJECTS_OF_A_REQUEST = ("sampling", "keep", "policy")
 FIELDS_WITH_MESSAGES = ("messages", "message_log")
 
 
-PartsOf = Callable[[bytes | bytearray], Iterable[Any]]
+PartsOf = Callable[[bytes], Iterable[Any]]
 """Parses a body in another process. Gives the request in parts, each of which is pickled alone."""
 
 
@@ -49,17 +50,22 @@ def prepare_process() -> None:
     """Prepares a process that parses bodies."""
     # Ctrl-C in a terminal is for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Millions of new objects would trigger it again and again, to find nothing. `pickled_parts` collects.
+    # Millions of new objects would trigger it again and again, to find nothing. `parse_file` collects.
     gc.disable()
     gc.freeze()
 
 
-def pickled_parts(parts_of: PartsOf, body: bytes | bytearray) -> list[bytes]:
-    """The parts of the body, in another process. Raises `RequestProblem`: its problems."""
-    try:
-        return [pickle.dumps(part, pickle.HIGHEST_PROTOCOL) for part in parts_of(body)]
-    finally:
-        gc.collect()
+def parse_file(parts_of: PartsOf, path: str) -> None:
+    """Replaces the body in a file by the pickles of its parts, in another process. Raises `RequestProblem`."""
+    with Path(path).open("r+b") as file:
+        body = file.read()
+        file.seek(0)
+        file.truncate()
+        try:
+            for part in parts_of(body):
+                pickle.dump(part, file, pickle.HIGHEST_PROTOCOL)
+        finally:
+            gc.collect()
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ async def _open_session(
     problems = include_problems(asked, rollouts.episode_factory.generator)
     if asked.sample is not None:
         problems = chain(problems, further_field_problems("sample", asked.sample, SessionSample))
-    if found := list(islice(problems, MOST_PROBLEMS)):
+    # In a thread: it looks at each value of the sample.
+    if found := await asyncio.to_thread(list, islice(problems, MOST_PROBLEMS)):
         raise invalid_request(*found)
     if asked.sample is not None:
         # The session is stored: it has the names of images, not the images.

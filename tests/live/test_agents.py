@@ -277,7 +277,9 @@ def test_every_api_records_the_same_tokens_streamed_or_not(url: str) -> None:
     branches = asyncio.run(played())
     assert len(branches) == 6
     assert len({tuple(ids_of(branch)) for branch in branches}) == 1
-    assert {generated(branch)[0].reasoning_content for branch in branches} == {"2+3=5"}
+    # vLLM's parser leaves the token that begins a thought in a streamed event of several tokens.
+    thoughts = {generated(branch)[0].reasoning_content or "" for branch in branches}
+    assert {thought.removeprefix("<think>") for thought in thoughts} == {"2+3=5"}
 
 
 def test_a_call_that_only_has_tools_is_sampled_from_the_policy_and_one_with_a_strict_tool_is_marked(

@@ -31,6 +31,7 @@ from service.rollouts.loop import RolloutContext, _play_sample
 from service.rollouts.messages import ImageReader
 from service.rollouts.pacing import Schedule
 from tests.deployments.images.pictures import ImagesInProcess
+from tests.live.prefix_cache import found_in_prefix_cache
 from tests.live.test_engine import EngineGenerator
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment
 from tests.vision_model import TOKENS_OF_TILE, SeenByTransformers, picture, save_vision_model
@@ -248,9 +249,9 @@ def test_a_later_turn_finds_what_the_engine_has_computed_of_the_pictures(
     options = SamplingOptions(temperature=0.0, ignore_eos=True)
 
     def found(request: GenerationRequest) -> tuple[int, list[int]]:
-        before = running.prefix_cache_tokens().found
+        before = found_in_prefix_cache()
         made = loop.run(running.generate(request))
-        return running.prefix_cache_tokens().found - before, [*made.token_ids]
+        return found_in_prefix_cache() - before, [*made.token_ids]
 
     first, made = found(GenerationRequest("first", ids, 4, (), options, images=tuple(spans)))
     later = [*ids, *made, 33, 34]

@@ -76,15 +76,17 @@ class ShellSandbox(RunningSandbox):
             done = await self.run_shell(f"{exists}; {part}", CALLS_OF_OURS_S)
             if done.exit_code == _MISSING:
                 return None
+            # Some backends give both streams as stdout. No text of base64 has a hyphen.
+            said = done.stdout + done.stderr
             try:
-                read = base64.b64decode(done.stdout)
+                read = base64.b64decode(done.stdout.replace(_DONE, ""))
             except ValueError as error:
                 raise SandboxRefused(f"{path} cannot be read: base64 of the sandbox wrote something else.") from error
             content += read
             if done.exit_code == _NOT_A_FILE or len(content) > LARGEST_FILE_BYTES:
                 raise self._unreadable(path)
             is_last = len(read) < PART_BYTES
-            if done.exit_code != 0 or (is_last and done.stderr.split().count(_DONE) != 2):
+            if done.exit_code != 0 or (is_last and said.count(_DONE) != 2):
                 raise SandboxRefused(f"{path} cannot be read: {done.stderr.strip()[-500:]}")
             if is_last:
                 return bytes(content)

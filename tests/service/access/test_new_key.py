@@ -40,11 +40,12 @@ def test_the_comments_and_keys_of_a_file_stay(tmp_path: Path) -> None:
     assert len(parsed_keys(path.read_bytes())) == 2
 
 
-def test_without_a_file_the_entry_is_shown_beside_the_key() -> None:
-    result = made("team", "--scope", "read")
-    entry = result.stderr.splitlines()[1]
-    caller = parsed_keys(f"keys:\n{entry}".encode()).caller_with(result.stdout.strip())
-    assert caller == Caller("team", frozenset({"read"}))
+def test_without_the_name_of_a_file_it_is_keys_yaml_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = made("team", "--scope", "read").stdout.strip()
+    assert parsed_keys((tmp_path / "keys.yaml").read_bytes()).caller_with(key) == Caller("team", frozenset({"read"}))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import struct
+import subprocess
 import tarfile
 import tracemalloc
 from collections.abc import AsyncIterator, Coroutine
@@ -199,6 +200,25 @@ def test_a_file_without_an_end_is_read_to_the_bound_alone() -> None:
 def test_programs_of_a_sandbox_that_say_something_else_give_no_file(part: ExecResult, sentence: str) -> None:
     with pytest.raises(SandboxRefused, match=sentence):
         asyncio.run(Scripted(part).read_file(PATH))  # type: ignore[abstract]
+
+
+class OneStream(ShellSandbox):
+    """A sandbox whose backend gives what a command writes to stderr as its stdout."""
+
+    async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
+        done = await asyncio.to_thread(
+            subprocess.run, ["sh", "-c", line], check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        return ExecResult(done.returncode, done.stdout, "")
+
+
+@pytest.mark.parametrize("size", [0, 3, PART_BYTES, 2 * PART_BYTES + 1])
+def test_a_file_is_read_where_both_streams_are_one(size: int, tmp_path: Path) -> None:
+    content = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    (tmp_path / "file").write_bytes(content)
+    sandbox = OneStream()  # type: ignore[abstract]
+    assert asyncio.run(sandbox.read_file(str(tmp_path / "file"))) == content
+    assert asyncio.run(sandbox.read_file(str(tmp_path / "none"))) is None
 
 
 def test_an_output_beyond_its_limit_is_not_read_any_more() -> None:
