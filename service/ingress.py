@@ -24,8 +24,8 @@ from service.metrics.ingress_metrics import HttpMetrics, HttpMetricsMiddleware, 
 from service.metrics.rollout_metrics import RolloutMetrics
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
+from service.rollout_requests.episodes import version_of
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
-from service.rollout_requests.service_status import version_of
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
 from service.routes.http_app import build_http_app
 from service.services import Handle, Handles, build_services

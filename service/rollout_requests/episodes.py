@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 from uuid import uuid4
@@ -28,7 +29,6 @@ from rollout_client.contract.sessions import SessionRequest
 from service.access.keys import ANYBODY, Caller
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.sample_preparation import TaskDescriptions, tasks_with_start
-from service.rollout_requests.service_status import version_of
 from service.rollout_requests.validation import Capabilities, request_problems
 from service.rollouts.agent_episode import AgentEpisode, AgentTask
 from service.rollouts.episode import Episode
@@ -39,6 +39,14 @@ from service.scheduling.fair_queue import share_of
 from service.settings import RequestLimits
 
 logger = logging.getLogger("rollout_service.requests")
+
+
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        # A source tree that was never installed has no metadata.
+        return "unknown"
 
 
 @dataclass(frozen=True, slots=True)

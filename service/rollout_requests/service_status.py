@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from deployments.failures import RolloutFailure
@@ -16,6 +15,7 @@ from deployments.protocols.model_server import public_model_name
 from deployments.rpc.background_tasks import SharedCalls
 from rollout_client.contract.info import DegradedPart, ModelInfo, ServiceInfo, ServiceVersions
 from rollout_client.version import CONTRACT_VERSION
+from service.rollout_requests.episodes import version_of
 from service.rollouts.retries import with_timeout
 
 if TYPE_CHECKING:
@@ -53,14 +53,6 @@ def service_info(rollouts: "RolloutService") -> ServiceInfo:
         policy_version=rollouts.policy.version,
         tasks=sorted(rollouts.environments),
     )
-
-
-def version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        # A source tree that was never installed has no metadata.
-        return "unknown"
 
 
 ANSWER_WITHIN_S = 5.0

@@ -42,9 +42,10 @@ from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.served_call import ServedCall
 from deployments.generation.serving.session_call import SessionCall, SessionCallClient
-from deployments.generation.serving.session_renderer import SessionOnlineRenderer, TemplateRenderer
+from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.generation.serving.sglang_generate import AnsweredGenerate
 from deployments.generation.serving.sglang_requests import SGLangRequest
+from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.protocols.chat import FromHub, SplitSpecialTokens
 from deployments.protocols.model_server import Endpoint, ServedPart, ServedRequest, public_model_name

@@ -37,7 +37,7 @@ from deployments.sessions.records import (
 from rollout_client.contract.messages import SampledWith
 
 if TYPE_CHECKING:
-    from deployments.generation.serving.session_renderer import TemplateRenderer
+    from deployments.generation.serving.template_renderer import TemplateRenderer
     from deployments.sessions.store import SessionStore
 
 DATA = "data: "

@@ -1,5 +1,4 @@
-"""Renderers of prompts: a session's, and vLLM's, which puts a session's own ids in the place of rendered text, and
-prompts with images in theirs.
+"""vLLM's renderer, which puts a session's own ids in the place of rendered text, and prompts with images in theirs.
 
 The ingress has put `sha256:` and a hash in the place of each image (`service/model_server/call_images.py`). vLLM would
 fetch what it finds there, and expand its placeholder in each prompt again: it parses marks in the place of images, and
@@ -20,19 +19,15 @@ from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_conte
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.params import ChatParams, merge_kwargs
 
-from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.served_call import CURRENT_CALL, answered_failures
 from deployments.generation.serving.session_call import images_by_name
-from deployments.protocols.chat import ChatOptions
+from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.images import ImageSpan
-from deployments.sessions.message_comparison import plain_message, text_of
+from deployments.sessions.message_comparison import plain_message
 from deployments.sessions.records import (
     NO_PLAN,
     ChatContext,
-    ChatMessage,
-    SessionRenderer,
-    images_in,
     new_images,
     prepared_prompt,
 )
@@ -44,52 +39,6 @@ _MARK = f"image-{secrets.token_hex(16)}-"
 IMAGE_NAMES = re.compile(IMAGE_NAME)
 _REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_template", "continue_final_message")
 """Fields with which a prompt would not be the session's own ids."""
-
-_ROOM = 2**31
-"""No observation is cut: vLLM refuses what is too long for the model."""
-
-
-class TemplateRenderer(SessionRenderer):
-    """The model's own chat template and tokenizer, as the ingress uses them."""
-
-    def __init__(self, tokenizer: TransformersChatTokenizer, max_model_len: int) -> None:
-        self._tokenizer = tokenizer
-        self._max_model_len = max_model_len
-
-    def prompt(self, messages: Sequence[ChatMessage], context: ChatContext) -> list[Sequence[int]]:
-        """Raises `PromptRejected`."""
-        return [*self._tokenizer.prompt_ids(messages, _options_of(context), self._max_model_len)]
-
-    def following(
-        self,
-        messages: Sequence[ChatMessage],
-        after: Sequence[int],
-        context: ChatContext,
-        calls: Sequence[Mapping[str, Any]] = (),
-    ) -> list[Sequence[int]]:
-        """Raises `EnvironmentRejected` for a message that the template refuses or drops."""
-        given: Any = [_plain(message) for message in messages]
-        observed = self._tokenizer.observations(given, after, _options_of(context), _ROOM, calls)
-        return [message.token_ids for message in observed]
-
-    def generation_prompt(self, context: ChatContext) -> Sequence[int]:
-        return self._tokenizer.generation_prompt(_options_of(context))
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Without special tokens."""
-        return self._tokenizer.decode(token_ids)
-
-
-def _options_of(context: ChatContext) -> ChatOptions:
-    tools, kwargs = context.tools, context.chat_template_kwargs
-    given = [dict(tool) for tool in tools] if tools else None
-    return ChatOptions("chat", given, dict(kwargs) if kwargs else None, echoes_answers=True)
-
-
-def _plain(message: ChatMessage) -> Mapping[str, Any]:
-    """The message with a text for its content, unless it shows images; without fields that are null."""
-    fields = {name: value for name, value in message.items() if value is not None}
-    return fields if images_in(message) else {**fields, "content": text_of(message.get("content"))}
 
 
 class SessionOnlineRenderer(OnlineRenderer):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.generation.serving.session_renderer import TemplateRenderer
+from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.chat import ChatOptions
 from deployments.sessions.records import ChatContext
 from rollout_client.contract.messages import PromptMessage

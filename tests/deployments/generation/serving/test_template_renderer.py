@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import EnvironmentRejected, PromptRejected
-from deployments.generation.serving.session_renderer import TemplateRenderer
+from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, prepared_prompt
 from deployments.sessions.session_record import SessionRecord
