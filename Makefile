@@ -30,7 +30,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-gpu demo task-page serve reload train train-filtered train-tree train-images train-async train-trl train-agent lint test-fast test-live test-long test-torchvision test-attacks test-bridges \
+.PHONY: help setup setup-gpu demo task-page serve train train-filtered train-tree train-images train-async train-trl train-agent lint test-fast test-live test-long test-torchvision test-attacks test-bridges \
 	test-agents test-evals test-sockets test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
 	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock dist sbom tiny-model small-model \
 	measure-small-model shapes-model measure-shapes-model
@@ -38,12 +38,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo          set up, start the service, play a mixed batch, show it, stop (MODEL=smollm2 or models/small, TASK=code)"
 	@echo "make serve         set up and leave the service running on loopback until Ctrl-C (CONFIG=serve_config.yaml)"
-	@echo "make reload        start one environment of the running service anew, with its code as it is now (TASK=math)"
 	@echo "make train         train the embedded model with GRPO, train.png (also train-images, train-filtered, train-tree, train-async, train-trl, train-agent [TASK=harbor])"
 	@echo "make load          start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make lint          style, types, the rooms' imports and rules, generated files"
 	@echo "make test-fast     the tests that start neither Ray nor the engine (a minute)"
-	@echo "make test          lint, test-fast, then the tests of the running service (ten minutes)"
+	@echo "make test          lint, test-fast, then the tests of the running service (twenty minutes)"
 	@echo "make test-all      what make test leaves out too: docs/contributing.md lists the parts (hours)"
 	@echo "make bench         measure the service against the bare engine and vLLM's server, bench.png"
 	@echo "make bench-NAME    another measurement; $(PYTHON) -m benchmarks lists them"
@@ -99,9 +98,6 @@ task-page: $(READY) $(MADE) $(BRIDGES)/beside/.ready $(BRIDGES)/openenv/.ready
 
 serve: $(READY) $(MADE)
 	@$(PYTHON) -m $(if $(MODEL),examples.serve $(CONFIG) $(AS_OPTION) $(addprefix --task ,$(TASK)),service $(CONFIG))
-
-reload: $(READY)
-	@$(PYTHON) -m service.startup.reload $(TASK)
 
 train: $(READY) $(MADE)
 	@$(PYTHON) -m examples.train_grpo $(FOLDER)

@@ -18,8 +18,7 @@ from rich.table import Table
 
 from deployments.sandbox import SandboxLost
 from deployments.sandbox.local import ISOLATIONS
-from deployments.tasks.code import CodeEnvironment, SandboxSettings
-from deployments.tasks.code_judging import CodeInfo
+from deployments.tasks.code import CodeEnvironment, CodeInfo, SandboxSettings
 from rollout_env import ChatMessage
 
 LINEAR = re.compile(r"returns (\d+) \* x \+ (\d+)")

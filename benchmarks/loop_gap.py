@@ -109,7 +109,7 @@ def nested(levels: int) -> bytes:
 
 
 def echo_of_1_gb() -> bytes:
-    return request([sample(x="y" * MIB)], turns=1, num_generations=1024)
+    return request([sample(x="y" * MIB)], turns=1, num_generations=1000)
 
 
 def tokens_of_1_gb() -> bytes:

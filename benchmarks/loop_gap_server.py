@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.loop_probe import LoopProbe
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import (
     Environment,
@@ -45,7 +45,7 @@ from service.rollout_requests.task_samples import TaskSampler
 from service.routes.http_app import build_http_app
 from service.scoring.scoring import Scoring
 from service.services import AppServices
-from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
+from service.settings import AdmissionSettings, RequestLimits
 
 MODEL = "models/shapes"
 TASK = "task"
@@ -183,7 +183,7 @@ def build(with_stacks: bool) -> ASGIApp:
     factory = EpisodeFactory(frozenset({TASK}), DESCRIPTION, TransformersChatTokenizer.load(MODEL), limits)
     policy = RemotePolicy(None)  # type: ignore[arg-type]  # no request of the benchmark demands a version
     # What is refused for now is not measured.
-    unbounded = AdmissionSettings(replica=AdmissionBounds(), service=AdmissionBounds())
+    unbounded = AdmissionSettings(max_rollouts=2**62, max_tokens=2**62, max_body_bytes=2**62)
     admission = Admission(unbounded, MAX_MODEL_LEN)
     environments = {TASK: FreeEnvironment()}
     sampler = TaskSampler(environments)
@@ -195,7 +195,7 @@ def build(with_stacks: bool) -> ASGIApp:
         rollouts=service,
         access=OPEN_TO_ALL,
         readiness=Readiness(generator, environments, {}),
-        scoring=Scoring(lambda _: generator, policy, limits, DESCRIPTION),
+        scoring=Scoring(generator, policy, limits, DESCRIPTION),
         replayer=unused,
         calls=unused,
         tinker=unused,

@@ -69,7 +69,7 @@ def with_bound(settings: ServeDeploySchema) -> ServeDeploySchema:
     """A copy of the config that admits `ROLLOUTS` rollouts."""
     changed = settings.model_copy(deep=True)
     [application] = changed.applications
-    application.args["admission"] = {"replica": {"max_rollouts": ROLLOUTS}}
+    application.args["admission"] = {"max_rollouts": ROLLOUTS}
     return changed
 
 

@@ -55,7 +55,7 @@ from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.loop import RolloutContext
-from service.rollouts.pacing import AsyncSchedule
+from service.rollouts.pacing import Schedule
 from service.rollouts.progress import ProgressLog
 from service.routes.http_app import build_http_app
 from service.services import AppServices
@@ -92,7 +92,6 @@ class ByteChatTokenizer(ChatTokenizer):
         options: ChatOptions,  # noqa: ARG002
         room: int,  # noqa: ARG002
         calls: Sequence[Mapping[str, Any]] = (),  # noqa: ARG002
-        calls_before: int = 0,  # noqa: ARG002
     ) -> list[TokenizedObservation]:
         contents = [message["content"] for message in messages]
         return [TokenizedObservation(list(content.encode()), content, was_cut=False) for content in contents]
@@ -130,7 +129,7 @@ class AlwaysReady(Readiness):
 class EndedRequest(RunningRollout):
     def __init__(self, request_id: str, results: list[SampleResult]) -> None:
         self.request_id, self.echoed_bytes = request_id, 0
-        self._context = RolloutContext(None, {}, AsyncSchedule())  # type: ignore[arg-type]
+        self._context = RolloutContext(None, {}, Schedule())  # type: ignore[arg-type]
         self._ended_results = results
         self._first_at = self._last_at = 0.0
         self._results = self._play()
@@ -139,7 +138,7 @@ class EndedRequest(RunningRollout):
         self._first_at = time.monotonic()
         for position, result in enumerate(self._ended_results):
             self._last_at = time.monotonic()
-            yield position, result, None
+            yield position, result
 
     @property
     def summary(self) -> RolloutSummary:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.models.reward_client import RemoteRewardModel
+from deployments.models.clients import RemoteRewardModel
 from deployments.models.settings import RewardModelSettings
 from rollout_env import ChatMessage
 
@@ -121,7 +121,7 @@ def main(
             )
             batched = serve.run(replica.bind(RewardModelSettings(model=folder)), name="batched", route_prefix=None)
             single = serve.run(
-                replica.bind(RewardModelSettings(model=folder, max_batch_size=1)), name="single", route_prefix=None
+                replica.bind(RewardModelSettings(model=folder, max_batch_tokens=1)), name="single", route_prefix=None
             )
             found = asyncio.run(measured(batched, single, asked, concurrency))
         finally:

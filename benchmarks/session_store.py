@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
-from deployments.sessions.codec import OPENED, call_entry, call_name, opened_entry, session_of
+from deployments.sessions.codec import OPENED, call_entry, session_of, written
 from deployments.sessions.records import (
     ChatContext,
     EngineCall,
@@ -24,6 +24,7 @@ from deployments.sessions.records import (
 )
 from deployments.sessions.samples import samples_of
 from deployments.sessions.session_record import SessionRecord
+from deployments.storage.storage import EntryName
 from rollout_client.contract.sessions import SessionRequest
 
 CHARACTERS_PER_TOKEN = 4
@@ -37,7 +38,7 @@ def main(
     tokens: Annotated[int, typer.Option(min=2, help="Of each call, prompt and response together.")] = 8192,
 ) -> None:
     record, messages, took_ms = SessionRecord(), list[dict[str, Any]](), dict[str, float]()
-    entries = {OPENED: opened_entry(OpenSession("s", "", "", "http://service", SessionRequest()))}
+    entries = {OPENED: written(OpenSession("s", "", "", "http://service", SessionRequest()))}
 
     def timed(name: str, work: Callable[[], Result]) -> Result:
         began = time.thread_time()
@@ -49,7 +50,7 @@ def main(
         messages.append({"role": "user", "content": text_of(tokens // 2)})
         plan = timed("plan", lambda: record.plan(messages, PLAIN))
         call = call_of(number, plan, messages[-1], tokens // 2)
-        entries[call_name(number)] = timed("entry", lambda call=call: call_entry(call))  # type: ignore[misc]
+        entries[EntryName("call", number)] = timed("entry", lambda call=call: call_entry(call))  # type: ignore[misc]
         timed("add", lambda call=call: record.add(call))  # type: ignore[misc]
         messages.append(dict(call.generated[0].message))
     timed("samples", lambda: samples_of("s", record))

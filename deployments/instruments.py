@@ -8,7 +8,9 @@ tag each value with the replica, or those of `ray.util.metrics`.
 import asyncio
 import logging
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 from types import ModuleType
 from typing import Protocol
@@ -50,26 +52,6 @@ class SummedCounter:
                 self.counter.inc(value, dict(zip(self._tag_keys, tags, strict=True)))
 
 
-class LastingGauge:
-    """A gauge of Ray's that is given the latest value, and keeps it."""
-
-    def __init__(self, name: str, description: str, tag_keys: Tags, source: ModuleType = serve_metrics) -> None:
-        self.gauge = source.Gauge(name, description=description, tag_keys=tag_keys)
-        self._tag_keys = tag_keys
-        self._values: dict[Tags, float] = {}
-        self._changed: set[Tags] = set()
-
-    def set(self, value: float, *tags: str) -> None:
-        if self._values.get(tags) != value:
-            self._values[tags] = value
-            self._changed.add(tags)
-
-    def flush(self, repeats: bool = False) -> None:
-        for tags in tuple(self._values if repeats else self._changed):
-            self.gauge.set(self._values[tags], dict(zip(self._tag_keys, tags, strict=True)))
-        self._changed.clear()
-
-
 class SummedHistogram:
     """A histogram, as gauges of the names that Prometheus gives to its parts. Its sum is exact; Ray's own is not."""
 
@@ -82,23 +64,15 @@ class SummedHistogram:
         source: ModuleType = serve_metrics,
     ) -> None:
         """`bounds` are the upper bounds of its buckets, in ascending order; the last one has no bound."""
-        self._bounds = list(bounds)
         self._les = [*(str(float(bound)) for bound in bounds), INFINITY]
         self._tag_keys = tag_keys
         self.counts = source.Gauge(f"{name}_count", description=description, tag_keys=tag_keys)
         self._sums = source.Gauge(f"{name}_sum", description=description, tag_keys=tag_keys)
         self._buckets = source.Gauge(f"{name}_bucket", description=description, tag_keys=(*tag_keys, "le"))
-        self._values: dict[Tags, _BucketCounts] = {}
+        self._values: defaultdict[Tags, _BucketCounts] = defaultdict(partial(_BucketCounts, bounds))
 
     def observe(self, value: float, *tags: str) -> None:
-        self.values_of(tags).observe(value)
-
-    def values_of(self, tags: Tags) -> "_BucketCounts":
-        """The counts of these tags."""
-        values = self._values.get(tags)
-        if values is None:
-            values = self._values[tags] = _BucketCounts(self._bounds)
-        return values
+        self._values[tags].observe(value)
 
     def flush(self, repeats: bool = False) -> None:
         for tags, values in self._values.items():

@@ -18,7 +18,7 @@ import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from deployments.upstream.ray_serve.console import keep_serve_log_open, use_own_print
+from deployments.upstream.ray_serve.serve_internals import keep_serve_log_open, use_own_print
 
 CONTEXT_FIELDS = (
     "request_id",
@@ -52,8 +52,8 @@ def configure(*, capture_output: bool = True) -> None:
     replica_id = context.replica_id.unique_id
     folder = serve_logs_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    handler = JsonLinesHandler(folder / f"{context.app_name}_{context.deployment}_{replica_id}.jsonl")
-    handler.setFormatter(JsonLinesFormatter(context.deployment, replica_id))
+    handler = _json_lines_handler(folder / f"{context.app_name}_{context.deployment}_{replica_id}.jsonl")
+    handler.setFormatter(_JsonLinesFormatter(context.deployment, replica_id))
     logging.getLogger().addHandler(handler)
     logging.getLogger("rollout_service").setLevel(logging.INFO)
     keep_serve_log_open()
@@ -63,8 +63,13 @@ def configure(*, capture_output: bool = True) -> None:
 
 def serve_logs_folder() -> Path:
     """Where Ray Serve and the replicas of this machine write their logs."""
+    return session_folder() / "logs" / "serve"
+
+
+def session_folder() -> Path:
+    """Ray's folder of this cluster on this machine: logs, sockets."""
     context = ray.get_runtime_context()
-    return Path(context.get_temp_dir()) / context.get_session_name() / "logs" / "serve"
+    return Path(context.get_temp_dir()) / context.get_session_name()
 
 
 def _log_output(handler: logging.Handler) -> None:
@@ -75,11 +80,11 @@ def _log_output(handler: logging.Handler) -> None:
         logger.setLevel(logging.INFO)
         logger.propagate = False
         logger.handlers = [handler]
-    sys.stdout = LoggedStream(logging.getLogger("stdout"), sys.stdout)
-    sys.stderr = LoggedStream(logging.getLogger("stderr"), sys.stderr)
+    sys.stdout = _LoggedStream(logging.getLogger("stdout"), sys.stdout)
+    sys.stderr = _LoggedStream(logging.getLogger("stderr"), sys.stderr)
 
 
-class JsonLinesFormatter(logging.Formatter):
+class _JsonLinesFormatter(logging.Formatter):
     """Formats a record as one JSON object without line breaks."""
 
     def __init__(self, deployment: str, replica_id: str) -> None:
@@ -103,16 +108,14 @@ class JsonLinesFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class JsonLinesHandler(RotatingFileHandler):
+def _json_lines_handler(path: Path) -> RotatingFileHandler:
     """Appends to a file in UTF-8, and writes each line at once."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            path, maxBytes=MAX_FILE_BYTES, backupCount=OLD_FILES, encoding="utf-8", errors="backslashreplace"
-        )
+    return RotatingFileHandler(
+        path, maxBytes=MAX_FILE_BYTES, backupCount=OLD_FILES, encoding="utf-8", errors="backslashreplace"
+    )
 
 
-class LoggedStream(io.TextIOBase):
+class _LoggedStream(io.TextIOBase):
     """A text stream whose lines go to a logger; everything else is asked of the stream that it stands for."""
 
     def __init__(self, logger: logging.Logger, original: TextIO) -> None:

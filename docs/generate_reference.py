@@ -11,13 +11,14 @@ from mkdocs.structure.files import File, Files
 import rollout_client.errors
 from deployments import failures
 from deployments.failures import StoreFailure
-from deployments.images.failures import ImageFailure
-from deployments.jobs.failures import JobFailure
+from deployments.images.book import ImageFailure
+from deployments.jobs.records import JobFailure
 from deployments.policy.failures import PolicyFailure
-from deployments.sessions.failures import SessionFailure
+from deployments.sessions.records import SessionFailure
 from rollout_client.cli.app import app as command_line
+from service import problems
 from service.access.keys import KeysFile
-from service.problems import PROBLEM_TYPES, TYPE_PREFIX
+from service.problems import TYPE_PREFIX, ProblemType
 from service.routes.http_app import build_http_app
 from service.settings import ServiceSettings
 
@@ -112,7 +113,7 @@ def default_of(field: Schema) -> str:
 def type_of(schema: Schema) -> str:
     """A schema in words: `[Sampling](#sampling) or null`, `array of integer`."""
     if reference := schema.get("$ref"):
-        name = reference.rpartition("/")[2]
+        name = reference.rpartition("/")[2].lstrip("_")
         return f"[{name}](#{name.lower()})"
     for choice in ("anyOf", "oneOf", "allOf"):
         if choice in schema:
@@ -158,7 +159,7 @@ def settings_page() -> Iterator[str]:
     keys = KeysFile.model_json_schema()
     models = {ServiceSettings.__name__: schema, **schema.get("$defs", {}), KeysFile.__name__: keys, **keys["$defs"]}
     for name, model in models.items():
-        yield f"## {name}\n"
+        yield f"## {name.lstrip('_')}\n"
         yield model.get("description", "")
         yield from property_table(model)
 
@@ -173,10 +174,9 @@ def errors_page() -> Iterator[str]:
         yield f"{inspect.getdoc(failure)}\n"
     yield "## Of a whole request\n"
     yield "A request that fails as a whole is answered with a problem document (RFC 9457).\n"
-    for problem in PROBLEM_TYPES:
+    for problem in (found for found in vars(problems).values() if isinstance(found, ProblemType)):
         yield f"### {problem.name}\n"
         yield f"Status {problem.status}, problem type `{TYPE_PREFIX}{problem.name}`: {problem.title}.\n"
-        yield f"{problem.meaning}\n"
     for title, base in STORE_FAILURES.items():
         yield from store_failures(title, base)
     yield "## In the Python client\n"

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from examples.stand_ins import stand_ins
 from examples.task_configs import config_for, tasks_of
-from service.startup.commands import ROOM_TIMEOUT_S
 from service.startup.local_service import sentences_for_the_user, serve_until_stopped
 
 
@@ -24,7 +23,7 @@ def main(
     console = Console(stderr=True)
     tasks = task or tasks_of(model)
     with sentences_for_the_user(console), stand_ins(config_for(config, model, tasks, port)) as served:
-        serve_until_stopped(served, console, ROOM_TIMEOUT_S)
+        serve_until_stopped(served, console)
 
 
 if __name__ == "__main__":

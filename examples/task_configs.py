@@ -13,8 +13,7 @@ from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeplo
 
 from deployments.agents.settings import agent_deployment
 from service.settings import SERVICE_DEPLOYMENTS
-from service.startup.commands import ServiceNotStarted
-from service.startup.config import free_port, read_config
+from service.startup.config import ServiceNotStarted, free_port, read_config
 from service.startup.generated_config import EMBEDDED_MODEL_THAT_SEES, needs_images, sees
 
 CONFIG = Path("serve_config.cpu.yaml")

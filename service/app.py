@@ -19,9 +19,9 @@ from deployments.policy.store import PolicyStore
 from deployments.rollout_records.store import RolloutRecordStore
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
 from deployments.sessions.store import SessionStore
-from service.access.exposure import refuse_exposed
+from service.access.access_control import refuse_exposed
 from service.ingress import Ingress, http_options
-from service.settings import AccessSettings, ServiceSettings
+from service.settings import ServiceSettings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 UNREACHED_MAX_ONGOING_REQUESTS = 100_000
@@ -82,7 +82,10 @@ def build(settings: ServiceSettings) -> Application:
         for task_name, environment in settings.environments.items()
     }
     ingress = deployment(Ingress, "Ingress", options)
-    resolved = settings.model_copy(update={"engine": engine, "access": _with_absolute_keys_file(settings.access)})
+    access = settings.access
+    if access.keys_file is not None:
+        access = access.model_copy(update={"keys_file": str(REPOSITORY / Path(access.keys_file).expanduser())})
+    resolved = settings.model_copy(update={"engine": engine, "access": access})
     agents = {task_name: _agent_host(task_name, agent, options) for task_name, agent in settings.agents_by_task.items()}
     return ingress.bind(
         resolved,
@@ -118,17 +121,15 @@ def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, 
 
 def with_absolute_paths(engine: EngineSettings) -> EngineSettings:
     """Resolves folders against the repository's root: replicas run in working directories of their own."""
-    named = {"model": engine.model, "tokenizer": engine.tokenizer}
-    folders = {field: REPOSITORY / name for field, name in named.items() if name and (REPOSITORY / name).is_dir()}
-    return engine.model_copy(update={field: str(folder) for field, folder in folders.items()})
-
-
-def _with_absolute_keys_file(access: AccessSettings) -> AccessSettings:
-    if access.keys_file is None:
-        return access
-    return access.model_copy(update={"keys_file": str(REPOSITORY / Path(access.keys_file).expanduser())})
+    tokenizer = None if engine.tokenizer is None else _in_repository(engine.tokenizer)
+    return engine.model_copy(update={"model": _in_repository(engine.model), "tokenizer": tokenizer})
 
 
 def _with_absolute_path(model: RewardModelSettings) -> RewardModelSettings:
-    folder = REPOSITORY / model.model
-    return model.model_copy(update={"model": str(folder)}) if folder.is_dir() else model
+    return model.model_copy(update={"model": _in_repository(model.model)})
+
+
+def _in_repository(name: str) -> str:
+    """The absolute path of a folder; the name of anything else."""
+    folder = REPOSITORY / name
+    return str(folder) if folder.is_dir() else name

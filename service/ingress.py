@@ -14,21 +14,18 @@ from ray import serve
 
 from deployments import logs
 from deployments.protocols.generation import Environment
-from deployments.rpc.own_address import HttpOptions
-from deployments.rpc.store_client import policy_store_client
-from deployments.upstream.ray_serve.direct_ingress import listen_on_own_port
-from deployments.upstream.ray_serve.install import install
-from deployments.upstream.ray_serve.own_replica import call_at_shutdown
+from deployments.rpc.handle_calls import policy_store_client
+from deployments.upstream.ray_serve.direct_ingress import HttpOptions, listen_on_own_port, running_http_options
+from deployments.upstream.ray_serve.own_replica import call_at_shutdown, install
 from deployments.upstream.ray_serve.proxy_handles import keep_proxy_handles
-from deployments.upstream.ray_serve.serve_internals import running_http_options
-from service.access.exposure import refuse_exposed
-from service.http.serve_requests import ServeRequests, request_pacer
+from service.access.access_control import refuse_exposed
+from service.http.middlewares import ServeRequests, request_pacer
 from service.metrics.ingress_metrics import HttpMetrics, HttpMetricsMiddleware, IngressGauges, export
 from service.metrics.rollout_metrics import RolloutMetrics
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
+from service.rollout_requests.episodes import version_of
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
-from service.rollout_requests.service_status import version_of
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
 from service.routes.http_app import build_http_app
 from service.services import Handle, Handles, build_services
@@ -57,7 +54,7 @@ class Ingress:
         assert options is not None
         refuse_exposed(settings.access, options)
         others = Handles(**handles)
-        metrics = RolloutMetrics(settings.sandboxed_tasks) if settings.metrics else None
+        metrics = RolloutMetrics() if settings.metrics else None
         self._http_metrics = None if metrics is None else HttpMetrics()
         observer: RolloutObserver = metrics or UNOBSERVED
         self._tracer = None
@@ -70,7 +67,7 @@ class Ingress:
         policy = RemotePolicy(store, follows_folder, generator.note_rolling)
         self._watching = asyncio.create_task(policy.run())
         self._services = services = await build_services(settings, others, generator, policy, observer, options)
-        services.rollouts.body_parser.start()
+        await asyncio.to_thread(services.rollouts.body_parser.start)
         if services.jobs is not None:
             call_at_shutdown(services.jobs.hand_over)
         self._describing = asyncio.create_task(_describe_tasks(services.rollouts.environments.values()))

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
 
 from deployments.failures import RolloutFailure, StoreFailure
 from rollout_client.contract.problems import FieldProblem, Problem
@@ -14,12 +14,9 @@ from rollout_client.contract.problems import FieldProblem, Problem
 PROBLEM_JSON = "application/problem+json"
 REQUEST_ID_HEADER = "X-Request-ID"
 TYPE_PREFIX = "urn:rollout:problem:"
-LONGEST_SHOWN_VALUE = 200
+_LONGEST_SHOWN_VALUE = 200
 MOST_PROBLEMS = 20
-NON_FINITE = "it holds NaN or infinity, which JSON cannot express; send null"
-MOST_LEVELS = 201
-"""Most levels of nested arrays and objects in a body: the limit of pydantic's JSON parser."""
-JSON_WORDS = {
+_JSON_WORDS = {
     "extra_forbidden": "this field is not known; remove it or check its spelling against /docs",
     "model_type": "Input should be an object",
     "model_attributes_type": "Input should be an object",
@@ -27,127 +24,45 @@ JSON_WORDS = {
     "list_type": "Input should be a valid array",
 }
 """Messages by pydantic's type of error. Pydantic's own speak of Python, if the body was parsed before."""
-NO_HEADERS: Mapping[str, str] = {}
+_NOT_READY_RETRY_AFTER_S = 2
+_NO_HEADERS: Mapping[str, str] = {}
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemType:
-    """One kind of problem document."""
+    """One kind of problem document. Those of stores are named by the classes of their `failures.py`."""
 
     name: str
     """The last part of the document's `type`."""
     status: int
     title: str
-    meaning: str = ""
-    """A sentence for the reference."""
 
 
-PROBLEM_TYPES: list[ProblemType] = []
-"""All but those of the policy store and the job store, which their `failures.py` name."""
-
-
-def _declared(name: str, status: int, title: str, meaning: str) -> ProblemType:
-    PROBLEM_TYPES.append(ProblemType(name, status, title, meaning))
-    return PROBLEM_TYPES[-1]
-
-
-NOT_AUTHENTICATED = _declared(
-    "not-authenticated",
-    401,
-    "The request carries no valid key; nothing was started",
-    "The service asks for a key in `Authorization: Bearer KEY`, and this one is missing or not valid.",
+NOT_AUTHENTICATED = ProblemType("not-authenticated", 401, "The request carries no valid key; nothing was started")
+NOT_ALLOWED = ProblemType("not-allowed", 403, "The request is not allowed; nothing was started")
+INVALID_REQUEST = ProblemType("invalid-request", 422, "The request is not valid; nothing was started")
+UNREADABLE_BODY = ProblemType("unreadable-body", 400, "The request body cannot be read; nothing was started")
+BODY_TOO_LARGE = ProblemType("body-too-large", 413, "The request body is too large; nothing was started")
+BODY_STALLED = ProblemType("body-stalled", 408, "The request body stopped arriving; nothing was started")
+UNSUPPORTED_MEDIA_TYPE = ProblemType(
+    "unsupported-media-type", 415, "The request body has an unsupported type or encoding; nothing was started"
 )
-NOT_ALLOWED = _declared(
-    "not-allowed",
-    403,
-    "The key does not allow this; nothing was started",
-    "The route needs a scope that the key does not have; or a web page of another site sent the request.",
-)
-HOST_NOT_ALLOWED = _declared(
-    "host-not-allowed",
-    400,
-    "The service does not answer under this name; nothing was started",
-    "`Host` is none of the names in the config's `access.allowed_hosts`.",
-)
-INVALID_REQUEST = _declared(
-    "invalid-request",
-    422,
-    "The request is not valid; nothing was started",
-    "The fields of the request are at fault. Each entry of `errors` names one, its value and what to do.",
-)
-UNREADABLE_BODY = _declared(
-    "unreadable-body",
-    400,
-    "The request body cannot be read; nothing was started",
-    "The bytes of the body are not what its headers say, or they are not JSON.",
-)
-BODY_TOO_LARGE = _declared(
-    "body-too-large", 413, "The request body is too large; nothing was started", "The body is over a limit."
-)
-BODY_STALLED = _declared(
-    "body-stalled", 408, "The request body stopped arriving; nothing was started", "The body came to a halt midway."
-)
-UNSUPPORTED_MEDIA_TYPE = _declared(
-    "unsupported-media-type",
-    415,
-    "The request body has an unsupported type or encoding; nothing was started",
-    "The service does not read bodies of this `Content-Type` or `Content-Encoding`.",
-)
-TASK_UNKNOWN = _declared(
-    "task-unknown", 404, "The task is not known", "The path names a task that the service does not have."
-)
-OVERLOADED = _declared(
-    "overloaded",
-    429,
-    "The service is full; nothing was started",
-    "As much is in flight as the config's `admission` allows; `Retry-After` says when to try again. The client does so "
-    "by itself, and its `retries` are not used up.",
-)
-QUOTA_EXCEEDED = _declared(
-    "quota-exceeded",
-    429,
-    "The key has used up a quota; nothing was started",
-    "The requests of the key have as many rollouts in flight, or have used as many tokens, as the keys file allows; "
-    "`Retry-After` says when to try again. The client does so by itself, and its `retries` are not used up.",
-)
-SAMPLE_FAILED = _declared(
-    "sample-failed",
-    502,
-    "A sample failed, and the request said on_error: fail",
-    "The document names the sample and its error. With `on_error: return`, the default, a failed sample is data.",
-)
-NOT_READY = _declared(
-    "not-ready",
-    503,
-    "The service cannot serve rollouts now",
-    "A deployment that the request needs does not answer. Trying again can help; `Retry-After` says when.",
-)
-FUTURE_LOST = _declared(
-    "future-lost",
-    410,
-    "The answer is not kept here, or its work is to be started again",
-    "Tinker's API: nobody has asked for the answer for long, its ingress replica is gone, or a part of the fleet was "
-    "lost. Tinker's client makes the call again.",
-)
-NOT_TRAINED_HERE = _declared(
-    "not-trained-here",
-    404,
-    "The service has no such call of Tinker's API",
-    "It samples, and does not train.",
-)
-INTERNAL = _declared(
-    "internal",
-    500,
-    "The service failed",
-    "An exception that nobody expected. The log has its traceback under the request's id.",
-)
+TASK_UNKNOWN = ProblemType("task-unknown", 404, "The task is not known")
+OVERLOADED = ProblemType("overloaded", 429, "The service is full; nothing was started")
+QUOTA_EXCEEDED = ProblemType("quota-exceeded", 429, "The key has used up a quota; nothing was started")
+SAMPLE_FAILED = ProblemType("sample-failed", 502, "A sample failed, and the request said on_error: fail")
+NOT_READY = ProblemType("not-ready", 503, "The service cannot serve rollouts now")
+FUTURE_LOST = ProblemType("future-lost", 410, "The answer is not kept here, or its work is to be started again")
+NOT_TRAINED_HERE = ProblemType("not-trained-here", 404, "The service has no such call of Tinker's API")
+INTERNAL = ProblemType("internal", 500, "The service failed")
 
 
 class RequestProblem(Exception):
     """Ends a request with its problem document."""
 
     def __init__(
-        self, type_: ProblemType, errors: Sequence[FieldProblem], headers: Mapping[str, str] = NO_HEADERS
+        self, type_: ProblemType, errors: Sequence[FieldProblem], headers: Mapping[str, str] = _NO_HEADERS
     ) -> None:
         """`headers` are those of the response."""
         detail = " ".join(
@@ -203,9 +118,9 @@ def unknown_token(field: str, token_ids: Sequence[int], vocab_size: int) -> Fiel
     return None
 
 
-def store_problem(failure: StoreFailure) -> RequestProblem:
+def _store_problem(failure: StoreFailure) -> RequestProblem:
     """A store refused the call."""
-    headers = NO_HEADERS if failure.retry_after_s is None else {"Retry-After": str(failure.retry_after_s)}
+    headers = _NO_HEADERS if failure.retry_after_s is None else {"Retry-After": str(failure.retry_after_s)}
     return RequestProblem(ProblemType(failure.name, failure.status, failure.title), failure.problems, headers)
 
 
@@ -214,7 +129,7 @@ def refused_for_now(type_: ProblemType, message: str, retry_after_s: int) -> Req
 
 
 def not_ready(message: str) -> RequestProblem:
-    return RequestProblem(NOT_READY, [FieldProblem(field="", message=message.removesuffix("."))])
+    return refused_for_now(NOT_READY, message.removesuffix("."), _NOT_READY_RETRY_AFTER_S)
 
 
 def internal_error(error: Exception) -> RequestProblem:
@@ -229,7 +144,7 @@ def problem_of(error: Exception) -> RequestProblem:
         case RequestProblem():
             return error
         case StoreFailure():
-            return store_problem(error)
+            return _store_problem(error)
         case RolloutFailure():
             return not_ready(str(error))
     return internal_error(error)
@@ -239,29 +154,37 @@ def validation_problem(error: ValidationError) -> RequestProblem:
     """The problem that pydantic found: 400 for a body that is not JSON, otherwise 422."""
     findings = error.errors(include_url=False)
     if findings[0]["type"] == "json_invalid":
-        return invalid_json(findings[0]["msg"].removeprefix("Invalid JSON: "))
+        return _invalid_json(findings[0]["msg"].removeprefix("Invalid JSON: "))
     return found_problem(findings)
 
 
 def found_problem(findings: Sequence[ErrorDetails]) -> RequestProblem:
     """Names the first `MOST_PROBLEMS` of `findings`."""
-    problems = [field_problem(finding) for finding in findings[:MOST_PROBLEMS]]
-    if len(findings) > MOST_PROBLEMS:
-        message = f"more than these {MOST_PROBLEMS} fields of the request are wrong; mend them first"
-        problems.append(FieldProblem(field="body", message=message))
-    return invalid_request(*problems)
+    return invalid_request(*map(field_problem, findings[:MOST_PROBLEMS]))
 
 
-def invalid_json(message: str) -> RequestProblem:
-    """The parser's `message`. JSON that is nested too deeply is 422: it can be read, but not as a request."""
-    if message.startswith("recursion limit exceeded"):
-        too_deep = f"its JSON is nested in more than {MOST_LEVELS} levels; send at most {MOST_LEVELS}"
-        return invalid_request(FieldProblem(field="body", message=too_deep))
+def parsed_json(body: bytes | bytearray) -> Any:
+    """The value of a JSON body. Raises `RequestProblem`: 400, it is not JSON, which knows neither NaN nor infinity."""
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise _invalid_json(str(error)) from error
+
+
+def parsed_model(body: bytes | bytearray, model: type[Model], strict: bool = True) -> Model:
+    """The JSON body as `model`. Raises `RequestProblem`: 400, it is not JSON; 422, fields are wrong."""
+    try:
+        return model.model_validate(parsed_json(body), strict=strict)
+    except ValidationError as error:
+        raise validation_problem(error) from error
+
+
+def _invalid_json(message: str) -> RequestProblem:
     return unreadable_body(f"Invalid JSON: {message}; send one JSON object")
 
 
 def field_problem(finding: ErrorDetails) -> FieldProblem:
-    message = JSON_WORDS.get(finding["type"], finding["msg"].removeprefix("Value error, "))
+    message = _JSON_WORDS.get(finding["type"], finding["msg"].removeprefix("Value error, "))
     return FieldProblem(field=dotted(finding["loc"]), message=message, value=shown(finding["input"]))
 
 
@@ -272,15 +195,15 @@ def dotted(location: Sequence[str | int]) -> str:
 
 
 def shown(value: Any) -> Any:
-    """The offending value as a JSON scalar, cut to `LONGEST_SHOWN_VALUE` characters."""
-    text = value if isinstance(value, str) else str(beginning(value))
-    if len(text) > LONGEST_SHOWN_VALUE:
-        return f"{text[:LONGEST_SHOWN_VALUE]}..."
+    """The offending value as a JSON scalar, cut to `_LONGEST_SHOWN_VALUE` characters."""
+    text = value if isinstance(value, str) else str(_beginning(value))
+    if len(text) > _LONGEST_SHOWN_VALUE:
+        return f"{text[:_LONGEST_SHOWN_VALUE]}..."
     return value if isinstance(value, str | int | bool | None) else text
 
 
-def beginning(value: Any) -> Any:
+def _beginning(value: Any) -> Any:
     """The part of a large value that can be shown: the text of 15 MB of JSON takes a second."""
     if isinstance(value, list):
-        return value[:LONGEST_SHOWN_VALUE]
-    return dict(islice(value.items(), LONGEST_SHOWN_VALUE)) if isinstance(value, dict) else value
+        return value[:_LONGEST_SHOWN_VALUE]
+    return dict(islice(value.items(), _LONGEST_SHOWN_VALUE)) if isinstance(value, dict) else value

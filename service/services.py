@@ -9,21 +9,19 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.agents.settings import agent_deployment
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.images.remote_images import RemoteImages
-from deployments.rpc.own_address import HttpOptions, own_address
-from deployments.rpc.store_client import job_store_client, rollout_record_store_client
-from deployments.sessions.store_client import session_store_client
+from deployments.images.store import RemoteImages
+from deployments.rpc.handle_calls import job_store_client, rollout_record_store_client
+from deployments.sessions.store import session_store_client
+from deployments.upstream.ray_serve.direct_ingress import HttpOptions, own_address
 from deployments.upstream.ray_serve.own_replica import most_replicas
 from service.access.access_control import AccessControl
 from service.admission.admission import Admission
-from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions, RequestAgents
 from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
-from service.remote.data import RemoteData
-from service.remote.environment import RemoteEnvironment
+from service.remote.environment import RemoteData, RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
@@ -81,7 +79,7 @@ class AppServices:
     """`None` if `records` is."""
 
 
-async def load_chat(settings: ServiceSettings) -> tuple[TransformersChatTokenizer, ProcessResponseParser | None]:
+async def _load_chat(settings: ServiceSettings) -> tuple[TransformersChatTokenizer, ProcessResponseParser | None]:
     """The model's tokenizer, and the parser of its responses if the config names one.
 
     Raises:
@@ -111,30 +109,29 @@ async def build_services(
         http: where Serve listens.
 
     Raises:
-        ParserUnusable, RolloutFailure: what `load_chat` raises.
+        ParserUnusable, RolloutFailure: what `_load_chat` raises.
         GenerationLost: no generator replica answers.
     """
-    limits, access = settings.limits, AccessControl.of(settings.access, http.host)
-    tokenizer, parser = await load_chat(settings)
+    limits, access = settings.limits, AccessControl.of(settings.access)
+    tokenizer, parser = await _load_chat(settings)
     engine = await generator.describe()
     admission = Admission(settings.admission, engine.max_model_len, most_replicas)
     tasks = {name: RemoteEnvironment(name, handle) for name, handle in handles.environments.items()}
     programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in handles.agents.items()}
     data = None if handles.data is None else RemoteData(handles.data)
     sampler = TaskSampler(tasks, data, settings.data_by_task.keys())
-    calls = ModelCalls(generator, policy, admission, limits.generation_timeout_s)
+    calls = ModelCalls(generator, policy, admission)
     sessions = _sessions(settings, handles, policy, access, tasks)
     agents_of = None
     if sessions is not None and programs:
-        sandboxed = settings.sandboxed_tasks.keys()
-        agents_of = partial(RequestAgents, sessions, programs, own_address(http), admission, sandboxed)
+        agents_of = partial(RequestAgents, sessions, programs, own_address(http))
     images, image_store = None, None if handles.images is None else RemoteImages(handles.images)
     if image_store is not None and settings.images is not None:
         images = RequestImages(image_store, settings.images, takes_images=engine.takes_images)
     recorder = reports = None
     if handles.records is not None:
         record_store = rollout_record_store_client(handles.records)
-        recorder = RolloutRecorder(record_store, generator.node_of)
+        recorder = RolloutRecorder(record_store)
         reports = TrainerReports(record_store, generator, lambda: policy.served_versions)
     rollouts = RolloutService(
         generator,
@@ -160,7 +157,7 @@ async def build_services(
         "images": None if image_store is None else image_store.answer,
         "jobs": None if jobs is None else jobs.store.answer,
     }
-    scoring = Scoring(partial(admission.metered, generator), policy, limits, engine)
+    scoring = Scoring(generator, policy, limits, engine)
     return AppServices(
         rollouts=rollouts,
         access=access,
@@ -176,7 +173,6 @@ async def build_services(
             tokenizer,
             engine,
             build_of(engine.settings_hash),
-            limits.generation_timeout_s,
         ),
         calls=calls,
         tinker=TinkerSampling(calls, scoring),
@@ -198,4 +194,4 @@ def _sessions(
     if handles.sessions is None or settings.sessions is None:
         return None
     store = session_store_client(handles.sessions)
-    return AgentSessions(store, policy, access, SessionJudge(tasks), settings.sessions.base_url)
+    return AgentSessions(store, policy, access, tasks, settings.sessions.base_url)

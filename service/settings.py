@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.settings import DataSettings
 from deployments.generation.settings import EngineSettings, ResponseSettings
-from deployments.images.settings import ImagesSettings
-from deployments.jobs.settings import JobsSettings
+from deployments.images.book import ImagesSettings
+from deployments.jobs.registry import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings, UserSimulatorSettings
 from deployments.policy.settings import PolicySettings
-from deployments.rollout_records.settings import RolloutRecordsSettings
-from deployments.sessions.settings import SessionsSettings
+from deployments.rollout_records.book import RolloutRecordsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.strict_settings import StrictSettings
 
 
@@ -29,10 +29,6 @@ class AccessSettings(StrictSettings):
     guarded_by: str | None = Field(default=None, min_length=4)
     """Description of what stands in front of the service and lets only known callers through. With it the service may
     listen on other addresses than loopback although it asks for no key."""
-    allowed_hosts: list[str] = Field(default_factory=list)
-    """Names that the `Host` of a request may have, without ports; `*.example.org` stands for all below `example.org`.
-    By default any, but on loopback without keys those of loopback alone: so no web page reaches the service under a
-    name of its own."""
 
 
 class TracingSettings(StrictSettings):
@@ -114,7 +110,7 @@ class EnvironmentSettings(StrictSettings):
 
 
 class RequestLimits(StrictSettings):
-    """Limits of one request, and timeouts of its generations and steps."""
+    """Limits of one request, and the timeout of its steps."""
 
     max_body_bytes: int = Field(default=256 * MIB, ge=1)
     """A larger `POST /rollout` body is refused."""
@@ -123,48 +119,34 @@ class RequestLimits(StrictSettings):
     max_sample_bytes: int = Field(default=16 * MIB, ge=1)
     """Bytes of one pickled sample with all its fields. Checked in bodies over 64 KiB. Encoding the result of
     one rollout takes time in proportion to it."""
-    max_echoed_bytes_per_request: int = Field(default=4096 * MIB, ge=1)
-    """Bytes of the body times `num_generations`: each result repeats the fields of its sample. This bounds the size
-    of the answer."""
-    generation_timeout_s: float | None = Field(default=600, gt=0)
-    """Seconds without a new token after which a generation is interrupted and goes on at another replica; null for no
-    limit. Waiting behind other generations and pauses for new weights do not count."""
+    max_echoed_bytes_per_request: int = Field(default=1024 * MIB, ge=1)
+    """Bytes of the body times `num_generations`: each result repeats the fields of its sample, and the ingress replica
+    holds a whole answer until it is sent."""
     step_timeout_s: float | None = Field(default=120, gt=0)
     """Seconds after which an environment's step is cancelled and tried again; null for no limit. They begin when the
     environment is called: a step that waits in the replica's queue uses none of them."""
 
 
-class AdmissionBounds(StrictSettings):
-    """Bounds of what is in flight; null for no bound. A request is in flight until its response has been sent."""
-
-    max_rollouts: int | None = Field(default=None, ge=1)
-    """Samples times `num_generations`, of all requests together."""
-    max_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that the rollouts may hold at their ends: for each rollout its `max_seq_len` (by default the model's), or
-    `max_rollout_turns` times `max_new_tokens` where that is less."""
-    max_body_bytes: int | None = Field(default=None, ge=1)
-    """Decompressed bytes of request bodies."""
-
-
 class AdmissionSettings(StrictSettings):
-    """Bounds of what is in flight. A `POST /rollout` beyond it gets 429 with `Retry-After`, and the client waits."""
+    """Bounds of what is in flight in one ingress replica, and so of its memory.
 
-    replica: AdmissionBounds = AdmissionBounds(
-        # 5 GB at 40 KB a rollout: twice the largest request that `RequestLimits` allows by default.
-        max_rollouts=131_072,
-        # 26 GB at 12 bytes a token, if all rollouts reach their bound: 65,536 rollouts of 32,768 tokens.
-        max_tokens=2**31,
-        # A parsed body takes several times its bytes: twice the largest body that `RequestLimits` allows by default.
-        max_body_bytes=512 * MIB,
-    )
-    """Bounds of one ingress replica, which bound its memory."""
-    service: AdmissionBounds = AdmissionBounds()
-    """Bounds of the whole service, about: each ingress replica admits its share (the bound divided by `num_replicas` of
-    the deployment `Ingress`, with autoscaling by its `max_replicas`), and a single request that is larger than the
-    share when it has no other one."""
+    A `POST /rollout` beyond them gets 429 with `Retry-After`, and the client waits. A request is in flight until its
+    response has been sent.
+    """
+
+    max_rollouts: int = Field(default=131_072, ge=1)
+    """Samples times `num_generations`, of all requests together. The default is 5 GB at 40 KB a rollout: twice the
+    largest request that `limits` allows by default."""
+    max_tokens: int = Field(default=2**31, ge=1)
+    """Tokens that the rollouts may hold at their ends: for each rollout its `max_seq_len` (by default the model's), or
+    `max_rollout_turns` times `max_new_tokens` where that is less. The default is 26 GB at 12 bytes a token, if all
+    rollouts reach their bound: 65,536 rollouts of 32,768 tokens."""
+    max_body_bytes: int = Field(default=512 * MIB, ge=1)
+    """Decompressed bytes of request bodies, which take several times as much when they are parsed. The default is twice
+    the largest body that `limits` allows by default."""
 
 
-class Scheduling(StrictSettings):
+class _Scheduling(StrictSettings):
     """How generations are given to the generator replicas."""
 
     window_factor: float | None = Field(default=2.0, ge=1)
@@ -189,8 +171,8 @@ class ServiceSettings(StrictSettings):
     limits: RequestLimits = RequestLimits()
     """Limits of one request."""
     admission: AdmissionSettings = AdmissionSettings()
-    """Bounds of all requests together."""
-    scheduling: Scheduling = Scheduling()
+    """Bounds of all requests of one ingress replica together."""
+    scheduling: _Scheduling = _Scheduling()
     """How requests share the generator replicas."""
     policy: PolicySettings = PolicySettings()
     """Where versions of the weights are kept, and how they reach the replicas."""
@@ -274,12 +256,6 @@ class ServiceSettings(StrictSettings):
     def agents_by_task(self) -> dict[str, AgentSettings]:
         """The agents of the tasks that have one."""
         return {task_name: task.agent for task_name, task in self.environments.items() if task.agent is not None}
-
-    @property
-    def sandboxed_tasks(self) -> dict[str, str]:
-        """The tasks whose rollouts have sandboxes of their own, with the providers of these."""
-        agents = self.agents_by_task.items()
-        return {task_name: agent.harbor.sandbox.provider for task_name, agent in agents if agent.harbor is not None}
 
     @property
     def data_by_task(self) -> dict[str, DataSettings]:

@@ -4,7 +4,6 @@ In quadratic time most of these texts would take minutes or hours, and their tes
 """
 
 import ast
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -13,16 +12,14 @@ import pytest
 from starlette.datastructures import Headers
 
 from deployments.chat import bridge, chat_template
-from deployments.chat.control_tokens import ControlTokens
-from deployments.generation.serving import image_prompts
+from deployments.chat.text_encoder import _ControlTokens
+from deployments.generation.serving import session_renderer
 from deployments.policy import adapter_checks, trusted_trainers
-from deployments.sandbox.providers import leftover
 from deployments.tasks import math_latex, replies, retrieval
 from deployments.tasks.bridges import gymnasium, reasoning_gym, textarena
 from deployments.tasks.replies import last_code_block
 from rollout_client.calls import options
 from rollout_client.cli.run import player
-from rollout_client.contract.messages import IMAGE_NAME
 from rollout_client.data_out import evaluation, trackers
 from rollout_client.weights import layout
 from rollout_env.models import MARKERS_BESIDE_MOVES, escape_control_tokens
@@ -31,7 +28,7 @@ from service.access import keys
 from service.http import middlewares, upload_chunk
 from service.images import request_images
 from service.jobs import submission
-from service.model_server import answers, call_bodies, call_images, tinker_dialect
+from service.model_server import call_bodies, call_images, tinker_dialect
 from service.problems import RequestProblem
 from tests.deployments.chat.vocabularies import tokenizer_of
 from tests.paths import REPOSITORY
@@ -57,7 +54,7 @@ def calls(text: str) -> Any:
     return tool_calls_of({"role": "assistant", "content": text})
 
 
-CONTROL = ControlTokens(tokenizer_of("byte-level"))
+CONTROL = _ControlTokens(tokenizer_of("byte-level"))
 
 
 def hidden_and_restored(text: str) -> Any:
@@ -79,7 +76,7 @@ def refused(read: Callable[[], Any]) -> Any:
 MATH, LATEX = "deployments/tasks/replies.py", "deployments/tasks/math_latex.py"
 CALLS = "clients/rollout_env/tool_calls.py"
 BRIDGES, TRAINERS = "deployments/tasks/bridges", "deployments/policy/trusted_trainers.py"
-CALL_BODIES, CHUNKS = "service/model_server/call_bodies.py", "service/http/upload_chunk.py"
+CHUNKS = "service/http/upload_chunk.py"
 PREFERENCES = "service/jobs/submission.py"
 TINKER = "service/model_server/tinker_dialect.py"
 TAGS = ["<action>", "<action>a", "</action>", "<action></action>", "<"]
@@ -94,7 +91,7 @@ READERS = {
             *("```python\n", "```\n", " ```", "\n", "```", "``` ", "\t", "```x\n```\n", "```python\na\n````\n"),
             *("`", "~", "~~~\n", "{", "1", "1. ", "- ", "py3.", "\t~~~\n", " ~~~py\n\t"),
         ],
-        tuple(f"deployments/tasks/replies.py::{name}" for name in ("OPENING", "PYTHON")),
+        tuple(f"deployments/tasks/replies.py::{name}" for name in ("_OPENING", "_PYTHON")),
     ),
     "tool calls": Reader(
         calls,
@@ -117,20 +114,22 @@ READERS = {
     "box": Reader(
         replies.last_box,
         ["\\boxed{", "\\boxed", "\\boxed ", "\\fbox{", "\\", "{", "}", "\\boxed{}", "{}"],
-        (f"{MATH}::BOX_PARTS",),
+        (f"{MATH}::_BOX_PARTS",),
     ),
     "answer anywhere": Reader(lambda text: replies.answer_in(text, "any"), ANSWERS),
     "answer in a box": Reader(lambda text: replies.answer_in(text, "boxed"), ANSWERS),
-    "answer in a line": Reader(lambda text: replies.answer_in(text, "answer_line"), ANSWERS, (f"{MATH}::ANSWER_LINE",)),
+    "answer in a line": Reader(
+        lambda text: replies.answer_in(text, "answer_line"), ANSWERS, (f"{MATH}::_ANSWER_LINE",)
+    ),
     "answer in the last line": Reader(
         lambda text: replies.answer_in(text, "answer_line"),
         ["x ", " ", "$", "*"],
-        (f"{MATH}::BEGINS_WITH_ANSWER",),
+        (f"{MATH}::_BEGINS_WITH_ANSWER",),
         before="Answer:",
         after="\n.",
     ),
     "choice": Reader(lambda text: replies.answer_in(text, "choice"), ANSWERS),
-    "letter": Reader(replies.letter_of, ["A", "(", " ", "A ", "A)", "*", "A*", "\\text{", "A}"], (f"{MATH}::LETTER",)),
+    "letter": Reader(replies.letter_of, ["A", "(", " ", "A ", "A)", "*", "A*", "\\text{", "A}"], (f"{MATH}::_LETTER",)),
     "answer in LaTeX": Reader(
         math_latex.normalized,
         [
@@ -234,15 +233,15 @@ READERS = {
         tuple(f"{LATEX}::{name}" for name in ("DELIMITERS", "WRAPPED")),
     ),
     "retrieval's answer": Reader(
-        lambda text: retrieval.normalized(retrieval.answer_in(text)),
+        lambda text: retrieval._normalized(retrieval._answer_in(text)),
         ["<answer>", "</answer>", "<answer></answer>", "a ", "the ", "a", "!", " "],
-        ("deployments/tasks/retrieval.py::ARTICLES",),
+        ("deployments/tasks/retrieval.py::_ARTICLES",),
     ),
     "boxed or whole answer": Reader(replies.boxed_or_whole, ["\\boxed{", "\\boxed", "\\boxed{}", "\\boxed{a", "{"]),
     "control tokens in a text": Reader(
         hidden_and_restored,
         ["<", "<|im_", "<|im_end|>", "<tool_response", "q", "q0q", " "],
-        tuple(f"deployments/chat/control_tokens.py::{name}" for name in ("__init__", "_alternatives")),
+        tuple(f"deployments/chat/text_encoder.py::{name}" for name in ("__init__", "_alternatives")),
     ),
     "control tokens in a text for another model": Reader(
         escape_control_tokens, ["<", "[", "[/", "[a", "[aA", "]"], ("clients/rollout_env/models.py::MARKER_CHARACTERS",)
@@ -258,23 +257,17 @@ READERS = {
         ("deployments/chat/chat_template.py::MARK",),
     ),
     "numbers of calls in a rendering": Reader(
-        lambda text: bridge.NUMBER.sub("", text), ["1", "1a", "a"], ("deployments/chat/bridge.py::NUMBER",)
+        lambda text: bridge._NUMBER.sub("", text), ["1", "1a", "a"], ("deployments/chat/bridge.py::_NUMBER",)
     ),
     "name of an adapter's tensor": Reader(
         adapter_checks.MATRIX.fullmatch,
         ["a", ".", ".lora_A", ".lora_A.weight", ".lora_embedding_A", "a\n"],
         ("deployments/policy/adapter_checks.py::MATRIX",),
     ),
-    "name of an environment's image": Reader(
-        lambda text: re.fullmatch(IMAGE_NAME, text),
-        ["sha256:", "a", "0a\n"],
-        ("deployments/images/observations.py::_refuse_names",),
-        before="sha256:",
-    ),
     "name of a call's image": Reader(
-        image_prompts.NAME.fullmatch,
+        session_renderer.IMAGE_NAMES.fullmatch,
         ["sha256:", "a", "0a\n"],
-        ("deployments/generation/serving/image_prompts.py::NAME",),
+        ("deployments/generation/serving/session_renderer.py::IMAGE_NAMES",),
         before="sha256:",
     ),
     "beginning of a data URL": Reader(
@@ -283,24 +276,24 @@ READERS = {
         ("service/images/request_images.py::DATA_URL",),
     ),
     "source of a call's image": Reader(
-        call_images.SOURCE.match,
+        call_images._SOURCE.match,
         ["sha256:", "a", "data:", "http://"],
-        ("service/model_server/call_images.py::SOURCE",),
+        ("service/model_server/call_images.py::_SOURCE",),
         before="sha256:",
     ),
     "an action": Reader(lambda text: replies.last_tagged(text, "action"), TAGS),
     "gymnasium's rendering": Reader(
-        gymnasium.plain_text,
+        gymnasium._plain_text,
         ["\x1b[1m", "\x1b[", "\x1b[1;", "\x1b[0m", "1;", "\x1b[31ma", "\x1b[41m"],
-        (f"{BRIDGES}/gymnasium.py::COLOURED",),
+        (f"{BRIDGES}/gymnasium.py::_COLOURED",),
     ),
     "textarena's moves": Reader(
-        textarena.IN_BRACKETS.findall, ["[", "[a", "[a]", "]", "a"], (f"{BRIDGES}/textarena.py::IN_BRACKETS",)
+        textarena._IN_BRACKETS.findall, ["[", "[a", "[a]", "]", "a"], (f"{BRIDGES}/textarena.py::_IN_BRACKETS",)
     ),
     "reasoning_gym's expression": Reader(
-        lambda text: refused(lambda: reasoning_gym.refuse_unknown_names(text)),
+        lambda text: refused(lambda: reasoning_gym._refuse_unknown_names(text)),
         ["a", "1", "1.", ".1", "a1", "(", "1a ", ". ", "x ", "1_", "((x"],
-        (f"{BRIDGES}/reasoning_gym.py::EXPRESSION", f"{BRIDGES}/reasoning_gym.py::refuse_unknown_names"),
+        (f"{BRIDGES}/reasoning_gym.py::_EXPRESSION", f"{BRIDGES}/reasoning_gym.py::_refuse_unknown_names"),
     ),
     "trusted trainer": Reader(
         lambda text: refused(lambda: trusted_trainers.TrustedTrainer.parse(text)),
@@ -312,38 +305,38 @@ READERS = {
     "key to send": Reader(
         options.CAN_BE_SENT.fullmatch, ["a", "~"], ("clients/rollout_client/calls/options.py::CAN_BE_SENT",), after=" "
     ),
-    "processes of a sandbox": Reader(
-        leftover.LISTED.fullmatch,
-        ["1", ":", "\n", "1:1\n", "1:1"],
-        ("deployments/sandbox/providers/leftover.py::LISTED",),
-    ),
     "request id": Reader(middlewares.ALLOWED_ID.fullmatch, ["a"], ("service/http/middlewares.py::ALLOWED_ID",)),
+    "host": Reader(
+        middlewares._LOOPBACK_NAME.fullmatch,
+        ["1", ":", ".", "a"],
+        ("service/http/middlewares.py::_LOOPBACK_NAME",),
+        "localhost:",
+    ),
     "idempotency key": Reader(
-        header("idempotency-key", submission.idempotency_key), ["a", '"', '"a', "\\"], (f"{PREFERENCES}::BARE_KEY",)
+        header("idempotency-key", submission.idempotency_key),
+        ["a", '"', '"a', "\\", '\\"'],
+        (f"{PREFERENCES}::KEY", f"{PREFERENCES}::idempotency_key"),
     ),
     "preference": Reader(
-        header("prefer", submission.heartbeat_s), ["heartbeat=", ",", ";", "1", "=", '"'], (), "heartbeat="
+        header("prefer", submission.heartbeat_s),
+        ["heartbeat=", ",", ", ", " ", ";", "1", "=", '"'],
+        (f"{PREFERENCES}::PREFERENCE",),
+        "heartbeat=",
     ),
     "byte range": Reader(
-        lambda text: refused(lambda: upload_chunk.byte_range(text)),
+        lambda text: refused(lambda: upload_chunk._byte_range(text)),
         ["1", "-", "/"],
-        (f"{CHUNKS}::byte_range",),
+        (f"{CHUNKS}::_byte_range",),
         "bytes ",
     ),
     "digest of weights": Reader(
-        lambda text: refused(lambda: upload_chunk.weights_digest(text)), ["a", "0"], (f"{CHUNKS}::weights_digest",)
+        lambda text: refused(lambda: upload_chunk._weights_digest(text)), ["a", "0"], (f"{CHUNKS}::_weights_digest",)
     ),
     "lone surrogate": Reader(
-        lambda text: refused(lambda: call_bodies.parsed(text.encode("latin-1"))),
+        lambda text: refused(lambda: call_bodies._parsed(text.encode("latin-1"))),
         ["\\ud800\\udc00", "\\ud800", "\\\\ud800", '\\"', '\\"a', '\\"a\\": ', "\xed", "a"],
-        (f"{CALL_BODIES}::NAME",),
         before='{"a": "\\ud800',
         after='"}',
-    ),
-    "number of an event": Reader(
-        lambda text: answers.SEQUENCE_NUMBER.findall(text.encode()),
-        ['"sequence_number":', '"sequence_number":1', '"', "1"],
-        ("service/model_server/answers.py::SEQUENCE_NUMBER",),
     ),
     "row of a problem": Reader(
         player.INDEX.match,
@@ -362,15 +355,15 @@ READERS = {
         ("clients/rollout_client/data_out/evaluation.py::file_name",),
     ),
     "model path of Tinker": Reader(
-        lambda text: refused(lambda: tinker_dialect.demand_of(text)),
+        lambda text: refused(lambda: tinker_dialect._demand_of(text)),
         ["a", "1", "/", "a/", "sampler_weights/", "a/sampler_weights/", "a/1", "."],
-        (f"{TINKER}::MODEL_PATH",),
+        (f"{TINKER}::_MODEL_PATH",),
         before="tinker://",
     ),
     "sampler of Tinker": Reader(
         lambda text: refused(lambda: tinker_dialect.Sampler.of_id(text)),
         ["a", "1", ":", ":1", "a:1:", "."],
-        (f"{TINKER}::SAMPLER",),
+        (f"{TINKER}::_SAMPLER",),
         before=f"{'0' * 32}-",
     ),
     "name of a tensor": Reader(
@@ -387,19 +380,17 @@ OF_OUR_OWN_TEXT = {
     "clients/rollout_client/cli/commands/doctor.py::CARD": "what nvidia-smi says",
     "clients/rollout_env/scaffold.py::write_environment": "an argument of a command",
     "clients/rollout_load/outcomes.py::kind_of": "the name of a class",
-    "deployments/data/task_data.py::_extract": "an expression of the config",
-    "deployments/data/settings.py::has_a_valid_pattern": "an expression of the config",
+    "deployments/data/rows.py::LINE": "a file that the config names",
     "deployments/generation/serving/grammar_checks.py::WHERE": "the beginning of a message of xgrammar",
     "deployments/harbor/tasks.py::CANARY": "a file of a task in the config's folder",
     "deployments/harbor/tasks.py::TEMPLATE": "a file of a task in the config's folder",
     "deployments/sandbox/providers/dockerfile.py::VARIABLE": "a file of a task in the config's folder",
-    "deployments/sandbox/providers/dockerfile.py::copied": "a file of a task in the config's folder",
+    "deployments/sandbox/providers/dockerfile.py::build_plan": "a file of a task in the config's folder",
     "deployments/policy/published.py::NUMBERED": "a name in the config's folder",
-    "deployments/policy/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
     "service/startup/generated_config.py::_task_name_of": "the name of a class",
-    "service/startup/readiness.py::NO_ROOM": "a message of Serve",
-    "service/startup/readiness.py::REFUSAL": "a traceback",
-    "service/startup/readiness.py::RAY_FRAME": "a traceback",
+    "service/startup/readiness.py::_NO_ROOM": "a message of Serve",
+    "service/startup/readiness.py::_REFUSAL": "a traceback",
+    "service/startup/readiness.py::_RAY_FRAME": "a traceback",
 }
 """Expressions for what neither a model nor a caller writes."""
 

@@ -154,7 +154,7 @@ async def adapters(engine: VLLMEngine, machine: Machine) -> tuple[bool, dict[str
 
 
 async def canary(engine: VLLMEngine, _: Machine) -> tuple[bool, dict[str, Any]]:
-    await engine.canary.remember()
+    await engine.canary.try_current()
     changes_nothing = await engine.canary.try_current()
     return changes_nothing, {"alive": await engine.is_alive()}
 

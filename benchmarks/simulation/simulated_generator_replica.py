@@ -39,9 +39,8 @@ from deployments.policy.commands import (
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.rpc.background_tasks import until_back
-from deployments.rpc.store_client import policy_store_client
-from deployments.upstream.ray_serve.install import install
-from deployments.upstream.ray_serve.own_replica import call_at_shutdown
+from deployments.rpc.handle_calls import policy_store_client
+from deployments.upstream.ray_serve.own_replica import call_at_shutdown, install
 
 NO_WEIGHTS = "This generator is simulated and has no weights that a trainer could transfer into its memory: push them."
 REGISTER_AGAIN_AFTER_S = 0.5

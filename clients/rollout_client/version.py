@@ -19,7 +19,7 @@ except PackageNotFoundError:
     # A source tree on the path that was never installed has no metadata, and the client works there all the same.
     __version__ = "0+unknown"
 
-CONTRACT_VERSION = "1.4"
+CONTRACT_VERSION = "2.0"
 """Version of the types on the wire: the minor number grows with each addition, the major one with what older clients do
 not understand."""
 CONTRACT_HEADER = "x-rollout-contract"

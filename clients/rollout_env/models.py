@@ -56,8 +56,6 @@ class ModelReply:
     """`length` if it was cut off."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    cost: float | None = None
-    """Price of these tokens, in the currency of the config's `prices`; `None` without prices or counts of tokens."""
     seconds: float = 0.0
     """Time from the call to the answer, including waits for capacity and for retries."""
     attempts: int = 1

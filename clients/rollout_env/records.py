@@ -102,7 +102,7 @@ class ChatMessage(TypedDict):
     content: Text
     """Whole text, with the markup of calls and reasoning."""
     images: NotRequired[list[bytes | str]]
-    """Images that a message shows before its text: of an observation the bytes of PNG, JPEG or WebP files, or names of
+    """Images that a message shows before its text: of an observation the bytes of PNG or JPEG files, or names of
     images; of the messages that an environment gets the names alone, `sha256:...`. For models that see."""
     name: NotRequired[Text]
     """Name of the speaker, or of the tool that a message of role `tool` comes from."""

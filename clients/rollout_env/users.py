@@ -47,7 +47,7 @@ class UserTurn:
     has_ended: bool = False
     """Whether the user has ended the conversation: the environment judges it now."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Calls, tokens, seconds and cost of the turn, for `metrics` of the outcome."""
+    """Calls, tokens and seconds of the turn, for `metrics` of the outcome."""
 
 
 class SimulatedUser(Protocol):
@@ -125,16 +125,14 @@ def add(asked: list[ChatMessage], role: str, content: str) -> None:
 
 
 def usage_of(replies: Sequence[ModelReply], party: str) -> dict[str, float]:
-    """Calls, tokens, seconds and cost of the replies, as metrics of an outcome.
+    """Calls, tokens and seconds of the replies, as metrics of an outcome.
 
     Args:
-        party: the beginning of their names. `{party}_cost` is there where the config has the model's prices.
+        party: the beginning of their names.
     """
-    costs = [reply.cost for reply in replies if reply.cost is not None]
     return {
         f"{party}_calls": len(replies),
         f"{party}_prompt_tokens": sum(reply.prompt_tokens or 0 for reply in replies),
         f"{party}_completion_tokens": sum(reply.completion_tokens or 0 for reply in replies),
         f"{party}_seconds": sum(reply.seconds for reply in replies),
-        **({f"{party}_cost": sum(costs)} if costs else {}),
     }

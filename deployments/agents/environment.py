@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from deployments.agents.command_program import CommandProgram, SandboxedCommandProgram
+from deployments.agents.command_program import CommandProgram
 from deployments.agents.game_program import GameProgram
 from deployments.agents.harbor_program import HarborProgram
 from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, HarnessProgram, RunNotes
@@ -81,8 +81,7 @@ def _program_of(settings: AgentSettings) -> AgentProgram:
     if settings.import_path is not None:
         return CallableProgram(settings.import_path)
     if settings.command is not None:
-        program = SandboxedCommandProgram if settings.command.sandbox else CommandProgram
-        return program(settings.command)
+        return CommandProgram(settings.command)
     if settings.game is not None:
         return GameProgram(settings.game)
     assert settings.harness is not None

@@ -18,8 +18,8 @@ from pydantic_core import from_json, to_json
 from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, RunNotes, http_client, post
 from deployments.agents.settings import LARGEST_SEED, POLICY, GameSettings, Rival
 from deployments.failures import AgentFailed, EnvironmentLost
-from deployments.models.chat_client import HttpChatModel
-from deployments.rpc.own_address import running_address
+from deployments.models.clients import HttpChatModel
+from deployments.upstream.ray_serve.direct_ingress import running_address
 from rollout_client.contract.rollouts import SampleInput
 from rollout_env import (
     ChatMessage,
@@ -81,7 +81,7 @@ class _ModelPlayer:
         self._model = model
         self._conversation = prompt
         self._usage = usage
-        """Calls, tokens, seconds and cost, which this adds to."""
+        """Calls, tokens and seconds, which this adds to."""
 
     async def answer(self, seen: str) -> str:
         """The player's words on what it sees now. Raises `AgentFailed` or `TemporaryFailure`."""
@@ -156,8 +156,7 @@ class GameProgram(AgentProgram):
         game: MultiplayerGame = await asyncio.to_thread(self._make, seed=info.seed)
         moves = 0
         while (turn := await asyncio.to_thread(game.turn)) is not None:
-            if (moves := moves + 1) > self._settings.max_moves:
-                raise AgentFailed(f"The game had not ended after {self._settings.max_moves} moves, its max_moves.")
+            moves += 1
             seat, seen = turn
             # A move may spell control tokens, by which one player would speak in the game's place to another.
             words = await players[seat].answer(escape_control_tokens(seen, MARKERS_BESIDE_MOVES))

@@ -8,7 +8,6 @@ judged by what it has left.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from deployments.harbor.tasks import TIMES, HarborSettings, HarborTask, tasks_wi
 from deployments.harbor.verifier import NotJudged, judge, prepare
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
-    ExecTimedOut,
     OutOfMemory,
     RunningSandbox,
     SandboxFile,
@@ -35,7 +33,6 @@ FOLDER = "/run/rollout"
 INSTRUCTION_FILE = f"{FOLDER}/instruction.md"
 MAIN_REWARD = "reward"
 """The reward of a verifier that gives several numbers; the others are metrics."""
-logger = logging.getLogger("rollout_service.agents")
 
 
 class HarborProgram(AgentProgram):
@@ -46,11 +43,6 @@ class HarborProgram(AgentProgram):
         self._function = None if settings.import_path is None else CallableProgram(settings.import_path, ["sandbox"])
         self._timeout_s = settings.timeout_s
         self._provider = open_provider(harbor.sandbox.provider, harbor.sandbox.options)
-        offline = [task.name for task in self._tasks.values() if task.config.environment.wants_network]
-        if offline and not self._provider.has_network:
-            logger.warning(
-                "%d tasks ask for a network, and sandboxes of %s have none.", len(offline), harbor.sandbox.provider
-            )
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         task = self._task_of(call)
@@ -62,10 +54,6 @@ class HarborProgram(AgentProgram):
             finally:
                 with _timed(said, "destroy"):
                     await sandbox.close()
-
-    def close(self) -> None:
-        """Destroys all sandboxes."""
-        self._provider.close()
 
     def _task_of(self, call: AgentCall) -> HarborTask:
         info: Any = call.sample.get("extra_env_info") or {}
@@ -123,7 +111,7 @@ class HarborProgram(AgentProgram):
                     await sandbox.write_files(instruction)
                     variables = {"ROLLOUT_INSTRUCTION_FILE": INSTRUCTION_FILE}
                     await run_in_sandbox(self._command, call, sandbox, FOLDER, said, variables)
-        except (TimeoutError, ExecTimedOut):
+        except TimeoutError:
             said.metrics["agent_timed_out"] = 1.0
         except AgentFailed as error:
             if isinstance(error.__cause__, SandboxLost | OutOfMemory):

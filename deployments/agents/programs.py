@@ -9,7 +9,6 @@ import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any, Protocol
 
 import httpx
@@ -55,6 +54,11 @@ class RunNotes:
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the rollout, once it has ended."""
 
+    def heard(self, stderr: str) -> None:
+        """Notes what a command wrote to stderr."""
+        shown = _last_of(stderr)
+        self.sentence = f"It wrote to stderr last: {shown}" if shown else "It wrote nothing to stderr."
+
 
 class AgentProgram(Protocol):
     """Runs an agent. Runs share nothing and may overlap."""
@@ -95,7 +99,7 @@ def reward_of(given: Any, what: str) -> dict[str, float]:
     return dict(reward) if isinstance(reward, Mapping) else {"reward": float(reward)}
 
 
-def last_of(text: str) -> str:
+def _last_of(text: str) -> str:
     """The end of a text, stripped."""
     text = text.strip()
     return text if len(text) <= MOST_SHOWN else f"...{text[-MOST_SHOWN:]}"
@@ -103,14 +107,7 @@ def last_of(text: str) -> str:
 
 CONNECT_WITHIN_S = 10.0
 MOST_BYTES = 2**20
-_TEMPORARY = {
-    HTTPStatus.REQUEST_TIMEOUT,
-    HTTPStatus.TOO_EARLY,
-    HTTPStatus.TOO_MANY_REQUESTS,
-    HTTPStatus.BAD_GATEWAY,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    HTTPStatus.GATEWAY_TIMEOUT,
-}
+_MAY_PASS = (408, 425, 429, 502, 503, 504)
 
 
 def http_client(url: str, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
@@ -144,8 +141,8 @@ async def post(client: httpx.AsyncClient, url: str, content: bytes, what: str, *
         raise EnvironmentLost(f"{what} does not answer: {error!r}.") from error
     if response.is_success:
         return bytes(body)
-    failure = EnvironmentLost if response.status_code in _TEMPORARY else AgentFailed
-    raise failure(f"{what} answered {response.status_code}. {last_of(body.decode(errors='replace'))}")
+    failure = EnvironmentLost if response.status_code in _MAY_PASS else AgentFailed
+    raise failure(f"{what} answered {response.status_code}. {_last_of(body.decode(errors='replace'))}")
 
 
 class HarnessProgram(AgentProgram):
@@ -161,7 +158,7 @@ class HarnessProgram(AgentProgram):
         try:
             answer = orjson.loads(body) if body.strip() else None
         except orjson.JSONDecodeError as error:
-            raise AgentFailed(f"{what} answered without JSON: {last_of(body.decode(errors='replace'))}") from error
+            raise AgentFailed(f"{what} answered without JSON: {_last_of(body.decode(errors='replace'))}") from error
         return reward_of(answer, f"The answer of the harness at {self._url}")
 
 
@@ -172,7 +169,7 @@ class AgentNotLoadable(Exception):
 class CallableProgram(AgentProgram):
     def __init__(self, import_path: str, further: Sequence[str] = ()) -> None:
         """Raises `AgentNotLoadable`. `further` names arguments that the function takes beside the usual three."""
-        self._agent = load_agent(import_path, further)
+        self._agent = _load_agent(import_path, further)
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:  # noqa: ARG002 - a function says nothing
         return await self.play(call)
@@ -183,33 +180,24 @@ class CallableProgram(AgentProgram):
         try:
             reward: Any = await self._agent(f"{call.base_url}/v1", call.api_key, sample, *further)
         except TemporaryFailure as error:
-            raise EnvironmentLost(f"The agent cannot be run just now: {last_of(str(error))}") from error
+            raise EnvironmentLost(f"The agent cannot be run just now: {_last_of(str(error))}") from error
         except Exception as error:
-            raise AgentFailed(f"The agent raised {type(error).__name__}: {last_of(str(error))}") from error
+            raise AgentFailed(f"The agent raised {type(error).__name__}: {_last_of(str(error))}") from error
         return reward_of(reward, "What the agent returned")
 
 
-def load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., Awaitable[AgentReward]]:
+def _load_agent(import_path: str, further: Sequence[str] = ()) -> Callable[..., Awaitable[AgentReward]]:
     """Imports the agent. Raises `AgentNotLoadable` if it is missing, or not an async function of its arguments."""
     arguments = ("base_url", "api_key", "sample", *further)
     module_name, _, name = import_path.partition(":")
-    if not (module_name and name):
-        raise AgentNotLoadable(f"{import_path!r} is not an import path: write package.module:function.")
     try:
         agent = getattr(importlib.import_module(module_name), name)
-    except (Exception, SystemExit) as error:
-        raise AgentNotLoadable(f"{import_path} cannot be imported: {type(error).__name__}: {error}.") from error
-    if not (callable(agent) and _is_async(agent)):
-        raise AgentNotLoadable(
-            f"{import_path} is not an async function: write async def {name}({', '.join(arguments)})."
-        )
-    try:
         inspect.signature(agent).bind(*arguments)
-    except TypeError as error:
-        *first, last = arguments
-        raise AgentNotLoadable(f"{import_path} must take {', '.join(first)} and {last}: {error}.") from error
+    except (Exception, SystemExit) as error:
+        raise AgentNotLoadable(
+            f"{import_path} is not package.module:function of a function that takes {', '.join(arguments)}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    if not (inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(getattr(agent, "__call__", None))):  # noqa: B004
+        raise AgentNotLoadable(f"{import_path} is not an async function: write async def {name}.")
     return agent  # type: ignore[no-any-return]
-
-
-def _is_async(agent: Any) -> bool:
-    return inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(getattr(agent, "__call__", None))  # noqa: B004

@@ -28,20 +28,13 @@ class CommandSettings(StrictSettings):
     sandbox: bool = False
     """Runs it by bubblewrap: without any network but the service, with the system's folders and `folders` to read, a
     private folder to write, and no process of others in sight."""
-    folders: list[str] = Field(default_factory=list)
+    folders: list[Annotated[str, Field(pattern="^/")]] = Field(default_factory=list)
     """With `sandbox`: absolute paths of further folders that it may read."""
-    memory_limit_mib: int | None = Field(default=None, ge=32)
-    """Address space of each of its processes; null for no limit. Some runtimes, such as Node's, reserve far more than
-    they use."""
-    processor_time_limit_s: int | None = Field(default=None, ge=1)
-    """Processor time of each of its processes, in seconds; null for no limit."""
 
     @model_validator(mode="after")
     def has_folders_for_a_sandbox(self) -> Self:
         if self.folders and not self.sandbox:
             raise ValueError("folders has a meaning with sandbox alone: without it the command reads all that it may")
-        if wrong := [folder for folder in self.folders if not folder.startswith("/")]:
-            raise ValueError(f"folders: {wrong[0]!r} is not an absolute path")
         return self
 
 
@@ -91,8 +84,6 @@ class GameSettings(StrictSettings):
     """Models that play: behind OpenAI-compatible servers, or policies of this service."""
     rivals: ChatModelSettings = ChatModelSettings()
     """Parameters and limits of the policies of this service that a sample names by `policy` and `version`."""
-    max_moves: int = Field(default=1000, ge=1)
-    """Moves of all players after which a game that has not ended fails its rollout."""
 
     @model_validator(mode="after")
     def knows_its_players(self) -> Self:
@@ -182,15 +173,12 @@ class AgentSettings(StrictSettings):
 
     @model_validator(mode="after")
     def gets_the_sandbox_of_its_task(self) -> Self:
-        if self.harbor is None:
-            return self
-        if self.game is not None or self.harness is not None:
-            raise ValueError("harbor: name a command, or a function that takes the sandbox; no other agent gets one")
-        if self.command is not None and not self.command.sandbox:
-            raise ValueError("harbor: its command runs in the sandbox of the task: write sandbox: true")
-        if self.command is not None and "passed_variables" in self.command.model_fields_set:
+        command = self.command
+        is_sandboxed = command is not None and command.sandbox and "passed_variables" not in command.model_fields_set
+        if self.harbor is not None and self.import_path is None and not is_sandboxed:
             raise ValueError(
-                "harbor: passed_variables of command does not reach a sandbox: name them in environment_variables"
+                "harbor: name a function that takes the sandbox, or a command with sandbox: true, which gets variables "
+                "by environment_variables alone"
             )
         return self
 

@@ -14,31 +14,18 @@ from typing import Any
 from deployments.chat.chat_template import RENDERING_ERRORS, Chat, ChatTemplate
 from deployments.protocols.chat import ChatOptions, UnsupportedTokenizer
 
-PROBE_TEXT = "Answer7f3a"
+_PROBE_TEXT = "Answer7f3a"
 PROBE_QUESTION = {"role": "user", "content": "Question"}
-PROBE_ANSWER = {"role": "assistant", "content": PROBE_TEXT}
-PROBE_OBSERVATION = "Observation7f3a"
+PROBE_ANSWER = {"role": "assistant", "content": _PROBE_TEXT}
+_PROBE_OBSERVATION = "Observation7f3a"
 """The chat template renders these to show how it frames a question, an answer and an observation."""
-MADE_UP_NAME = "tool"
+_MADE_UP_NAME = "tool"
 """Name of a call that has none: neither the response's calls nor the result that answers it."""
-NUMBER = re.compile("[0-9]+")
-MOST_SHOWN = 300
+_NUMBER = re.compile("[0-9]+")
+_MOST_SHOWN = 300
 """Characters of a rendering in a message about it."""
-MOST_SHAPES = 1000
+_MOST_SHAPES = 1000
 """Shapes of observations that are remembered: which roles follow one another, with which fields."""
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """The calls that results of tools answer."""
-
-    made: Chat = ()
-    """Those of the response."""
-    before: int = 0
-    """How many calls the conversation has made before, which some templates count."""
-
-
-NO_CALLS = Calls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +48,14 @@ class _ProbeEnd:
 
     def end_in(self, text: str) -> int | None:
         """The index in a rendering at which the probe ends; `None` if it is not there."""
-        *before, after = text.split(PROBE_TEXT, self.count)
+        *before, after = text.split(_PROBE_TEXT, self.count)
         if self.count == 0 or len(before) < self.count or not after.startswith(self.closing):
             return None
         return len(text) - len(after) + len(self.closing)
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptProbe:
-    """The probe that a template takes before messages of one shape, by its number, and its end."""
-
-    number: int
-    end: _ProbeEnd
-    is_counted: bool
-    """Whether the number of calls before it matters."""
+_KeptProbe = tuple[int, _ProbeEnd]
+"""The probe that a template takes before messages of one shape, by its number, and its end."""
 
 
 class Bridges:
@@ -86,22 +67,23 @@ class Bridges:
         self.end_tokens: Sequence[str] = ()
         """The tokens that end a response. They separate its calls from the end of its turn."""
 
-    def bridge(self, messages: Chat, calls: Calls, options: ChatOptions) -> Bridge:
+    def bridge(self, messages: Chat, calls: Chat, options: ChatOptions) -> Bridge:
         """The text after a response with `calls` when it is observed with `messages`.
 
         Raises:
-            UnsupportedTokenizer: the template refuses the messages behind an answer, or drops what one says.
+            UnsupportedTokenizer: the template refuses the messages behind an answer, drops what one says, or numbers
+                the calls of the whole conversation.
         """
         chat, text, start = self._rendered(messages, calls, options)
         ends = self._template.cuts(chat, text, options, first=len(chat) - len(messages))
         return Bridge(text[start:], [max(end - start, 0) for end in ends])
 
-    def content_end(self, messages: Chat, calls: Calls, options: ChatOptions) -> int:
+    def content_end(self, messages: Chat, calls: Chat, options: ChatOptions) -> int:
         """The index in their bridge at which the content of the last message ends, if more of it followed."""
         *before, last = messages
-        marked = {**last, "content": last["content"] + PROBE_OBSERVATION}
+        marked = {**last, "content": last["content"] + _PROBE_OBSERVATION}
         _, text, start = self._rendered([*before, marked], calls, options)
-        return text.index(PROBE_OBSERVATION, start) - start
+        return text.index(_PROBE_OBSERVATION, start) - start
 
     def end_of_answer(self) -> str:
         """The text that the template puts after a final answer; empty if it refuses such an answer."""
@@ -109,11 +91,11 @@ class Bridges:
             text = self._template.render([PROBE_QUESTION, PROBE_ANSWER], ChatOptions(), False)
         except RENDERING_ERRORS:
             return ""
-        return text.rpartition(PROBE_TEXT)[2]
+        return text.rpartition(_PROBE_TEXT)[2]
 
-    def _rendered(self, messages: Chat, calls: Calls, options: ChatOptions) -> tuple[Chat, str, int]:
+    def _rendered(self, messages: Chat, calls: Chat, options: ChatOptions) -> tuple[Chat, str, int]:
         """The messages behind a probe, their rendering, and the index in it at which the bridge begins."""
-        candidates = _probes(messages, calls.made)
+        candidates = _probes(messages, calls)
         # Hashed, because an observation may have thousands of messages.
         shape = hash(
             (
@@ -126,15 +108,16 @@ class Bridges:
         kept = self._kept_by_shape.get(shape)
         if kept is None:
             kept = self._kept_by(messages, candidates, options)
-            if len(self._kept_by_shape) >= MOST_SHAPES:
+            if len(self._kept_by_shape) >= _MOST_SHAPES:
                 self._kept_by_shape.clear()
             self._kept_by_shape[shape] = kept
-        probe = candidates[kept.number]
-        chat = [PROBE_QUESTION, *(_earlier_calls(calls.before, probe) if kept.is_counted else ()), probe, *messages]
+        number, end = kept
+        probe = candidates[number]
+        chat = [PROBE_QUESTION, probe, *messages]
         try:
             text = self._template.render(chat, options)
             # Some templates write ids where they close a call.
-            start = kept.end.end_in(text) or self._end_of(probe, options).end_in(text)
+            start = end.end_in(text) or self._end_of(probe, options).end_in(text)
         except RENDERING_ERRORS as error:
             raise _refusal(messages, error) from error
         if start is None:
@@ -146,7 +129,7 @@ class Bridges:
 
         It depends on the roles and fields of the messages, not on what they say.
         """
-        texts = [f"{PROBE_OBSERVATION}{number}." if _says(message) else "" for number, message in enumerate(messages)]
+        texts = [f"{_PROBE_OBSERVATION}{number}." if _says(message) else "" for number, message in enumerate(messages)]
         marked = [_saying(message, text) for message, text in zip(messages, texts, strict=True)]
         problem: Exception | None = None
         for number, probe in enumerate(candidates):
@@ -167,34 +150,41 @@ class Bridges:
                 if message["role"] != "assistant" and said not in text[start:]
             ]
             if not dropped:
-                return _KeptProbe(number, end, self._is_counted(probe, marked, text[start:], end, options))
+                self._refuse_numbered_calls(probe, marked, text[start:], options)
+                return number, end
             problem = UnsupportedTokenizer(
                 f"The model's chat template drops messages of role {dropped[0]!r} after an answer: the model would not "
-                f"see what they say, but {text[start:][:MOST_SHOWN]!r}. Send them with another role, such as 'user'."
+                f"see what they say, but {text[start:][:_MOST_SHOWN]!r}. Send them with another role, such as 'user'."
             )
         assert problem is not None
         raise problem
 
-    def _is_counted(
-        self, probe: Mapping[str, Any], messages: Chat, bridge: str, end: _ProbeEnd, options: ChatOptions
-    ) -> bool:
-        """Whether the template numbers calls through the whole conversation, as that of Command R7B."""
+    def _refuse_numbered_calls(
+        self, probe: Mapping[str, Any], messages: Chat, bridge: str, options: ChatOptions
+    ) -> None:
+        """Raises `UnsupportedTokenizer` if the template numbers calls through the conversation, as Command R7B's."""
         if "tool_calls" not in probe:
-            return False
+            return
+        calls = [{**call, "id": f"past{place:05}"} for place, call in enumerate(probe["tool_calls"])]
+        results = [{"role": "tool", "content": _PROBE_TEXT, "tool_call_id": call["id"]} for call in calls]
+        earlier = [{**probe, "tool_calls": calls}, *results]
         try:
-            text = self._template.render([PROBE_QUESTION, *_earlier_calls(1, probe), probe, *messages], options)
+            twice = self._template.render([PROBE_QUESTION, *earlier, probe, *messages], options)
         except RENDERING_ERRORS:
-            return False
-        after = text[end.end_in(text) or 0 :]
-        return after != bridge and NUMBER.sub("", after) == NUMBER.sub("", bridge)
+            return
+        if not twice.endswith(bridge) and _NUMBER.sub("", twice).endswith(_NUMBER.sub("", bridge)):
+            raise UnsupportedTokenizer(
+                "The model's chat template numbers the calls of the whole conversation, and a result of a tool needs "
+                "the number of its call. Send results with role 'user', or take a template that writes ids of calls."
+            )
 
     def _end_of(self, probe: Mapping[str, Any], options: ChatOptions) -> _ProbeEnd:
         if "tool_calls" not in probe:
             return _ProbeEnd(1, "")
         head = self._template.render([PROBE_QUESTION, probe], options, False)
         alone = self._template.render([PROBE_QUESTION, PROBE_ANSWER], options, False)
-        closing = self._closing(head.rpartition(PROBE_TEXT)[2], alone.rpartition(PROBE_TEXT)[2])
-        return _ProbeEnd(head.count(PROBE_TEXT), closing)
+        closing = self._closing(head.rpartition(_PROBE_TEXT)[2], alone.rpartition(_PROBE_TEXT)[2])
+        return _ProbeEnd(head.count(_PROBE_TEXT), closing)
 
     def _closing(self, after_calls: str, after_answer: str) -> str:
         """The part of what follows the last argument of the calls that closes the calls: their turn ends after it."""
@@ -229,7 +219,7 @@ def _refusal(messages: Chat, error: Exception) -> UnsupportedTokenizer:
 
 
 def _changed_answer(text: str) -> UnsupportedTokenizer:
-    return UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text[:MOST_SHOWN]!r}")
+    return UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text[:_MOST_SHOWN]!r}")
 
 
 def _probes(messages: Chat, calls: Chat) -> list[Mapping[str, Any]]:
@@ -244,24 +234,10 @@ def _probes(messages: Chat, calls: Chat) -> list[Mapping[str, Any]]:
     return [
         {"role": "assistant", "content": content, "tool_calls": [_call_of(*each, arguments) for each in named]}
         for named in ([made, answered] if are_known and made != answered else [answered])
-        for content in ("", PROBE_TEXT)
+        for content in ("", _PROBE_TEXT)
         # Templates that write JSON take arguments as text, others as an object, as vLLM hands them over.
-        for arguments in ({"argument": PROBE_TEXT}, f'{{"argument": "{PROBE_TEXT}"}}')
+        for arguments in ({"argument": _PROBE_TEXT}, f'{{"argument": "{_PROBE_TEXT}"}}')
     ] + [PROBE_ANSWER]
-
-
-def _earlier_calls(count: int, probe: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """An answer that makes so many calls, and their results, before the probe."""
-    if count == 0:
-        return []
-    arguments = {} if isinstance(probe["tool_calls"][0]["function"]["arguments"], Mapping) else "{}"
-    ids = [f"past{place:05}" for place in range(count)]
-    calling = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [_call_of(id_, MADE_UP_NAME, arguments) for id_ in ids],
-    }
-    return [calling, *({"role": "tool", "content": "", "tool_call_id": id_, "name": MADE_UP_NAME} for id_ in ids)]
 
 
 def _answered_calls(results: Chat, calls: Chat) -> list[tuple[str, str]]:
@@ -272,7 +248,7 @@ def _answered_calls(results: Chat, calls: Chat) -> list[tuple[str, str]]:
         in_place = calls[place] if place < len(calls) else {}
         call = by_id.get(result.get("tool_call_id"), in_place)
         id_ = result.get("tool_call_id") or call.get("id") or f"call{place:05}"
-        answered.append((str(id_), _name_of(call) if call else str(result.get("name") or MADE_UP_NAME)))
+        answered.append((str(id_), _name_of(call) if call else str(result.get("name") or _MADE_UP_NAME)))
     return answered
 
 
@@ -282,4 +258,4 @@ def _call_of(id_: str, name: str, arguments: object) -> dict[str, Any]:
 
 def _name_of(call: Mapping[str, Any]) -> str:
     function = call.get("function") or call
-    return str(function.get("name") or MADE_UP_NAME)
+    return str(function.get("name") or _MADE_UP_NAME)

@@ -119,25 +119,18 @@ class _MarkLoops(NodeTransformer):
 
     def _output(self, place: nodes.Node, function: str, arguments: list[nodes.Expr]) -> nodes.Output:
         output = nodes.Output([nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)])
-        for node in _descendants(output):
+        for node in [output, *output.find_all(nodes.Node)]:
             node.set_lineno(place.lineno)
             node.set_environment(self._environment)
         return output
 
 
-def _descendants(node: nodes.Node) -> Iterator[nodes.Node]:
-    yield node
-    yield from node.find_all(nodes.Node)
-
-
 def _with_parts(chat: Chat) -> Chat:
     """The messages as templates take images: those before a text are parts of a content."""
-    if not any(message.get("images") for message in chat):
-        return chat
-    return [_shown(message) if message.get("images") else message for message in chat]
+    return [_with_image_parts(message) if message.get("images") else message for message in chat]
 
 
-def _shown(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_image_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     parts: list[dict[str, str]] = [{"type": "image"} for _ in message["images"]]
     if message["content"]:
         parts.append({"type": "text", "text": message["content"]})

@@ -4,31 +4,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
-from deployments.chat.bridge import (
-    NO_CALLS,
-    PROBE_ANSWER,
-    PROBE_QUESTION,
-    Bridge,
-    Bridges,
-    Calls,
-)
+from deployments.chat.bridge import PROBE_ANSWER, PROBE_QUESTION, Bridge, Bridges
 from deployments.chat.chat_template import RENDERING_ERRORS, Chat, ChatTemplate
-from deployments.chat.control_tokens import SplittableText, TokenizedText
-from deployments.chat.image_tokens import OtherPlaceholders, expanded, tokens_that_fit, with_images
-from deployments.chat.text_encoder import TextEncoder
-from deployments.chat.tokenizer_loading import (
-    end_tokens_of,
-    load_tokenizer,
-    refuse_lossy,
-    refuse_slow,
-    resolved,
-)
+from deployments.chat.text_encoder import SplittableText, TextEncoder, TokenizedText
+from deployments.chat.tokenizer_loading import end_tokens_of, load_tokenizer, refuse_lossy, refuse_slow
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import (
     FROM_MAIN,
@@ -42,6 +27,7 @@ from deployments.protocols.chat import (
     images_shown,
     prompt_message,
 )
+from deployments.protocols.images import ImagesByName, OtherPlaceholders, expanded
 from rollout_client.contract.info import TokenizerInfo
 from rollout_client.contract.messages import Message, PromptMessage
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
@@ -121,22 +107,18 @@ class TransformersChatTokenizer(ChatTokenizer):
         Raises:
             UnsupportedTokenizer: see `load_tokenizer`, `refuse_lossy` and the constructor.
         """
+        ends = end_tokens_of(model or name_or_path, hub.revision)
         tokenizer = load_tokenizer(name_or_path, hub)
         refuse_lossy(tokenizer)
-        ends = end_tokens_of(resolved(model or name_or_path), hub.revision)
         return cls(tokenizer, skip_special_tokens, ends, split_special_tokens)
 
     def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
         """The messages with their parts of `prompt_ids`, whose errors it raises, and the tokens of their images."""
         ids = self.prompt_ids([message.model_dump(exclude_unset=True) for message in messages], options, max_tokens)
-        shown = [images_of(message) for message in messages]
-        placeholders = {options.images[name].placeholder for name in chain.from_iterable(shown)}
         prompt = []
         for place, (message, part) in enumerate(zip(messages, ids, strict=True)):
             try:
-                if not shown[place] and not placeholders.isdisjoint(part):
-                    raise OtherPlaceholders("The tokens of an image stand where none is shown")
-                prompt.append(prompt_message(message, *expanded(part, shown[place], options.images)))
+                prompt.append(prompt_message(message, *expanded(part, images_of(message), options.images)))
             except OtherPlaceholders as error:
                 raise PromptRejected(
                     f"{error} in message {place}, of role {message.role!r}: show images in messages of another role, "
@@ -151,8 +133,8 @@ class TransformersChatTokenizer(ChatTokenizer):
         are ordinary text. Each message gets the ids of its own part, the last one also those of the generation prompt.
 
         Raises:
-            PromptRejected: the template refuses the messages or moves the tools, or the text is too long for
-                `max_tokens` tokens.
+            PromptRejected: the template refuses the messages or moves the tools, or they have more than `max_tokens`
+                tokens.
         """
         control_tokens = self._encoder.control_tokens
         split = "all" if options.has_observations and self._split == "observations" else self._split
@@ -162,7 +144,6 @@ class TransformersChatTokenizer(ChatTokenizer):
             chat = self._template.with_contents(chat, options)
             rendered = self._template.render(chat, options)
             text = control_tokens.restored(rendered)
-            self._refuse_too_long(text.text, max_tokens)
             self._refuse_moved_tools(options)
             ends = map(text.index, self._template.cuts(chat, rendered, options))
             encoding = self._encoder.encode(text)
@@ -205,10 +186,8 @@ class TransformersChatTokenizer(ChatTokenizer):
         options: ChatOptions,
         room: int,
         calls: Chat = (),
-        calls_before: int = 0,
     ) -> list[TokenizedObservation]:
-        """Tokenizes the messages of an observation that follow the generated ids `after`, which made `calls` after
-        `calls_before` others.
+        """Tokenizes the messages of an observation that follow the generated ids `after`, which made `calls`.
 
         They are rendered together, and the first `room` ids are kept. Of messages that have none of these, only the
         first is in the result, without text. `raw` is the text alone. `chat` is what the template puts between the
@@ -221,16 +200,16 @@ class TransformersChatTokenizer(ChatTokenizer):
         Raises:
             EnvironmentRejected: the template refuses a message's role, or drops what the message says or shows.
         """
-        observed = self._observations(messages, after, options, room, calls, calls_before)
+        observed = self._observations(messages, after, options, room, calls)
         names = [images_shown([message]) for message in messages]
         if not any(names):
             return observed
-        fitting = tokens_that_fit(observed, names, options.images, room)
+        fitting = _tokens_that_fit(observed, names, options.images, room)
         if fitting < sum(len(message.token_ids) for message in observed):
-            observed = self._observations(messages, after, options, fitting, calls, calls_before)
+            observed = self._observations(messages, after, options, fitting, calls)
         try:
             return [
-                with_images(message, shown, options.images) for message, shown in zip(observed, names, strict=False)
+                _with_images(message, shown, options.images) for message, shown in zip(observed, names, strict=False)
             ]
         except OtherPlaceholders as error:
             raise EnvironmentRejected(f"{error} of an observation: show images in messages of another role.") from error
@@ -242,12 +221,11 @@ class TransformersChatTokenizer(ChatTokenizer):
         options: ChatOptions,
         room: int,
         calls: Chat,
-        calls_before: int,
     ) -> list[TokenizedObservation]:
         """As `observations`; each image is still its placeholder."""
         control_tokens = self._encoder.control_tokens
         hidden: Any = control_tokens.hidden_in_observation(messages, self._split, options.echoes_answers)
-        answered = Calls(control_tokens.hidden_in_observation(calls, self._split), calls_before)
+        answered = control_tokens.hidden_in_observation(calls, self._split)
         try:
             bridge = self._framed(hidden, answered, options)
         except UnsupportedTokenizer as error:
@@ -278,7 +256,7 @@ class TransformersChatTokenizer(ChatTokenizer):
             observed.append(TokenizedObservation(ids[first : overlap + kept], covered, was_cut=True))
         return observed
 
-    def _framed(self, messages: Sequence[ChatMessage], calls: Calls, options: ChatOptions) -> Bridge:
+    def _framed(self, messages: Sequence[ChatMessage], calls: Chat, options: ChatOptions) -> Bridge:
         """Raises `UnsupportedTokenizer` if the template refuses or drops a message."""
         if options.observation_format == "raw":
             if images_shown(messages):
@@ -304,7 +282,7 @@ class TransformersChatTokenizer(ChatTokenizer):
 
         Families that end no turn (GLM) begin the next message there. Their models end a response with that token.
         """
-        bridge: list[int] = self._encoder.encode(self._bridges.bridge([PROBE_QUESTION], NO_CALLS, PLAIN).text).ids
+        bridge: list[int] = self._encoder.encode(self._bridges.bridge([PROBE_QUESTION], (), PLAIN).text).ids
         end: list[int] = self._encoder.encode(self._bridges.end_of_answer()).ids
         places = [place for place, token_id in enumerate(bridge) if token_id in self._special_ids]
         # The template writes these also where nothing follows. Some begin a response there all the same.
@@ -317,7 +295,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         self,
         content: str,
         hidden: Sequence[ChatMessage],
-        calls: Calls,
+        calls: Chat,
         text: SplittableText,
         end: int,
         options: ChatOptions,
@@ -343,14 +321,6 @@ class TransformersChatTokenizer(ChatTokenizer):
                 return shown[: max(end - start, 0)]
         # Or write it as JSON, where some characters become several.
         return content[: max(bisect_right(range(len(content) + 1), end, key=content_end) - 1, 0)]
-
-    def _refuse_too_long(self, text: str, max_tokens: int) -> None:
-        """Raises `PromptRejected` for a text that no `max_tokens` tokens can cover, before it is tokenized."""
-        if len(text) > max_tokens * self._encoder.longest_token:
-            raise PromptRejected(
-                f"The prompt has {len(text)} characters, more than max_seq_len {max_tokens} can hold: "
-                "shorten the prompt or raise max_seq_len."
-            )
 
     def _refuse_moved_tools(self, options: ChatOptions) -> None:
         """Raises `PromptRejected` if the template writes the tools into the last message instead of the first."""
@@ -391,3 +361,35 @@ def refuse_too_many(tokens: int, max_seq_len: int) -> None:
         raise PromptRejected(
             f"The prompt has {tokens} tokens and max_seq_len is {max_seq_len}: shorten the prompt or raise max_seq_len."
         )
+
+
+def _with_images(message: TokenizedObservation, names: Sequence[str], images: ImagesByName) -> TokenizedObservation:
+    """The message with the tokens of its images. One that was cut may show the first of them alone.
+
+    Raises `OtherPlaceholders` if the template writes more images or fewer.
+    """
+    if message.was_cut:
+        placeholders = {images[name].placeholder for name in names}
+        names = names[: sum(token_id in placeholders for token_id in message.token_ids)]
+    token_ids, mm_ranges = expanded(message.token_ids, names, images)
+    return replace(message, token_ids=token_ids, mm_ranges=mm_ranges)
+
+
+def _tokens_that_fit(
+    observed: Sequence[TokenizedObservation], names: Sequence[Sequence[str]], images: ImagesByName, room: int
+) -> int:
+    """How many tokens of the messages, of which each image is still one, have room with those of their images.
+
+    An image has room as a whole or not at all.
+    """
+    fitting = 0
+    for message, shown in zip(observed, names, strict=False):
+        sizes = (len(images[name].token_ids) for name in shown)
+        placeholder = images[shown[0]].placeholder if shown else None
+        for token_id in message.token_ids:
+            cost = next(sizes, 1) if token_id == placeholder else 1
+            if cost > room:
+                return fitting
+            room -= cost
+            fitting += 1
+    return fitting

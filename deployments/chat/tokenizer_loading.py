@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from deployments.protocols.chat import FROM_MAIN, FromHub, UnsupportedTokenizer
 
 TOKENIZER_FILE, TEKKEN_FILE = "tokenizer.json", "tekken.json"
-PLAIN_TEXTS = (
+_PLAIN_TEXTS = (
     "Hello, world!",
     "two  spaces, three   spaces,    four",
     "a line\nanother line\n\nand a paragraph\n\n\nand more",
@@ -45,7 +45,7 @@ def load_tokenizer(name_or_path: str, hub: FromHub = FROM_MAIN) -> PreTrainedTok
     # Imported here because it imports torch, which takes seconds and hundreds of megabytes.
     from transformers import AutoTokenizer
 
-    name = resolved(name_or_path)
+    name = _resolved(name_or_path)
     try:
         file = _file_of(name, TOKENIZER_FILE, hub.for_tokenizer)
         if file is None and (tekken := _file_of(name, TEKKEN_FILE, hub.for_tokenizer)) is not None:
@@ -75,22 +75,21 @@ def refuse_slow(tokenizer: Any) -> None:
     if not getattr(tokenizer, "is_fast", False):
         raise UnsupportedTokenizer(
             f"The tokenizer of {tokenizer.name_or_path} ({type(tokenizer).__name__}) is a slow one, written in Python, "
-            f"which gives no character offsets. Name a folder with a {TOKENIZER_FILE} in engine.tokenizer: many models "
-            "have a copy with it on the Hub, and `transformers.convert_slow_tokenizer` makes one of sentencepiece and "
-            "tiktoken vocabularies."
+            f"which gives no character offsets. Name a folder with a {TOKENIZER_FILE} in engine.tokenizer: "
+            "`transformers.convert_slow_tokenizer` makes one of sentencepiece and tiktoken vocabularies."
         )
 
 
 def _ids_of_file(file: str) -> list[list[int]]:
     """The ids of plain text by a `tokenizer.json`."""
     stored = Tokenizer.from_file(file)
-    return [stored.encode(text, add_special_tokens=False).ids for text in PLAIN_TEXTS]
+    return [stored.encode(text, add_special_tokens=False).ids for text in _PLAIN_TEXTS]
 
 
 def _refuse_unlike_file(tokenizer: PreTrainedTokenizerFast, expected: list[list[int]], name: str) -> None:
     """Raises `UnsupportedTokenizer` if the ids of plain text are not those of its file."""
     loaded = tokenizer.backend_tokenizer
-    for text, ids_by_file in zip(PLAIN_TEXTS, expected, strict=True):
+    for text, ids_by_file in zip(_PLAIN_TEXTS, expected, strict=True):
         ids = loaded.encode(text, add_special_tokens=False).ids
         if ids != ids_by_file:
             raise UnsupportedTokenizer(
@@ -108,7 +107,7 @@ def refuse_lossy(tokenizer: PreTrainedTokenizerFast) -> None:
     Characters that the tokenizer does not know, and says so by its unknown token, are left out of the comparison.
     """
     backend, unknown = tokenizer.backend_tokenizer, tokenizer.unk_token_id
-    for text in PLAIN_TEXTS:
+    for text in _PLAIN_TEXTS:
         ids = backend.encode(text, add_special_tokens=False).ids
         decoded = backend.decode(ids)
         if decoded.strip() != text.strip() and unknown not in ids:
@@ -119,7 +118,7 @@ def refuse_lossy(tokenizer: PreTrainedTokenizerFast) -> None:
             )
 
 
-def resolved(name_or_path: str) -> str:
+def _resolved(name_or_path: str) -> str:
     """The absolute path of a local folder, or the name of a model of the hub as it is."""
     local = Path(name_or_path)
     return str(local.resolve()) if local.is_dir() else name_or_path
@@ -145,7 +144,7 @@ def end_tokens_of(model: str, revision: str | None) -> list[int]:
     from transformers import GenerationConfig
 
     try:
-        ends = GenerationConfig.from_pretrained(model, revision=revision or "main").eos_token_id
+        ends = GenerationConfig.from_pretrained(_resolved(model), revision=revision or "main").eos_token_id
     except OSError:
         return []
     return ends if isinstance(ends, list) else [] if ends is None else [ends]

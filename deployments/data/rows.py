@@ -1,10 +1,13 @@
-"""The rows of files and of data sets, by their number. Nothing but an index is held in memory.
+"""The port to the data of the tasks, and the rows of files and of data sets, by their number.
+
+`RemoteData` (`service/remote/environment.py`) implements the port. Nothing but an index of the rows is held in memory.
 
 JSON lines are read as they are: a library that makes columns of them would refuse rows whose fields differ in type,
 and fill in fields that a row does not have.
 """
 
 import mmap
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,17 +20,78 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json, to_json
 
-from deployments.data.reader import DataRefused
 from rollout_client.json_lines import BYTE_ORDER_MARK, without_nulls
 
 if TYPE_CHECKING:
     from datasets import Dataset
+from collections.abc import AsyncGenerator, Iterable, Iterator
 
-SCANNED_BYTES = 2**24
+from rollout_client.contract.sample_ranges import SampleRange
+
+
+class DataNotLoadable(Exception):
+    """The config names data that cannot be read, or whose rows are not samples. The message is a
+    sentence, which begins with the setting or the row."""
+
+
+class DataRefused(Exception):
+    """The data cannot give the samples that were asked for. The message says why and what to do.
+
+    Attributes:
+        field: of the `SampleRange` that is at fault; empty if it is the data.
+        value: of that field.
+    """
+
+    def __init__(self, message: str, field: str = "", value: str | int | None = None) -> None:
+        self.field = field
+        self.value = value
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type["DataRefused"], tuple[str, str, str | int | None]]:
+        # It travels between replicas: an exception is pickled with its message alone.
+        return DataRefused, (str(self), self.field, self.value)
+
+
+class DataReader(Protocol):
+    async def sizes(self) -> dict[str, dict[str, int]]:
+        """Rows by split, by task that has data; the first split is meant where none is named. Raises `DataLost`."""
+        ...
+
+    async def revision(self, wanted: SampleRange) -> str:
+        """Revision of the data behind the range. Equal revisions have equal samples at equal places.
+
+        Raises:
+            DataRefused: there is no such split.
+            DataLost: the data cannot be reached.
+        """
+        ...
+
+    def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        """Yields parts of JSON lines, each a sample of a task that has data.
+
+        They are fewer than wanted if they would take more than `most_bytes`.
+
+        Raises:
+            DataRefused: there is no such split, or a row is not a sample.
+            DataLost: the data cannot be reached.
+        """
+        ...
+
+
+def within_bytes(samples: Iterable[bytes], most_bytes: int) -> Iterator[bytes]:
+    """As many of the samples as take no more bytes, and at least one."""
+    size = 0
+    for sample in samples:
+        size += len(sample) + 1
+        if size > most_bytes and size > len(sample) + 1:
+            return
+        yield sample
+
+
+LINE = re.compile(rb"[^\r\n][^\n]*")
 MOST_DIGESTED_ROWS = 1024
 """Rows that the digest of a data set reads, because reading all of a large one takes minutes."""
 DIGEST_BYTES = 16
-NEWLINE, RETURN = 10, 13
 Row = dict[str, Any]
 
 
@@ -55,64 +119,39 @@ class JsonLines(Rows):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Raises `OSError` if a file cannot be read."""
-        self._files = [_JsonLinesFile(path) for path in paths]
-        self._ends = list(accumulate(len(file) for file in self._files))
+        self._files = [(path, _mapped(path)) for path in paths]
+        spans = [_line_spans(content) for _, content in self._files]
+        self._ends = list(accumulate(map(len, spans)))
+        self._spans = np.concatenate(spans)
+        """Where each line begins and ends within its file: 16 bytes a line."""
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return len(self._spans)
 
     @cached_property
     def digest(self) -> bytes:
-        return blake2b(b"".join(file.digest() for file in self._files), digest_size=DIGEST_BYTES).digest()
+        """About a second for a gigabyte."""
+        digests = (blake2b(content, digest_size=DIGEST_BYTES).digest() for _, content in self._files)
+        return blake2b(b"".join(digests), digest_size=DIGEST_BYTES).digest()
 
     def read(self, numbers: Sequence[int]) -> list[Row]:
-        return [file.row(place) for file, place in map(self._placed, numbers)]
+        return [self._row(number) for number in numbers]
 
     def place_of(self, number: int) -> str:
-        file, place = self._placed(number)
-        return file.place_of(place)
+        path, content = self._files[bisect_right(self._ends, number)]
+        lines_before = content[: self._spans[number, 0]].count(b"\n")
+        return f"{path} line {lines_before + 1}"
 
-    def _placed(self, number: int) -> tuple["_JsonLinesFile", int]:
-        index = bisect_right(self._ends, number)
-        return self._files[index], number - (self._ends[index - 1] if index else 0)
-
-
-class _JsonLinesFile:
-    """One file, and where its lines begin and end: 16 bytes a line."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._content = _mapped(path)
-        ends = _line_ends(self._content)
-        begins = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])[: len(ends)]
-        if self._content[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:
-            begins[0] = len(BYTE_ORDER_MARK)
-        content = np.frombuffer(self._content, np.uint8)
-        # A mark without a newline is a line that begins where the content ends.
-        first_bytes = content[np.minimum(begins, len(content) - 1)] if len(content) else content
-        lines = np.flatnonzero((ends > begins) & ~((ends - begins == 1) & (first_bytes == RETURN)))
-        self._begins, self._ends = begins[lines], ends[lines]
-        self._lines = None if len(lines) == len(ends) else lines
-
-    def __len__(self) -> int:
-        return len(self._begins)
-
-    def digest(self) -> bytes:
-        """About a second for a gigabyte."""
-        return blake2b(self._content, digest_size=DIGEST_BYTES).digest()
-
-    def row(self, place: int) -> Row:
-        line = self._content[int(self._begins[place]) : int(self._ends[place])]
+    def _row(self, number: int) -> Row:
+        _, content = self._files[bisect_right(self._ends, number)]
+        begin, end = self._spans[number].tolist()
         try:
-            row = from_json(line)
+            row = from_json(content[begin:end])
         except ValueError as error:
-            raise DataRefused(f"{self.place_of(place)} is not JSON: {error}") from error
+            raise DataRefused(f"{self.place_of(number)} is not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise DataRefused(f"{self.place_of(place)} is not a JSON object")
+            raise DataRefused(f"{self.place_of(number)} is not a JSON object")
         return row
-
-    def place_of(self, place: int) -> str:
-        return f"{self._path} line {(place if self._lines is None else int(self._lines[place])) + 1}"
 
 
 class DatasetRows(Rows):
@@ -148,14 +187,7 @@ def _mapped(path: Path) -> mmap.mmap | bytes:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
 
 
-def _line_ends(content: mmap.mmap | bytes) -> npt.NDArray[np.int64]:
-    """Where each line ends: the offset of its newline, or the end of a content that ends without one."""
-    found = [
-        np.flatnonzero(np.frombuffer(content, np.uint8, min(SCANNED_BYTES, len(content) - begin), begin) == NEWLINE)
-        + begin
-        for begin in range(0, len(content), SCANNED_BYTES)
-    ]
-    ends: npt.NDArray[np.int64] = np.concatenate([np.zeros(0, np.int64), *found])
-    if len(content) and content[-1] != NEWLINE:
-        return np.append(ends, np.int64(len(content)))
-    return ends
+def _line_spans(content: mmap.mmap | bytes) -> npt.NDArray[np.int64]:
+    begin = len(BYTE_ORDER_MARK) if content[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK else 0
+    pair: Any = np.dtype((np.int64, 2))
+    return np.fromiter((line.span() for line in LINE.finditer(content, begin)), pair)

@@ -1,7 +1,6 @@
 """The data set of one task: `data` of its entry in the config."""
 
 import re
-from collections.abc import Iterator
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -12,7 +11,6 @@ from rollout_client.contract.rollouts import SampleInput, SampleResult
 PROMPT_PLACE = "{prompt}"
 FIRST_SPLIT = "train"
 """The name of the only split, where the files have no names of splits."""
-INFO = "extra_env_info"
 REFUSED_FIELDS = (SampleResult.model_fields.keys() - SampleInput.model_fields.keys()) | {"task_name"}
 """The results have them: a further field of a sample may not be named so. The task is that of the data."""
 Names = str | list[str]
@@ -23,19 +21,11 @@ class ColumnSettings(StrictSettings):
 
     column: str
     """Name of a column, or a path into one: `reward_model.ground_truth`."""
-    pattern: str | None = None
+    pattern: re.Pattern[str] | None = None
     """A regular expression that is searched in the column's text. The value is its first group, or all that it matches.
     A row in which it matches nothing is refused."""
     parse_json: bool = False
     """Whether the column's text is JSON, whose content is the value."""
-
-    @model_validator(mode="after")
-    def has_a_valid_pattern(self) -> Self:
-        try:
-            re.compile(self.pattern or "")
-        except re.error as error:
-            raise ValueError(f"pattern is not a regular expression: {error}") from error
-        return self
 
 
 class HubSettings(StrictSettings):
@@ -66,15 +56,11 @@ class DataSettings(StrictSettings):
     prompt_template: str | None = None
     """A text around a prompt that is one text: `{prompt}` stands for it."""
     held_out: dict[str, Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
-    """Further splits, by name: a number of rows (200) or a share (0.05) of the first split, which loses them."""
-    held_out_seed: int = Field(default=0, ge=0)
-    """Chooses the rows that are held out."""
+    """Further splits, by name: a number of rows (200) or a share (0.05) of the first split, which loses them. Equal
+    data have equal splits."""
     shuffle_seed: int | None = Field(default=None, ge=0)
     """Shuffles every epoch, each in another way, where a request has no `seed`. Without either, samples come
     in the order of the rows."""
-    checked_rows: int = Field(default=1000, ge=1)
-    """How many rows of each split are checked at the start, spread over the split. All are checked when they are
-    played."""
 
     @model_validator(mode="after")
     def has_one_source(self) -> Self:
@@ -84,8 +70,12 @@ class DataSettings(StrictSettings):
 
     @model_validator(mode="after")
     def maps_to_fields_of_a_sample(self) -> Self:
-        if problems := "; ".join(self._target_problems()):
-            raise ValueError(problems)
+        for target in self.columns:
+            first, _, rest = target.partition(".")
+            if first in REFUSED_FIELDS or (rest and first != "extra_env_info"):
+                raise ValueError(f"columns.{target}: a sample cannot have this field; give it another name")
+            if rest and first in self.columns:
+                raise ValueError(f"columns.{first} is the whole of it: leave out the columns of its fields")
         return self
 
     @model_validator(mode="after")
@@ -93,16 +83,6 @@ class DataSettings(StrictSettings):
         if self.prompt_template is not None and PROMPT_PLACE not in self.prompt_template:
             raise ValueError(f"prompt_template must contain {PROMPT_PLACE}")
         return self
-
-    def _target_problems(self) -> Iterator[str]:
-        for target in self.columns:
-            first, _, rest = target.partition(".")
-            if rest and first != INFO:
-                yield f"columns.{target}: only {INFO} has fields of its own; name a field of a sample"
-            elif first in REFUSED_FIELDS:
-                yield f"columns.{target}: a sample cannot have this field; give it another name"
-        if INFO in self.columns and any(target.startswith(f"{INFO}.") for target in self.columns):
-            yield f"columns.{INFO} is the whole of it: leave out the columns of its fields"
 
     @property
     def files_by_split(self) -> dict[str, list[str]]:

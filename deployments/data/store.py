@@ -1,8 +1,8 @@
 """The deployment that opens, checks and holds the data sets of the tasks, if there are any.
 
-`RemoteData` (`service/remote/data.py`) is the caller. Data are held here, and neither in the ingress replicas, whose
-event loops must not stall, nor by the environments, of which there may be many. What is held is an index: the rows
-stay in files that are mapped into memory, so that replicas on one node share the pages that the system has read.
+`RemoteData` (`service/remote/environment.py`) is the caller. Data are held here, and neither in the ingress replicas,
+whose event loops must not stall, nor by the environments, of which there may be many. What is held is an index: the
+rows stay in files that are mapped into memory, so that replicas on one node share the pages that the system has read.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from deployments import logs
-from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
-from deployments.data.rows import DatasetRows, JsonLines, Row, Rows
+from deployments.data.rows import DataNotLoadable, DataRefused, DatasetRows, JsonLines, Row, Rows, within_bytes
 from deployments.data.settings import DataSettings, HubSettings
 from deployments.data.task_data import MISSING, Permutation, SampleColumns, Split, TaskData, get_path
 from rollout_client.contract.rollouts import SampleInput
@@ -24,7 +23,9 @@ from rollout_client.contract.rollouts import SampleInput
 if TYPE_CHECKING:
     from datasets import Dataset
 
-MOST_NAMED_COLUMNS = 20
+CHECKED_ROWS = 1000
+"""Rows of each split that are checked at the start, spread over the split. All are checked when they are played."""
+MOST_NAMED = 20
 
 
 def load_task_data(
@@ -42,12 +43,9 @@ def load_task_data(
     sources = dict(_opened_sources(settings))
     if empty := [name for name, rows in sources.items() if not len(rows)]:
         raise DataNotLoadable(f"{'files' if settings.hub is None else 'hub'}: split {empty[0]} has no rows.")
-    columns = SampleColumns(settings)
-    data = TaskData(task_name, _splits_of(sources, settings), columns, settings.shuffle_seed)
-    problem_of = partial(_first_problem, extra_env_info=extra_env_info, has_start=has_start)
+    data = TaskData(task_name, _splits_of(sources, settings), SampleColumns(settings), settings.shuffle_seed)
     for split in data.splits.values():
-        step = max(1, -(-split.size // settings.checked_rows))
-        _check_rows(data, split, columns, sorted({*range(0, split.size, step), split.size - 1}), problem_of)
+        _check_rows(data, split, partial(_first_problem, extra_env_info=extra_env_info, has_start=has_start))
     return data
 
 
@@ -58,31 +56,26 @@ def _opened_sources(settings: DataSettings) -> Iterator[tuple[str, Rows]]:
             yield name, DatasetRows(dataset, f"{settings.hub.name} {name}")
         return
     for name, patterns in settings.files_by_split.items():
-        yield name, _rows_of_files(list(_found_files(patterns)))
+        yield name, _rows_of_files([path for pattern in patterns for path in _found_files(pattern)])
 
 
-def _found_files(patterns: Sequence[str]) -> Iterator[Path]:
-    for pattern in patterns:
-        path = Path(pattern).expanduser().absolute()
-        found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-        if not found:
-            raise DataNotLoadable(f"files: there is no {pattern} on this machine.")
-        yield from found
+def _found_files(pattern: str) -> list[Path]:
+    path = Path(pattern).expanduser().absolute()
+    if found := sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor)))):
+        return found
+    raise DataNotLoadable(f"files: there is no {pattern} on this machine.")
 
 
 def _rows_of_files(paths: list[Path]) -> Rows:
-    endings = {path.suffix for path in paths}
     try:
-        if endings == {".jsonl"}:
+        if all(path.suffix == ".jsonl" for path in paths):
             return JsonLines(paths)
-        if endings == {".parquet"}:
-            return DatasetRows(_parquet_dataset(paths), " ".join(map(str, paths[:1])))
+        if all(path.suffix == ".parquet" for path in paths):
+            return DatasetRows(_parquet_dataset(paths), str(paths[0]))
     except OSError as error:
         raise DataNotLoadable(f"files: {error.filename or paths[0]} cannot be read: {error}.") from error
-    wrong = next((path for path in paths if path.suffix not in (".jsonl", ".parquet")), None)
-    if wrong is not None:
-        raise DataNotLoadable(f"files: {wrong} ends neither in .jsonl nor in .parquet; convert it.")
-    raise DataNotLoadable("files: a split has files that end in .jsonl and files that end in .parquet; use one kind.")
+    names = ", ".join(map(str, paths[:MOST_NAMED]))
+    raise DataNotLoadable(f"files: those of a split must all end in .jsonl, or all in .parquet: {names}.")
 
 
 def _parquet_dataset(paths: list[Path]) -> "Dataset":
@@ -125,20 +118,19 @@ def _splits_of(sources: Mapping[str, Rows], settings: DataSettings) -> dict[str,
         raise DataNotLoadable(
             f"held_out: {sum(sizes.values())} of the {len(rows)} rows of split {first} leave none to train on."
         )
-    order = Permutation(len(rows), ("held out", settings.held_out_seed))
+    order = Permutation(len(rows), ("held out", 0))
     begin = 0
     for name, size in ({first: left} | sizes).items():
-        splits[name] = Split(first, rows, size, begin, order, settings.held_out_seed)
+        splits[name] = Split(first, rows, size, begin, order)
         begin += size
     return splits
 
 
-def _check_rows(
-    data: TaskData, split: Split, columns: SampleColumns, numbers: list[int], problem_of: Callable[[Row], str | None]
-) -> None:
-    """Raises `DataNotLoadable` with the first problem of these rows of the split."""
+def _check_rows(data: TaskData, split: Split, problem_of: Callable[[Row], str | None]) -> None:
+    """Raises `DataNotLoadable` with the first problem of up to `CHECKED_ROWS` rows of the split."""
+    numbers = sorted({*range(0, split.size, max(1, -(-split.size // CHECKED_ROWS))), split.size - 1})
     try:
-        _check_columns(columns, split.rows.read(numbers))
+        _check_columns(data.columns, split.rows.read(numbers))
         for number, sample in zip(numbers, data.read(split, numbers), strict=True):
             if problem := problem_of(sample):
                 raise DataNotLoadable(f"{split.rows.place_of(number)}: {problem}.")
@@ -150,7 +142,7 @@ def _check_columns(columns: SampleColumns, rows: Sequence[dict[str, Any]]) -> No
     """Raises `DataNotLoadable` if a column is named that no row has."""
     for target, column in columns.named:
         if all(get_path(row, column) is MISSING for row in rows):
-            there = ", ".join(islice(dict.fromkeys(name for row in rows for name in row), MOST_NAMED_COLUMNS))
+            there = ", ".join(islice(dict.fromkeys(name for row in rows for name in row), MOST_NAMED))
             raise DataNotLoadable(f"columns.{target}: there is no column {column!r}; the rows have {there}.")
 
 

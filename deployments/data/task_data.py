@@ -9,7 +9,6 @@ list of the shuffled rows would take 80 MB for ten million of them, and the time
 names.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json, to_json
 
-from deployments.data.reader import DataRefused
-from deployments.data.rows import Row, Rows
+from deployments.data.rows import DataRefused, Row, Rows
 from deployments.data.settings import PROMPT_PLACE, ColumnSettings, DataSettings
 from rollout_client.contract.rollouts import SampleInput
 
@@ -59,11 +57,11 @@ class SampleColumns:
         for target, source in self._sources.items():
             if (value := get_path(row, source.column)) is MISSING:
                 continue
-            first, _, rest = ("messages" if target == "prompt" else target).partition(".")
-            if rest:
-                _set_path(sample.setdefault(first, {}), rest.split("."), _extract(source, value))
-            else:
-                sample[first] = _extract(source, value)
+            *path, name = ("messages" if target == "prompt" else target).split(".")
+            fields = sample
+            for part in path:
+                fields = fields.setdefault(part, {})
+            fields[name] = _extract(source, value)
         if "messages" in sample:
             sample["messages"] = self._messages(sample["messages"])
         return sample
@@ -87,31 +85,20 @@ def get_path(row: Row, path: str) -> Any:
     return get_path(inner, rest) if rest and isinstance(inner, dict) else MISSING
 
 
-def _set_path(fields: Row, path: list[str], value: Any) -> None:
-    for name in path[:-1]:
-        fields = fields.setdefault(name, {})
-    fields[path[-1]] = value
-
-
 def _extract(source: ColumnSettings, value: Any) -> Any:
     """Raises `ValueError` if the value is not as the config says."""
-    if source.pattern is not None:
-        found = re.search(source.pattern, _text_of(source, value))
-        if found is None:
-            raise ValueError(f"the pattern {source.pattern!r} is not found in column {source.column!r}")
-        value = found[1] if found.re.groups else found[0]
-    if source.parse_json:
-        try:
-            return from_json(_text_of(source, value))
-        except ValueError as error:
-            raise ValueError(f"column {source.column!r} is not JSON: {error}") from error
-    return value
-
-
-def _text_of(source: ColumnSettings, value: Any) -> str:
-    if not isinstance(value, str):
+    if (source.pattern is not None or source.parse_json) and not isinstance(value, str):
         raise ValueError(f"column {source.column!r} is not a text: {value!r:.80}")
-    return value
+    if source.pattern is not None:
+        found = source.pattern.search(value)
+        if found is None:
+            raise ValueError(f"the pattern {source.pattern.pattern!r} is not found in column {source.column!r}")
+        value = found[1] if found.re.groups else found[0]
+    try:
+        return from_json(value) if source.parse_json else value
+    except (TypeError, ValueError) as error:
+        # A group of the pattern that takes no part has no text.
+        raise ValueError(f"column {source.column!r} is not JSON: {error}") from error
 
 
 Places = npt.NDArray[np.uint64]
@@ -170,8 +157,6 @@ class Split:
     """Its beginning among the rows, in the order of `held_out`."""
     held_out: Permutation | None = None
     """The order of the rows of which some are held out."""
-    held_out_seed: int | None = None
-    """Seed of that order."""
 
     def numbers(self, places: Places) -> list[int]:
         """The numbers of the rows at these places of the split."""
@@ -188,7 +173,7 @@ class TaskData:
     ) -> None:
         self.splits = splits
         self._task_name = task_name
-        self._columns = columns
+        self.columns = columns
         self._shuffle_seed = shuffle_seed
 
     @property
@@ -212,7 +197,11 @@ class TaskData:
             places = np.arange(begin, min(begin + ROWS_AT_ONCE, start + count), dtype=np.uint64)
             numbers = chosen.numbers(_shuffled(places, chosen.size, seed))
             for number, sample in zip(numbers, self.read(chosen, numbers), strict=True):
-                yield _encoded(sample, chosen.rows.place_of(number))
+                try:
+                    yield to_json(sample)
+                except ValueError as error:
+                    place = chosen.rows.place_of(number)
+                    raise DataRefused(f"{place} has a value that JSON does not have: {error}") from error
 
     def revision(self, split: str | None, shuffle_seed: int | None) -> str:
         """Digest of the rows, their order in a split, and their columns. Equal revisions give equal samples.
@@ -221,15 +210,15 @@ class TaskData:
         """
         chosen = self._split(split)
         seed = self._shuffle_seed if shuffle_seed is None else shuffle_seed
-        order = (chosen.source, chosen.size, chosen.first, chosen.held_out_seed, seed)
-        parts = (chosen.rows.digest, self._columns.fingerprint, repr(order).encode())
+        order = (chosen.source, chosen.size, chosen.first, chosen.held_out is not None, seed)
+        parts = (chosen.rows.digest, self.columns.fingerprint, repr(order).encode())
         return blake2b(b"\0".join(parts), digest_size=REVISION_BYTES).hexdigest()
 
     def read(self, split: Split, numbers: list[int]) -> Iterator[dict[str, Any]]:
         """The samples of these rows. Raises `DataRefused`."""
         for number, row in zip(numbers, split.rows.read(numbers), strict=True):
             try:
-                sample = self._columns.sample(row)
+                sample = self.columns.sample(row)
             except ValueError as error:
                 raise DataRefused(f"{split.rows.place_of(number)}: {error}") from error
             yield {"id": f"{split.source}/{number}"} | sample | {"task_name": self._task_name}
@@ -252,10 +241,3 @@ def _shuffled(places: Places, size: int, seed: int | None) -> Places:
         chosen = epochs == epoch
         within[chosen] = Permutation(size, (seed, epoch))(within[chosen])
     return within
-
-
-def _encoded(sample: dict[str, Any], place: str) -> bytes:
-    try:
-        return to_json(sample)
-    except ValueError as error:
-        raise DataRefused(f"{place} has a value that JSON does not have: {error}") from error

@@ -13,81 +13,52 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from deployments import logs
 from deployments.environments.step_runner import CANCELLED, StepRunner
 from deployments.failures import EnvironmentLost
-from deployments.images.observations import ObservedImages
-from deployments.images.remote_images import RemoteImages
-from deployments.images.settings import ImagesSettings
-from deployments.models.chat_client import HttpChatModel
-from deployments.models.reward_client import RemoteRewardModel
+from deployments.images.book import ImagesSettings
+from deployments.images.checks import ObservedImages
+from deployments.images.store import RemoteImages
+from deployments.models.clients import HttpChatModel, RemoteRewardModel
 from deployments.models.settings import ChatModelSettings, UserSimulatorSettings
-from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.rpc.autoscaling import stats_of
-from deployments.rpc.batching import bytes_of_step_result, results_as_completed
+from deployments.rpc.batching import BatchResults, bytes_of_step_result, results_as_completed
 from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
-from deployments.rpc.own_address import running_address
-from deployments.upstream.ray_serve.install import install
+from deployments.upstream.ray_serve.direct_ingress import running_address
+from deployments.upstream.ray_serve.own_replica import install
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
-from rollout_env import ModelUser, TaskEnvironment
+from rollout_env import ModelUser, StepOutcome, TaskEnvironment
 from rollout_env.environment import forks_sessions, has_a_start, has_sessions
 from rollout_env.loading import load_environment
 from rollout_env.steps import abandoned_threads, call, is_plain
 
-MOST_REFUSED_FIELDS = 20
+_MOST_REFUSED_FIELDS = 20
 logger = logging.getLogger("rollout_service.environments")
 
 
-def refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
-    """The first `MOST_REFUSED_FIELDS` fields that the model does not accept."""
+def _refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
+    """The first `_MOST_REFUSED_FIELDS` fields that the model does not accept."""
     refused: list[RefusedField] = []
     for place, extra_env_info in enumerate(extra_env_infos):
-        for location, message in _validation_errors(model, extra_env_info).items():
-            refused.append(RefusedField(place, location, message))
-            if len(refused) == MOST_REFUSED_FIELDS:
-                return refused
-    return refused
+        try:
+            model.model_validate(extra_env_info)
+        except ValidationError as error:
+            problems = error.errors(include_url=False, include_context=False)
+            refused += [RefusedField(place, one["loc"], one["msg"].removeprefix("Value error, ")) for one in problems]
+        except Exception as error:
+            # A fault of the environment, not of the sample. The step meets it again, and its failure says so.
+            logger.warning("The fields of a sample could not be checked.", exc_info=error)
+    return refused[:_MOST_REFUSED_FIELDS]
 
 
-def _validation_errors(model: type[BaseModel], extra_env_info: dict[str, Any]) -> dict[tuple[str | int, ...], str]:
-    """Validation errors by field. The alternatives of a union are one error of their field."""
-    try:
-        model.model_validate(extra_env_info)
-    except ValidationError as error:
-        problems: dict[tuple[str | int, ...], str] = {}
-        for details in error.errors(include_url=False, include_context=False):
-            location = _location_in(extra_env_info, details)
-            message = details["msg"].removeprefix("Value error, ")
-            problems[location] = f"{problems[location]}, or: {message}" if location in problems else message
-        return problems
-    except Exception as error:
-        # A fault of the environment, not of the sample. The step meets it again, and its failure says so.
-        logger.warning("The fields of a sample could not be checked.", exc_info=error)
-    return {}
+_MOST_ABANDONED_THREADS = 256
+_CALLER_GONE = EnvironmentLost("The step was ended: the ingress replica that wanted it has died.")
+_NO_MODELS: Mapping[str, Any] = MappingProxyType({})
 
 
-def _location_in(extra_env_info: dict[str, Any], details: ErrorDetails) -> tuple[str | int, ...]:
-    """The path of the field in `extra_env_info`, without the names that pydantic gives to the members of a union."""
-    location: list[str | int] = []
-    value: Any = extra_env_info
-    for part in details["loc"]:
-        is_there = part in value if isinstance(value, dict) else isinstance(value, list) and isinstance(part, int)
-        if is_there:
-            value = value[part]
-        elif details["type"] != "missing" or part != details["loc"][-1]:
-            continue
-        location.append(part)
-    return tuple(location)
-
-
-MOST_ABANDONED_THREADS = 256
-CALLER_GONE = EnvironmentLost("The step was ended: the ingress replica that wanted it has died.")
-NO_MODELS: Mapping[str, Any] = MappingProxyType({})
-
-
-class TooManyThreads(Exception):
+class _TooManyThreads(Exception):
     """Too many plain steps hang in their threads. The message has their number and the task."""
 
 
@@ -100,8 +71,8 @@ class EnvironmentHost:
         import_path: str,
         arguments: dict[str, Any],
         step_timeout_s: float | None,
-        chat_models: Mapping[str, ChatModelSettings] = NO_MODELS,
-        reward_models: Mapping[str, Any] = NO_MODELS,
+        chat_models: Mapping[str, ChatModelSettings] = _NO_MODELS,
+        reward_models: Mapping[str, Any] = _NO_MODELS,
         images: Any = None,
         images_settings: ImagesSettings | None = None,
         user_simulator: UserSimulatorSettings | None = None,
@@ -130,16 +101,16 @@ class EnvironmentHost:
         observed = None if images_settings is None else ObservedImages(RemoteImages(images), images_settings)
         self._steps = StepRunner(self._environment, task_name, step_timeout_s, observed)
         self._heartbeats = Heartbeats()
-        self._callers_watch = CallerWatch(partial(self._steps.fail, failure=CALLER_GONE))
+        self._callers_watch = CallerWatch(partial(self._steps.fail, failure=_CALLER_GONE))
         install(self.drain)
 
     async def step(
         self, requests: list[StepRequest], caller: str = "", named: str = ""
-    ) -> AsyncGenerator[StepResults, None]:
+    ) -> AsyncGenerator[BatchResults[StepOutcome], None]:
         """Runs the steps and yields results as they finish, those of one event-loop iteration together.
 
-        A step that fails yields its failure and does not affect the other steps. A caller that was sent nothing for
-        `HEARTBEAT_S` gets an item without results, on one of its streams with the same `named`.
+        A step that fails yields its failure and does not affect the other steps. Every `HEARTBEAT_S` seconds a caller
+        gets an item without results, on one of its streams with the same `named`.
 
         Args:
             caller: the same for all calls of one ingress replica, and different from all others'.
@@ -150,13 +121,10 @@ class EnvironmentHost:
         steps = [self._steps.start(request, logged_failures) for request in requests]
         wake = asyncio.Event()
         ids = [request.step_id for request in requests]
-        listener = Listener(caller, named)
-        with self._heartbeats.open_stream(listener, wake), self._callers_watch.working(caller, ids):
+        with self._heartbeats.open_stream(Listener(caller, named), wake), self._callers_watch.working(caller, ids):
             async with aclosing(results_as_completed(steps, CANCELLED, bytes_of_step_result, wake)) as finished:
                 async for results in finished:
-                    if results:
-                        self._heartbeats.note_results(listener)
-                    yield StepResults(results, self._steps.load)
+                    yield results
 
     async def abort(self, step_ids: list[str]) -> None:
         """Cancels steps whose callers have gone, while others of their call continue. Unknown ids are ignored."""
@@ -180,27 +148,18 @@ class EnvironmentHost:
         """Serve calls this, and replaces the replica when it raises.
 
         Raises:
-            TooManyThreads: too many plain steps hang in their threads, which only the end of the process can end.
+            _TooManyThreads: too many plain steps hang in their threads, which only the end of the process can end.
         """
-        if (count := abandoned_threads()) >= MOST_ABANDONED_THREADS:
-            raise TooManyThreads(f"{count} steps of task {self._task_name} hang in their threads.")
+        if (count := abandoned_threads()) >= _MOST_ABANDONED_THREADS:
+            raise _TooManyThreads(f"{count} steps of task {self._task_name} hang in their threads.")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return stats_of(self._steps.load)
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """The environment's example samples, with their `task_name`. Raises what the environment raises."""
-        try:
-            samples = await call(self._environment.example_samples, count, seed)
-            return [{**sample, "task_name": self._task_name} for sample in samples]
-        except Exception as error:
-            logger.warning(
-                "Task %s made no example samples.",
-                self._task_name,
-                exc_info=error,
-                extra={"task_name": self._task_name},
-            )
-            raise
+        samples = await call(self._environment.example_samples, count, seed)
+        return [{**sample, "task_name": self._task_name} for sample in samples]
 
     async def describe(self) -> TaskDescription:
         return TaskDescription(
@@ -217,7 +176,7 @@ class EnvironmentHost:
 
     async def refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> list[RefusedField]:
         """The first fields that the environment does not accept."""
-        return refused_fields(self._environment.ExtraEnvInfo, extra_env_infos)
+        return _refused_fields(self._environment.ExtraEnvInfo, extra_env_infos)
 
     def __del__(self) -> Awaitable[None] | None:
         """Closes the environment, once. Serve calls this when the replica ends, and awaits what it returns."""

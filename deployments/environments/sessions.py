@@ -1,13 +1,17 @@
-"""The sessions of one environment replica: state of rollouts that cannot move to another replica."""
+"""Slots and sessions of one environment replica.
+
+`FairSlots` decides which steps run and which wait: requests take turns. `Sessions` holds state of rollouts that cannot
+move to another replica.
+"""
 
 import asyncio
 import logging
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.environments.step_queue import FairSlots
 from deployments.failures import Overloaded, RestartableSessionLost, SessionLost
 from deployments.protocols.environments import StepRequest
 from deployments.rpc.background_tasks import BackgroundTasks
@@ -15,9 +19,60 @@ from rollout_env import Session, StepOutcome, TaskEnvironment
 from rollout_env.environment import forks_sessions
 from rollout_env.steps import call, is_plain, opened_session, opener, validated_extra_env_info, validated_outcome
 
-CLOSE_TIMEOUT_S = 30.0
+_CLOSE_TIMEOUT_S = 30.0
 """Time after which a session that is still closing no longer counts as one of `max_sessions`."""
 logger = logging.getLogger("rollout_service.environments")
+
+
+class FairSlots:
+    """At most `limit` steps hold a slot at once.
+
+    Guarantees: while steps wait, every slot is held; requests take turns, so a request of one step does not wait for
+    all steps of a large one; the steps of one request get their slots in the order in which they came; a step that is
+    cancelled while it waits takes no slot.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        """Frees all slots; `limit` is None for no limit."""
+        self._free = limit
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        """Futures of waiting steps by request, in the order of their turns."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a step would have to wait for its slot."""
+        return self._free == 0
+
+    async def acquire(self, request_id: str) -> None:
+        """Returns when a step of the request has a slot, which the caller must release."""
+        if self._free is None:
+            return
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(request_id, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                # The slot was given in the same iteration of the event loop.
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Gives the slot of a step to the step whose turn it is."""
+        if self._free is None:
+            return
+        while self._waiting:
+            request_id, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[request_id] = turns
+            if not turn.cancelled():
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -64,19 +119,23 @@ class Sessions:
             return
         if not (request.is_start or self._can_be_opened(request)):
             raise self._lost()
-        await self._wait_for_slot(request)
-        if request.is_start:
-            try:
-                yield
-            finally:
-                self._slots.release()
-            return
-        held = self._held[request.session_id] = _SessionSlot()
+        if request.lockstep_id and self._slots.is_full:
+            raise Overloaded(
+                f"A replica of task {self._task_name} holds at most {self._environment.max_sessions} sessions at once, "
+                "and all rollouts of a request in lockstep need theirs at the same time. Send fewer rollouts, or "
+                "choose the schedule async."
+            )
+        await self._slots.acquire(request.request_id)
+        held = _SessionSlot()
+        if not request.is_start:
+            self._held[request.session_id] = held
         try:
             yield
         finally:
-            if held.session is None:
-                self._forget(request.session_id, held)
+            if request.is_start:
+                self._slots.release()
+            elif held.session is None:
+                self._end(request.session_id, held)
 
     async def step(self, request: StepRequest) -> StepOutcome:
         """Steps the rollout in its session, within `reserve`; opens it first if there is none.
@@ -105,7 +164,7 @@ class Sessions:
             self._end(request.session_id, held)
         elif self._held.get(request.session_id) is held:
             idle_s = self._environment.session_idle_s
-            held.idle = asyncio.get_running_loop().call_later(idle_s, self._expire, request.session_id, held)
+            held.idle = asyncio.get_running_loop().call_later(idle_s, self._end, request.session_id, held)
         return outcome
 
     def release(self, session_ids: list[str]) -> None:
@@ -120,15 +179,6 @@ class Sessions:
         """Closes all sessions."""
         self.release(list(self._held))
         await self._closing.ended()
-
-    async def _wait_for_slot(self, request: StepRequest) -> None:
-        if request.lockstep_id and self._slots.is_full:
-            raise Overloaded(
-                f"A replica of task {self._task_name} holds at most {self._environment.max_sessions} sessions at once, "
-                "and all rollouts of a request in lockstep need theirs at the same time. Send fewer rollouts, or "
-                "choose the schedule async."
-            )
-        await self._slots.acquire(request.request_id)
 
     def _can_be_opened(self, request: StepRequest) -> bool:
         """Whether a session can be opened for this step: it is the first one, or the environment has what it takes."""
@@ -153,22 +203,16 @@ class Sessions:
             self._closing.start(self._close(opening.result(), has_slot=False))
 
     def _end(self, session_id: str, held: _SessionSlot) -> None:
-        """Closes the session, if that has not begun."""
+        """Closes the session, if that has not begun; releases the slot of one that was not opened."""
         if self._held.get(session_id) is not held:
-            return
-        if held.session is None:
-            self._forget(session_id, held)
             return
         del self._held[session_id]
         if held.idle is not None:
             held.idle.cancel()
-        self._closing.start(self._close(held.session, has_slot=True))
-
-    def _forget(self, session_id: str, held: _SessionSlot) -> None:
-        """Releases the slot of a session that was not opened."""
-        if self._held.get(session_id) is held:
-            del self._held[session_id]
+        if held.session is None:
             self._slots.release()
+        else:
+            self._closing.start(self._close(held.session, has_slot=True))
 
     def _lost(self) -> SessionLost:
         """The failure of a step whose session is gone."""
@@ -178,7 +222,7 @@ class Sessions:
 
     async def _close(self, session: Session, has_slot: bool) -> None:
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await call(session.close)
         except Exception as error:
             context = {"task_name": self._task_name}
@@ -186,13 +230,3 @@ class Sessions:
         finally:
             if has_slot:
                 self._slots.release()
-
-    def _expire(self, session_id: str, held: _SessionSlot) -> None:
-        """Closes a session that was idle for too long."""
-        logger.info(
-            "A session of task %s is closed: it had no step for %g s.",
-            self._task_name,
-            self._environment.session_idle_s,
-            extra={"task_name": self._task_name},
-        )
-        self._end(session_id, held)

@@ -11,9 +11,9 @@ from typing import Any
 
 from opentelemetry.context import attach
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from pydantic import BaseModel
 
-from deployments.environments.sessions import Sessions
-from deployments.environments.step_queue import FairSlots, StepBatches
+from deployments.environments.sessions import FairSlots, Sessions
 from deployments.failures import (
     EnvironmentBroken,
     EnvironmentLost,
@@ -22,18 +22,86 @@ from deployments.failures import (
     RolloutFailure,
     TurnTimedOut,
 )
-from deployments.images.observations import NOT_TAKEN, ObservedImages, shows_images
+from deployments.images.checks import NOT_TAKEN, ObservedImages, shows_images
 from deployments.protocols.environments import StepRequest
+from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.environment import has_sessions, steps_in_batches
-from rollout_env.steps import is_plain, validated_start, validated_step
+from rollout_env.steps import (
+    batch_outcomes,
+    is_plain,
+    validated_extra_env_info,
+    validated_outcome,
+    validated_start,
+    validated_step,
+)
 
 CANCELLED = EnvironmentBroken("The environment cancelled its own step.")
-MOST_THREADS = 64
+_MOST_THREADS = 64
 """Default limit of concurrent steps for a plain `step`, each of which takes a thread."""
-StepResult = StepOutcome | RolloutFailure
-StepFunction = Callable[[StepRequest], Awaitable[StepOutcome]]
+_StepResult = StepOutcome | RolloutFailure
+_StepFunction = Callable[[StepRequest], Awaitable[StepOutcome]]
 logger = logging.getLogger("rollout_service.environments")
+
+
+@dataclass(slots=True, eq=False)
+class _BatchedStep:
+    message_log: list[ChatMessage]
+    state: BaseModel
+    outcome: asyncio.Future[Any]
+    """The environment's outcome, not yet validated."""
+
+
+class _StepBatches:
+    """Batches the steps of one environment; each caller awaits its own step.
+
+    Guarantees: waits for no step that is not ready; a step that is invalid, or has an invalid outcome, fails alone; if
+    the call for several raises, each is called alone; a call whose steps have all been abandoned is cancelled.
+    """
+
+    def __init__(self, environment: TaskEnvironment) -> None:
+        self._environment = environment
+        self._ready: list[_BatchedStep] = []
+        self._calls = BackgroundTasks()
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: dict[str, Any]) -> StepOutcome:
+        """Raises what `rollout_env.steps.validated_step` raises."""
+        state = validated_extra_env_info(self._environment, extra_env_info)
+        step = _BatchedStep(message_log, state, asyncio.get_running_loop().create_future())
+        if not self._ready:
+            asyncio.get_running_loop().call_soon(self._start)
+        self._ready.append(step)
+        return validated_outcome(await step.outcome)
+
+    def _start(self) -> None:
+        steps = [step for step in self._ready if not step.outcome.done()]
+        self._ready = []
+        if not steps:
+            return
+        call = self._calls.start(self._call(steps))
+
+        def cancel_if_all_done(_: "asyncio.Future[Any]") -> None:
+            if all(step.outcome.done() for step in steps):
+                call.cancel()
+
+        for step in steps:
+            step.outcome.add_done_callback(cancel_if_all_done)
+
+    async def _call(self, steps: Sequence[_BatchedStep]) -> None:
+        message_logs, states = [step.message_log for step in steps], [step.state for step in steps]
+        try:
+            outcomes = await batch_outcomes(self._environment, message_logs, states)
+        except BaseException as error:  # noqa: BLE001 - all that an environment raises goes to its steps
+            waiting = [step for step in steps if not step.outcome.done()]
+            if len(steps) == 1 or isinstance(error, OutcomeInvalid):
+                for step in waiting:
+                    step.outcome.set_exception(error)
+            else:
+                await asyncio.gather(*(self._call([step]) for step in waiting))
+            return
+        for step, outcome in zip(steps, outcomes, strict=True):
+            if not step.outcome.done():
+                step.outcome.set_result(outcome)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +111,7 @@ class _RunningStep:
     request: StepRequest
     logged_failures: set[str]
     """Failures of the same call whose traceback is already in the log."""
-    result: asyncio.Future[StepResult]
+    result: asyncio.Future[_StepResult]
     has_slot: bool = False
     deadline: asyncio.TimerHandle | None = None
     """Ends the step at its time limit, if there is one, from when it has its slot."""
@@ -70,7 +138,7 @@ class StepRunner:
             images: keeps those that observations show; None where the service takes no images.
         """
         self._sessions = Sessions(environment, task_name) if has_sessions(type(environment)) else None
-        batched = StepBatches(environment).step if steps_in_batches(type(environment)) else None
+        batched = _StepBatches(environment).step if steps_in_batches(type(environment)) else None
         alone = _of_request(batched or partial(validated_step, environment))
         self._step = alone if self._sessions is None else self._sessions.step
         self._start_sample = _of_request(partial(validated_start, environment))
@@ -85,7 +153,7 @@ class StepRunner:
         self.in_progress = 0
         """Number of steps that run or wait."""
 
-    def start(self, request: StepRequest, logged_failures: set[str]) -> "asyncio.Future[StepResult]":
+    def start(self, request: StepRequest, logged_failures: set[str]) -> "asyncio.Future[_StepResult]":
         """Starts a step. Its failure is a result too. Cancelling the future aborts the step.
 
         Args:
@@ -136,7 +204,7 @@ class StepRunner:
         if self._sessions is not None:
             await self._sessions.close()
 
-    def _end(self, step: _RunningStep, task: "asyncio.Task[None]", _result: "asyncio.Future[StepResult]") -> None:
+    def _end(self, step: _RunningStep, task: "asyncio.Task[None]", _result: "asyncio.Future[_StepResult]") -> None:
         self.in_progress -= 1
         # A retry of the same step has the same id and may have replaced this one.
         if self._steps.get(step.request.step_id) is step:
@@ -149,7 +217,7 @@ class StepRunner:
         task.cancel()
 
     async def _run(self, step: _RunningStep) -> None:
-        result: StepResult
+        result: _StepResult
         try:
             # Not while it holds a slot: those that have a session need slots to come to its end.
             async with nullcontext() if self._sessions is None else self._sessions.reserve(step.request):
@@ -158,16 +226,12 @@ class StepRunner:
             if step.result.done():
                 raise
             result = self._logged(CANCELLED, error, step)
-        except (KeyboardInterrupt, GeneratorExit) as error:
-            if not step.result.done():
-                step.result.set_exception(error)
-            raise
         except BaseException as error:  # noqa: BLE001 - all that an environment raises fails one sample, SystemExit too
             result = CANCELLED if step.result.done() else self._logged(_failure_of_step(error), error, step)
         if not step.result.done():
             step.result.set_result(result)
 
-    async def _outcome(self, step: _RunningStep) -> StepResult:
+    async def _outcome(self, step: _RunningStep) -> _StepResult:
         await self._slots.acquire(step.request.request_id)
         step.has_slot = True
         if step.result.done():
@@ -208,24 +272,22 @@ class StepRunner:
         return failure
 
 
-def _context_below(traceparent: str) -> Context | None:
-    """A context for a task whose spans belong below the span of this header; `None` without one."""
-    if not traceparent:
-        return None
+def _context_below(traceparent: str) -> Context:
+    """A context for a task whose spans belong below the span of this header, if it is not empty."""
     context = copy_context()
     context.run(attach, TraceContextTextMapPropagator().extract({"traceparent": traceparent}))
     return context
 
 
-def _of_request(step: Callable[[list[ChatMessage], dict[str, Any]], Awaitable[StepOutcome]]) -> StepFunction:
+def _of_request(step: Callable[[list[ChatMessage], dict[str, Any]], Awaitable[StepOutcome]]) -> _StepFunction:
     return lambda request: step(request.message_log, request.extra_env_info)
 
 
 def _default_concurrency(environment: TaskEnvironment) -> int | None:
     if has_sessions(type(environment)):
-        return MOST_THREADS if is_plain(environment.open_session) else None
+        return _MOST_THREADS if is_plain(environment.open_session) else None
     in_threads = not steps_in_batches(type(environment)) and is_plain(environment.step)
-    return MOST_THREADS if in_threads else None
+    return _MOST_THREADS if in_threads else None
 
 
 def _failure_of_step(error: BaseException) -> RolloutFailure:

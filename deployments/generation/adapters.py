@@ -4,10 +4,9 @@ vLLM loads an adapter from a folder as PEFT saves it.
 """
 
 import asyncio
-import json
-import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from vllm.lora.request import LoRARequest
 
-from deployments.failures import GenerationRejected
 from deployments.policy.commands import VersionPayload
 from rollout_client.weights.safetensors_file import read_header
 
@@ -26,11 +24,10 @@ if TYPE_CHECKING:
 ADAPTER_FILE = "adapter_model.safetensors"
 
 
-def adapter_folder(folder: Path, payload: VersionPayload, weights: Path, needed: Collection[str]) -> Path:
+def adapter_folder(folder: Path, payload: VersionPayload, weights: Path, needed: Collection[str]) -> None:
     """Makes `folder` with the adapter in it; removes those beside it that are not `needed` any more.
 
-    The file of the node is linked into it: vLLM reads an adapter again that it has evicted. Where that is impossible,
-    because the folders are on different file systems, it is copied.
+    The file of the node is copied into it: vLLM reads an adapter again that it has evicted.
 
     Args:
         needed: names of folders.
@@ -40,19 +37,16 @@ def adapter_folder(folder: Path, payload: VersionPayload, weights: Path, needed:
             shutil.rmtree(other)
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(payload.adapter_config or "{}")
-    linked = folder / ADAPTER_FILE
-    if not linked.exists():
-        try:
-            os.link(weights, linked)
-        except OSError:
-            shutil.copyfile(weights, linked)
-    return folder
+    partial = folder / "partial"
+    shutil.copyfile(weights, partial)
+    partial.replace(folder / ADAPTER_FILE)
 
 
-MOST_SHOWN = 5
-TOWER_ADVICE = (
+_MOST_SHOWN = 5
+_TOWER_ADVICE = (
     " Modules of a vision tower take adapters with enable_tower_connector_lora: true under engine in the config."
 )
+_HEAD_ADVICE = " The output layer takes no adapters."
 
 
 class AdapterDoesNotFit(Exception):
@@ -67,8 +61,6 @@ class LoadedAdapter:
     """Label of its tokens: `7`, or `run-b/7` for version 7 of a named policy."""
     version: int
     request: LoRARequest
-    changes_head: bool
-    """Whether it changes the model's output layer."""
     checksum: str = ""
     """Checksum of a named policy's adapter: two are the same if they have the same label and checksum."""
 
@@ -84,8 +76,8 @@ class Adapters:
         """By the name of a policy, what new generations of it use."""
         self._held: set[LoadedAdapter] = set()
         """Those of `_named`, and those that may become some of them."""
-        self._generations: dict[LoadedAdapter, set[str]] = {}
-        """The ids in the engine of the ongoing generations that use it."""
+        self._generations: Counter[LoadedAdapter] = Counter()
+        """How many ongoing generations use each."""
         self._unloading: dict[asyncio.Task[bool], LoadedAdapter] = {}
         self._ids = count(1)
 
@@ -100,11 +92,6 @@ class Adapters:
     def versions(self) -> dict[str, int]:
         """By name, the version of each named policy that new generations use."""
         return {name: adapter.version for name, adapter in self._named.items()}
-
-    @property
-    def named_generations(self) -> list[str]:
-        """The ids in the engine of the ongoing generations of named policies."""
-        return [name for adapter, names in self._generations.items() if "/" in adapter.label for name in names]
 
     def of(self, policy: str | None) -> LoadedAdapter | None:
         """The adapter of new generations of this policy; `None` is the policy without a name."""
@@ -121,7 +108,7 @@ class Adapters:
         number = next(self._ids)
         request = LoRARequest(f"{label}#{number}", number, str(folder))
         await self._llm.add_lora(request)
-        return LoadedAdapter(label, version, request, changes_head(folder / "adapter_config.json"), checksum)
+        return LoadedAdapter(label, version, request, checksum)
 
     async def _refuse_unplaced(self, folder: Path) -> None:
         header = await asyncio.to_thread(read_header, folder / ADAPTER_FILE)
@@ -133,15 +120,15 @@ class Adapters:
         # Each worker of a pipeline has a part of the modules.
         unplaced = [name for name in names if all(name in of_worker for of_worker, _ in of_workers)]
         if unplaced:
-            more = f" and {len(unplaced) - MOST_SHOWN} more" if len(unplaced) > MOST_SHOWN else ""
-            raise AdapterDoesNotFit(
-                f"The model in the engine has no module for {', '.join(unplaced[:MOST_SHOWN])}{more}.{self._advice()}"
-            )
+            shown = ", ".join([*unplaced[:_MOST_SHOWN], *(["..."] if len(unplaced) > _MOST_SHOWN else [])])
+            raise AdapterDoesNotFit(f"The model in the engine has no module for {shown}.{self._advice(unplaced)}")
 
-    def _advice(self) -> str:
+    def _advice(self, unplaced: Sequence[str]) -> str:
+        if any("lm_head" in name for name in unplaced):
+            return _HEAD_ADVICE
         lora = self._llm.vllm_config.lora_config
         takes_towers = lora is not None and lora.enable_tower_connector_lora
-        return TOWER_ADVICE if self._llm.model_config.is_multimodal_model and not takes_towers else ""
+        return _TOWER_ADVICE if self._llm.model_config.is_multimodal_model and not takes_towers else ""
 
     def hold(self, adapter: LoadedAdapter) -> None:
         """Keeps the adapter of a named policy, until `serve` or `give_up`."""
@@ -170,18 +157,17 @@ class Adapters:
         self._unload_unless_needed(adapter)
 
     @contextmanager
-    def used_by_generation(self, adapter: LoadedAdapter | None, engine_id: str) -> Iterator[None]:
+    def used_by_generation(self, adapter: LoadedAdapter | None) -> Iterator[None]:
         """Keeps `adapter` loaded for the length of the block."""
         if adapter is None:
             yield
             return
-        using = self._generations.setdefault(adapter, set())
-        using.add(engine_id)
+        self._generations[adapter] += 1
         try:
             yield
         finally:
-            using.discard(engine_id)
-            if not using:
+            self._generations[adapter] -= 1
+            if not self._generations[adapter]:
                 del self._generations[adapter]
                 self._unload_unless_needed(adapter)
 
@@ -191,18 +177,3 @@ class Adapters:
         unloading = asyncio.create_task(self._llm.remove_lora(adapter.request.lora_int_id))
         self._unloading[unloading] = adapter
         unloading.add_done_callback(self._unloading.pop)
-
-
-def refuse_to_score_with(adapter: LoadedAdapter | None) -> None:
-    """Raises `GenerationRejected` for an adapter that the engine leaves out of the log-probabilities of prompts."""
-    if adapter is not None and adapter.changes_head:
-        raise GenerationRejected(
-            "The engine cannot score prompts with an adapter that changes the output layer (lm_head)."
-        )
-
-
-def changes_head(config: Path) -> bool:
-    """Whether PEFT's `adapter_config.json` names the output layer among the modules that it changes."""
-    described = json.loads(config.read_text()) if config.is_file() else {}
-    modules = [described.get(name) or () for name in ("target_modules", "modules_to_save")]
-    return any("lm_head" in named or named == "all-linear" for named in modules)

@@ -5,7 +5,7 @@ the new weights, and the outputs of all look like those of one. Where the tokens
 sampled as they were before it, the completion begins anew, unless its caller has some of it already. So does one whose
 prompt's log-probabilities are wanted and were not all computed with the same weights. A stream that is
 interrupted within a character or a stop string goes on too. The engine's text of a request knows no tokens of the
-requests before it, so `FollowedText` gives the tokens of all of them to vLLM's own detokenizer: characters, stop
+requests before it, so `_FollowedText` gives the tokens of all of them to vLLM's own detokenizer: characters, stop
 strings and the text held back for these are as they are without an interruption.
 
 Guarantee: no token is in the outputs twice, and none is missing.
@@ -21,12 +21,12 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from deployments.protocols.generation import derived_seed
 from deployments.protocols.weight_versions import joined_spans
-from deployments.seeds import derived_seed
 from deployments.upstream.vllm.token_texts import detokenizer_of
 
 
-class FollowedText:
+class _FollowedText:
     def __init__(
         self, tokenizer: Any, prompt_token_ids: list[int], params: SamplingParams, token_ids: Sequence[int]
     ) -> None:
@@ -97,7 +97,7 @@ class ContinuedCompletion:
         self._before: CompletionOutput | None = None
         """The last output of the request before."""
         self._first: RequestOutput | None = None
-        self._followed: FollowedText | None = None
+        self._followed: _FollowedText | None = None
         """Text of a stream that was interrupted where the engine's text cannot go on."""
         self._was_stopped = False
         self._experts: NDArray[Any] | None = None
@@ -179,7 +179,7 @@ class ContinuedCompletion:
         if not self._is_delta:
             completion.text = before.text + completion.text
             completion.token_ids = [*before.token_ids, *completion.token_ids]
-            completion.logprobs = joined_logprobs(before.logprobs, completion.logprobs)
+            completion.logprobs = _joined_logprobs(before.logprobs, completion.logprobs)
 
     def _rows_so_far(self, rows: NDArray[Any] | None) -> NDArray[Any] | None:
         """The experts of all tokens but the last one, without those after a stop string; `None` if there are none."""
@@ -187,7 +187,7 @@ class ContinuedCompletion:
         computed = len(self._prompt_token_ids) + len(self._token_ids) - 1
         return np.concatenate(parts)[: computed - self._params.routed_experts_prompt_start] if parts else None
 
-    def _follow(self, followed: FollowedText, output: RequestOutput) -> None:
+    def _follow(self, followed: _FollowedText, output: RequestOutput) -> None:
         """Puts the text in the place of the engine's, and ends the output where a stop string does."""
         completion = output.outputs[0]
         ids, has_ended = list(completion.token_ids), completion.finished()
@@ -199,7 +199,7 @@ class ContinuedCompletion:
             self._was_stopped = True
             completion.finish_reason, completion.stop_reason = "stop", followed.stop_string
             made = len(self._token_ids) + kept - self._tokens_before
-            completion.weight_versions = cut_spans(completion.weight_versions or [], made)
+            completion.weight_versions = _cut_spans(completion.weight_versions or [], made)
         completion.text = followed.text(has_ended or followed.stop_string is not None)[len(self._text) :]
 
     def interrupt(self, output: RequestOutput) -> bool:
@@ -239,7 +239,7 @@ class ContinuedCompletion:
     def _follow_from_here(self, completion: CompletionOutput) -> None:
         """The text goes on here. What the engine held back until its end is held back again."""
         if self._followed is None:
-            self._followed = FollowedText(self._tokenizer, self._prompt_token_ids, self._params, self._token_ids)
+            self._followed = _FollowedText(self._tokenizer, self._prompt_token_ids, self._params, self._token_ids)
         before = self._text.removesuffix(completion.text)
         completion.text = self._followed.text(has_ended=False)[len(before) :]
         self._text = before + completion.text
@@ -260,10 +260,10 @@ class ContinuedCompletion:
         """Whether the next request's text would miss a stop string or a character that has begun in this one."""
         if not self._params.detokenize:
             return False
-        stops = stops_of(self._params)
+        stops = _stops_of(self._params)
         # With special tokens, which the text may leave out.
         last = self._tokenizer.decode(self._token_ids[-max(TOKENS_OF_CHARACTER, *map(len, stops), 0) :])
-        return any(ends_in_stop_string(text, stops) for text in (self._text, last)) or last.endswith(CUT_CHARACTER)
+        return any(_ends_in_stop_string(text, stops) for text in (self._text, last)) or last.endswith(CUT_CHARACTER)
 
 
 def params_of_choice(params: SamplingParams, index: int) -> SamplingParams:
@@ -276,21 +276,21 @@ def params_of_choice(params: SamplingParams, index: int) -> SamplingParams:
     return of_choice
 
 
-def stops_of(params: SamplingParams) -> list[str]:
+def _stops_of(params: SamplingParams) -> list[str]:
     return [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
 
 
-def ends_in_stop_string(text: str, stop_strings: Sequence[str]) -> bool:
+def _ends_in_stop_string(text: str, stop_strings: Sequence[str]) -> bool:
     """Whether the end of the text can be the beginning of a stop string."""
     return any(text.endswith(stop[:length]) for stop in stop_strings for length in range(1, len(stop)))
 
 
-def cut_spans(spans: Sequence[WeightVersionSpan], tokens: int) -> list[WeightVersionSpan]:
+def _cut_spans(spans: Sequence[WeightVersionSpan], tokens: int) -> list[WeightVersionSpan]:
     """Those of the first `tokens`."""
     return [WeightVersionSpan(span.version, span.start, min(span.end, tokens)) for span in spans if span.start < tokens]
 
 
-def joined_logprobs(first: Any, second: Any) -> Any:
+def _joined_logprobs(first: Any, second: Any) -> Any:
     if isinstance(first, FlatLogprobs) and isinstance(second, FlatLogprobs):
         shift = len(first.logprobs)
         return FlatLogprobs(

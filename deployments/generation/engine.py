@@ -1,6 +1,7 @@
 """One vLLM engine: token ids in, token ids and log-probabilities out. Knows no Ray."""
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -17,24 +18,20 @@ from vllm.sampling_params import SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import StatLoggerFactory
-from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
 from deployments.failures import GenerationLost, GenerationRejected, Overloaded, RolloutFailure
-from deployments.generation.adapters import Adapters, LoadedAdapter, refuse_to_score_with
-from deployments.generation.engine_health import EngineHealth, kill_child_processes
+from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.engine_images import EngineImages
-from deployments.generation.engine_outputs import ABORTED_BY_ENGINE, CompletionOutputs, FailureLog, engine_failed
-from deployments.generation.engine_requests import (
-    generation_of,
-    health_params,
-    health_request,
-    sampling_params,
-    scored_prompt_of,
-    scoring_params,
-    warm_up_requests,
+from deployments.generation.engine_outputs import (
+    ABORTED_BY_ENGINE,
+    CompletionOutputs,
+    RunningGeneration,
+    RunningGenerations,
+    engine_failed,
+    log_failure,
 )
-from deployments.generation.running_generations import RunningGeneration, RunningGenerations
+from deployments.generation.engine_requests import generation_of, sampling_params, scored_prompt_of, scoring_params
+from deployments.generation.health import EngineWatch, ReplicaUnusable, kill_child_processes
 from deployments.generation.settings import NO_DRAFTS
 from deployments.generation.weight_updater import INITIAL_VERSION, WeightUpdater
 from deployments.generation.weights_canary import WeightsCanary, canary_params, canary_prompts
@@ -42,18 +39,20 @@ from deployments.protocols.generation import (
     Engine,
     Generation,
     GenerationRequest,
+    SamplingOptions,
     ScoringRequest,
     packed_ids,
     packed_logprobs,
     takes_no_images,
 )
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
-from deployments.protocols.replicas import GeneratorDescription, PrefixCacheTokens, ReplicaLoad
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounter
 from deployments.upstream.vllm.token_texts import install_token_texts
 from deployments.upstream.vllm.weight_transfer import reject_unknown_backend
 
+_WARM_UP_TOKENS = 8
 ALL_LOGPROBS = -1
 """vLLM's `max_logprobs` for no bound."""
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
@@ -67,17 +66,16 @@ class VLLMEngine(Engine):
         self._llm = llm
         self._progress = EngineProgress(llm)
         self.adapters = Adapters(llm)
-        self.weights = WeightUpdater(llm, self.adapters, lambda: self._progress.load().kv_tokens)
+        self.weights = WeightUpdater(llm, self.adapters)
         self.canary = WeightsCanary(
             self.adapters, self._generate_canary, lambda: self.weights.swaps, self._canary_prompts
         )
         self._steps = steps
-        self._running = RunningGenerations(llm, self._progress, steps, self.weights)
-        self._failures = FailureLog()
-        self.completions = CompletionOutputs(llm, self.weights, self.adapters, self._running, self._failures)
+        self._running = RunningGenerations(llm)
+        self.completions = CompletionOutputs(llm, self.weights, self.adapters, self._running)
         self.images: EngineImages | None = None
         """`None` for an engine that takes no images."""
-        self._health = EngineHealth(hang_timeout_s, self._observed, self._generate_health, kill_child_processes)
+        self._watch = EngineWatch(hang_timeout_s)
 
     @property
     def llm(self) -> AsyncLLM:
@@ -89,7 +87,6 @@ class VLLMEngine(Engine):
         cls,
         engine_args: dict[str, Any],
         hang_timeout_s: float | None = None,
-        stat_loggers: Sequence[StatLoggerFactory] = (),
         images: ImageStore | None = None,
     ) -> Self:
         """Loads the model and generates once, so that no caller waits for the warm-up.
@@ -97,7 +94,6 @@ class VLLMEngine(Engine):
         Args:
             engine_args: fields of vLLM's `AsyncEngineArgs`.
             hang_timeout_s: as in `EngineSettings`.
-            stat_loggers: vLLM's, beside its own and ours.
             images: has the images that prompts show; for a model that sees.
 
         Raises:
@@ -113,7 +109,7 @@ class VLLMEngine(Engine):
         llm = AsyncLLM.from_vllm_config(
             config,
             usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=[lambda *_: steps, *stat_loggers],
+            stat_loggers=[lambda *_: steps],
             enable_log_requests=args.enable_log_requests,
             disable_log_stats=args.disable_log_stats,
         )
@@ -124,7 +120,10 @@ class VLLMEngine(Engine):
             engine.images = await asyncio.to_thread(EngineImages, llm, images)
         # Its outputs name the weights that it has started with.
         await llm.update_weight_version(str(INITIAL_VERSION))
-        await asyncio.gather(*(engine.generate(request) for request in warm_up_requests()))
+        # With a stop string, because vLLM detokenizes only with one.
+        warm_up = GenerationRequest("warm-up", [0], _WARM_UP_TOKENS, ("never",), SamplingOptions())
+        await engine.generate(warm_up)
+        await engine.canary.try_current()
         return engine
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -141,10 +140,10 @@ class VLLMEngine(Engine):
             try:
                 generation = await self._generate(running)
             except RolloutFailure as failure:
-                self._failures.log(failure, request)
+                log_failure(failure, request)
                 raise
         if generation.failure is not None:
-            self._failures.log(generation.failure, request)
+            log_failure(generation.failure, request)
         return generation
 
     async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
@@ -156,31 +155,30 @@ class VLLMEngine(Engine):
         if not self.weights.may_generate.is_set():
             await running.wait_until_interrupted_or(self.weights.may_generate)
         if running.interrupted.is_set():
-            return interrupted(running.failure)
+            return _interrupted(running.failure)
         # They may have changed while images were read, or while it waited.
         refuse_other_version(request, self.weights.version_of(request.policy))
         adapter, version = self.adapters.of(request.policy), self.weights.version_of(request.policy)
         label = None if adapter is None else adapter.label
         aborts, swaps = self.weights.aborts, self.weights.swaps
         if isinstance(request, ScoringRequest):
-            refuse_to_score_with(adapter)
             is_full = len(request.prompt_token_ids) == self._llm.model_config.max_model_len
             scored_ids = request.prompt_token_ids[:-1] if is_full else request.prompt_token_ids
-            output = await self._output_of(running, tokens_of(scored_ids), scoring_params(request, is_full), adapter)
+            output = await self._output_of(running, _tokens_of(scored_ids), scoring_params(request, is_full), adapter)
             if output.outputs[0].finish_reason != "abort":
                 scored = scored_prompt_of(request, output, label, is_full)
                 # One that began before an update and ended after it may be a mixture: it is computed again.
                 is_whole = scored.weight_version == (label or str(version)) and swaps == self.weights.swaps
-                return scored if is_whole else interrupted(None)
-            generation = interrupted(None)
+                return scored if is_whole else _interrupted(None)
+            generation = _interrupted(None)
         else:
             output = await self._output_of(running, prompt, sampling_params(request), adapter)
             experts = self._llm.model_config.get_num_experts() if request.include.routed_experts else 0
             generation = generation_of(output.outputs[0], label, request, experts)
             generation = replace(generation, cached_tokens=output.num_cached_tokens or 0, batch_size=len(self._running))
-            if request.policy is not None and swaps != self.weights.swaps:
+            if adapter is not None and swaps != self.weights.swaps:
                 # Other full weights are under the adapter since: which tokens they made is not known.
-                return interrupted(None)
+                return _interrupted(None)
         if generation.finish_reason == "abort":
             asked_for = running.interrupted.is_set() or aborts != self.weights.aborts
             return replace(generation, failure=running.failure if asked_for else GenerationLost(ABORTED_BY_ENGINE))
@@ -197,7 +195,7 @@ class VLLMEngine(Engine):
         request = running.request
         lora = None if adapter is None else adapter.request
         try:
-            with self.adapters.used_by_generation(adapter, running.engine_id):
+            with self.adapters.used_by_generation(adapter):
                 async for output in self._llm.generate(
                     prompt,
                     params,
@@ -226,7 +224,7 @@ class VLLMEngine(Engine):
             GenerationRejected: the model takes no images, or not these.
         """
         if not images:
-            return tokens_of(token_ids, cache_salt)
+            return _tokens_of(token_ids, cache_salt)
         if self.images is None:
             raise takes_no_images([span.name for span in images])
         return await self.images.prompt(token_ids, images, cache_salt)
@@ -238,15 +236,15 @@ class VLLMEngine(Engine):
 
     def _canary_prompts(self) -> Sequence[GenerationRequest]:
         config = self._llm.model_config
-        image = None if self.images is None else self.images.canary.tokens
-        return canary_prompts(config.get_vocab_size(), config.max_model_len, image)
+        return canary_prompts(config.get_vocab_size(), config.max_model_len)
 
     async def _generate_canary(
         self, request: GenerationRequest, adapter: LoadedAdapter | None, cache_salt: str
     ) -> RequestOutput:
-        prompt = await self.prompt_of(request.prompt_token_ids, request.images, cache_salt)
         with self._running.running(request) as running:
-            return await self._output_of(running, prompt, canary_params(request), adapter)
+            return await self._output_of(
+                running, _tokens_of(request.prompt_token_ids, cache_salt), canary_params(), adapter
+            )
 
     def describe(self) -> GeneratorDescription:
         config, model = self._llm.vllm_config, self._llm.model_config
@@ -269,49 +267,29 @@ class VLLMEngine(Engine):
             image_token_ids=() if self.images is None else self.images.token_ids,
         )
 
-    def prefix_cache_tokens(self) -> PrefixCacheTokens:
-        """From vLLM's own counters."""
-        counted = {metric.name: metric.value for metric in get_metrics_snapshot() if isinstance(metric, Counter)}
-        return PrefixCacheTokens(counted["vllm:prefix_cache_queries"], counted["vllm:prefix_cache_hits"])
-
     def load(self) -> ReplicaLoad:
-        return replace(self._progress.load(), unnamed_has_adapter=self.adapters.current is not None)
+        return self._progress.load()
 
     async def is_alive(self) -> bool:
         try:
             await self._llm.check_health()
-        except EngineDeadError as error:
-            self._failures.log_death(error)
+        except EngineDeadError:
             return False
         return True
 
-    async def answer(self) -> None:
-        """Raises `GenerationLost` if the engine has died."""
-        if not await self.is_alive():
-            raise GenerationLost("The engine of the generator replica died; the replica is being replaced.")
-
     async def check_health(self) -> None:
-        """Raises `EngineDeadError` if the engine has died, or what `EngineHealth.check` raises."""
-        try:
-            await self._llm.check_health()
-        except EngineDeadError as error:
-            self._failures.log_death(error)
-            raise
-        self._health.check()
+        """Raises `EngineDeadError` if the engine has died, and `ReplicaUnusable` if it hangs.
 
-    def _observed(self) -> tuple[int, int, bool]:
-        return self._steps.taken, self._llm.get_num_unfinished_requests(), self.weights.is_paused
-
-    async def _generate_health(self) -> None:
-        request = health_request()
-        await self.weights.may_generate.wait()
-        with self._running.running(request) as running:
-            output = await self._output_of(running, tokens_of(request.prompt_token_ids), health_params(request), None)
-        generation_of(output.outputs[0], None)
+        The processes of one that hangs are killed: then everything goes on as if it had died. Its generations fail at
+        once and are made again at other replicas, and no process that is stopped outlives the replica.
+        """
+        await self._llm.check_health()
+        ongoing, is_paused = self._llm.get_num_unfinished_requests(), self.weights.is_paused
+        if self._watch.hangs(time.monotonic(), self._steps.taken, ongoing, is_paused):
+            kill_child_processes()
+            raise ReplicaUnusable("The engine has work and takes no step: its processes were killed.")
 
     def shutdown(self) -> None:
-        self._running.close()
-        self._health.close()
         if self.images is not None:
             self.images.close()
         self._llm.shutdown()
@@ -325,12 +303,12 @@ def _refuse_drafts(config: VllmConfig) -> None:
         )
 
 
-def interrupted(failure: RolloutFailure | None) -> Generation:
+def _interrupted(failure: RolloutFailure | None) -> Generation:
     """A generation that was interrupted before its first token."""
     return Generation(packed_ids(()), packed_logprobs(()), "abort", failure=failure)
 
 
-def tokens_of(token_ids: Sequence[int], cache_salt: str | None = None) -> TokensInput:
+def _tokens_of(token_ids: Sequence[int], cache_salt: str | None = None) -> TokensInput:
     """The engine's input for a prompt without images.
 
     Args:

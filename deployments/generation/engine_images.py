@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from time import monotonic
 from typing import Any
@@ -25,26 +25,25 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.failures import GenerationRejected, ImagesLost
-from deployments.generation.weights_canary import CANARY_IMAGE
-from deployments.images.failures import ImageUnknown
+from deployments.images.book import ImageUnknown
 from deployments.protocols.generation import packed_ids
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
 from deployments.rpc.background_tasks import BackgroundTasks, SharedCalls
 
-KEPT_BYTES = 2**30
+_KEPT_BYTES = 2**30
 """Memory for processed images; those that were not used for longest are dropped first."""
-USED_EVERY_S = 300.0
+_USED_EVERY_S = 300.0
 """An image that prompts show is read from the store again after so long: there it counts as used."""
 
 
-DUMMY = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
+_DUMMY = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
 
 
 class ImagesUnsupported(Exception):
     """The model's processor writes images in a way that cannot be carried token-exactly."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _ProcessedImage:
     """An image as the model takes it."""
 
@@ -54,6 +53,8 @@ class _ProcessedImage:
     values: Any
     """The pixels, and what else the model's processor made of them."""
     bytes: int
+    read_at: float = field(default_factory=monotonic)
+    """When it was read from the store last."""
 
     @property
     def seen_ids(self) -> set[int]:
@@ -85,17 +86,14 @@ class EngineImages:
         self._thread = ThreadPoolExecutor(1, "images")
         self._processed: OrderedDict[str, _ProcessedImage] = OrderedDict()
         self._kept = 0
-        self._read_at: dict[str, float] = {}
-        """The time at which each was read from the store last."""
         self._tasks = BackgroundTasks()
         self._reading = SharedCalls(self._read)
         text = self._processor.dummy_inputs.get_dummy_text({"image": 1})
         self._prompt: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        made, place = self._applied(DUMMY, CANARY_IMAGE)
+        made, place = self._applied(_DUMMY, "dummy")
         self._placeholder = self._placeholder_of(made, place)
-        self.canary = self._processed_image(made, place)
-        """The image that prompts of the canary show, by the name `CANARY_IMAGE`."""
-        self.token_ids = tuple(sorted({self._placeholder, *self.canary.seen_ids}))
+        dummy = self._processed_image(made, place)
+        self.token_ids = tuple(sorted({self._placeholder, *dummy.seen_ids}))
         """The placeholder, and the tokens that the model replaces by what it sees."""
 
     async def tokens(self, names: Sequence[str]) -> list[ImageTokens]:
@@ -135,12 +133,10 @@ class EngineImages:
         )
 
     async def _image(self, name: str) -> _ProcessedImage:
-        if name == CANARY_IMAGE:
-            return self.canary
         if (image := self._processed.get(name)) is not None:
             self._processed.move_to_end(name)
-            if monotonic() - self._read_at[name] > USED_EVERY_S:
-                self._read_at[name] = monotonic()
+            if monotonic() - image.read_at > _USED_EVERY_S:
+                image.read_at = monotonic()
                 self._tasks.start(self._use(name), Context())
             return image
         return await self._reading.result(name)
@@ -161,12 +157,9 @@ class EngineImages:
         except (OSError, ValueError, RuntimeError) as error:
             raise GenerationRejected(f"The model's processor refuses image {name}: {error}") from error
         self._processed[name] = image
-        self._read_at[name] = monotonic()
         self._kept += image.bytes
-        while self._kept > KEPT_BYTES and len(self._processed) > 1:
-            other, dropped = self._processed.popitem(last=False)
-            del self._read_at[other]
-            self._kept -= dropped.bytes
+        while self._kept > _KEPT_BYTES and len(self._processed) > 1:
+            self._kept -= self._processed.popitem(last=False)[1].bytes
         return image
 
     def _process(self, data: bytes, name: str) -> _ProcessedImage:

@@ -1,10 +1,12 @@
 """The engine's outputs for calls of vLLM's serving layers: one choice each, which updates of the weights do not end."""
 
+import asyncio
 import logging
 from array import array
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Any
 
 from vllm.exceptions import VLLMServerError
@@ -16,19 +18,16 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.failures import (
     GenerationLost,
-    GenerationNotFinite,
     OtherVersionLoaded,
     Overloaded,
     ReplicaShuttingDown,
     RolloutFailure,
-    TurnTimedOut,
     VersionReplaced,
 )
-from deployments.generation.adapters import Adapters, refuse_to_score_with
+from deployments.generation.adapters import Adapters
 from deployments.generation.continued_completion import ContinuedCompletion
-from deployments.generation.engine_requests import expert_column, logprob_columns, spans_of, whole_positions
-from deployments.generation.output_health import refuse_not_finite
-from deployments.generation.running_generations import RunningGeneration, RunningGenerations
+from deployments.generation.engine_requests import expert_column, logprob_columns, spans_of
+from deployments.generation.health import refuse_not_finite
 from deployments.generation.weight_updater import WeightUpdater
 from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.token_columns import Columns, all_rows
@@ -40,30 +39,72 @@ ABORTED_BY_ENGINE = "The engine ended the generation early."
 logger = logging.getLogger("rollout_service.generation")
 
 
-class FailureLog:
-    """Logs failed generations, each at the level that it deserves."""
+def log_failure(failure: RolloutFailure, request: GenerationRequest) -> None:
+    """Logs a failed generation. Hundreds fail with an engine that dies, which the replica's health check reports."""
+    cause = failure.__cause__
+    is_expected = isinstance(failure, ReplicaShuttingDown | OtherVersionLoaded | Overloaded)
+    level = logging.INFO if is_expected or isinstance(cause, EngineDeadError) else logging.WARNING
+    # Without a cause the engine raised nothing, and a traceback would say nothing.
+    exc_info = failure if cause is not None and level == logging.WARNING else None
+    logger.log(level, "%s", failure, exc_info=exc_info, extra=request.log_fields)
 
-    def __init__(self) -> None:
-        self._death_is_logged = False
 
-    def log(self, failure: RolloutFailure, request: GenerationRequest) -> None:
-        about = request.log_fields
-        if isinstance(failure, ReplicaShuttingDown | OtherVersionLoaded | Overloaded):
-            logger.info("%s", failure, extra=about)
-        elif isinstance(failure.__cause__, EngineDeadError):
-            self.log_death(failure.__cause__)
-            logger.info("%s", failure, extra=about)
-        elif isinstance(failure, TurnTimedOut | GenerationNotFinite):
-            # A traceback would say nothing: the engine raised no exception.
-            logger.warning("%s", failure, extra=about)
-        else:
-            logger.warning("%s", failure, exc_info=failure, extra=about)
+@dataclass(slots=True, eq=False)
+class RunningGeneration:
+    """One generation between its arrival and its result."""
 
-    def log_death(self, error: EngineDeadError) -> None:
-        """Only once: hundreds of generations fail with the engine."""
-        if not self._death_is_logged:
-            self._death_is_logged = True
-            logger.error("The engine died; Serve replaces the replica.", exc_info=error)
+    request: GenerationRequest
+    engine_id: str
+    """Its id in the engine: unique, while a retry has the `generation_id` of the generation that it repeats."""
+    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: RolloutFailure | None = None
+    """Why it was interrupted; `None` if it can go on here."""
+
+    async def wait_until_interrupted_or(self, event: asyncio.Event) -> None:
+        """Returns when the event is set, or the generation is interrupted."""
+        waiting = [asyncio.create_task(either.wait()) for either in (event, self.interrupted)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+
+
+class RunningGenerations:
+    """The generations that run in one engine, found by their ids."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+        self._running: set[RunningGeneration] = set()
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @contextmanager
+    def running(self, request: GenerationRequest) -> Iterator[RunningGeneration]:
+        """The generation runs for the length of the block, and can be interrupted."""
+        generation = RunningGeneration(request, f"{request.generation_id}.{next(self._numbers)}")
+        self._running.add(generation)
+        try:
+            yield generation
+        finally:
+            self._running.discard(generation)
+
+    async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
+        """Ends those of these `generation_id`s, with the tokens that they have. Unknown ids are ignored.
+
+        Args:
+            failure: as in `RunningGeneration`.
+        """
+        wanted = set(generation_ids)
+        ended = [one for one in self._running if one.request.generation_id in wanted]
+        for generation in ended:
+            generation.failure = failure
+            generation.interrupted.set()
+        if ended:
+            # vLLM returns the tokens that it has, also when its engine process hangs.
+            await self._llm.abort([generation.engine_id for generation in ended])
 
 
 @dataclass(slots=True)
@@ -115,7 +156,7 @@ class ColumnReader:
     def read(self, choice: GeneratedChoice, completion: CompletionOutput) -> None:
         """Adds those of an output to a choice that does not have its tokens yet. Raises as `generation_of`."""
         if self.named and isinstance(flat := completion.logprobs, FlatLogprobs) and len(flat):
-            choice.parts.append(logprob_columns(self.request, whole_positions(flat, self.named), self.named))
+            choice.parts.append(logprob_columns(self.request, _whole_positions(flat, self.named), self.named))
         if completion.finished():
             tokens = len(choice.token_ids) + len(completion.token_ids)
             choice.experts = expert_column(self.request, completion.routed_experts, tokens, self.experts)
@@ -134,14 +175,11 @@ def _sampled_logprobs(logprobs: Any, token_ids: Sequence[int]) -> list[float]:
 class CompletionOutputs:
     """Streams completions of one `AsyncLLM`."""
 
-    def __init__(
-        self, llm: AsyncLLM, weights: WeightUpdater, adapters: Adapters, running: RunningGenerations, log: FailureLog
-    ) -> None:
+    def __init__(self, llm: AsyncLLM, weights: WeightUpdater, adapters: Adapters, running: RunningGenerations) -> None:
         self._llm = llm
         self._weights = weights
         self._adapters = adapters
         self._running = running
-        self._log = log
 
     async def stream(
         self, request: GenerationRequest, prompt: Any, params: SamplingParams, index: int = 0, **options: Any
@@ -157,8 +195,8 @@ class CompletionOutputs:
             options: further arguments of `AsyncLLM.generate`.
 
         Raises:
-            GenerationLost: it was interrupted before it began, or the engine broke or ended it early.
-            GenerationRejected: log-probabilities of the prompt are wanted of an adapter of which the engine has none.
+            GenerationLost: it was interrupted before it began, the engine broke or ended it early, or the weights
+                changed while log-probabilities of the prompt were computed.
             OtherVersionLoaded: other weights than those that it demands are loaded when it begins, or goes on.
             VersionReplaced: other weights than those that it demands have generated a part of it.
             TokensTooOld: its oldest tokens are more than `max_staleness` versions behind when it begins, or goes on.
@@ -173,16 +211,12 @@ class CompletionOutputs:
         goes_on = True
         while goes_on:
             goes_on = False
-            try:
-                with self._running.running(request) as running:
-                    async with aclosing(self._until_update(running, prompt, completion, options)) as outputs:
-                        async for output, was_updated in outputs:
-                            goes_on = was_updated and completion.interrupt(output)
-                            if not goes_on or (is_delta and _says_something(output)):
-                                yield output
-            except _PromptOfTwoVersions:
-                completion.begin_anew()
-                goes_on = True
+            with self._running.running(request) as running:
+                async with aclosing(self._until_update(running, prompt, completion, options)) as outputs:
+                    async for output, was_updated in outputs:
+                        goes_on = was_updated and completion.interrupt(output)
+                        if not goes_on or (is_delta and _says_something(output)):
+                            yield output
 
     async def _until_update(
         self, running: RunningGeneration, prompt: Any, completion: ContinuedCompletion, options: dict[str, Any]
@@ -199,12 +233,9 @@ class CompletionOutputs:
         lora, label = (None, None) if adapter is None else (adapter.request, adapter.label)
         prompt = {**prompt, "prompt_token_ids": completion.next_prompt()}
         params, aborts, swaps = completion.next_params(), weights.aborts, weights.swaps
-        begun_with = str(weights.loaded.full)
-        scores_prompt = params.prompt_logprobs is not None
-        if scores_prompt:
-            refuse_to_score_with(adapter)
+        begun_with, scores_prompt = str(weights.loaded.full), params.prompt_logprobs is not None
         options = options | {"lora_request": lora, "priority": request.virtual_time}
-        with self._adapters.used_by_generation(adapter, running.engine_id):
+        with self._adapters.used_by_generation(adapter):
             async with aclosing(self._engine_outputs(prompt, params, running, options)) as outputs:
                 async for output in outputs:
                     is_aborted = output.outputs[0].finish_reason == "abort"
@@ -215,8 +246,11 @@ class CompletionOutputs:
                     if is_aborted and not is_asked_for:
                         raise GenerationLost(ABORTED_BY_ENGINE)
                     if scores_prompt and output.outputs[0].token_ids and not running.interrupted.is_set():
-                        may_have_changed = weights.is_paused or swaps != weights.swaps
-                        _refuse_prompt_of_two_versions(output.outputs[0], begun_with, may_have_changed)
+                        # An output in the middle of a stream says no versions.
+                        spans = output.outputs[0].weight_versions
+                        is_changed = weights.is_paused or swaps != weights.swaps
+                        if spans[0].version != begun_with if spans else is_changed:
+                            raise GenerationLost("The weights changed while the prompt was scored.")
                         scores_prompt = False
                     whole = completion.add(output, label)
                     _refuse_other_spans(request, whole.outputs[0].weight_versions or ())
@@ -235,25 +269,8 @@ class CompletionOutputs:
         except VLLMServerError as error:
             lost = engine_failed(error)
             lost.__cause__ = error
-            self._log.log(lost, running.request)
+            log_failure(lost, running.request)
             raise lost from error
-
-
-class _PromptOfTwoVersions(Exception):
-    """The weights were changed while the engine computed the log-probabilities of a prompt."""
-
-
-def _refuse_prompt_of_two_versions(first: CompletionOutput, begun_with: str, may_have_changed: bool) -> None:
-    """Raises `_PromptOfTwoVersions` unless the first token was generated with the full weights that it was begun with.
-
-    Args:
-        first: the first output with tokens. One in the middle of a stream says no versions.
-        begun_with: the version of the full weights when the engine was asked.
-        may_have_changed: whether others may have taken their place since.
-    """
-    spans = first.weight_versions
-    if spans[0].version != begun_with if spans else may_have_changed:
-        raise _PromptOfTwoVersions
 
 
 def _says_something(output: RequestOutput) -> bool:
@@ -276,3 +293,21 @@ def _refuse_other_spans(request: GenerationRequest, spans: Iterable[WeightVersio
             f"Version {demanded} must generate every token, and version {other} took its place before the end. Demand "
             "another version, or push new weights when calls have ended."
         )
+
+
+def _whole_positions(flat: FlatLogprobs, named: int) -> FlatLogprobs:
+    """The log-probabilities with `named` likeliest tokens after each sampled one.
+
+    vLLM joins outputs of a stream that nobody has read yet through dicts. There a sampled token that is one of the
+    likeliest stands once, with its rank among these.
+    """
+    if len(flat.token_ids) == (1 + named) * len(flat):
+        return flat
+    whole = FlatLogprobs()
+    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
+        places = list(range(start, end))
+        if len(places) <= named:
+            places.insert(flat.ranks[start] or 0, start)
+        ids, logprobs = [flat.token_ids[place] for place in places], [flat.logprobs[place] for place in places]
+        whole.append_fast(ids, logprobs, chain(range(len(ids))), [None] * len(ids))
+    return whole

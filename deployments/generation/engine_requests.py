@@ -1,6 +1,5 @@
 """Requests to vLLM and its outputs: from our requests to its parameters, and from its outputs to our results."""
 
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,11 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.failures import GenerationLost, GenerationRejected
-from deployments.generation.output_health import refuse_not_finite
+from deployments.generation.health import refuse_not_finite
 from deployments.protocols.generation import (
-    NO_COLUMNS,
     TIED_TOKENS,
     Generation,
     GenerationRequest,
-    SamplingOptions,
     ScoredPrompt,
     ScoringRequest,
     WeightSpan,
@@ -26,30 +23,9 @@ from deployments.protocols.generation import (
 from deployments.protocols.token_columns import EXPERTS, MASK, MASK_SIZES, numbers_of
 from rollout_client.contract.messages import NumberType, PackedNumbers
 
-WARM_UP_TOKENS = 8
-MISSING_PROBABILITY = 1e-3
+_MISSING_PROBABILITY = 1e-3
 """Rounding of the log-probabilities of a thousand tokens takes less."""
-MOST_OF_A_BYTE = 256
-
-
-def warm_up_requests() -> list[GenerationRequest]:
-    """With and without stop strings, because vLLM detokenizes only with them."""
-    return [
-        GenerationRequest(f"warm-up-{number}", [0], WARM_UP_TOKENS, stop_strings, SamplingOptions())
-        for number, stop_strings in enumerate(((), ("never",)))
-    ]
-
-
-def health_request() -> GenerationRequest:
-    """A token that shows that the engine works."""
-    return GenerationRequest("health-check", [0], 1, (), SamplingOptions())
-
-
-def health_params(request: GenerationRequest) -> SamplingParams:
-    """Does not look into the prefix cache, whose counters tell how often rollouts find their prefixes."""
-    params = sampling_params(request)
-    params.skip_reading_prefix_cache = True
-    return params
+_MOST_OF_A_BYTE = 256
 
 
 def sampling_params(request: GenerationRequest) -> SamplingParams:
@@ -106,17 +82,15 @@ def generation_of(
     if len(flat.logprobs) != each * len(token_ids):
         raise GenerationLost(f"The engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens.")
     refuse_not_finite(logprobs)
+    rows, tokens = completion.routed_experts, len(completion.token_ids)
     return Generation(
         token_ids=token_ids,
         logprobs=logprobs,
         finish_reason=completion.finish_reason,  # type: ignore[arg-type]
         weight_versions=spans_of(completion) if adapter is None else (WeightSpan(adapter, 0, len(token_ids)),),
         columns={}
-        if request is None or request.include == NO_COLUMNS
-        else {
-            **logprob_columns(request, flat),
-            **expert_column(request, completion.routed_experts, len(completion.token_ids), experts),
-        },
+        if request is None
+        else logprob_columns(request, flat) | expert_column(request, rows, tokens, experts),
     )
 
 
@@ -151,7 +125,7 @@ def logprob_columns(
     could_be_sampled = np.isfinite(logprobs)
     probabilities = np.exp(logprobs.astype(np.float64))
     missing = 1 - probabilities.sum(1).min(initial=1)
-    if missing > MISSING_PROBABILITY:
+    if missing > _MISSING_PROBABILITY:
         raise GenerationRejected(
             f"Beside the {each - 1} likeliest tokens others could be sampled, with a probability of {missing:.2g} "
             f"together: more than {TIED_TOKENS} tokens share the last place of top_k {request.sampling.top_k}. Ask for "
@@ -164,24 +138,6 @@ def logprob_columns(
         entropy = 0 - (probabilities * np.where(could_be_sampled, logprobs, 0)).sum(1)
         columns["entropy"] = numbers_of(entropy.astype(np.float32).tobytes(), "float32")
     return columns
-
-
-def whole_positions(flat: FlatLogprobs, named: int) -> FlatLogprobs:
-    """The log-probabilities with `named` likeliest tokens after each sampled one.
-
-    vLLM joins outputs of a stream that nobody has read yet through dicts. There a sampled token that is one of the
-    likeliest stands once, with its rank among these.
-    """
-    if len(flat.token_ids) == (1 + named) * len(flat):
-        return flat
-    whole = FlatLogprobs()
-    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
-        places = list(range(start, end))
-        if len(places) <= named:
-            places.insert(flat.ranks[start] or 0, start)
-        ids, logprobs = [flat.token_ids[place] for place in places], [flat.logprobs[place] for place in places]
-        whole.append_fast(ids, logprobs, chain(range(len(ids))), [None] * len(ids))
-    return whole
 
 
 def expert_column(
@@ -201,7 +157,7 @@ def expert_column(
     if rows is None or (tokens and len(rows) != due):
         found = "none" if rows is None else len(rows)
         raise GenerationLost(f"The engine gave the experts of {found} of {due} tokens.")
-    dtype: NumberType = "uint8" if experts <= MOST_OF_A_BYTE else "uint16"
+    dtype: NumberType = "uint8" if experts <= _MOST_OF_A_BYTE else "uint16"
     return {EXPERTS: numbers_of(rows.astype(dtype).tobytes(), dtype, rows.shape[1:])}
 
 

@@ -6,7 +6,6 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -21,22 +20,24 @@ from deployments.failures import (
     ReplicaShuttingDown,
     RolloutFailure,
 )
-from deployments.generation.output_health import OutputHealth
-from deployments.protocols.generation import Engine, Generation, GenerationRequest, GenerationResults
+from deployments.generation.health import OutputHealth
+from deployments.protocols.generation import Engine, Generation, GenerationRequest, GenerationResults, ScoredPrompt
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import (
+    BYTES_PER_LOGPROB,
     BYTES_PER_RECORD,
-    bytes_of_generation,
-    bytes_of_served_part,
+    BYTES_PER_TOKEN_ID,
+    bytes_of_columns,
+    bytes_of_text,
     divided,
     results_as_completed,
 )
 from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
 
-HAND_OVER_EVERY_S = 0.5
+_HAND_OVER_EVERY_S = 0.5
 logger = logging.getLogger("rollout_service.rpc")
 
 
@@ -57,8 +58,6 @@ class GeneratorReplicaBase(ABC):
         )
         self._waiting: dict[str, int] = {}
         """By caller: generations that wait there for this replica."""
-        self._policies: Counter[str] = Counter()
-        """Generations that run or wait in the engine, by named policy."""
         self._virtual_time = 0
         self._ended_generations = 0
 
@@ -68,22 +67,19 @@ class GeneratorReplicaBase(ABC):
         """Runs the generations concurrently and yields each result as soon as it is there.
 
         The results of one event-loop iteration are yielded together. A failure is the result of its own generation
-        alone. A caller that was sent nothing for `HEARTBEAT_S` gets an item without results, on one of its streams
-        with the same `named`.
+        alone. Every `HEARTBEAT_S` seconds a caller gets an item without results, on one of its streams with the same
+        `named`.
 
         Args:
             caller: the same for all calls of one ingress replica, and different from all others'.
             waiting: generations that wait in the caller for this replica.
             named: the replica that the call named.
         """
-        listener = Listener(caller, named)
         aborted = GenerationLost("The generation was aborted.")
         jobs = [self._generation_or_failure(request) for request in requests]
-        with self._open_stream(listener, requests, waiting) as wake:
-            async with aclosing(results_as_completed(jobs, aborted, bytes_of_generation, wake)) as batches:
+        with self._open_stream(Listener(caller, named), requests, waiting) as wake:
+            async with aclosing(results_as_completed(jobs, aborted, _bytes_of_generation, wake)) as batches:
                 async for results in batches:
-                    if results:
-                        self._heartbeats.note_results(listener)
                     yield GenerationResults(results, self.load())
 
     async def serve(
@@ -94,10 +90,9 @@ class GeneratorReplicaBase(ABC):
         The parts of one event-loop iteration are yielded together. Failures, heartbeats and arguments are as those of
         `generate`.
         """
-        listener = Listener(caller, named)
         aborted = GenerationLost("The call was aborted.")
         made: list[tuple[str, ServedPart]] = []
-        with self._open_stream(listener, requests, waiting) as wake:
+        with self._open_stream(Listener(caller, named), requests, waiting) as wake:
 
             def add(call_id: str, part: ServedPart) -> None:
                 made.append((call_id, part))
@@ -108,10 +103,8 @@ class GeneratorReplicaBase(ABC):
             jobs = [self._tokens_or_failure(request, partial(add, request.generation_id)) for request in requests]
             async with aclosing(results_as_completed(jobs, aborted, lambda _: BYTES_PER_RECORD, wake)) as batches:
                 async for results in batches:
-                    *before, last = divided(made, bytes_of_served_part) if made else [made]
+                    *before, last = divided(made, _bytes_of_served_part) if made else [made]
                     made = []
-                    if last or results:
-                        self._heartbeats.note_results(listener)
                     for parts in before:
                         yield ServedParts(parts, [], self.load())
                     yield ServedParts(last, results, self.load())
@@ -122,12 +115,10 @@ class GeneratorReplicaBase(ABC):
 
     async def abort(self, generation_ids: list[str]) -> None:
         """Aborts generations that nobody waits for, while others of their batch go on. Unknown ids are ignored."""
-        for generation_id in generation_ids:
-            if (task := self._running.get(generation_id)) is not None:
-                task.cancel()
+        self._give_up(generation_ids)
 
     def _give_up(self, generation_ids: Sequence[str]) -> None:
-        """Ends what a caller that has died had under way. What a call of a session has generated is recorded."""
+        """Cancels those that run; a session records what its call has generated."""
         for generation_id in generation_ids:
             task = self._running.get(generation_id)
             if task is not None and not task.cancelling():
@@ -156,7 +147,7 @@ class GeneratorReplicaBase(ABC):
         # Again and again, because a call reaches the engine some time after it has come in.
         while self._running:
             await self._engine.interrupt([*self._running], _replica_shuts_down())
-            await asyncio.sleep(HAND_OVER_EVERY_S)
+            await asyncio.sleep(_HAND_OVER_EVERY_S)
 
     async def describe(self) -> GeneratorDescription:
         return self._engine.describe()
@@ -198,15 +189,13 @@ class GeneratorReplicaBase(ABC):
             self._engine.load(),
             ingresses=len(self._heartbeats.callers),
             virtual_time=self._virtual_time,
-            policies=tuple(self._policies),
         )
 
     async def check_health(self) -> None:
         """Raises what broke the replica, which Serve then replaces. Implementations extend it.
 
         Raises:
-            OutputsNotFinite: too many of its recent generations had log-probabilities that are NaN or infinite.
-            OutputsDiffer: it was taken out of service, because other replicas with its weights say other ones.
+            ReplicaUnusable: as `OutputHealth.check`.
         """
         self._output_health.check()
 
@@ -233,20 +222,6 @@ class GeneratorReplicaBase(ABC):
         finally:
             if caller not in self._heartbeats.callers:
                 self._waiting.pop(caller, None)
-
-    @contextmanager
-    def _counted(self, policy: str | None) -> Iterator[None]:
-        """Counts a generation of the policy for the length of the block."""
-        if policy is None:
-            yield
-            return
-        self._policies[policy] += 1
-        try:
-            yield
-        finally:
-            self._policies[policy] -= 1
-            if not self._policies[policy]:
-                del self._policies[policy]
 
     async def _generation_or_failure(self, request: GenerationRequest) -> Generation | RolloutFailure:
         try:
@@ -284,8 +259,7 @@ class GeneratorReplicaBase(ABC):
         try:
             self._refuse_if_closed()
             self.refuse_other_weights(request)
-            with self._counted(request.policy):
-                yield
+            yield
             self._virtual_time = max(self._virtual_time, request.virtual_time)
             self._ended_generations += 1
         finally:
@@ -306,3 +280,16 @@ class GeneratorReplicaBase(ABC):
 
 def _replica_shuts_down() -> ReplicaShuttingDown:
     return ReplicaShuttingDown("The generator replica is being shut down.")
+
+
+def _bytes_of_served_part(part: tuple[str, ServedPart]) -> int:
+    return BYTES_PER_RECORD + len(part[1].body)
+
+
+def _bytes_of_generation(result: Generation | RolloutFailure) -> int:
+    if isinstance(result, RolloutFailure):
+        return BYTES_PER_RECORD + bytes_of_text(str(result))
+    tokens = len(result.token_ids)
+    if isinstance(result, ScoredPrompt):
+        tokens = len(result.prompt_logprobs) + len(result.top_token_ids)
+    return BYTES_PER_RECORD + (BYTES_PER_TOKEN_ID + BYTES_PER_LOGPROB) * tokens + bytes_of_columns(result.columns)

@@ -14,16 +14,16 @@ import orjson
 
 from deployments.protocols.chat import FROM_MAIN, FromHub, ParsedResponse, ResponseToParse
 
-HARMONY = {"openai", "openai_gptoss"}
+_HARMONY = {"openai", "openai_gptoss"}
 """The parsers of gpt-oss. Both only say that `HarmonyParser` reads its responses."""
 PRELOADED = ("vllm.parser.parser_manager", "vllm.tool_parsers", "vllm.reasoning", "vllm.tokenizers", __name__)
 """Modules that a worker process imports before its first call."""
 WHOLE_PROMPT = "hf"
 """The one parser of vLLM that looks at the tokens before the response."""
-NUMBERED_ID = "functions."
+_NUMBERED_ID = "functions."
 """How ids begin that vLLM makes of a call's name and number, as one family of models writes them."""
-PROBE_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
-LONGEST_ERROR = 500
+_PROBE_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
+_LONGEST_ERROR = 500
 """Characters of the reason why a response was not parsed."""
 
 
@@ -44,7 +44,7 @@ class ParserChoice:
 
     @property
     def is_harmony(self) -> bool:
-        return bool(HARMONY & {self.tool_call_parser, self.reasoning_parser})
+        return bool(_HARMONY & {self.tool_call_parser, self.reasoning_parser})
 
 
 class _LoggedErrors(logging.Handler):
@@ -58,7 +58,7 @@ class _LoggedErrors(logging.Handler):
         self.records.append(record)
 
 
-class VLLMResponseParser:
+class _VLLMResponseParser:
     """Holds the tokenizer and the parsers' classes; the parser of each response is a new one, as in vLLM's servers."""
 
     def __init__(self, choice: ParserChoice) -> None:
@@ -94,13 +94,13 @@ class VLLMResponseParser:
         self._logged = _LoggedErrors()
         logging.getLogger("vllm").addHandler(self._logged)
         # A parser whose markers are special tokens asks its server not to leave them out.
-        probe = self._parser_class(self._tokenizer, None).adjust_request(request_of(orjson.dumps([PROBE_TOOL])))
+        probe = self._parser_class(self._tokenizer, None).adjust_request(_request_of(orjson.dumps([_PROBE_TOOL])))
         self._skip_special_tokens = bool(getattr(probe, "skip_special_tokens", True))
         self._ends_of_turn = choice.ends_of_turn
 
     def parse(self, response: ResponseToParse) -> ParsedResponse:
         """Raises what the parser raises."""
-        request = request_of(orjson.dumps(response.tools) if response.tools else b"")
+        request = _request_of(orjson.dumps(response.tools) if response.tools else b"")
         parser = self._parser_class(
             self._tokenizer, request.tools, chat_template_kwargs=response.chat_template_kwargs or {}
         )
@@ -114,14 +114,14 @@ class VLLMResponseParser:
         reasoning, content, calls = parser.parse(
             text, request, enable_auto_tools=True, model_output_token_ids=token_ids
         )
-        error = error_of(self._logged.records[0]) if self._logged.records else None
+        error = _error_of(self._logged.records[0]) if self._logged.records else None
         if not calls and not reasoning:
             return ParsedResponse(parse_error=error)
         return ParsedResponse(_named_calls(calls or (), response.turn, text), reasoning or None, content or "", error)
 
 
 @lru_cache(maxsize=64)
-def request_of(tools: bytes) -> Any:
+def _request_of(tools: bytes) -> Any:
     """The request that a parser asks about tools, given as JSON or as nothing. No parser changes it.
 
     Tools that are not in OpenAI's form, which a chat template may accept, are left out: then a parser takes any call.
@@ -147,7 +147,7 @@ def _named_calls(calls: Sequence[Any], turn: int, text: str) -> list[dict[str, A
     """
     return [
         {
-            "id": call.id if is_own(call.id, text) else f"call{turn:03}{place:02}",
+            "id": call.id if _is_own(call.id, text) else f"call{turn:03}{place:02}",
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
@@ -155,18 +155,18 @@ def _named_calls(calls: Sequence[Any], turn: int, text: str) -> list[dict[str, A
     ]
 
 
-def is_own(call_id: str | None, text: str) -> bool:
-    return call_id is not None and call_id != "" and (call_id in text or call_id.startswith(NUMBERED_ID))
+def _is_own(call_id: str | None, text: str) -> bool:
+    return call_id is not None and call_id != "" and (call_id in text or call_id.startswith(_NUMBERED_ID))
 
 
-def error_of(record: logging.LogRecord) -> str:
+def _error_of(record: logging.LogRecord) -> str:
     """The message that a parser logged, with its exception."""
     raised = record.exc_info[1] if record.exc_info else None
     said = record.getMessage() if raised is None else f"{type(raised).__name__}: {raised}"
-    return said[:LONGEST_ERROR]
+    return said[:_LONGEST_ERROR]
 
 
-_parser: VLLMResponseParser | ParserUnusable | None = None
+_parser: _VLLMResponseParser | ParserUnusable | None = None
 """The parser of this worker process."""
 
 
@@ -178,7 +178,7 @@ def prepare(choice: ParserChoice) -> None:
 
         # They would print a traceback for each call that is not well-formed.
         logging.getLogger("vllm").handlers.clear()
-        _parser = VLLMResponseParser(choice)
+        _parser = _VLLMResponseParser(choice)
     except ParserUnusable as error:
         _parser = error
 
@@ -195,11 +195,11 @@ def parse_all(responses: Sequence[ResponseToParse]) -> list[ParsedResponse]:
     return [parsed(_parser, response) for response in responses]
 
 
-def parsed(parser: VLLMResponseParser, response: ResponseToParse) -> ParsedResponse:
+def parsed(parser: _VLLMResponseParser, response: ResponseToParse) -> ParsedResponse:
     try:
         found = parser.parse(response)
         # Raises for half of a surrogate pair, which a model's JSON can spell: no answer could be written with it.
         orjson.dumps([found.tool_calls, found.reasoning_content, found.parsed_content])
         return found
     except Exception as error:  # noqa: BLE001 - a parser raises anything on what a model writes
-        return ParsedResponse(parse_error=f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
+        return ParsedResponse(parse_error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])

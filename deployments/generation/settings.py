@@ -1,6 +1,9 @@
 """The `engine:` and `responses:` sections of a Serve config where an engine runs. Imports neither Ray nor vLLM."""
 
+import ast
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ImportString, model_validator
@@ -43,27 +46,14 @@ NO_DRAFTS = (
     "speculative decoding is not exact here yet: on processors vLLM samples garbage with drafts and reports nothing, "
     "and nowhere does a seed repeat its tokens"
 )
-_NEEDS_TOKENIZER = "the engine needs its tokenizer, for stop strings and the ends of responses"
-INEXACT_ENGINE_ARGS = {
-    "speculative_config": NO_DRAFTS,
-    "spec_method": NO_DRAFTS,
-    "spec_model": NO_DRAFTS,
-    "spec_tokens": NO_DRAFTS,
-    "diffusion_config": "a diffusion model does not sample one token after another, as log-probabilities say it",
-    "watermark_config": "a watermark chooses tokens by its key, and their log-probabilities do not say so",
-    "logits_processors": "they change what is sampled, no message notes it, and no trainer recomputes it. A call has "
-    "logit_bias, allowed_token_ids and grammars",
-    "enable_trace_replay": "a call could dictate tokens, which would be recorded as sampled ones",
-    "default_mm_loras": "the policy of a call says which adapter generates: push adapters as named policies",
-    "enable_prompt_embeds": "a prompt of embeddings has no token ids to record",
-    "enable_mm_embeds": "an image that is given as an embedding is not in the image store, which a record names",
-    "skip_tokenizer_init": _NEEDS_TOKENIZER,
-    "tokens_only": _NEEDS_TOKENIZER,
-    "enable_eplb": "it moves experts, and new weights would be loaded into the places that they had at the start",
-    "model_weights": "version 0 of the policy is the weights of model: name them there",
-}
-"""Arguments of vLLM that break exactness or the record in silence, each with the reason. Values that ask for nothing
-are taken. `docs/your-model.md` lists them, and those that change what is sampled and are taken."""
+_INEXACT = """
+speculative_config spec_method spec_model spec_tokens diffusion_config watermark_config logits_processors
+enable_trace_replay default_mm_loras enable_prompt_embeds enable_mm_embeds skip_tokenizer_init tokens_only enable_eplb
+model_weights
+"""
+INEXACT_ENGINE_ARGS = frozenset(_INEXACT.split())
+"""Arguments of vLLM that break exactness or the record in silence. Values that ask for nothing are taken.
+`docs/your-model.md` has the reason for each, and lists those that change what is sampled and are taken."""
 _NOT_FOR_VLLM = {
     "replica",
     "device",
@@ -157,9 +147,9 @@ class EngineSettings(BaseModel):
         given = self.model_extra or {}
         for name in RESERVED_ENGINE_ARGS.keys() & given.keys():
             yield f"{name} cannot be set: {RESERVED_ENGINE_ARGS[name]}"
-        for name in INEXACT_ENGINE_ARGS.keys() & given.keys():
+        for name in INEXACT_ENGINE_ARGS & given.keys():
             if given[name]:
-                yield f"{name} cannot be set: {INEXACT_ENGINE_ARGS[name]}. Leave it out"
+                yield f"{name} would break exactness or the record (docs/your-model.md says how). Leave it out"
         if given.get("load_format") == "dummy":
             yield "load_format: dummy makes random weights, which would be recorded as those of the model"
         memory, transfer = given.get("gpu_memory_utilization", 0), given.get("weight_transfer_config")
@@ -225,3 +215,30 @@ class EngineSettings(BaseModel):
         }
         given = self.model_dump(exclude=_NOT_FOR_VLLM, exclude_none=True)
         return defaults | given | ({"max_model_len": _FITS_MEMORY} if self.max_model_len == "auto" else {})
+
+
+_ENGINE_ARGS_CLASSES = {"EngineArgs", "AsyncEngineArgs"}
+
+
+def _vllm_source(*path: str) -> list[ast.stmt] | None:
+    """The statements of one file of vLLM's; None if vLLM is not installed."""
+    vllm = find_spec("vllm")
+    if vllm is None or not vllm.submodule_search_locations:
+        return None
+    return ast.parse(Path(vllm.submodule_search_locations[0], *path).read_text(encoding="utf-8")).body
+
+
+def engine_fields() -> frozenset[str] | None:
+    """The names of all fields of `AsyncEngineArgs`; None if vLLM is not installed.
+
+    Its source is read, not imported, as importing vLLM takes seconds.
+    """
+    if (source := _vllm_source("engine", "arg_utils.py")) is None:
+        return None
+    return frozenset(
+        statement.target.id
+        for definition in source
+        if isinstance(definition, ast.ClassDef) and definition.name in _ENGINE_ARGS_CLASSES
+        for statement in definition.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    )

@@ -3,7 +3,7 @@
 The worker meets the trainer in a thread, so that the engine goes on generating. It takes the connection only if the
 rendezvous was not given up before it was complete, and takes part in one rendezvous at a time, because two would take
 each other's rank at the trainer. vLLM's own cannot be interrupted: one that was given up ends when vLLM's time limit
-does (minutes) or when the trainer's process ends, and holds up the next one until then.
+does (minutes) or when the trainer's process ends, and the next one is refused until then.
 
 `TrainerWatch` notices a trainer that falls silent, where vLLM's backends would wait on and on.
 
@@ -13,7 +13,6 @@ loaded, in the dtypes of the checkpoint. What arrives waits in the host's memory
 free when the transfer begins: the trainer, and generations with it, wait for the disk only where that is too little.
 """
 
-import logging
 import socket
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock, Thread
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import psutil
 import torch
@@ -32,11 +31,8 @@ from rollout_client.weights.checksum import Checksum
 from rollout_client.weights.model_tensors import DTYPES, data_of
 from rollout_client.weights.safetensors_file import LENGTH_BYTES, Data, TensorEntry, parse_header
 
-PROBE_TIMEOUT_S = 1.0
-PROBE_PAUSE_S = 0.1
-JOIN_S = 0.1
-EARLIER = "an earlier rendezvous, which was given up, has not ended"
-logger = logging.getLogger("rollout_service.generation")
+_PROBE_TIMEOUT_S = 1.0
+_PROBE_PAUSE_S = 0.1
 
 
 class TrainerRendezvous:
@@ -45,67 +41,54 @@ class TrainerRendezvous:
     Args:
         engine: of vLLM, not connected yet; its `init_transfer_engine` is called.
         init_info: as `engine.parse_init_info` returns it.
-        earlier: the last rendezvous of this worker, which may go on although it was given up.
     """
 
-    def __init__(self, engine: Any, init_info: Any, earlier: "TrainerRendezvous | None" = None) -> None:
+    def __init__(self, engine: Any, init_info: Any) -> None:
+        self.engine = engine
+        """Connected to the trainer once `has_ended` without an `error`."""
+        self.has_begun = self.has_ended = False
+        """Whether vLLM connects, which cannot be interrupted, and whether that or the wait before it has ended."""
+        self.error: str | None = None
         self.waits_for = "the trainer does not answer"
         """The step that is waited for, for messages."""
-        self._engine = engine
         self._init_info = init_info
-        self._error: str | None = None
-        self._has_ended = False
         self._given_up = Event()
         self._deciding = Lock()
         # A daemon: the worker's process has to end even if the trainer never answers.
-        self._thread = Thread(target=self._run, args=(earlier,), name="trainer-rendezvous", daemon=True)
+        self._thread = Thread(target=self._run, name="trainer-rendezvous", daemon=True)
         self._thread.start()
-
-    def state(self) -> tuple[bool, str | None]:
-        """Whether it has ended, and why it failed, if it did."""
-        return self._has_ended, self._error
-
-    def connection(self) -> Any:
-        """The engine, connected to the trainer. Call it only once `state` says that it has ended without an error."""
-        return self._engine
 
     def give_up(self) -> None:
         """Nobody takes the connection any more: it is closed, at once or when it is complete."""
         with self._deciding:
             self._given_up.set()
-            if self._has_ended:
-                self._engine.shutdown()
+            if self.has_ended:
+                self.engine.shutdown()
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Returns whether the thread has ended within `timeout_s` seconds."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self, earlier: "TrainerRendezvous | None") -> None:
+    def _run(self) -> None:
         try:
-            if self._awaits(EARLIER, lambda: earlier is None or earlier.wait(JOIN_S)) and self._awaits_listener():
-                _use_device(getattr(self._engine, "device", None))
-                self._engine.init_transfer_engine(self._init_info)
-        except Exception as failure:  # noqa: BLE001 - told by `state`
-            self._error = f"{type(failure).__name__}: {failure}"
+            if self._finds_listener():
+                self.has_begun = True
+                _use_device(getattr(self.engine, "device", None))
+                self.engine.init_transfer_engine(self._init_info)
+        except Exception as failure:  # noqa: BLE001 - read by the worker
+            self.error = f"{type(failure).__name__}: {failure}"
         with self._deciding:
-            self._has_ended = True
+            self.has_ended = True
             if self._given_up.is_set():
-                self._engine.shutdown()
+                self.engine.shutdown()
 
-    def _awaits_listener(self) -> bool:
-        """vLLM begins only when it will find somebody: what it has begun it does not end for minutes."""
+    def _finds_listener(self) -> bool:
+        """vLLM begins only when it will find somebody: what it has begun it does not end for minutes.
+
+        Returns false if the rendezvous is given up before.
+        """
         host = getattr(self._init_info, "master_address", None)
         port = getattr(self._init_info, "master_port", None)
-        if host is None or port is None:
-            return True
-        return self._awaits(f"nobody listens at {host}:{port}", lambda: listens(host, port))
-
-    def _awaits(self, what: str, has_happened: Callable[[], bool]) -> bool:
-        """Returns true once it has, or false if the rendezvous is given up before."""
-        waited_for, self.waits_for = self.waits_for, what
-        while not has_happened():
-            if self._given_up.wait(PROBE_PAUSE_S):
+        waited_for = self.waits_for
+        while host is not None and port is not None and not listens(host, port):
+            self.waits_for = f"nobody listens at {host}:{port}"
+            if self._given_up.wait(_PROBE_PAUSE_S):
                 return False
         self.waits_for = waited_for
         return not self._given_up.is_set()
@@ -113,7 +96,7 @@ class TrainerRendezvous:
 
 def listens(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), PROBE_TIMEOUT_S).close()
+        socket.create_connection((host, port), _PROBE_TIMEOUT_S).close()
     except OSError:
         return False
     return True
@@ -123,9 +106,6 @@ def _use_device(device: torch.device | None) -> None:
     """vLLM's backends take the current device of their thread."""
     if device is not None and device.type != "cpu":
         torch.accelerator.set_device_index(device)
-
-
-Item = TypeVar("Item")
 
 
 class TrainerWatch:
@@ -158,8 +138,15 @@ class TrainerWatch:
         """Notes each tensor that `model.load_weights` takes, which `arrived` is called with before, and its end."""
         load_weights = model.load_weights
 
+        def noted(weights: Iterable[Any]) -> Iterator[Any]:
+            for weight in weights:
+                self.note()
+                arrived(weight)
+                self.note()
+                yield weight
+
         def load_and_note(weights: Iterable[Any], *arguments: Any, **named: Any) -> Any:
-            loaded = load_weights(self._noted(weights, arrived), *arguments, **named)
+            loaded = load_weights(noted(weights), *arguments, **named)
             self.note()
             return loaded
 
@@ -168,13 +155,6 @@ class TrainerWatch:
             yield
         finally:
             del model.load_weights
-
-    def _noted(self, items: Iterable[Item], arrived: Callable[[Item], None]) -> Iterator[Item]:
-        for item in items:
-            self.note()
-            arrived(item)
-            self.note()
-            yield item
 
     def _watch(self) -> None:
         while not self._ends.wait(self._last + self._limit_s - time.monotonic()):

@@ -1,15 +1,12 @@
 """The canary: fixed prompts that an engine plays with new weights before anybody else does, within a time limit.
 
 Guarantees: weights with which the engine fails, or gives a log-probability that is not finite, are found out. Weights
-that change no log-probability of the prompts may be too small a change: the caller is told, and nothing fails. An
-engine that takes images is shown one, so that all of this holds for its vision tower.
+that change no log-probability of the prompts may be too small a change: the caller is told, and nothing fails.
 """
 
 import asyncio
-import logging
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import TypeAlias, TypeVar
 from uuid import uuid4
 
@@ -17,12 +14,11 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from deployments.failures import GenerationLost, RolloutFailure
+from deployments.failures import GenerationLost
 from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.engine_requests import generation_of
-from deployments.generation.output_health import refuse_not_finite
+from deployments.generation.health import refuse_not_finite
 from deployments.protocols.generation import GenerationRequest, SamplingOptions, packed_ids, packed_logprobs
-from deployments.protocols.images import ImageSpan, ImageTokens
 
 Result = TypeVar("Result")
 
@@ -36,20 +32,15 @@ async def with_timeout(canary: Awaitable[Result], timeout_s: float) -> Result:
         raise GenerationLost(f"The canary took longer than {timeout_s:g} s.") from None
 
 
-logger = logging.getLogger("rollout_service.generation")
 GenerateCanary: TypeAlias = "Callable[[GenerationRequest, LoadedAdapter | None, str], Awaitable[RequestOutput]]"
 """From the prompt, the adapter and the salt of its cache to the engine's last output."""
 Logprobs: TypeAlias = "list[array[float]]"
 """Log-probabilities of the tokens of each prompt."""
-REMEMBER_WITHIN_S = 3.0
-"""An engine whose batch is full for longer goes on without the comparison: a push must not wait for its generations."""
-CANARY_IMAGE = "canary"
-"""The name of the image that the engine's prompt shows."""
-CANARY_PROMPTS = 4
+_CANARY_PROMPTS = 4
 CANARY_PROMPT_TOKENS = 16
 CANARY_TOKENS = 4
 """Generated for each prompt."""
-STEP = 7919
+_STEP = 7919
 """A prime: the ids of the prompts are spread over any vocabulary."""
 
 
@@ -74,25 +65,11 @@ class WeightsCanary:
         self._remembered: tuple[int, Logprobs] | None = None
         """Log-probabilities under full weights, and the number of changes until then."""
 
-    async def remember(self) -> None:
-        """Plays with the full weights, which are about to be changed. A failure is logged: nothing is compared then."""
-        if self._remembered is not None and self._remembered[0] == self._swaps():
-            return
-        self._remembered = None
-        try:
-            await with_timeout(self._play_before_swap(), REMEMBER_WITHIN_S)
-        except RolloutFailure as failure:
-            logger.info("The new weights are not compared with those before: %s", failure)
-
-    async def _play_before_swap(self) -> None:
-        swaps, logprobs = self._swaps(), await self._play(None)
-        self._remembered = swaps, logprobs
-
     async def try_current(self) -> bool:
         """Plays with what new generations would use, also during a trial of it.
 
         Returns:
-            Whether it changes no log-probability, although it is not known to be the same as before.
+            Whether it changes no log-probability. Only known of full weights if those before were played too.
 
         Raises:
             GenerationNotFinite: a log-probability is NaN or infinite.
@@ -101,7 +78,7 @@ class WeightsCanary:
         if self._adapters.current is not None:
             return await self.try_adapter(self._adapters.current)
         before, self._remembered = self._remembered, (self._swaps(), await self._play(None, is_checked=True))
-        return before is not None and before[1] == self._remembered[1]
+        return before == (self._remembered[0] - 1, self._remembered[1])
 
     async def try_adapter(self, adapter: LoadedAdapter) -> bool:
         """Plays with an adapter and, in the same steps of the engine, without it; raises as `try_current` does.
@@ -113,50 +90,39 @@ class WeightsCanary:
         return logprobs == without
 
     async def _play(self, adapter: LoadedAdapter | None, is_checked: bool = False) -> Logprobs:
-        """As the engine says them, finite or not. Args: `is_checked` raises as `refuse_bad_canary`."""
+        """As the engine says them, finite or not. Args: `is_checked` raises as `_refuse_bad_canary`."""
         # No rollout may find in the prefix cache what a version has computed that is refused afterwards.
         salt = uuid4().hex
         outputs = await asyncio.gather(*(self._generate(prompt, adapter, salt) for prompt in self._prompts()))
         for output in outputs if is_checked else ():
-            refuse_bad_canary(output)
-        return logprobs_of(outputs)
+            _refuse_bad_canary(output)
+        return [_prompt_logprobs(output) for output in outputs]
 
 
-def canary_prompts(vocab_size: int, max_model_len: int, image: ImageTokens | None = None) -> list[GenerationRequest]:
-    """Prompts of `CANARY_PROMPT_TOKENS` tokens, shorter for a model that does not take so many; always the same.
-
-    Args:
-        image: the tokens of `CANARY_IMAGE`, which one more prompt shows if the model takes so many.
-    """
+def canary_prompts(vocab_size: int, max_model_len: int) -> list[GenerationRequest]:
+    """Prompts of `CANARY_PROMPT_TOKENS` tokens, shorter for a model that does not take so many; always the same."""
     length = max(min(CANARY_PROMPT_TOKENS, max_model_len - CANARY_TOKENS), 1)
     prompts = [
-        packed_ids((prompt * CANARY_PROMPT_TOKENS + place + 1) * STEP % vocab_size for place in range(length))
-        for prompt in range(CANARY_PROMPTS)
+        packed_ids((prompt * CANARY_PROMPT_TOKENS + place + 1) * _STEP % vocab_size for place in range(length))
+        for prompt in range(_CANARY_PROMPTS)
     ]
-    requests = [GenerationRequest("canary", prompt, CANARY_TOKENS, (), SamplingOptions()) for prompt in prompts]
-    if image is not None and len(image.token_ids) + length + CANARY_TOKENS <= max_model_len:
-        shown = ImageSpan(CANARY_IMAGE, 0, len(image.token_ids))
-        ids = packed_ids([*image.token_ids, *prompts[0]])
-        requests.append(replace(requests[0], prompt_token_ids=ids, images=(shown,)))
-    return requests
+    return [GenerationRequest("canary", prompt, CANARY_TOKENS, (), SamplingOptions()) for prompt in prompts]
 
 
-def canary_params(request: GenerationRequest) -> SamplingParams:
+def canary_params() -> SamplingParams:
     return SamplingParams(
-        temperature=0.0 if request.images else 1.0,
         ignore_eos=True,
         max_tokens=CANARY_TOKENS,
         detokenize=False,
         logprobs=0,
-        # An image may have thousands of tokens, whose logits need memory that the engine has planned for nothing.
-        prompt_logprobs=None if request.images else 0,
+        prompt_logprobs=0,
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
     )
 
 
-def refuse_bad_canary(output: RequestOutput) -> None:
+def _refuse_bad_canary(output: RequestOutput) -> None:
     """
     Raises:
         GenerationNotFinite: a log-probability of the prompt or of the generated tokens is NaN or infinite.
@@ -164,14 +130,9 @@ def refuse_bad_canary(output: RequestOutput) -> None:
     """
     if generation_of(output.outputs[0], None).finish_reason == "abort":
         raise GenerationLost("The engine ended the canary early.")
-    refuse_not_finite(_compared_logprobs(output))
+    refuse_not_finite(_prompt_logprobs(output))
 
 
-def logprobs_of(outputs: Sequence[RequestOutput]) -> Logprobs:
-    return [_compared_logprobs(output) for output in outputs]
-
-
-def _compared_logprobs(output: RequestOutput) -> "array[float]":
-    """Those of the prompt, which are the same in each run; of the greedy tokens where the prompt has none."""
-    said = output.outputs[0].logprobs if output.prompt_logprobs is None else output.prompt_logprobs
+def _prompt_logprobs(output: RequestOutput) -> "array[float]":
+    said = output.prompt_logprobs
     return packed_logprobs(said.logprobs if isinstance(said, FlatLogprobs) else ())

@@ -9,9 +9,9 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -22,14 +22,15 @@ from deployments.generation.trainer_transfer import TrainerRendezvous, TrainerWa
 from deployments.upstream.vllm.cpu_build import pack_shared_weights_again, packed_weight_slices
 from deployments.upstream.vllm.weight_transfer import end_broken_reload, forget_weight_update, unplaced_matrices
 
-NO_ADAPTERS = "the engine takes no adapters: set enable_lora: true under engine in the service's config"
-Tensors = dict[str, torch.Tensor]
+_NO_ADAPTERS = "the engine takes no adapters: set enable_lora: true under engine in the service's config"
+_Tensors = dict[str, torch.Tensor]
 Result = TypeVar("Result")
-READ_BYTES = 16 * 2**20
-PAGE_BYTES = 4096
-CHECKSUM_SLICE_BYTES = 2**20
+_READ_BYTES = 16 * 2**20
+_PAGE_BYTES = 4096
+_CHECKSUM_SLICE_BYTES = 2**20
 """Hashed in 2 ms: with one device the worker runs in the process that schedules, and no token is made meanwhile."""
-NO_BACKEND = "the engine has no weight transfer backend: set engine.weight_transfer_config in the service's config"
+_EARLIER = "an earlier rendezvous, which was given up, has not ended: the trainer has to end, or to try again later"
+_NO_BACKEND = "the engine has no weight transfer backend: set engine.weight_transfer_config in the service's config"
 
 
 def _with_error(method: Callable[..., Result]) -> Callable[..., tuple[Result | None, str | None]]:
@@ -43,7 +44,7 @@ def _with_error(method: Callable[..., Result]) -> Callable[..., tuple[Result | N
         try:
             return method(*arguments), None
         except Exception as failure:  # noqa: BLE001 - returned to the engine
-            return None, _describe_error(failure)
+            return None, f"{type(failure).__name__}: {failure}"
 
     return returning_errors
 
@@ -53,14 +54,13 @@ class WeightsWorkerExtension:
 
     model_runner: Any
     reload_weights: Any
-    execute_model: Any
     vllm_config: Any
     device: Any
     weight_transfer_engine: Any
     shutdown_weight_transfer_engine: Any
     update_weights: Any
     rank: int
-    _staging: "Future[Tensors] | None" = None
+    _staging: "Future[_Tensors] | None" = None
     _checksum: "_EngineChecksum | None" = None
     _rendezvous: TrainerRendezvous | None = None
     _arriving: TransferFile | None = None
@@ -82,29 +82,25 @@ class WeightsWorkerExtension:
     def swap_staged(self) -> float:
         """Replaces the model's weights by the staged ones; returns the seconds that this took.
 
-        After an error the engine fails at its next step: its weights are a mixture of two versions.
+        After an error the weights may be a mixture of two versions: the engine must not resume.
         """
         began = time.perf_counter()
-        try:
-            if self._staging is None:
-                raise RuntimeError("no weights are staged")
-            self.reload_weights(weights_iterator=iter(self._staging.result(timeout=0).items()))
-            pack_shared_weights_again(self.model_runner.get_model())
-        except Exception as failure:
-            for generates in (self, self.model_runner):
-                generates.execute_model = partial(_fail_instead_of_generating, _describe_error(failure))
-            raise
+        if self._staging is None:
+            raise RuntimeError("no weights are staged")
+        self.reload_weights(weights_iterator=iter(self._staging.result(timeout=0).items()))
+        pack_shared_weights_again(self.model_runner.get_model())
         self._staging = self._checksum = None
         return time.perf_counter() - began
 
-    def unplaced_matrices(self, names: list[str]) -> tuple[list[str], str | None]:
-        """Those of an adapter's tensors that change no module of this worker's part of the model; the error, if any.
+    @_with_error
+    def unplaced_matrices(self, names: list[str]) -> list[str]:
+        """Those of an adapter's tensors that change no module of this worker's part of the model.
 
         vLLM reads such tensors, and generates as if they were not there.
         """
         if not hasattr(self.model_runner, "lora_manager"):
-            return [], NO_ADAPTERS
-        return unplaced_matrices(names, self.model_runner.lora_manager), None
+            raise ValueError(_NO_ADAPTERS)
+        return unplaced_matrices(names, self.model_runner.lora_manager)
 
     def checksum_weights(self, budget_s: float) -> str | None:
         """Computes for `budget_s` seconds; returns the sha-256 of this worker's weights when it is complete."""
@@ -115,20 +111,27 @@ class WeightsWorkerExtension:
     @_with_error
     def begin_rendezvous(self, init_info: dict[str, Any]) -> None:
         """Lets go of the trainer that is connected, and starts to connect to the one of `init_info`."""
-        engine = self._unconnected_engine()
+        if self.weight_transfer_engine is None:
+            raise ValueError(_NO_BACKEND)
+        earlier = self._rendezvous
+        if earlier is not None and earlier.has_begun and not earlier.has_ended:
+            raise RuntimeError(_EARLIER)
+        # One of its own for each rendezvous: what is given up must not change the one that is used.
+        with set_current_vllm_config(self.vllm_config):
+            engine = WeightTransferEngineFactory.create_engine(
+                self.vllm_config.weight_transfer_config, self.vllm_config, self.device, self.model_runner.get_model()
+            )
         typed_info = engine.parse_init_info(init_info)
         self.shutdown_weight_transfer_engine()
-        self._rendezvous = TrainerRendezvous(engine, typed_info, self._rendezvous)
+        self._rendezvous = TrainerRendezvous(engine, typed_info)
 
     def rendezvous_state(self) -> tuple[bool, str | None]:
         """Whether the rendezvous has ended, and the error, if any."""
-        return (False, "no rendezvous was begun") if self._rendezvous is None else self._rendezvous.state()
+        rendezvous = self._rendezvous
+        return (False, "no rendezvous was begun") if rendezvous is None else (rendezvous.has_ended, rendezvous.error)
 
     def end_rendezvous(self, is_met: bool) -> str | None:
         """Takes the connection, or gives the rendezvous up.
-
-        Args:
-            is_met: take the connection; otherwise the rendezvous is given up.
 
         Returns:
             What the rendezvous was waiting for, if it is given up.
@@ -136,7 +139,7 @@ class WeightsWorkerExtension:
         if self._rendezvous is None:
             return None
         if is_met:
-            self.weight_transfer_engine, self._rendezvous = self._rendezvous.connection(), None
+            self.weight_transfer_engine, self._rendezvous = self._rendezvous.engine, None
             return None
         self._rendezvous.give_up()
         return self._rendezvous.waits_for
@@ -151,18 +154,18 @@ class WeightsWorkerExtension:
         """The weights once all are written, and the error, if any; `None` from the workers that do not write."""
         return None if self._arriving is None else self._arriving.written()
 
-    def receive_transfer(self, update_info: Any, silence_s: float) -> tuple[None, str | None]:
-        """Receives what the trainer sends. Returns the error, if any, as when nothing arrives for `silence_s` s."""
+    @_with_error
+    def receive_transfer(self, update_info: Any, silence_s: float) -> None:
+        """Receives what the trainer sends. Raises if nothing arrives for `silence_s` seconds."""
         engine = self.weight_transfer_engine
-        error: str | None = None
         with TrainerWatch(silence_s, engine.shutdown) as watch:
             try:
                 with watch.noting_weights_of(engine.model, self._save):
                     self.update_weights(update_info)
-            except Exception as failure:  # noqa: BLE001 - returned to the engine
-                error = _describe_error(failure)
-        # A connection that was closed meanwhile may make vLLM fail, or go on without it.
-        return None, f"the trainer sent nothing for {silence_s:g} s" if watch.has_hung_up else error
+            finally:
+                # A connection that was closed meanwhile may make vLLM fail, or go on without it.
+                if watch.has_hung_up:
+                    raise TimeoutError(f"the trainer sent nothing for {silence_s:g} s")
 
     def _discard_arriving(self) -> None:
         if self._arriving is not None:
@@ -184,39 +187,18 @@ class WeightsWorkerExtension:
         self.shutdown_weight_transfer_engine()
         end_broken_reload(self.model_runner.get_model())
 
-    def _unconnected_engine(self) -> Any:
-        """One of its own for each rendezvous: what is given up must not change the one that is used."""
-        if self.weight_transfer_engine is None:
-            raise ValueError(NO_BACKEND)
-        with set_current_vllm_config(self.vllm_config):
-            return WeightTransferEngineFactory.create_engine(
-                self.vllm_config.weight_transfer_config, self.vllm_config, self.device, self.model_runner.get_model()
-            )
-
     def end_transfer(self) -> None:
         """Has to be called when the weights have been changed by a transfer."""
         pack_shared_weights_again(self.model_runner.get_model())
         self._checksum = None
 
 
-def _fail_instead_of_generating(error: str, *_: object, **__: object) -> NoReturn:
-    """The engine dies of it, and Serve replaces the replica.
-
-    An exit would lose the answer about the swap where the worker shares its process with the engine's core.
-    """
-    raise RuntimeError(f"The swap of the weights failed halfway ({error}): this engine generates no more.")
-
-
-def _describe_error(failure: BaseException) -> str:
-    return f"{type(failure).__name__}: {failure}"
-
-
-def _map_file(path: str) -> Tensors:
+def _map_file(path: str) -> _Tensors:
     """The tensors of a safetensors file by name, backed by pages that are in memory, so that the swap finds them there.
 
     The workers of one node share the pages.
     """
-    buffer = bytearray(READ_BYTES)
+    buffer = bytearray(_READ_BYTES)
     with Path(path).open("rb", buffering=0) as file:
         while file.readinto(buffer):
             pass
@@ -224,7 +206,7 @@ def _map_file(path: str) -> Tensors:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for tensor in tensors.values():
         # Touches each page. With numpy, because torch would start threads of its own in this thread.
-        tensor.reshape(-1).view(torch.uint8).numpy()[::PAGE_BYTES].max(initial=0)
+        tensor.reshape(-1).view(torch.uint8).numpy()[::_PAGE_BYTES].max(initial=0)
     return tensors
 
 
@@ -260,5 +242,5 @@ def _weight_slices(module: Any, parameter: torch.Tensor) -> Iterator[torch.Tenso
         yield from packed_weight_slices(module, parameter)
         return
     flat = parameter.detach().reshape(-1)
-    step = max(CHECKSUM_SLICE_BYTES // flat.element_size(), 1)
+    step = max(_CHECKSUM_SLICE_BYTES // flat.element_size(), 1)
     yield from (flat[first : first + step] for first in range(0, flat.numel(), step))

@@ -9,10 +9,9 @@ import asyncio
 from collections.abc import Set
 from typing import NamedTuple
 
-from deployments.harbor.tasks import LARGEST_REWARD_BYTES, HarborTask, rewards_in
+from deployments.harbor.tasks import HarborTask, rewards_in
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.files import files_below
-from deployments.sandbox.providers.interface import KILLED, ExecTimedOut, RunningSandbox
+from deployments.sandbox.providers.interface import KILLED, RunningSandbox, files_below
 from deployments.sandbox.providers.leftover import end_others, processes_of
 
 TESTS = "/tests"
@@ -24,10 +23,9 @@ OUTPUT = f"{OF_VERIFIER}/test-stdout.txt"
 MOST_SHOWN = 1000
 JUDGE = f"""({TESTS}/test.sh) > {OUTPUT} 2>&1
 code=$?
-for file in {" ".join(REWARD_FILES)}; do [ -f $file ] && wc -c $file; done
 [ -f {OUTPUT} ] && tail -c {4 * MOST_SHOWN} {OUTPUT} >&2
 exit $code"""
-"""Writes the sizes of the rewards to stdout, and what the verifier printed last to stderr."""
+"""Writes what the verifier printed last to stderr."""
 
 
 class NotJudged(Exception):
@@ -61,13 +59,13 @@ async def judge(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = fro
     await _checked(sandbox, ["chmod", "+x", f"{TESTS}/test.sh"])
     try:
         done = await sandbox.exec(["bash", "-c", JUDGE], environment=verifier.env, timeout_s=verifier.timeout_sec)
-    except ExecTimedOut as error:
+    except TimeoutError as error:
         raise NotJudged(f"The verifier was ended after {verifier.timeout_sec:g} s, its timeout_sec.") from error
     if done.exit_code == KILLED:
         raise SandboxLost("The verifier was killed, so what it has written counts for nothing.")
     for path in REWARD_FILES:
         try:
-            if (content := await _reward_file(sandbox, path, done.stdout)) is not None:
+            if (content := await sandbox.read_file(path)) is not None:
                 return _Verdict(rewards_in(content, path), ended)
         except ValueError as error:
             raise NotJudged(f"The verifier gave no reward: {str(error).removesuffix('.')}.") from error
@@ -75,19 +73,6 @@ async def judge(sandbox: RunningSandbox, task: HarborTask, first: Set[str] = fro
         f"The verifier ended with exit code {done.exit_code} and wrote neither {' nor '.join(REWARD_FILES)}. "
         f"It printed last: {done.stderr.strip()[-MOST_SHOWN:] or 'nothing'}"
     )
-
-
-async def _reward_file(sandbox: RunningSandbox, path: str, sizes: str) -> bytes | None:
-    """The content of the file; None if there is none. Raises `ValueError` if it is no file, or too large.
-
-    Args:
-        sizes: of the files, as `JUDGE` writes them. A false one is noticed when the file has been read.
-    """
-    for line in sizes.splitlines():
-        size, _, name = line.strip().partition(" ")
-        if name == path and size.isdecimal() and int(size) > LARGEST_REWARD_BYTES:
-            raise ValueError(f"{path} has {size} bytes, and at most {LARGEST_REWARD_BYTES} are read")
-    return await sandbox.read_file(path)
 
 
 async def prepare(sandbox: RunningSandbox) -> Set[str]:

@@ -10,15 +10,19 @@ Guarantee: what `put` returns for is stored. A store that starts again has it.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
 
-from deployments.images.book import CONTENT, ImageBook
-from deployments.images.failures import image_unknown
-from deployments.images.settings import ImagesSettings
-from deployments.storage.storage import Storage, StoredRecord
+from deployments.failures import ImagesLost
+from deployments.images.book import CONTENT, ImageBook, ImagesSettings, ImageUnknown
+from deployments.protocols.images import ImageStore, name_of_image
+from deployments.rpc.background_tasks import SharedCalls
+from deployments.rpc.batching import BYTES_PER_RECORD, divided
+from deployments.rpc.handle_calls import StoreClient
+from deployments.storage.storage import Storage, StoredRecord, StoreReplaced, attempts
 from deployments.storage.stored_state import Planned, StoreReplica
 
 
@@ -41,8 +45,9 @@ class ImagesReplica(StoreReplica[ImageBook]):
         self._settings = settings
         self._time_s = time_s
         self._share = share
-        self._shared: dict[str, asyncio.Task[Any]] = {}
+        self._shared: dict[str, Any] = {}
         """By name. Each object lives as long as this refers to it, or a reader does."""
+        self._sharing = SharedCalls(self._shared_now)
 
     async def put(self, images: Mapping[str, bytes], owner: str) -> None:
         """Keeps images, by their names, for an owner too. Doing it again changes nothing but the time.
@@ -50,7 +55,8 @@ class ImagesReplica(StoreReplica[ImageBook]):
         Raises:
             ImagesFull: there is no room, even without the images that may go.
         """
-        self._drop(await self._state.change(lambda book: book.put(images, owner, self._time_s())))
+        for name in await self._state.change(lambda book: book.put(images, owner, self._time_s())):
+            self._shared.pop(name, None)
 
     async def refused(self, names: Sequence[str], owner: str) -> list[str]:
         """Those that are not kept, or not for this owner, each once. The others are used now."""
@@ -74,15 +80,13 @@ class ImagesReplica(StoreReplica[ImageBook]):
         """
         book = await self._state.started()
         if name not in book:
-            raise image_unknown(name)
+            raise ImageUnknown.named(name)
         book.use([name], self._time_s())
-        if (sharing := self._shared.get(name)) is None:
-            sharing = self._shared[name] = asyncio.create_task(self._shared_now(name))
-            sharing.add_done_callback(partial(self._drop_failed, name))
-        return [await asyncio.shield(sharing)]
+        return [self._shared[name] if name in self._shared else await self._sharing.result(name)]
 
     async def pass_time(self) -> None:
-        self._drop(await self._state.change(lambda book: book.time_passed(self._time_s())))
+        """Nothing follows from the time alone."""
+        await self._state.started()
 
     def _load(self, kept: Sequence[StoredRecord]) -> ImageBook:
         return ImageBook(self._settings, kept, self._time_s())
@@ -90,14 +94,51 @@ class ImagesReplica(StoreReplica[ImageBook]):
     async def _shared_now(self, name: str) -> Any:
         entries = await self._state.read(name, [CONTENT])
         if CONTENT not in entries:
-            raise image_unknown(name)
-        return await asyncio.to_thread(self._share, entries[CONTENT])
+            raise ImageUnknown.named(name)
+        shared = await asyncio.to_thread(self._share, entries[CONTENT])
+        if name in await self._state.started():
+            self._shared[name] = shared
+        return shared
 
-    def _drop_failed(self, name: str, sharing: "asyncio.Task[Any]") -> None:
-        """Lets the next reader try again."""
-        if (sharing.cancelled() or sharing.exception() is not None) and self._shared.get(name) is sharing:
-            del self._shared[name]
 
-    def _drop(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._shared.pop(name, None)
+WHO = "The image store"
+
+
+class RemoteImages(ImageStore):
+    """Each call waits up to `AWAY_S` seconds for a store that has died, then raises `ImagesLost`.
+
+    Raises `StorageFailed` too, if the store's database fails.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._store = StoreClient(handle, ImagesLost, WHO)
+        # Through Ray, which counts the reference that comes back. Over gRPC it would be pinned for ever.
+        self._counted = StoreClient(handle.options(_by_reference=True), ImagesLost, WHO)
+
+    async def put(self, images: Sequence[bytes], owner: str | None = None) -> list[str]:
+        names = await asyncio.to_thread(lambda: [name_of_image(data) for data in images])
+        contents = dict(zip(names, images, strict=True))
+        for part in divided(list(contents.items()), lambda item: BYTES_PER_RECORD + len(item[1])):
+            await attempts((ImagesLost, StoreReplaced))(self._store.put, dict(part), owner or "")
+        return names
+
+    async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:
+        refused: list[str] = await attempts((ImagesLost, StoreReplaced))(self._store.refused, list(names), owner or "")
+        return refused
+
+    async def get(self, name: str) -> bytes:
+        data: bytes = await attempts((ImagesLost, StoreReplaced))(self._get, name)
+        return data
+
+    async def answer(self) -> None:
+        """Returns if the store reads and writes; does not wait for one that has died."""
+        await self._store.answer()
+
+    async def _get(self, name: str) -> bytes:
+        [reference] = await self._counted.reference(name)
+        try:
+            data: bytes = await reference
+        except RayError as error:
+            # The store that made the object has died with it; the next one makes another.
+            raise ImagesLost(f"{WHO} died before an image could be read.") from error
+        return data

@@ -1,21 +1,28 @@
-"""The records of the job store, and the messages between it and the ingress."""
+"""The records of the job store, the messages between it and the ingress, and how it refuses a call.
+
+The ingress answers refusals with problem documents.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
 import orjson
 
+from deployments.failures import StoreFailure
 from deployments.storage.storage import EntryName, StoredChange
 from rollout_client.contract.jobs import JobState
 
-ENDED: tuple[JobState, ...] = ("completed", "failed")
-Ended = Literal["completed", "failed"]
+Ended = Literal["completed", "failed", "refused"]
+"""How a run ends; a job that is refused is forgotten with its key, because nothing of it was played."""
 EntryKind = Literal["body", "journal", "outline", "event", "ledger"]
 """`body`: the request, number 0; `journal`: finished turns of rollouts that are in no event; `outline`: what the
 summary needs of the rollouts of an event; `event`: groups that have ended and, as the last one, the summary or the
 problem; `ledger`: of a job over a data set, number 0 its ranges, each other one the place of the group of the event of
-this number, which stays when the event was acknowledged."""
+this number, which stays when the event was acknowledged; a group that has failed has none."""
+
+
+BODY = EntryName("body", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +55,10 @@ class JobRecord(JobRequest):
     acknowledged: int = 0
     """Events up to this one are not kept."""
     ended_at: float | None = None
-    was_refused: bool = False
-    """Whether it failed before anything was played: only those who wait for it now ask for it."""
 
     @property
     def has_ended(self) -> bool:
-        return self.state in ENDED
-
-    def given_to(self, owner: str) -> "JobRecord":
-        """The record of a job that the replica plays from now on."""
-        return replace(self, state="running", owner=owner, epoch=self.epoch + 1)
-
-    def waiting(self) -> "JobRecord":
-        return replace(self, state="waiting", owner="")
+        return self.ended_at is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class Change:
 
     @property
     def stored(self) -> StoredChange:
-        record = None if self.record is None else encode_record(self.record)
+        record = None if self.record is None else _encode_record(self.record)
         return StoredChange(self.job_id, record, self.added, self.removed)
 
 
@@ -105,9 +103,7 @@ class JobWrite:
     """Events have the numbers that follow `JobRecord.last_event`."""
     removed: Collection[EntryName] = ()
     ended: Ended | None = None
-    """Set with the last event."""
-    forgets_key: bool = False
-    """Nothing was played: the same key may begin anew."""
+    """Set with the last event, or of a job that is refused without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +123,7 @@ class EventsPage:
     """With their numbers, in order; empty if none came in time."""
 
 
-def encode_record(record: JobRecord) -> bytes:
+def _encode_record(record: JobRecord) -> bytes:
     return orjson.dumps(asdict(record))
 
 
@@ -135,3 +131,62 @@ def decode_record(data: bytes) -> JobRecord:
     """Fields that this version does not know are ignored."""
     stored = orjson.loads(data)
     return JobRecord(**{field.name: stored[field.name] for field in fields(JobRecord) if field.name in stored})
+
+
+class JobFailure(StoreFailure):
+    """A call of the job store was not carried out."""
+
+
+class JobUnknown(JobFailure):
+    """The job never was, is another caller's, was deleted, or has expired."""
+
+    status = 404
+    name = "job-unknown"
+    title = "The job is not known"
+
+
+class KeyReused(JobFailure):
+    """The key was sent before, with another request."""
+
+    name = "idempotency-key-reused"
+    title = "The Idempotency-Key belongs to another request; nothing was started"
+
+
+class EventsAcknowledged(JobFailure):
+    """Events that were acknowledged are not kept."""
+
+    status = 410
+    name = "events-acknowledged"
+    title = "These events were acknowledged and are not kept"
+
+
+class EventUnknown(JobFailure):
+    """There is no event of this number yet."""
+
+    name = "event-unknown"
+    title = "The job has no such event"
+
+
+class NoDataSet(JobFailure):
+    """The job plays samples that were posted. Only a job over `samples_from` has a ledger."""
+
+    name = "job-without-data-set"
+    title = "The job has no data set, and so no cursor"
+
+
+class JobsFull(JobFailure):
+    """The jobs that are kept leave no room for another one."""
+
+    status = 429
+    name = "jobs-full"
+    title = "The kept jobs leave no room for another one; nothing was started"
+    # Kept jobs go when they are acknowledged, deleted or old.
+    retry_after_s = 30
+
+
+class JobsNotConfigured(JobFailure):
+    """The config has no `jobs`."""
+
+    status = 501
+    name = "jobs-not-configured"
+    title = "The service keeps no jobs"

@@ -1,6 +1,9 @@
 """Who plays which job, what is kept of it, and what each call changes. A state machine: no I/O, no clock.
 
+`JobsSettings` says where requests with an `Idempotency-Key` and jobs are kept, and for how long.
+
     open -> running -> completed | failed -> (acknowledged, deleted or expired)
+            running -> (refused: nothing was played, and its key is free)
             running -> waiting -> running      its ingress replica was lost; the next one has a new epoch
 
 Guarantees: a key belongs to one request of one caller until its job is gone; at any time at most one owner and epoch
@@ -11,46 +14,59 @@ Each method that changes something only returns the changes. `commit` makes them
 reported to a caller before it is stored.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections import ChainMap, Counter
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
-from typing import Literal
+from itertools import islice, takewhile
 from uuid import uuid4
 
-from deployments.jobs.failures import (
-    EventsAcknowledged,
-    EventUnknown,
-    JobFailure,
-    JobsFull,
-    JobUnknown,
-    KeyReused,
-    NoDataSet,
-    job_unknown,
-)
+from pydantic import Field
+
 from deployments.jobs.records import (
+    BODY,
     Change,
     Claim,
     EntryKind,
+    EventsAcknowledged,
+    EventUnknown,
     JobCommands,
     JobRecord,
     JobRequest,
+    JobsFull,
+    JobUnknown,
     JobWrite,
+    KeyReused,
+    NoDataSet,
     OpenedJob,
     decode_record,
 )
-from deployments.jobs.settings import JobsSettings
-from deployments.storage.storage import EntryName, StoredRecord
+from deployments.storage.storage import EntryName, StorageSettings, StoredRecord
 
-BODY = EntryName("body", 0)
+GIB = 2**30
+
+
+class JobsSettings(StorageSettings):
+    keep_s: float = Field(default=86_400, gt=0)
+    """A job that has ended is forgotten after so many seconds, with the groups that nobody has acknowledged."""
+    max_bytes: int = Field(default=16 * GIB, ge=1)
+    """Bound of all jobs together: compressed bodies, journals and unacknowledged groups, and 64 KiB for each job. At
+    this bound new jobs are refused with 429; those that run go on."""
+    max_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of `max_bytes` that the jobs of one caller may take. Where nobody needs a key, all callers
+    are one."""
+    max_body_bytes: int = Field(default=64 * 2**20, ge=1)
+    """A larger body is refused with 413: name samples of a task with `samples_from`, or split it."""
+    lease_s: float = Field(default=5, gt=0)
+    """An ingress replica that was not heard of for so many seconds has lost its jobs, and another one goes on with
+    them."""
+
+
 ONLY_FOR_THE_RUN: tuple[EntryKind, ...] = ("body", "journal", "outline")
 """Entries that are removed at the end."""
 MOST_OFFERED = 8
 """Waiting jobs that one ingress replica is told of at once: it claims them before its next poll."""
 BYTES_PER_JOB = 2**16
 """Room that each job takes beside its entries: `max_bytes` bounds how many small jobs are kept."""
-REFUSED_KEPT_S = 60.0
-"""Retention of a refused job: those who wait for it ask for its events within seconds."""
 
 
 @dataclass(slots=True)
@@ -62,7 +78,7 @@ class _KeptJob:
     heard_at: float = 0.0
     """When its owner was given it or last said that it plays it, or the store began."""
     size_bytes: int = BYTES_PER_JOB
-    """The room that it takes. Refused jobs take none."""
+    """The room that it takes."""
 
     def change(self, change: Change) -> None:
         for name in change.removed:
@@ -77,15 +93,12 @@ class JobRegistry:
 
     def __init__(self, settings: JobsSettings, stored: Iterable[StoredRecord], now: float) -> None:
         self._settings = settings
-        self._jobs: dict[str, _KeptJob] = {}
         self._unfinished: dict[str, _KeptJob] = {}
         """Jobs that wait or run, by id."""
         self._finished: dict[str, _KeptJob] = {}
         """Jobs that have ended, the first one to expire first."""
-        self._refused: dict[str, _KeptJob] = {}
-        """Refused jobs, the first one to expire first."""
+        self._jobs = ChainMap(self._unfinished, self._finished)
         self._by_key: dict[tuple[str, str], _KeptJob] = {}
-        self.total_bytes = 0
         self._bytes_of: Counter[str] = Counter()
         """By namespace."""
         loaded = ((decode_record(each.record), each.sizes) for each in stored)
@@ -93,8 +106,9 @@ class JobRegistry:
             # The absence of the store counts against no owner: each lease begins now.
             self._add(_KeptJob(record, dict(sizes), now, BYTES_PER_JOB + sum(sizes.values())))
 
-    def __len__(self) -> int:
-        return len(self._jobs)
+    @property
+    def total_bytes(self) -> int:
+        return self._bytes_of.total()
 
     # Calls for a caller of the service.
 
@@ -116,8 +130,7 @@ class JobRegistry:
         """
         job = self._job(job_id, namespace)
         record = job.record
-        if after > record.last_event:
-            raise _event_unknown(record, after)
+        _check_event(record, after, "after")
         if after < record.acknowledged:
             message = f"events up to {record.acknowledged} were acknowledged; ask for those after it"
             raise EventsAcknowledged.of("after", message, after)
@@ -138,13 +151,12 @@ class JobRegistry:
             NoDataSet: its samples were posted.
         """
         job = self._job(job_id, namespace)
-        if after > job.record.last_event:
-            raise _event_unknown(job.record, after)
+        _check_event(job.record, after, "after")
         names = [EntryName("ledger", number) for number in range(after + 1)]
         if names[0] not in job.sizes:
             message = "its samples were posted; post those again of which no group has come"
             raise NoDataSet.of("job_id", message, job_id)
-        # The last event may be a summary or a problem.
+        # A group that has failed has none, and neither has a summary or a problem.
         return [name for name in names if name in job.sizes]
 
     def open(self, request: JobRequest, owner: str, body: bytes, time_s: float) -> tuple[OpenedJob, list[Change]]:
@@ -170,8 +182,7 @@ class JobRegistry:
     def acknowledge(self, job_id: str, namespace: str, last: int) -> list[Change]:
         """Events up to `last` need not be kept. Raises `JobUnknown` or `EventUnknown`."""
         record = self.record(job_id, namespace)
-        if last > record.last_event:
-            raise EventUnknown.of("last", f"the last event is {record.last_event}; acknowledge no more", last)
+        _check_event(record, last, "last")
         if last <= record.acknowledged:
             return []
         removed = [EntryName("event", number) for number in range(record.acknowledged + 1, last + 1)]
@@ -185,7 +196,7 @@ class JobRegistry:
         """Deletes the job of the key. Raises `JobUnknown`."""
         job = self._by_key.get((namespace, key))
         if job is None:
-            message = "no job has this key: none was begun with it, or it was deleted or has expired"
+            message = "no job has this key: none was begun with it, or it was refused, was deleted or has expired"
             raise JobUnknown.of("header.Idempotency-Key", message, key)
         return self.delete(job.record.job_id, namespace)
 
@@ -207,7 +218,7 @@ class JobRegistry:
         job = self._jobs.get(job_id)
         if job is None or job.record.state != "waiting":
             return None, []
-        record = job.record.given_to(owner)
+        record = replace(job.record, state="running", owner=owner, epoch=job.record.epoch + 1)
         return Claim(record, tuple(job.sizes)), [Change(job_id, record)]
 
     def write(self, owner: str, write: JobWrite, time_s: float) -> Change | None:
@@ -219,6 +230,8 @@ class JobRegistry:
             return Change(write.job_id, record) if write.ended else None
         if record.owner != owner:
             return None
+        if write.ended == "refused":
+            return Change(write.job_id, None)
         added = {
             name: data for name, data in write.added.items() if name.kind != "event" or name.number > record.last_event
         }
@@ -228,14 +241,7 @@ class JobRegistry:
         record = replace(record, last_event=record.last_event + len(events))
         removed = [name for name in write.removed if name in job.sizes]
         if write.ended:
-            record = replace(
-                record,
-                state=write.ended,
-                owner="",
-                ended_at=time_s,
-                key=None if write.forgets_key else record.key,
-                was_refused=write.forgets_key,
-            )
+            record = replace(record, state=write.ended, owner="", ended_at=time_s)
             removed = [name for name in job.sizes if name.kind in ONLY_FOR_THE_RUN]
             added = {name: data for name, data in added.items() if name.kind not in ONLY_FOR_THE_RUN}
         return Change(write.job_id, record, added, removed)
@@ -243,7 +249,7 @@ class JobRegistry:
     def release(self, owner: str, job_ids: Collection[str]) -> list[Change]:
         """Gives up jobs of a replica that shuts down or has no room for them."""
         mine = [job.record for job_id in job_ids if (job := self._owned(owner, job_id)) is not None]
-        return [Change(record.job_id, record.waiting()) for record in mine]
+        return [*map(_given_up, mine)]
 
     # Passing time, and what was stored.
 
@@ -252,22 +258,20 @@ class JobRegistry:
 
         The owner of the latter was lost, or does not play the job: the answer that gave it was lost, or the run broke.
         """
+        records = (job.record for job in self._finished.values())
+        expired = takewhile(lambda record: time_s - (record.ended_at or 0.0) >= self._settings.keep_s, records)
         lost = [
             job.record
             for job in self._unfinished.values()
             if job.record.owner and now - job.heard_at > self._settings.lease_s
         ]
-        expired = [Change(job_id, None) for job_id in self._expired(time_s)]
-        return [*expired, *(Change(record.job_id, record.waiting()) for record in lost)]
+        return [*(Change(record.job_id, None) for record in expired), *map(_given_up, lost)]
 
     def commit(self, changes: Iterable[Change], now: float) -> None:
         """Makes changes that were stored."""
         for change in changes:
-            job = self._jobs.get(change.job_id)
-            if job is not None:
-                self._remove(job)
+            job = self._removed(change.job_id)
             if change.record is None:
-                self._jobs.pop(change.job_id, None)
                 continue
             if job is None:
                 job = _KeptJob(change.record, heard_at=now)
@@ -281,67 +285,51 @@ class JobRegistry:
         """Raises `JobUnknown`."""
         job = self._jobs.get(job_id)
         if job is None or job.record.namespace != namespace:
-            raise job_unknown(job_id)
+            message = "there is no such job: it was refused or deleted, it has expired, or it is another caller's"
+            raise JobUnknown.of("job_id", message, job_id)
         return job
 
     def _owned(self, owner: str, job_id: str) -> _KeptJob | None:
-        job = self._jobs.get(job_id)
+        job = self._unfinished.get(job_id)
         return job if job is not None and job.record.owner == owner else None
-
-    def _expired(self, time_s: float) -> Iterator[str]:
-        """Ids of the jobs that have been kept long enough."""
-        for jobs, kept_s in ((self._finished, self._settings.keep_s), (self._refused, REFUSED_KEPT_S)):
-            for job_id, job in jobs.items():
-                if time_s - (job.record.ended_at or 0.0) < kept_s:
-                    break
-                yield job_id
 
     def _refuse_if_full(self, namespace: str, body_bytes: int) -> None:
         """Raises `JobsFull` if there is no room for another job with this body."""
         most_bytes, share = self._settings.max_bytes, self._settings.max_share
-        added = BYTES_PER_JOB + body_bytes
-        _refuse_beyond(most_bytes, self.total_bytes, added, "all callers", "")
+        bounds = [("all callers", "", most_bytes, self.total_bytes)]
         if namespace:
             said = f" x jobs.max_share ({share:g})"
-            _refuse_beyond(int(most_bytes * share), self._bytes_of[namespace], added, "this caller", said)
+            bounds.append(("this caller", said, int(most_bytes * share), self._bytes_of[namespace]))
+        for whose, share_text, bound, kept_bytes in bounds:
+            if kept_bytes + BYTES_PER_JOB + body_bytes > bound:
+                message = f"the kept jobs of {whose} take {kept_bytes} bytes and jobs.max_bytes{share_text} allows"
+                advice = "acknowledge or delete what you do not need, or try again later"
+                raise JobsFull.of("", f"{message} {bound}; {advice}")
 
     def _add(self, job: _KeptJob) -> None:
         record = job.record
-        self._jobs[record.job_id] = job
-        self._place_of(record)[record.job_id] = job
+        jobs = self._unfinished if record.ended_at is None else self._finished
+        jobs[record.job_id] = job
         if record.key is not None:
             self._by_key[record.namespace, record.key] = job
-        self._count(job, 1)
+        self._bytes_of[record.namespace] += job.size_bytes
 
-    def _remove(self, job: _KeptJob) -> None:
-        """Leaves only the job's place among all jobs."""
-        record = job.record
-        del self._place_of(record)[record.job_id]
-        if record.key is not None:
-            self._by_key.pop((record.namespace, record.key), None)
-        self._count(job, -1)
-
-    def _place_of(self, record: JobRecord) -> dict[str, _KeptJob]:
-        if record.ended_at is None:
-            return self._unfinished
-        return self._refused if record.was_refused else self._finished
-
-    def _count(self, job: _KeptJob, sign: Literal[1, -1]) -> None:
-        if not job.record.was_refused:
-            self.total_bytes += sign * job.size_bytes
-            self._bytes_of[job.record.namespace] += sign * job.size_bytes
+    def _removed(self, job_id: str) -> _KeptJob | None:
+        """Removes the job, if there is one."""
+        job = self._unfinished.pop(job_id, None) or self._finished.pop(job_id, None)
+        if job is not None:
+            self._bytes_of[job.record.namespace] -= job.size_bytes
+            if job.record.key is not None:
+                del self._by_key[job.record.namespace, job.record.key]
+        return job
 
 
-def _event_unknown(record: JobRecord, after: int) -> JobFailure:
-    return EventUnknown.of("after", f"the last event is {record.last_event}; name it or one before it", after)
+def _given_up(record: JobRecord) -> Change:
+    """Another replica may claim the job."""
+    return Change(record.job_id, replace(record, state="waiting", owner=""))
 
 
-def _refuse_beyond(most_bytes: int, kept_bytes: int, added_bytes: int, whose: str, share: str) -> None:
-    """Raises `JobsFull`.
-
-    Args:
-        share: the caller's share of the bound, in words.
-    """
-    if kept_bytes + added_bytes > most_bytes:
-        message = f"the kept jobs of {whose} take {kept_bytes} bytes and jobs.max_bytes{share} allows {most_bytes}"
-        raise JobsFull.of("", f"{message}; acknowledge or delete what you do not need, or try again later")
+def _check_event(record: JobRecord, number: int, field: str) -> None:
+    """Raises `EventUnknown`."""
+    if number > record.last_event:
+        raise EventUnknown.of(field, f"the last event is {record.last_event}; name it or one before it", number)

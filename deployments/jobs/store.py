@@ -1,4 +1,4 @@
-"""The job store, one for the service: the Serve deployment that `rpc/store_client.py` calls.
+"""The job store, one for the service: the Serve deployment that `rpc/handle_calls.py` calls.
 
 What each call means is in `JobRegistry`. Here it is stored before it is answered, callers are woken, and time passes.
 What a failing database does to a call is in `StoredState`.
@@ -7,6 +7,7 @@ What a failing database does to a call is in `StoredState`.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from deployments.jobs.records import (
@@ -19,13 +20,13 @@ from deployments.jobs.records import (
     JobWrite,
     OpenedJob,
 )
-from deployments.jobs.registry import JobRegistry
-from deployments.jobs.settings import JobsSettings
+from deployments.jobs.registry import JobRegistry, JobsSettings
 from deployments.storage.storage import EntryName, Storage, StoredRecord
 from deployments.storage.stored_state import Planned, StoreReplica
 
 POLL_S = 1.0
 """How long a poll waits for commands: an ingress replica calls again at once, and each call keeps its lease."""
+COMMANDS = ""
 Result = TypeVar("Result")
 
 
@@ -43,8 +44,7 @@ class JobStore(StoreReplica[JobRegistry]):
         self._settings = settings
         self._time_s = time_s
         self._changed: dict[str, asyncio.Event] = {}
-        """By job, for those whose events somebody waits for."""
-        self._commanded = asyncio.Event()
+        """By job, for those whose events somebody waits for; `COMMANDS` is there for those who poll."""
 
     # Called by the ingress for a caller of the service; documented in `JobRegistry`.
 
@@ -72,7 +72,7 @@ class JobStore(StoreReplica[JobRegistry]):
                 data = await self.read(job_id, names)
                 # What was acknowledged meanwhile is not there any longer.
                 return EventsPage(record, [(name.number, data[name]) for name in names if name in data])
-            await self._wait(self._changed.setdefault(job_id, asyncio.Event()), min(left_s, POLL_S))
+            await self._wait(job_id, min(left_s, POLL_S))
 
     async def ledger(self, job_id: str, namespace: str, after: int) -> dict[EntryName, bytes]:
         names = (await self._state.started()).ledger(job_id, namespace, after)
@@ -93,12 +93,11 @@ class JobStore(StoreReplica[JobRegistry]):
     async def poll(self, owner: str, playing: Collection[str]) -> JobCommands:
         """Waits at most `POLL_S` seconds for some."""
         registry = await self._state.started()
-        commanded = self._commanded
         commands = registry.poll(owner, playing, _now())
-        if commands.lost or commands.waiting:
-            return commands
-        await self._wait(commanded, POLL_S)
-        return registry.poll(owner, playing, _now())
+        if not (commands.lost or commands.waiting):
+            await self._wait(COMMANDS, POLL_S)
+            commands = registry.poll(owner, playing, _now())
+        return commands
 
     async def claim(self, job_id: str, owner: str) -> Claim | None:
         return await self._change(lambda registry: registry.claim(job_id, owner))
@@ -140,19 +139,17 @@ class JobStore(StoreReplica[JobRegistry]):
         return await self._state.change(planned)
 
     def _wake(self, changes: Sequence[Change]) -> None:
-        for change in changes:
-            if changed := self._changed.pop(change.job_id, None):
-                changed.set()
+        woken = {change.job_id for change in changes}
         if any(change.record is None or change.record.state == "waiting" for change in changes):
-            self._commanded.set()
-            self._commanded = asyncio.Event()
+            woken.add(COMMANDS)
+        for name in woken & self._changed.keys():
+            self._changed.pop(name).set()
 
-    async def _wait(self, event: asyncio.Event, seconds: float) -> None:
-        try:
+    async def _wait(self, name: str, seconds: float) -> None:
+        """Returns when the job has changed, or there are `COMMANDS`, or after so many seconds."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await event.wait()
-        except TimeoutError:
-            return
+                await self._changed.setdefault(name, asyncio.Event()).wait()
 
 
 def _now() -> float:

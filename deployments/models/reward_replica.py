@@ -1,6 +1,6 @@
 """The deployment of a reward model, a sequence-classification model by transformers.
 
-`RemoteRewardModel` (`deployments/models/reward_client.py`) is the caller. Conversations that come while others are
+`RemoteRewardModel` (`deployments/models/clients.py`) is the caller. Conversations that come while others are
 scored are scored together. torch is imported when a model is loaded.
 """
 
@@ -8,8 +8,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from deployments import logs
 from deployments.chat.text_encoder import TextEncoder
@@ -19,17 +18,16 @@ from deployments.rpc.batching import CallBatcher, group_commit, results_of
 from rollout_env import ChatMessage
 
 
-def batches(lengths: Sequence[int], most_items: int, most_tokens: int) -> Iterator[list[int]]:
+def _batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
     """Divides items into batches, given their lengths in tokens: each batch is the places of its items.
 
-    Items of similar length go together, because all of a batch are padded to its longest: a batch has at most
-    `most_items` items and, padding included, `most_tokens` tokens, or one item that is longer alone. Each place is in
-    exactly one batch.
+    Items of similar length go together, because all of a batch are padded to its longest: a batch has, padding
+    included, at most `most_tokens` tokens, or one item that is longer alone. Each place is in exactly one batch.
     """
     batch: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
         # In ascending order, the item that comes next is the longest of its batch.
-        if batch and (len(batch) == most_items or (len(batch) + 1) * lengths[place] > most_tokens):
+        if batch and (len(batch) + 1) * lengths[place] > most_tokens:
             yield batch
             batch = []
         batch.append(place)
@@ -37,10 +35,7 @@ def batches(lengths: Sequence[int], most_items: int, most_tokens: int) -> Iterat
         yield batch
 
 
-PROBE = "Question"
-
-
-class ClassificationModel:
+class _ClassificationModel:
     """Scores conversations. One thread at a time may use it."""
 
     def __init__(self, settings: RewardModelSettings) -> None:
@@ -48,7 +43,7 @@ class ClassificationModel:
 
         Raises:
             UnsupportedTokenizer: see `load_tokenizer`.
-            ValueError: it has no such label, or no token to pad with.
+            ValueError: it has no such label, no chat template, or no token to pad with.
         """
         import torch
         from transformers import AutoModelForSequenceClassification
@@ -56,6 +51,8 @@ class ClassificationModel:
         self._settings = settings
         self._device = "cuda" if settings.device == "gpu" else "cpu"
         self._tokenizer: Any = load_tokenizer(settings.model)
+        if self._tokenizer.chat_template is None:
+            raise ValueError(f"the tokenizer of {settings.model} has no chat template")
         self._encoder = TextEncoder(self._tokenizer)
         model: Any = AutoModelForSequenceClassification.from_pretrained(
             settings.model, dtype=getattr(torch, settings.dtype)
@@ -76,28 +73,12 @@ class ClassificationModel:
         raise ValueError(f"neither {self._settings.model} nor its tokenizer names a token to pad with")
 
     def tokens(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """The conversation as the model reads it: by its chat template, or one line a message if it has none.
-
-        Control tokens that the conversation spells are ordinary text.
-        """
+        """The conversation by the model's chat template. Control tokens that it spells are ordinary text."""
         control_tokens = self._encoder.control_tokens
-        if self._tokenizer.chat_template is not None:
-            hidden = control_tokens.hidden_in_prompt(messages, "all", echoes_answers=True)
-            rendered = str(self._tokenizer.apply_chat_template([*hidden], tokenize=False))
-            ids = self._encoder.encode(control_tokens.restored(rendered)).ids
-        else:
-            text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
-            before, after = self._frame
-            ids = [*before, *self._encoder.encode(control_tokens.all_data(text)).ids, *after]
+        hidden = control_tokens.hidden_in_prompt(messages, "all", echoes_answers=True)
+        rendered = str(self._tokenizer.apply_chat_template([*hidden], tokenize=False))
+        ids = self._encoder.encode(control_tokens.restored(rendered)).ids
         return ids[-self._settings.max_length :] or [self._pad_token_id]
-
-    @cached_property
-    def _frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer puts before and after a text."""
-        inner = self._encoder.encode(PROBE).ids
-        whole: list[int] = self._tokenizer.encode(PROBE)
-        start = next(place for place in range(len(whole)) if whole[place : place + len(inner)] == inner)
-        return whole[:start], whole[start + len(inner) :]
 
     def scores(self, conversations: Sequence[Sequence[int]]) -> list[float]:
         """The score of each conversation, given as token ids.
@@ -105,8 +86,7 @@ class ClassificationModel:
         Those that are not finite stay as they are: the caller fails their samples alone.
         """
         scores = [math.nan] * len(conversations)
-        bounds = self._settings.max_batch_size, self._settings.max_batch_tokens
-        for batch in batches([len(ids) for ids in conversations], *bounds):
+        for batch in _batches([len(ids) for ids in conversations], self._settings.max_batch_tokens):
             for place, score in zip(batch, self._forward([conversations[place] for place in batch]), strict=True):
                 scores[place] = score
         return scores
@@ -126,28 +106,19 @@ class ClassificationModel:
 
 
 logger = logging.getLogger("rollout_service.models")
-MOST_AT_ONCE = 1024
-"""Conversations of one call of the model, which divides them into forward passes: those that come later wait for it."""
 Conversation = Sequence[ChatMessage]
 Result = float | Exception
-
-
-class _Scorer(Protocol):
-    """The methods of `ClassificationModel` that a replica needs."""
-
-    def tokens(self, messages: Conversation) -> list[int]: ...
-    def scores(self, conversations: Sequence[Sequence[int]]) -> list[float]: ...
 
 
 class RewardModelReplica:
     """One replica of one reward model. Keeps nothing between calls."""
 
-    def __init__(self, settings: RewardModelSettings, scorer: _Scorer | None = None) -> None:
+    def __init__(self, settings: RewardModelSettings, scorer: Any = None) -> None:
         """Loads the model of the settings, or takes `scorer` in its place, for tests."""
         if scorer is None:
             logs.configure()
-        self._scorer = ClassificationModel(settings) if scorer is None else scorer
-        self._batcher: CallBatcher[Conversation, float] = group_commit(self._scored, most_items=MOST_AT_ONCE)
+        self._scorer: _ClassificationModel = _ClassificationModel(settings) if scorer is None else scorer
+        self._batcher: CallBatcher[Conversation, float] = group_commit(self._scored)
 
     async def score(self, conversations: list[list[ChatMessage]]) -> list[Result]:
         """The score of each conversation; in its place the exception of one that the model cannot score."""

@@ -9,13 +9,6 @@ from rollout_client.contract.base import Priority
 from rollout_env.users import STOP
 
 
-class ModelPrices(StrictSettings):
-    """Prices of a million tokens, in a currency of your own."""
-
-    prompt: float = Field(ge=0, allow_inf_nan=False)
-    completion: float = Field(ge=0, allow_inf_nan=False)
-
-
 class ChatModelSettings(StrictSettings):
     """A model behind an OpenAI-compatible server (`POST /chat/completions`), or a policy of this service."""
 
@@ -31,8 +24,6 @@ class ChatModelSettings(StrictSettings):
     priority: Priority | None = None
     """With a service of this kind: the share of its engines, by default `interactive`. With `batch` it answers in the
     gaps that others leave, and a step that asks it waits as long."""
-    prices: ModelPrices | None = None
-    """Prices of its tokens, for the `cost` of its replies."""
     api_key_variable: str | None = None
     """The environment variable of the service's processes that holds the key; without it no key is sent."""
     parameters: dict[str, Any] = Field(default_factory=dict)
@@ -40,10 +31,7 @@ class ChatModelSettings(StrictSettings):
     max_concurrent_calls: int = Field(default=32, ge=1)
     """Concurrent calls of one environment replica; further ones wait."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Time limit of one attempt, in seconds."""
-    give_up_after_s: float = Field(default=90.0, gt=0)
-    """Seconds after which no further attempt starts, and the step is repeated. With `timeout_s` it should be less than
-    `limits.step_timeout_s`."""
+    """Time limit of one attempt, in seconds. All attempts together are bounded by `limits.step_timeout_s`."""
     retries: int = Field(default=5, ge=0)
     """Further attempts after failures that may pass: no connection, no answer in time, 408, 409, 425, 429, 5xx."""
 
@@ -96,8 +84,6 @@ class RewardModelSettings(StrictSettings):
     """Index of the output that is the score."""
     max_length: int = Field(default=4096, ge=1)
     """Tokens of a conversation. A longer one loses its beginning."""
-    max_batch_size: int = Field(default=64, ge=1)
-    """Conversations of one forward pass."""
     max_batch_tokens: int = Field(default=16384, ge=1)
     """Tokens of one forward pass, padding included; a conversation that is longer goes alone."""
     num_cpus: Annotated[float, Field(ge=0)] = 0.2

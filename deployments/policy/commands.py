@@ -38,21 +38,6 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaPayload:
-    """The changes from an older version to the one of the payload, for nodes that have the older one."""
-
-    base: int
-    base_checksum: str
-    base_file: StoredFile
-    """Where the store has the base's full weights."""
-    file: StoredFile
-    size_bytes: int
-    """Size of the delta's file."""
-    checksum: str
-    """The `Checksum` of the delta's own tensors."""
-
-
-@dataclass(frozen=True, slots=True)
 class VersionPayload:
     """The weights of one version: what they are and where their bytes are. Never the bytes, nor references to Ray
     objects: Serve pickles its messages itself, and an object that a message refers to is kept for ever.
@@ -66,19 +51,29 @@ class VersionPayload:
     """The `Checksum` of its tensors. It was computed when the version was validated; of a delta its sender says it, and
     what a node makes of the delta has to have it."""
     file: StoredFile
-    """If the version comes as a delta, it is written when it is read, or once the version is current."""
+    """The weights; not used where they come as a delta."""
     keep: frozenset[int] = frozenset()
     """Versions whose files stay on the nodes; they include this one."""
     adapter_config: str | None = None
     """Text of PEFT's `adapter_config.json`; adapters only."""
-    delta: DeltaPayload | None = None
-    """For a replica that holds the base."""
+    delta: "DeltaPayload | None" = None
+    """Where the node makes the weights."""
     key: str | None = field(default=None, compare=False)
     """Identifies the content of the version for the store; the replica returns it when it registers."""
     name: str | None = None
     """The named policy that the adapter is a version of; `None` for versions of the one without a name."""
     base: int | None = None
     """The full weights that the version of a named policy is an adapter for."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaPayload:
+    """The two files that make the weights of a payload: few bytes for nodes that have, or can read, the older one."""
+
+    base: VersionPayload
+    """An older version."""
+    changes: VersionPayload
+    """The changes since then, as if they were the weights: size and checksum are those of their own file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +214,7 @@ class LoadedWeights:
 
 @dataclass(frozen=True, slots=True)
 class CommandCosts:
-    """Costs of commands in seconds, tokens and bytes, which can be added; 0 for commands that have no such cost."""
+    """Costs of commands in seconds and bytes, which can be added; 0 for commands that have no such cost."""
 
     load_s: float = 0.0
     """`Stage`: fetching the weights. `SetAdapters`: all of it."""
@@ -227,14 +222,13 @@ class CommandCosts:
     """`Swap`, `FinishTransfer`: replacing the weights."""
     pause_s: float = 0.0
     """`Swap`, `FinishTransfer`: how long generation was paused."""
-    recomputed_tokens: int = 0
-    """`Swap`, `FinishTransfer`: tokens of generations under way whose keys and values are computed again after it."""
     canary_s: float = 0.0
     """`AcceptRequests`: how long generations waited, after the swap, for the end of the trial."""
     fetched_bytes: int = 0
     """`Stage`, `SetAdapters`: what this replica fetched from other nodes."""
     read_bytes: int = 0
-    """`Stage`: size of the files that this replica read, of the delta in place of the weights if it had the base."""
+    """`Stage`: size of the files that this replica read, of the delta in place of the weights if its node had the base.
+    """
 
     def __add__(self, other: "CommandCosts") -> "CommandCosts":
         return CommandCosts(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))

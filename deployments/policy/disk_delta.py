@@ -143,14 +143,14 @@ def unpacked(packed: bytes, most_bytes: int) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 
-def apply_xor(data: Bytes, packed: bytes) -> None:
+def _apply_xor(data: Bytes, packed: bytes) -> None:
     changes = unpacked(packed, data.size)
     if changes.size != data.size:
         raise ValueError(f"they are {changes.size} bytes, and the tensor has {data.size}")
     np.bitwise_xor(data, changes, out=data)
 
 
-def apply_overwrite(data: Bytes, packed: bytes) -> None:
+def _apply_overwrite(data: Bytes, packed: bytes) -> None:
     changes = unpacked(packed, PLACE_BYTES + data.size * (PLACE_BYTES + 1))
     count = int.from_bytes(changes[:PLACE_BYTES].tobytes(), "little")
     values_at = PLACE_BYTES * (1 + count)
@@ -162,7 +162,7 @@ def apply_overwrite(data: Bytes, packed: bytes) -> None:
     data[places] = changes[values_at:]
 
 
-ENCODINGS: Mapping[str, Callable[[Bytes, bytes], None]] = {"xor": apply_xor, "overwrite": apply_overwrite}
+ENCODINGS: Mapping[str, Callable[[Bytes, bytes], None]] = {"xor": _apply_xor, "overwrite": _apply_overwrite}
 
 
 def write_patched(base: Path, deltas: Sequence[DiskDelta], full: Path) -> None:

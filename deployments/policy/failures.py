@@ -84,14 +84,6 @@ class ChunkDamaged(PolicyFailure):
     title = "The bytes that arrived are not those that were sent"
 
 
-class UploadsFull(PolicyFailure):
-    """The unfinished uploads together would take more room than they may."""
-
-    status = 409
-    name = "uploads-full"
-    title = "The unfinished uploads leave no room for these bytes"
-
-
 class UpdateUnderWay(PolicyFailure):
     """Another update is under way, and the caller chose not to wait."""
 
@@ -108,16 +100,8 @@ class PolicyNotCurrent(PolicyFailure):
     title = "The demanded weights are not current; nothing was started"
 
 
-class TransferNotConfigured(PolicyFailure):
-    """The config lists no trainer that may send weights straight to the engines."""
-
-    status = 403
-    name = "transfer-not-configured"
-    title = "Weight transfers are not configured"
-
-
 class TrainerNotTrusted(PolicyFailure):
-    """The config does not list the address at which the trainer says that it listens. No replica was told of it."""
+    """The config lists no trainers, or not the address at which this one listens. No replica was told of it."""
 
     status = 403
     name = "trainer-not-trusted"

@@ -74,9 +74,7 @@ class FolderFollower:
         self._behind.set(max(newest - held.current, 0))
         chain = self._publications.next(held)
         if chain is None:
-            self._tell(
-                self._publications.waiting, logging.INFO if self._publications.is_being_written else logging.WARNING
-            )
+            self._tell(self._publications.waiting, logging.INFO)
             return False
         return await self._take(chain)
 

@@ -20,7 +20,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,12 +28,11 @@ import psutil
 from filelock import AsyncFileLock, FileLock, Timeout
 
 from deployments.failures import PolicyStoreLost, RolloutFailure
-from deployments.policy.commands import DeltaPayload, StoredFile, VersionPayload
-from deployments.policy.delta_application import write_applied
+from deployments.policy.assembly import write_applied
+from deployments.policy.commands import DeltaPayload, VersionPayload
 from deployments.policy.failures import PolicyFailure
 from deployments.storage.storage import attempts
 from rollout_client.weights.checksum import file_checksum
-from rollout_client.weights.delta import BadDelta
 from rollout_client.weights.safetensors_file import NotSafetensors
 
 READ_BYTES = 8 * 2**20
@@ -112,24 +111,8 @@ class NodeWeights:
         await asyncio.to_thread(self._remove_all_but, payload.keep)
         return await self._file_of(payload)
 
-    @asynccontextmanager
-    async def file_to_copy(self, payload: VersionPayload) -> AsyncIterator[NodeFile]:
-        """A file for this replica alone, which makes a copy of it in the block; raises as `file_of` does.
-
-        The node does not keep it: adapters of named policies, which are small.
-        """
-        if _is_readable_here(payload.file, payload.size_bytes, self.node_id):
-            yield NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
-            return
-        path = self._versions / f"{payload.checksum}-{os.getpid()}.safetensors"
-        try:
-            await fetch_file(payload, self._reader(payload), path)
-            yield NodeFile(path, payload.size_bytes, payload.size_bytes)
-        finally:
-            path.unlink(missing_ok=True)
-
     async def _file_of(self, payload: VersionPayload) -> NodeFile:
-        if _is_readable_here(payload.file, payload.size_bytes, self.node_id):
+        if payload.delta is None and _is_readable_here(payload, self.node_id):
             return NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
         path = self._versions / f"{payload.version}-{payload.checksum}.safetensors"
         if path.exists():
@@ -137,33 +120,43 @@ class NodeWeights:
         async with AsyncFileLock(path.with_suffix(".lock"), poll_interval=LOCK_POLL_S):
             if path.exists():
                 return NodeFile(path)
-            if payload.delta is not None and (base := self._base_of(payload.delta, payload.size_bytes)) is not None:
-                return await self._apply(payload, payload.delta, base, path)
+            if payload.delta is not None:
+                return await self._apply(payload, payload.delta, path)
             await fetch_file(payload, self._reader(payload), path)
             return NodeFile(path, payload.size_bytes, payload.size_bytes)
 
-    async def _apply(self, payload: VersionPayload, delta: DeltaPayload, base: Path, path: Path) -> NodeFile:
-        changes = await self._file_of(_as_payload(payload, delta))
-        making = path.with_suffix(".fetching")
-        began = time.perf_counter()
+    async def _apply(self, payload: VersionPayload, delta: DeltaPayload, path: Path) -> NodeFile:
+        base, changes = await self._file_of(delta.base), await self._file_of(delta.changes)
+        began, making, extra = time.perf_counter(), path.with_suffix(".fetching"), {"version": payload.version}
         try:
-            if (made := await asyncio.to_thread(applied, base, changes.path, making)) != payload.checksum:
-                message = f"the delta of version {delta.base} makes weights with the checksum {made}"
+            if (made := await asyncio.to_thread(write_applied, base.path, changes.path, making)) != payload.checksum:
+                message = f"the delta of version {delta.base.version} makes weights with the checksum {made}"
                 raise WeightsNotFetched(f"Version {payload.version} has the checksum {payload.checksum}; {message}.")
             making.rename(path)
+        except PolicyFailure as failure:
+            raise WeightsNotFetched(f"The delta cannot be applied: {failure}") from failure
         finally:
             making.unlink(missing_ok=True)
+        size_bytes, seconds = delta.changes.size_bytes, time.perf_counter() - began
         message = "Applied %d bytes of changes to version %d in %.3f s."
-        seconds = time.perf_counter() - began
-        logger.info(message, delta.size_bytes, delta.base, seconds, extra={"version": payload.version})
-        return NodeFile(path, changes.fetched_bytes, delta.size_bytes)
+        logger.info(message, size_bytes, delta.base.version, seconds, extra=extra)
+        return NodeFile(path, base.fetched_bytes + changes.fetched_bytes, base.fetched_bytes + size_bytes)
 
-    def _base_of(self, delta: DeltaPayload, size_bytes: int) -> Path | None:
-        """The weights that the delta changes, if the node has them or can read them in the store's folder."""
-        here = self._versions / f"{delta.base}-{delta.base_checksum}.safetensors"
-        if here.exists():
-            return here
-        return Path(delta.base_file.path) if _is_readable_here(delta.base_file, size_bytes, self.node_id) else None
+    @asynccontextmanager
+    async def file_to_copy(self, payload: VersionPayload) -> AsyncIterator[NodeFile]:
+        """A file for this replica alone, which makes a copy of it in the block; raises as `file_of` does.
+
+        The node does not keep it: adapters of named policies, which are small.
+        """
+        if _is_readable_here(payload, self.node_id):
+            yield NodeFile(Path(payload.file.path))
+            return
+        path = self._versions / f"{payload.checksum}-{os.getpid()}.safetensors"
+        try:
+            await fetch_file(payload, self._reader(payload), path)
+            yield NodeFile(path, payload.size_bytes)
+        finally:
+            path.unlink(missing_ok=True)
 
     def _reader(self, payload: VersionPayload) -> _ReadRange:
         return partial(self._read, payload.version, payload.checksum)
@@ -180,7 +173,7 @@ class NodeWeights:
 
 
 async def fetch_file(payload: VersionPayload, read: _ReadRange, path: Path) -> None:
-    """Writes the version's file to `path`. What was damaged on its way is fetched once more.
+    """Writes the version's file to `path`.
 
     Raises:
         WeightsNotFetched: `read` could not give the bytes, or they are not those of the version.
@@ -189,22 +182,15 @@ async def fetch_file(payload: VersionPayload, read: _ReadRange, path: Path) -> N
     began = time.perf_counter()
     fetching = path.with_suffix(".fetching")
     try:
-        if not await _is_fetched(payload, read, fetching):
-            logger.warning("Weights were damaged, they are fetched again.", extra={"version": payload.version})
-            if not await _is_fetched(payload, read, fetching):
-                raise WeightsNotFetched(f"What was fetched as version {payload.version} has another checksum.")
+        await _fetch_ranges(payload, read, fetching)
+        if await asyncio.to_thread(_checksum_if_readable, fetching) != payload.checksum:
+            raise WeightsNotFetched(f"What was fetched as version {payload.version} has another checksum.")
         fetching.rename(path)
     finally:
         fetching.unlink(missing_ok=True)
     seconds = time.perf_counter() - began
     message = "Fetched %d bytes of version %d to this node in %.3f s."
     logger.info(message, payload.size_bytes, payload.version, seconds, extra={"version": payload.version})
-
-
-async def _is_fetched(payload: VersionPayload, read: _ReadRange, path: Path) -> bool:
-    """Fetches the version's file. Returns whether its checksum is right."""
-    await _fetch_ranges(payload, read, path)
-    return await asyncio.to_thread(_checksum_if_readable, path) == payload.checksum
 
 
 async def _fetch_ranges(payload: VersionPayload, read: _ReadRange, path: Path) -> None:
@@ -245,11 +231,6 @@ async def _range(payload: VersionPayload, read: _ReadRange, offset: int) -> byte
     return data
 
 
-def _as_payload(payload: VersionPayload, delta: DeltaPayload) -> VersionPayload:
-    """The delta as if it were the version."""
-    return replace(payload, size_bytes=delta.size_bytes, checksum=delta.checksum, file=delta.file, delta=None)
-
-
 def _not_fetched(payload: VersionPayload, reason: str) -> WeightsNotFetched:
     return WeightsNotFetched(f"The weights of version {payload.version} could not be fetched: {reason}")
 
@@ -261,25 +242,15 @@ def _checksum_if_readable(path: Path) -> str | None:
         return None
 
 
-def applied(base: Path, delta: Path, full: Path) -> str:
-    """Writes the full weights that `delta` makes of `base`, and returns their checksum; raises `WeightsNotFetched`."""
-    try:
-        return write_applied(base, delta, full)
-    except (BadDelta, NotSafetensors) as error:
-        raise WeightsNotFetched(f"The delta cannot be applied: {error}") from error
-
-
-def _is_readable_here(file: StoredFile, size_bytes: int, node_id: str) -> bool:
+def _is_readable_here(payload: VersionPayload, node_id: str) -> bool:
     """Whether this node can read the very file of the policy store: it is the store's node, or shares its folder."""
-    if file.node_id == node_id:
-        return Path(file.path).exists()
-    if file.is_copied:
-        return False
+    file = payload.file
     try:
         found = Path(file.path).stat()
     except OSError:
         return False
-    return (found.st_size, found.st_ino, found.st_mtime_ns) == (size_bytes, file.inode, file.modified_ns)
+    is_the_file = (found.st_size, found.st_ino, found.st_mtime_ns) == (payload.size_bytes, file.inode, file.modified_ns)
+    return file.node_id == node_id or (is_the_file and not file.is_copied)
 
 
 def _remove_version(lock_path: Path) -> None:

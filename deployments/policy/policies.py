@@ -6,28 +6,28 @@ are served beside the full weights, in a folder of its own (`names/run-b/`) with
 Guarantees: the number that is published is the one on disk, once the version is loaded by the replicas that took part
 in its update; versions of a policy are numbered upward for ever, also where it was dropped in between; a named policy
 is served only over the full weights that it was pushed for: when others become current, it is dropped; everyone who
-waits learns of each change.
+waits learns of each change; there is at most one push of a version at a time, and the same push sent again gets the
+result of the first.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
-from deployments.policy.initial_version import InitialVersion
-from deployments.policy.lineage import last_adapter_base
-from deployments.policy.uploads import ActivePushes, Uploads
-from deployments.policy.versions import Version, Versions
+from deployments.policy.uploads import Uploads
+from deployments.policy.versions import InitialVersion, Version, Versions
 from deployments.protocols.weight_versions import CurrentVersions, RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.base import label_of
-from rollout_client.contract.policy import NamedPolicyState, PolicyUpdate
+from rollout_client.contract.policy import NamedPolicyState, PolicyUpdate, ReplicaUpdate
 
 if TYPE_CHECKING:
     from deployments.policy.settings import PolicySettings
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 LONG_POLL_S = 5.0
 CLEAN_UP_EVERY_S = 10.0
 logger = logging.getLogger("rollout_service.policy")
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    content: str | None
+    """Identifies the same push: the `weights_digest` that its sender says, or the checkpoint's location."""
+    task: asyncio.Task[PolicyUpdate]
 
 
 class Policy:
@@ -52,18 +59,16 @@ class Policy:
     ) -> None:
         folder = root if name is None else root / "names" / name
         self.name = name
-        self.versions = Versions(folder, initial, root, settings.max_version_step)
+        self.versions = Versions(folder, initial, root)
         self.current = self.versions.current
         """The version that new generations use, as it was published last."""
-        self.pushes = ActivePushes(tasks)
-        self.uploads = Uploads(self.versions, self.pushes, settings.upload_quota_bytes, settings.upload_expiry_s)
+        self._tasks = tasks
+        self._pushes: dict[int, _Push] = {}
+        """The pushes that are under way, by version."""
+        self.uploads = Uploads(self.versions, self._pushes)
         self.used_at = 0.0
         """When a call was about it last, by the clock of the event loop."""
-        self.numbering = asyncio.Lock()
-        """Held while a number is chosen for a push, until its end."""
         self.last_update: PolicyUpdate | None = None
-        self.last_adapter_base = last_adapter_base(self.versions)
-        """The full weights on which the last adapter became current; a store that starts knows the stored adapters."""
         self._keep_versions = settings.keep_versions
 
     @property
@@ -73,13 +78,8 @@ class Policy:
 
     @property
     def is_known(self) -> bool:
-        """Whether anybody has ever begun to push it."""
-        return bool(self.versions.newest or self.uploads.states())
-
-    @property
-    def is_changing(self) -> bool:
-        """Whether something is written of it, or pushed to it."""
-        return self.pushes.are_running or self.uploads.are_being_written
+        """Whether anybody has ever begun to push it; of one whose first push was refused nothing is known again."""
+        return bool(self.versions.newest or self._pushes or self.uploads.states())
 
     def label(self, version: int) -> str:
         return label_of(self.name, version)
@@ -89,7 +89,36 @@ class Policy:
 
     def next_number(self) -> int:
         """The lowest number that the next version may have: above that of every push under way, too."""
-        return max([self.versions.newest + 1, *(version + 1 for version in self.pushes)])
+        return max([self.versions.newest, *self._pushes]) + 1
+
+    async def push(self, version: int, content: str | None, work: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:
+        """Runs `work` to its end, even if the caller is cancelled; returns or raises what it does."""
+        task = self._tasks.start(work)
+        self._pushes[version] = _Push(content, task)
+        task.add_done_callback(lambda _: self._pushes.pop(version))
+        return await asyncio.shield(task)
+
+    async def result_of_same(self, version: int, content: str) -> PolicyUpdate | None:
+        """Waits for the push of the same version and content; `None` if there is none. Raises what the push does."""
+        push = self._pushes.get(version)
+        if push is None or push.content != content:
+            return None
+        return await asyncio.shield(push.task)
+
+    def update_to(
+        self, info: Version, replicas: Sequence[ReplicaUpdate] = (), warnings: Sequence[str] = ()
+    ) -> PolicyUpdate:
+        """The result of a push of this version, with the outcome of each replica."""
+        return PolicyUpdate(
+            version=info.version,
+            name=self.name,
+            checksum=info.checksum,
+            replicas=[*replicas],
+            canary_s=max((replica.canary_s for replica in replicas), default=0.0),
+            keeps_prefix_cache=info.keeps_prefix_cache,
+            base=info.base if info.kind == "adapter" else None,
+            warnings=[*warnings],
+        )
 
     def remove_old_versions(self, needed: Iterable[int]) -> None:
         """Removes all but the newest versions with full weights, and those that are `needed`; named: all but one."""
@@ -97,10 +126,6 @@ class Policy:
             self.versions.keep_newest(self._keep_versions, needed)
         else:
             self.versions.keep_only([self.current])
-
-    def drop(self) -> None:
-        """Removes all versions. The number of the last one stays known."""
-        self.versions.keep_only(())
 
     def state(self) -> NamedPolicyState:
         """The state of a named policy."""
@@ -142,24 +167,11 @@ class PolicyRegistry:
 
     def of(self, name: str | None) -> Policy:
         """The policy of this name; one that is not known has neither versions nor uploads."""
-        if name is None:
-            return self.unnamed
         policy = self.find(name)
         if policy is None:
-            policy = self._named[name] = self._open(name)
+            policy = self._named[str(name)] = self._open(name)
         policy.used_at = asyncio.get_running_loop().time()
         return policy
-
-    def _forget_unknown(self, name: str) -> None:
-        """Forgets a named policy that has no version and nothing of one: its upload has expired, or it never had any.
-
-        So calls with names of which there is no policy leave nothing behind.
-        """
-        policy = self._named[name]
-        unused_s = asyncio.get_running_loop().time() - policy.used_at
-        if unused_s >= CLEAN_UP_EVERY_S and not policy.is_known and not policy.is_changing:
-            del self._named[name]
-            policy.versions.trash.discard(policy.versions.folder)
 
     @property
     def named(self) -> dict[str, Policy]:
@@ -218,14 +230,11 @@ class PolicyRegistry:
 
     def served(self, name: str | None) -> Policy:
         """The policy of this name; raises `PolicyUnknown` unless it is served."""
-        if name is None:
-            return self.unnamed
-        served, policy = self._served_numbers(), self._named.get(name)
-        if policy is not None and name in served:
+        policy = self.find(name)
+        if policy is not None and (name is None or policy.served is not None):
             return policy
-        del served[""]
-        labels = ", ".join(label_of(each, number) for each, number in sorted(served.items()))
-        known = f"there are {labels}" if served else "there are none"
+        served = [each.label(each.current) for each in self.named.values() if each.served is not None]
+        known = f"there are {', '.join(served)}" if served else "there are none"
         message = f"there is no policy of this name; {known}"
         if policy is not None and policy.versions.newest:
             last = policy.label(policy.versions.newest)
@@ -233,8 +242,8 @@ class PolicyRegistry:
         raise PolicyUnknown.of("policy.name", message, name)
 
     async def drop(self, name: str) -> None:
-        """Raises `PolicyUnknown` unless it is served."""
-        self.served(name).drop()
+        """Removes all versions, but the number of the last one stays known. Raises `PolicyUnknown` unless served."""
+        self.served(name).versions.keep_only(())
         await self._tell()
 
     async def publish(self, policy: Policy) -> None:
@@ -256,7 +265,7 @@ class PolicyRegistry:
         base = self.unnamed.versions.desired.full
         for policy in self._named.values():
             if policy.served is not None and policy.served.base != base:
-                policy.drop()
+                policy.versions.keep_only(())
 
     async def _tell(self, rolling: RollingActivation | None = None) -> None:
         revision = max(time.time_ns(), self._published.revision + 1)
@@ -276,12 +285,15 @@ class PolicyRegistry:
             await asyncio.sleep(CLEAN_UP_EVERY_S)
 
     async def clean_up(self) -> None:
-        """Drops the uploads that have expired, and deletes what was discarded."""
+        """Drops the uploads that have expired and the policies of which nothing is known, and deletes what was
+        discarded."""
         try:
-            self.unnamed.uploads.drop_expired()
-            for name, policy in self.named.items():
+            for policy in [self.unnamed, *self.named.values()]:
                 policy.uploads.drop_expired()
-                self._forget_unknown(name)
+                unused_s = asyncio.get_running_loop().time() - policy.used_at
+                if policy.name is not None and not policy.is_known and unused_s >= CLEAN_UP_EVERY_S:
+                    del self._named[policy.name]
+                    policy.versions.trash.discard(policy.versions.folder)
             await asyncio.to_thread(self.unnamed.versions.trash.empty)
         except OSError as error:
             logger.warning("Files of the policy store could not be removed.", exc_info=error)

@@ -1,12 +1,13 @@
 """From what a trainer pushed to a validated version: one file with its weights, or a delta as it is.
 
 A delta is validated without its base: places and values. Whether it makes the weights that its sender says is found out
-by the nodes, which apply it. A stored version was validated when it was pushed. One pass over the data of an upload
-looks for NaN, computes its checksum and shows whether the bytes are those that were sent.
+by the nodes, which apply it. One pass over the data of an upload looks for NaN, computes its checksum and shows whether
+the bytes are those that were sent. A stored version was validated when it was pushed.
 """
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -14,20 +15,21 @@ from typing import NamedTuple
 from deployments.policy.adapter_checks import config_for_engines, names_for_engines
 from deployments.policy.assembly import (
     NotZstd,
+    fetch_checkpoint,
     unpack_zstd,
     write_adapter,
+    write_applied,
     write_checkpoint,
     write_completed,
     write_renamed,
 )
-from deployments.policy.checkpoint_fetch import fetch_checkpoint
 from deployments.policy.disk_delta import DiskDelta, write_patched
 from deployments.policy.failures import ChunkDamaged, VersionUnknown, WeightsRefused
-from deployments.policy.lineage import are_same, delta_base
 from deployments.policy.published import PublishedChain
 from deployments.policy.versions import Version, Versions
 from deployments.policy.weight_checks import (
     largest_upload_bytes,
+    readable_header,
     validate_adapter,
     validate_delta,
     validate_full,
@@ -36,7 +38,7 @@ from deployments.policy.weight_checks import (
 from rollout_client.contract.policy import WEIGHTS_DIGEST, PolicyLayout, PushOptions, WeightsKind
 from rollout_client.weights.checksum import file_digest
 from rollout_client.weights.layout import names_in_model
-from rollout_client.weights.safetensors_file import Header, NotSafetensors, read_header
+from rollout_client.weights.safetensors_file import Header, NotSafetensors
 
 
 class PreparedVersion(NamedTuple):
@@ -47,21 +49,6 @@ class PreparedVersion(NamedTuple):
     def read_from(self, source: str) -> "PreparedVersion":
         """The same version, which the service has read from `source` itself."""
         return self._replace(info=self.info.model_copy(update={"source": source}))
-
-
-class _PreparedFile(NamedTuple):
-    """The part of `Version` that follows from the file of a version."""
-
-    file: Path
-    checksum: str
-    """Checksum of the full weights, or of the adapter."""
-    pushed_checksum: str
-    """Checksum of the tensors that were pushed: the changes of a delta, or those among partial weights."""
-    size_bytes: int
-    """Size of the full weights or the adapter as one file."""
-    adapter_config: str | None = None
-    delta_checksum: str | None = None
-    """If `file` is a delta."""
 
 
 class VersionPreparation:
@@ -133,13 +120,12 @@ class VersionPreparation:
         changes = [link for link in chain.links if link.base is not None]
         deltas = [DiskDelta.read(link.version, link.base, places[link]) for link in changes]
         if chain.seed is None:
-            base = folder / "fetched.safetensors"
-            write_checkpoint(places[chain.links[0]], base)
+            pushed = folder / "fetched.safetensors"
+            write_checkpoint(places[chain.links[0]], pushed)
         else:
-            base = self._versions.file(delta_base(self._versions, chain.seed))
-        pushed = base
+            pushed = self._full_weights(chain.seed)
         if deltas:
-            pushed = folder / "patched.safetensors"
+            base, pushed = pushed, folder / "patched.safetensors"
             write_patched(base, deltas, pushed)
         return self._validated(chain.version, options, pushed, folder).read_from(chain.source)
 
@@ -151,16 +137,16 @@ class VersionPreparation:
             WeightsRefused: `source` is an adapter for other full weights than the current ones; or `stored_in` is of
                 another policy, and `source` no adapter.
         """
-        known, full = [0, *(info.version for info in stored_in.all if info.stored != "nothing")], stored_in.desired.full
-        if source not in known:
+        if not stored_in.has_weights(source):
+            known = [0, *(info.version for info in stored_in.all if info.stored != "nothing")]
             message = f"its weights are not stored here, or no longer; stored are {', '.join(map(str, known))}"
             raise VersionUnknown.of("to", message, source)
-        stored = stored_in.find(source)
-        is_adapter, base = (False, 0) if stored is None else (stored.kind == "adapter", stored.base or 0)
-        if is_adapter and not are_same(stored_in, base, full):
+        stored, full = stored_in.find(source), stored_in.desired.full
+        is_adapter = stored is not None and stored.kind == "adapter"
+        if is_adapter and stored is not None and not stored_in.are_same(stored.base or 0, full):
             message = (
-                f"it is an adapter for the weights of version {base}, and those of version {full} are current; roll "
-                f"back to {base} first"
+                f"it is an adapter for the weights of version {stored.base}, and those of version {full} are current; "
+                f"roll back to {stored.base} first"
             )
             raise WeightsRefused.of("to", message, source)
         if not is_adapter and stored_in is not self._versions:
@@ -182,7 +168,7 @@ class VersionPreparation:
     def _unpacked(self, upload: Path, folder: Path, digest: str | None) -> Path:
         pushed = folder / "unpacked.safetensors"
         try:
-            unpack_zstd(upload, pushed, largest_upload_bytes(self._versions.initial.layout_on_disk))
+            unpack_zstd(upload, pushed, largest_upload_bytes(self._versions.initial.layout))
         except NotZstd as error:
             if digest is None:
                 raise
@@ -190,83 +176,74 @@ class VersionPreparation:
         return pushed
 
     def _validated(self, version: int, options: PushOptions, pushed: Path, folder: Path) -> PreparedVersion:
-        if options.kind == "full" and options.base is not None:
-            message = "full weights have no base: a delta, partial weights and an adapter have one"
-            raise WeightsRefused.of("base", message, options.base)
-        # The base of an adapter is what is current when replicas load it, which the updater finds out.
+        # The base of an adapter is what is current when replicas load it, which is found out then.
         base = None if options.kind == "adapter" else options.base
+        if options.kind == "full" and base is not None:
+            message = "full weights have no base: a delta, partial weights and an adapter have one"
+            raise WeightsRefused.of("base", message, base)
+        if options.kind == "delta" and base is None:
+            raise WeightsRefused.of("base", "a delta must say which version it changes")
         if options.kind == "partial" and base is None:
             base = self._versions.desired.full
-        named = self._named_as_the_model(options, pushed, folder)
-        prepared = self._prepared(options, base, named, folder)
-        if options.checksum not in (None, prepared.checksum):
-            message = f"the weights have {prepared.checksum}"
-            raise WeightsRefused.of("checksum", message, options.checksum)
+        layout, adapter_config, delta_checksum = self._versions.initial.layout, None, None
+        file = named = self._named_as_the_model(options, pushed, folder)
+        base_weights = None if base is None else self._full_weights(base)
+        whole_bytes = None
+        if options.kind == "adapter":
+            checksum, adapter_config = validate_adapter(named, layout)
+        elif options.kind == "delta" and base_weights is not None:
+            delta_checksum = validate_delta(named, layout)
+            if options.checksum is not None and base == self._versions.desired.full:
+                checksum, whole_bytes = options.checksum, base_weights.stat().st_size
+            else:
+                file = folder / "made.safetensors"
+                checksum = write_applied(base_weights, named, file)
+        else:
+            if base_weights is not None:
+                validate_partial(named, layout)
+                file = folder / "made.safetensors"
+                write_completed(base_weights, named, file)
+            checksum = validate_full(file, layout)
+        if options.checksum not in (None, checksum):
+            raise WeightsRefused.of("checksum", f"the weights have {checksum}", options.checksum)
+        pushed_checksum = delta_checksum or (checksum if file == named else None)
         info = Version(
             version=version,
             kind=options.kind,
             base=base,
-            checksum=prepared.checksum,
-            size_bytes=prepared.size_bytes,
-            delta_bytes=prepared.file.stat().st_size if prepared.delta_checksum else None,
-            stored="delta" if prepared.delta_checksum else "whole",
+            checksum=checksum,
+            size_bytes=whole_bytes or file.stat().st_size,
+            delta_bytes=None if whole_bytes is None else file.stat().st_size,
+            stored="whole" if whole_bytes is None else "delta",
             created_at=datetime.now(UTC),
-            upload_digest=file_digest(pushed, prepared.pushed_checksum if named == pushed else None),
-            adapter_config=prepared.adapter_config,
-            delta_checksum=prepared.delta_checksum,
+            upload_digest=file_digest(pushed, pushed_checksum if named == pushed else None),
+            adapter_config=adapter_config,
+            delta_checksum=None if whole_bytes is None else delta_checksum,
         )
-        return PreparedVersion(info, prepared.file)
+        return PreparedVersion(info, file)
 
     def _named_as_the_model(self, options: PushOptions, pushed: Path, folder: Path) -> Path:
         """The file, or a copy of it in which tensors have the model's names, without what wrappers added to them."""
-        try:
-            header = read_header(pushed)
-        except NotSafetensors:
-            # The validation of its kind says what is wrong.
-            return pushed
-        names = names_in_the_model(options.kind, header, self._versions.initial.layout_on_disk)
+        header = readable_header(pushed)
+        names = _names_in_the_model(options.kind, header, self._versions.initial.layout)
         if all(name == new for name, new in names.items()):
             return pushed
-        metadata = dict(header.metadata)
-        if options.kind == "adapter" and "adapter_config" in metadata:
-            metadata["adapter_config"] = config_for_engines(metadata["adapter_config"], names)
+        if options.kind == "adapter" and (config := header.metadata.get("adapter_config")) is not None:
+            config = config_for_engines(config, names)
+            header = replace(header, metadata={**header.metadata, "adapter_config": config})
         renamed = folder / "renamed.safetensors"
-        write_renamed(pushed, names, renamed, metadata)
+        write_renamed(pushed, header, names, renamed)
         return renamed
 
-    def _prepared(self, options: PushOptions, base: int | None, pushed: Path, folder: Path) -> _PreparedFile:
-        if options.kind == "delta":
-            return self._prepared_delta(options, base, pushed, folder)
-        if options.kind == "adapter":
-            checksum, adapter_config = validate_adapter(pushed, self._versions.initial.layout_on_disk)
-            return _PreparedFile(pushed, checksum, checksum, pushed.stat().st_size, adapter_config=adapter_config)
-        full, sent = self._completed(base, pushed, folder) if options.kind == "partial" else (pushed, None)
-        checksums = validate_full(full, self._versions.initial.layout_on_disk)
-        return _PreparedFile(full, checksums.hexdigest(), checksums.hexdigest(sent), full.stat().st_size)
-
-    def _completed(self, base: int | None, partial: Path, folder: Path) -> tuple[Path, list[str]]:
-        """Full weights, the tensors of `partial` and the others of version `base`, and the names of the former."""
-        base_weights = self._versions.file(delta_base(self._versions, base))
-        names = validate_partial(partial, self._versions.initial.layout_on_disk)
-        full = folder / "completed.safetensors"
-        write_completed(base_weights, partial, full)
-        return full, names
-
-    def _prepared_delta(
-        self, options: PushOptions, named_base: int | None, pushed: Path, folder: Path
-    ) -> _PreparedFile:
-        """The delta as it is, if its sender says what the full weights are, and if the replicas hold its base."""
-        base = delta_base(self._versions, named_base)
-        delta_checksum = validate_delta(pushed, self._versions.initial.layout_on_disk)
-        if options.checksum is not None and base == self._versions.desired.full:
-            full_bytes = self._versions.file(base).stat().st_size
-            return _PreparedFile(pushed, options.checksum, delta_checksum, full_bytes, delta_checksum=delta_checksum)
-        full = folder / "applied.safetensors"
-        checksum = self._versions.applied(base, pushed, full)
-        return _PreparedFile(full, checksum, delta_checksum, full.stat().st_size)
+    def _full_weights(self, version: int) -> Path:
+        """Raises `WeightsRefused` if the version has no full weights here, and `VersionUnknown` if it is not known."""
+        is_adapter = version > 0 and self._versions.info(version).kind == "adapter"
+        if is_adapter or not self._versions.has_weights(version):
+            raise WeightsRefused.of("base", "the version has no full weights here", version)
+        return self._versions.file(version)
 
 
-def names_in_the_model(kind: WeightsKind, header: Header, layout: PolicyLayout) -> dict[str, str]:
+def _names_in_the_model(kind: WeightsKind, header: Header, layout: PolicyLayout) -> dict[str, str]:
     """For each tensor of a pushed file the name that the service's model has for it, or its own if there is none.
 
     Raises:

@@ -99,8 +99,6 @@ class Publications:
     _refused: dict[int, _Refusal] = field(default_factory=dict)
     waiting: str | None = None
     """Why the newest version is not taken; of the last call of `next`."""
-    is_being_written: bool = False
-    """Whether the newest version, or the first one, is not whole yet, which nobody has to mend."""
 
     def observe(self, publications: Iterable[Publication], newest: int) -> list[RefusedPublication]:
         """Records what is in the folder now; returns the versions that are refused at once.
@@ -136,8 +134,6 @@ class Publications:
     def next(self, held: HeldVersions) -> PublishedChain | None:
         """How the newest version is made that can be; `None` if there is none above the current one."""
         self.waiting = self._behind(held)
-        newest = self._found.get(self._newest)
-        self.is_being_written = not self._newest or (newest is not None and newest.missing is not None)
         for version in sorted(self._found, reverse=True):
             if version <= held.current:
                 break
@@ -161,13 +157,10 @@ class Publications:
             return "the folder is not there, or has no version yet: no subfolder whose name ends in a number"
         if self._newest > held.current or self._newest == held.taken:
             return None
-        if self._newest < held.taken:
-            return (
-                f"the folder has gone back: its newest version is {self._newest}, and {held.taken} was taken from it. "
-                f"Numbers only go up: publish from {held.current + 1} on, or give the new run a service with another "
-                "policy.run"
-            )
-        return f"version {self._newest}: {held.current} is current, and was not taken from the folder; publish above it"
+        return (
+            f"the folder's newest version is {self._newest}, and {held.current} is current. Numbers only go up: "
+            f"publish from {held.current + 1} on, or give a new run a service with another policy.run"
+        )
 
     def _chain(self, target: Publication, held: Collection[int]) -> PublishedChain | str:
         """The chain to `target`, or why there is none."""
@@ -229,19 +222,16 @@ class PublishedFolder:
         """
         file_system, root = fsspec.core.url_to_fs(str(self._location))
         file_system.invalidate_cache()
-        folders = subfolders(file_system, root)
+        folders = _subfolders(file_system, root)
         found = [
             self._look_at(file_system, version, folders[version]) for version in sorted(folders) if version > above
         ]
         self._seen = {publication.version: publication for publication in found}
         return found, max(folders, default=0)
 
-    def _look_at(self, file_system: Any, version: int, paths: list[str]) -> Publication:
-        location = f"{self._location}/{posixpath.basename(paths[0])}"
-        if len(paths) > 1:
-            names = " and ".join(sorted(posixpath.basename(path) for path in paths))
-            return Publication(version, location, names, problem=f"two subfolders have its number, {names}")
-        files = {posixpath.basename(entry["name"]): entry for entry in file_system.ls(paths[0], detail=True)}
+    def _look_at(self, file_system: Any, version: int, path: str) -> Publication:
+        location = f"{self._location}/{posixpath.basename(path)}"
+        files = {posixpath.basename(entry["name"]): entry for entry in file_system.ls(path, detail=True)}
         described = repr(sorted((name, sorted(entry.items(), key=str)) for name, entry in files.items()))
         fingerprint = hashlib.sha256(described.encode()).hexdigest()
         seen = self._seen.get(version)
@@ -267,15 +257,15 @@ class _PublicationUnusable(Exception):
     """The index is not one of a checkpoint or a delta."""
 
 
-def subfolders(file_system: Any, root: str) -> dict[int, list[str]]:
+def _subfolders(file_system: Any, root: str) -> dict[int, str]:
     """Paths by the number in which they end; number 0 is that of the model that the service starts with."""
-    folders: dict[int, list[str]] = {}
+    folders: dict[int, str] = {}
     for entry in file_system.ls(root, detail=True) if file_system.exists(root) else []:
         path = str(entry["name"]).rstrip("/")
         name = posixpath.basename(path)
         numbered = NUMBERED.fullmatch(name)
         if entry["type"] == "directory" and numbered is not None and not name.startswith(UNFINISHED):
-            folders.setdefault(int(numbered[1]), []).append(path)
+            folders[int(numbered[1])] = path
     folders.pop(0, None)
     return folders
 

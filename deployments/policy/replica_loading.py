@@ -3,13 +3,14 @@
 Payloads say what a replica lacks, and where its bytes are; only bytes that replicas read pass through the store.
 Guarantees: a replica accepts requests only once it holds what every replica should hold, the adapters of named policies
 included; one that holds other weights under a number that the store knows is replaced, and a number that a replica has
-is not given to other weights. Replicas that start load at the same time, and updates do not wait for them, except for
-one load of a replica that they have overtaken `LOADS_BESIDE_UPDATES` times.
+is not given to other weights. Replicas that start load at the same time, and updates wait only for the second load of a
+replica that one of them has overtaken.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deployments.policy.cluster import read_range
@@ -28,7 +29,6 @@ from deployments.policy.policies import Policy, PolicyRegistry
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry, error_of
 from deployments.policy.versions import Version
 
-LOADS_BESIDE_UPDATES = 3
 logger = logging.getLogger("rollout_service.policy")
 
 
@@ -83,41 +83,34 @@ class ReplicaLoading:
         """One version.
 
         Args:
-            is_delta: for replicas that hold the base: the full weights of a version that is stored as a delta are
-                written only when a node cannot use the delta.
+            is_delta: for replicas that hold the base of a version that came as a delta: its full weights are not
+                written before.
 
         Raises:
             VersionUnknown, WeightsRefused: as `Versions.file` does.
             OSError: a file cannot be read.
         """
-        return await asyncio.to_thread(self._payload, version, is_delta, self.pinned)
+        return await asyncio.to_thread(self._payload, version, self.pinned, is_delta)
 
-    def _payload(self, version: int, is_delta: bool, pinned: set[int]) -> VersionPayload:
+    def _payload(self, version: int, pinned: set[int], is_delta: bool = False) -> VersionPayload:
         versions, info = self._versions, self._versions.find(version)
-        delta = self._delta_of(info) if is_delta and info is not None and info.stored == "delta" else None
-        path = versions.file(version) if delta is None else versions.weights(version)
-        return VersionPayload(
+        is_delta = is_delta and versions.is_delta(version)
+        path = versions.delta(version) if is_delta else versions.file(version)
+        payload = VersionPayload(
             version=version,
             kind="adapter" if info is not None and info.kind == "adapter" else "full",
-            size_bytes=path.stat().st_size if delta is None else versions.info(version).size_bytes,
+            size_bytes=path.stat().st_size,
             checksum=versions.checksum(version),
             file=self._stored(path),
-            keep=frozenset(pinned | {version} | (set() if delta is None else {delta.base})),
+            keep=frozenset(pinned | {version}),
             adapter_config=None if info is None else info.adapter_config,
-            delta=delta,
             key=None if info is None else info.key,
         )
-
-    def _delta_of(self, info: Version) -> DeltaPayload:
-        base, file = info.base or 0, self._versions.delta(info.version)
-        return DeltaPayload(
-            base=base,
-            base_checksum=self._versions.checksum(base),
-            base_file=self._stored(self._versions.file(base)),
-            file=self._stored(file),
-            size_bytes=file.stat().st_size,
-            checksum=str(info.delta_checksum),
-        )
+        if info is None or not is_delta:
+            return payload
+        changes = replace(payload, checksum=str(info.delta_checksum))
+        delta = DeltaPayload(self._payload(info.base or 0, pinned), changes)
+        return replace(payload, size_bytes=info.size_bytes, delta=delta)
 
     def adapters(self, policy: Policy | None = None, instead: Version | None = None) -> tuple[VersionPayload, ...]:
         """The current version of each named policy that has one; of `policy` the version `instead`.
@@ -163,11 +156,7 @@ class ReplicaLoading:
         raise VersionUnknown.not_stored(version)
 
     def _stored(self, path: Path) -> StoredFile:
-        """The file may not exist yet."""
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            return StoredFile(str(path), self._node_id, inode=0, modified_ns=0, is_copied=self._copy_to_nodes)
+        found = path.stat()
         return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns, self._copy_to_nodes)
 
     async def admit(self, replica: RegisteredReplica) -> None:
@@ -212,14 +201,10 @@ class ReplicaLoading:
         await asyncio.gather(*map(self.load, waiting))
 
     async def _load_and_join(self, replica: RegisteredReplica) -> None:
-        for _ in range(LOADS_BESIDE_UPDATES):
-            if not await self._load_missing(replica):
-                return
-            async with self._update_lock.lease():
-                if replica.loaded == self._versions.desired or not self._can_complete(replica.loaded):
-                    await self._join(replica)
-                    return
+        if not await self._load_missing(replica):
+            return
         async with self._update_lock.lease():
+            # Nothing is missing unless an update has come in between.
             if await self._load_missing(replica):
                 await self._join(replica)
 
@@ -253,8 +238,7 @@ class ReplicaLoading:
         for replica in ready:
             replica.accepts_requests = True
         await self.set_adapters([replica for replica in ready if self._needs_adapters(replica)])
-        results = await self._registry.send_all(ready, AcceptRequests())
-        for replica, result in zip(ready, results, strict=True):
+        for replica, result in (await self._registry.send_all(ready, AcceptRequests())).items():
             if (error := error_of(result)) is not None:
                 self._registry.replace_if_registered(replica, error, desired.version)
 
@@ -270,7 +254,7 @@ class ReplicaLoading:
         payloads = await asyncio.to_thread(self.adapters)
         command = SetAdapters(payloads, self._registry.canary_timeout_s())
         results = await self._registry.send_all(replicas, command, sum(payload.size_bytes for payload in payloads))
-        for replica, result in zip(replicas, results, strict=True):
+        for replica, result in results.items():
             if (error := error_of(result)) is not None:
                 self._registry.replace_if_registered(replica, error)
 

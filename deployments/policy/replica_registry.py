@@ -7,7 +7,7 @@ once; whoever waits for a report learns that the replica died, registered again,
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -73,7 +73,7 @@ class RegisteredReplica:
         self.checksum, self.is_checksum_asked = None, False
 
 
-class UpdateLock:
+class _UpdateLock:
     """Held by an update, by a weight transfer, or while it is decided whether a replica that starts may join."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class ReplicaRegistry:
         self._canary_timeout_s = canary_timeout_s
         self._replicas: dict[str, RegisteredReplica] = {}
         self._numbers = count(1)
-        self.update_lock = UpdateLock()
+        self.update_lock = _UpdateLock()
 
     @property
     def replicas(self) -> list[RegisteredReplica]:
@@ -264,16 +264,16 @@ class ReplicaRegistry:
 
     async def send_all(
         self, replicas: Sequence[RegisteredReplica], command: Command, size_bytes: int = 0
-    ) -> list[CommandResult]:
+    ) -> dict[RegisteredReplica, CommandResult]:
         """Sends one command to all of them and waits for all results, in the same order."""
-        return await self.send_each(replicas, [command] * len(replicas), size_bytes)
+        return await self.send_each(dict.fromkeys(replicas, command), size_bytes)
 
     async def send_each(
-        self, replicas: Sequence[RegisteredReplica], commands: Sequence[Command], size_bytes: int = 0
-    ) -> list[CommandResult]:
+        self, commands: Mapping[RegisteredReplica, Command], size_bytes: int = 0
+    ) -> dict[RegisteredReplica, CommandResult]:
         """Sends each replica its command and waits for all results, in the same order."""
-        sending = zip(replicas, commands, strict=True)
-        return await asyncio.gather(*(self.send(replica, command, size_bytes) for replica, command in sending))
+        sending = (self.send(replica, command, size_bytes) for replica, command in commands.items())
+        return dict(zip(commands, await asyncio.gather(*sending), strict=True))
 
     def canary_timeout_s(self, size_bytes: int = 0) -> float:
         """The limit of a canary, which the replica itself ends, so that it can go on with other weights."""

@@ -5,8 +5,6 @@
 Guarantee: a folder with versions of another model or another run is refused, with a sentence that says what to do.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -14,12 +12,7 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from deployments.policy.durable_files import Trash, write_durably
-from deployments.policy.initial_version import initial_file
-from deployments.policy.versions import INDEX, is_used
-from deployments.policy.weight_checks import layout_of
-from rollout_client.weights.safetensors_file import NotSafetensors
-
-OLD_LAYOUT = "holds versions of an earlier release: name another folder, and push the newest checkpoint there."
+from deployments.policy.versions import INDEX, initial_file, read_index
 
 
 class FolderRefused(Exception):
@@ -32,8 +25,6 @@ class _RunRecord(BaseModel):
     run: str
     model: str
     revision: str | None = None
-    layout: str | None = None
-    """Digest of the names, dtypes and shapes of the model's tensors; `None` if they are not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +50,19 @@ class RunIdentity:
             FolderRefused: it holds versions of another model or run, or cannot be written.
         """
         recorded = _recorded_in(folder)
-        if (problem := self.problem_of(folder)) is not None:
-            raise FolderRefused(f"policy.folder: {folder} {problem}")
-        if recorded is not None and self._difference_from(recorded) is None:
+        difference = None if recorded is None else self._difference_from(recorded)
+        if difference is not None and _is_used(folder):
+            raise FolderRefused(f"policy.folder: {folder} {difference}")
+        if recorded is not None and difference is None:
             return
-        record = _RunRecord(
-            run=self.run or f"run-{uuid4().hex[:12]}",
-            model=self.model,
-            revision=self.revision,
-            layout=_layout_digest(self.model),
-        )
+        record = _RunRecord(run=self.run or f"run-{uuid4().hex[:12]}", model=self.model, revision=self.revision)
         try:
             Trash(folder).discard(initial_file(folder))
             write_durably(folder / "run.json", record.model_dump_json())
         except OSError as error:
             raise FolderRefused(f"policy.folder: {folder} cannot be written: {error}") from error
 
-    def problem_of(self, folder: Path) -> str | None:
-        """Why `claim` would refuse the folder; changes nothing."""
-        if (folder / "current.json").exists() and not (folder / INDEX).exists():
-            return OLD_LAYOUT
-        recorded = _recorded_in(folder)
-        return None if recorded is None or not is_used(folder) else self._difference_from(recorded)
-
     def _difference_from(self, recorded: _RunRecord) -> str | None:
-        layout = _layout_digest(self.model)
-        if None not in (layout, recorded.layout) and layout != recorded.layout:
-            return (
-                f"holds versions of a model with other tensors, {recorded.model}, and the service's model is "
-                f"{self.model}: name another folder."
-            )
         if self.run is not None:
             if self.run == recorded.run:
                 return None
@@ -112,16 +86,11 @@ def _recorded_in(folder: Path) -> _RunRecord | None:
         return None
 
 
-def _layout_digest(model: str) -> str | None:
-    """`None` for a model that is not on this machine, or that has no weights."""
-    if not Path(model).is_dir():
-        return None
-    try:
-        layout = layout_of(Path(model))
-    except NotSafetensors:
-        return None
-    return hashlib.sha256(json.dumps(layout.model_dump(), sort_keys=True).encode()).hexdigest()
-
-
 def _label(model: str, revision: str | None) -> str:
     return model if revision is None else f"{model} at {revision}"
+
+
+def _is_used(folder: Path) -> bool:
+    """Whether a store's folder has, or had, any version but the initial one, of whatever policy."""
+    index = read_index(folder)
+    return bool(index.current or index.versions or any(folder.glob(f"names/*/{INDEX}")))

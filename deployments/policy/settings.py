@@ -73,13 +73,6 @@ class PolicySettings(StrictSettings):
     """The folder in which a trainer publishes versions, which the service takes by itself; by default none."""
     keep_versions: int = Field(default=2, ge=1)
     """Full versions that stay on disk for rollbacks, replays and as bases of deltas, including the current one."""
-    max_version_step: int = Field(default=1_000_000, ge=1)
-    """How far the number of a new version may be above the newest one: a mistyped one would block all that follow."""
-    upload_quota_bytes: int | None = Field(default=None, ge=1)
-    """Room for all unfinished uploads together, refused ones included. Default: four times the largest upload that
-    weights of the model can have."""
-    upload_expiry_s: float = Field(default=86_400, gt=0, le=315_360_000)
-    """An unfinished upload is removed so many seconds after something of it arrived last, or after it was refused."""
     wait_s: float = Field(default=60, ge=0)
     """The longest time, in seconds, that a rollout waits for a version that it demands."""
     command_timeout_s: float = Field(default=600, gt=0)

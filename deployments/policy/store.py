@@ -1,4 +1,4 @@
-"""The policy store, one for the service: the Serve deployment that `rpc/store_client.py` calls.
+"""The policy store, one for the service: the Serve deployment that `rpc/handle_calls.py` calls.
 
 A push is a complete upload, a checkpoint at a path or URL, a version of the followed folder, or a stored version again,
 which every replica loads.
@@ -6,20 +6,19 @@ which every replica loads.
 Guarantees: the current version is on disk before any replica serves it; the bytes of a version never change; two
 updates never mix; a store that dies restarts from its last durable state. A push goes on if its caller goes away; the
 same push sent again, while the first is under way or after it, has the same result; a version that is refused leaves
-the current one serving, and its number is free again; an upload that is refused stays for another try, except one that
-was damaged on its way and the first one of a named policy.
+the current one serving, and its number is free again; an upload that is refused is removed, except where trying again
+can help.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deployments import logs
-from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder, warn_unless_shared
+from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder
 from deployments.policy.commands import (
     CommandReport,
     CommandSource,
@@ -27,9 +26,8 @@ from deployments.policy.commands import (
     NumberedCommand,
     ReplicaRegistration,
 )
-from deployments.policy.failures import ChunkDamaged, PolicyFailure
+from deployments.policy.failures import PolicyFailure, UpdateUnderWay, VersionUnknown, VersionUntried
 from deployments.policy.folder_follower import FolderFollower
-from deployments.policy.initial_version import InitialVersion
 from deployments.policy.policies import Policy, PolicyRegistry
 from deployments.policy.preparation import PreparedVersion, VersionPreparation
 from deployments.policy.published import PublishedChain
@@ -38,7 +36,7 @@ from deployments.policy.replica_registry import ReplicaRegistry
 from deployments.policy.run_identity import RunIdentity
 from deployments.policy.settings import PolicySettings
 from deployments.policy.update import Updates
-from deployments.policy.uploads import nothing_arrived
+from deployments.policy.versions import InitialVersion
 from deployments.policy.weight_transfer import WeightTransfer, world_size
 from deployments.protocols.weight_versions import CurrentVersions
 from deployments.rpc.background_tasks import BackgroundTasks
@@ -92,6 +90,7 @@ class PolicyStore(CommandSource):
         self.loading = ReplicaLoading(self.policies, self.registry, cluster.node_id(), settings.copy_to_nodes)
         is_rolling = settings.activation == "rolling"
         self._updates = Updates(self.policies, self.registry, self.loading, self._tasks, is_rolling)
+        self._tasks.start(self._updates.write_full_weights())
         self._checkpoint_roots = settings.checkpoint_roots
         self.transfer = WeightTransfer(
             settings, self.registry, self.policies.unnamed, self._updates, self.loading, self._tasks, cluster
@@ -100,9 +99,7 @@ class PolicyStore(CommandSource):
         if settings.follow is not None:
             self._follower = FolderFollower(settings.follow, self.policies.unnamed, self._take_published)
             self._tasks.start(self._follower.run())
-        self._updates.write_full_weights()
         self._tasks.start(self.policies.run())
-        self._tasks.start(warn_unless_shared(folder, cluster))
 
     # Called by replicas; documented in `CommandSource`.
 
@@ -169,25 +166,19 @@ class PolicyStore(CommandSource):
         return None if self._follower is None else await asyncio.to_thread(self._follower.state)
 
     async def layout(self) -> PolicyLayout:
-        return await self._initial.layout()
+        return await asyncio.to_thread(lambda: self._initial.layout)
 
     async def upload_state(self, version: int, name: str | None = None) -> UploadState:
-        if (policy := self.policies.find(name)) is None:
-            raise nothing_arrived(version)
-        return policy.uploads.state(version)
+        """Raises `VersionUnknown` if nothing of it has arrived."""
+        policy = self.policies.find(name)
+        if policy is None or (state := policy.uploads.find(version)) is None:
+            raise VersionUnknown.of("version", "nothing of it has arrived; begin at its first byte", version)
+        return state
 
-    async def begin_chunk(
-        self, version: int, first_byte: int, owner: str | None = None, name: str | None = None
+    async def write_chunk(
+        self, version: int, sender: str | None, offset: int, data: bytes, name: str | None = None
     ) -> str:
-        return await self._tasks.finish(self.policies.of(name).uploads.begin_chunk(version, first_byte, owner))
-
-    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes, name: str | None = None) -> None:
-        await self._tasks.finish(self.policies.of(name).uploads.write_chunk(version, sender, offset, data))
-
-    async def end_chunk(
-        self, version: int, sender: str, total_bytes: int | None, name: str | None = None
-    ) -> UploadState:
-        return await self._tasks.finish(self.policies.of(name).uploads.end_chunk(version, sender, total_bytes))
+        return await self._tasks.finish(self.policies.of(name).uploads.write(version, sender, offset, data))
 
     async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
         """The result of an earlier push of the same upload, whose answer may have been lost; `None` if there was none.
@@ -197,21 +188,14 @@ class PolicyStore(CommandSource):
         """
         if digest is None or (policy := self.policies.find(name)) is None:
             return None
-        if (update := await policy.pushes.result_of_same(version, digest)) is not None:
+        if (update := await policy.result_of_same(version, digest)) is not None:
             return update
         stored = policy.versions.find(version)
         if stored is None or version > policy.current or stored.upload_digest != digest:
             return None
         if policy.last_update is not None and policy.last_update.version == version:
             return policy.last_update
-        return PolicyUpdate(
-            version=version,
-            name=name,
-            checksum=stored.checksum,
-            replicas=[],
-            keeps_prefix_cache=stored.keeps_prefix_cache,
-            base=stored.base if stored.kind == "adapter" else None,
-        )
+        return policy.update_to(stored)
 
     async def complete_upload(
         self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
@@ -225,12 +209,12 @@ class PolicyStore(CommandSource):
             PolicyFailure: the current version goes on serving.
         """
         policy = self.policies.of(options.name)
-        policy.pushes.refuse_active(version)
+        policy.uploads.refuse_active(version)
         policy.uploads.refuse_overtaken(version, sender)
         upload = policy.uploads.path(version)
         prepare = partial(self._preparation(policy).from_upload, version, options, upload, is_zstd, digest)
         push = self._push_upload(policy, version, options, prepare)
-        return await policy.pushes.run(version, digest, self._recorded(policy, version, push))
+        return await policy.push(version, digest, self._recorded(policy, version, push))
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
         """Pushes the checkpoint at a path or URL under the configured roots; raises as `complete_upload` does."""
@@ -251,14 +235,11 @@ class PolicyStore(CommandSource):
             WeightsRefused: `name` is given, and the version is no adapter for the current full weights.
             PolicyFailure: as `complete_upload` does.
         """
+        policy, source = self.policies.of(name), self.policies.unnamed.versions
+        number = policy.next_number() if version is None else version
+        prepare = partial(self._preparation(policy).from_stored, number, to, source)
         push_options = PushOptions(**options.model_dump())
-        policy = self.policies.of(name)
-        # One after the other: of two that run together the one with the higher number may end first.
-        async with policy.numbering if version is None else nullcontext():
-            number = policy.next_number() if version is None else version
-            source = self.policies.unnamed.versions
-            prepare = partial(self._preparation(policy).from_stored, number, to, source)
-            return await self._push_once(policy, number, f"rollback to {to}", push_options, prepare)
+        return await self._push_once(policy, number, f"rollback to {to}", push_options, prepare)
 
     async def _take_published(self, chain: PublishedChain, folder: str, options: PushOptions) -> PolicyUpdate:
         """Pushes a version of the followed `folder`; raises as `complete_upload` does, and `SourceRefused`."""
@@ -273,21 +254,20 @@ class PolicyStore(CommandSource):
         self, policy: Policy, version: int, content: str, options: PushOptions, prepare: Prepare
     ) -> PolicyUpdate:
         """Runs the push, or waits for the same one if that is under way."""
-        if (update := await policy.pushes.result_of_same(version, content)) is not None:
+        if (update := await policy.result_of_same(version, content)) is not None:
             return update
-        policy.pushes.refuse_active(version)
+        policy.uploads.refuse_active(version)
         push = self._push(policy, version, options, prepare)
-        return await policy.pushes.run(version, content, self._recorded(policy, version, push))
+        return await policy.push(version, content, self._recorded(policy, version, push))
 
     async def _push_upload(self, policy: Policy, version: int, options: PushOptions, prepare: Prepare) -> PolicyUpdate:
         try:
             update = await self._push(policy, version, options, prepare)
-        except PolicyFailure as failure:
-            if isinstance(failure, ChunkDamaged) or (policy.name is not None and policy.versions.newest == 0):
-                # Of a named policy that has no version yet, the upload alone would make one.
-                policy.uploads.drop(version)
-            else:
-                policy.uploads.keep_refused(version, str(failure))
+        except (UpdateUnderWay, VersionUntried):
+            # Trying again can help: a sender who sends the last chunk again need not send the others.
+            raise
+        except PolicyFailure:
+            policy.uploads.drop(version)
             raise
         policy.uploads.drop(version)
         return update

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Self
 
-from deployments.policy.failures import TrainerNotTrusted, TransferNotConfigured
+from deployments.policy.failures import TrainerNotTrusted
 
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
@@ -30,7 +30,7 @@ NOT_CONFIGURED = (
 HIDDEN_ADDRESS = "it hides the trainer's address, which has to be checked; send master_address and master_port instead"
 
 
-async def resolve_host(name: str) -> Sequence[str]:
+async def _resolve_host(name: str) -> Sequence[str]:
     found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return [str(address[0]) for _, _, _, _, address in found]
 
@@ -74,24 +74,19 @@ class TrustedTrainers:
         trainers: as `TransferSettings.trainers`; without any, transfers are off.
     """
 
-    def __init__(self, trainers: Sequence[str], resolve: Resolve = resolve_host) -> None:
+    def __init__(self, trainers: Sequence[str], resolve: Resolve = _resolve_host) -> None:
         self._listed = ", ".join(trainers)
         self._trainers = [TrustedTrainer.parse(trainer) for trainer in trainers]
         self._resolve = resolve
-
-    def refuse_unless_configured(self) -> None:
-        """Raises `TransferNotConfigured`."""
-        if not self._trainers:
-            raise TransferNotConfigured.of("policy.transfer.trainers", NOT_CONFIGURED)
 
     async def checked(self, init_info: Mapping[str, Any]) -> dict[str, Any]:
         """`init_info` with the trainer's IP address, which the config lists, in place of its name.
 
         Raises:
-            TransferNotConfigured: the config lists no trainer.
             TrainerNotTrusted: it does not list this one, or `init_info` does not say where the trainer is.
         """
-        self.refuse_unless_configured()
+        if not self._trainers:
+            raise TrainerNotTrusted.of("policy.transfer.trainers", NOT_CONFIGURED)
         if init_info.get("nccl_unique_id_b64") is not None:
             raise _not_trusted("nccl_unique_id_b64", HIDDEN_ADDRESS)
         host, port = init_info.get("master_address"), init_info.get("master_port")

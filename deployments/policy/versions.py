@@ -10,46 +10,101 @@
 Guarantees: adding a version and making it current is one replacement of `versions.json`, so a store that is killed at
 any write leaves the old version or the new one; files that `versions.json` does not name are removed at the next start.
 Versions are numbered upward and never change. The current version is on disk when `make_current` returns. A delta is a
-transport: it is stored only until its full weights are, its base stays as long, and no delta is added above another.
+transport: it is stored only until its full weights are, its base stays as long, and no delta is stored above another.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 from uuid import uuid4
 
+from huggingface_hub import snapshot_download
 from pydantic import BaseModel, Field
 
-from deployments.policy.assembly import BASE_REMOVED
+from deployments.policy.assembly import write_applied, write_checkpoint
 from deployments.policy.commands import LoadedWeights
-from deployments.policy.delta_application import write_applied
 from deployments.policy.durable_files import Trash, flush, make_folder_durably, write_durably
 from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
-from deployments.policy.initial_version import INITIAL, InitialVersion
-from rollout_client.contract.policy import VersionInfo
-from rollout_client.weights.delta import BadDelta
-from rollout_client.weights.safetensors_file import NotSafetensors
+from deployments.policy.weight_checks import layout_of
+from rollout_client.contract.policy import PolicyLayout, VersionInfo
+from rollout_client.weights.checksum import file_checksum
 
 INDEX = "versions.json"
 
 
-def new_key() -> str:
-    return uuid4().hex
+def initial_file(folder: Path) -> Path:
+    """Where version 0 lies as one file, in the policy store's folder."""
+    return folder / "versions" / "0.safetensors"
+
+
+class InitialVersion:
+    """Version 0: the checkpoint of the configured model, which every engine loads when it starts.
+
+    Args:
+        model: folder or hub name of the checkpoint.
+        folder: the policy store's.
+        max_lora_rank: as in `PolicyLayout`.
+        revision: of a model of the Hub.
+    """
+
+    def __init__(self, model: str, folder: Path, max_lora_rank: int | None = None, revision: str | None = None) -> None:
+        self._model = model
+        self._revision = revision
+        self._file = initial_file(folder)
+        self._max_lora_rank = max_lora_rank
+        self._making = Lock()
+
+    @cached_property
+    def layout(self) -> PolicyLayout:
+        """The tensors of the model, which all full weights have; reads the disk, so ask for it in a thread.
+
+        Raises:
+            NotSafetensors: the model's folder holds no checkpoint.
+        """
+        return layout_of(self._model_folder()).model_copy(update={"max_lora_rank": self._max_lora_rank})
+
+    @cached_property
+    def checksum(self) -> str:
+        """Checksum of the initial weights. The first call reads all of `file`; call it from a thread."""
+        return file_checksum(self.file())
+
+    def file(self) -> Path:
+        """One safetensors file with the initial weights, made at the first call; call it from a thread.
+
+        Raises:
+            WeightsRefused: the model's checkpoint cannot be read.
+        """
+        with self._making:
+            if not self._file.exists():
+                make_folder_durably(self._file.parent)
+                beside = self._file.with_suffix(".new")
+                write_checkpoint(self._model_folder(), beside)
+                flush(beside)
+                beside.rename(self._file)
+        return self._file
+
+    def _model_folder(self) -> Path:
+        """A checkpoint of the hub is downloaded, as the engines do."""
+        if Path(self._model).is_dir():
+            return Path(self._model)
+        return Path(snapshot_download(self._model, revision=self._revision, allow_patterns=["*.safetensors*"]))
 
 
 class Version(VersionInfo):
     """One version, as the store records it."""
 
     created_at: datetime
-    key: str = Field(default_factory=new_key)
+    key: str = Field(default_factory=lambda: uuid4().hex)
     """Identifies the content beyond its number: a replica that registers says which one it has loaded."""
     stored: Literal["whole", "delta", "nothing"] = "whole"
-    """The weights in the folder: the whole of them, the changes since `base`, or, after a transfer, nothing."""
+    """The weights in the folder: the whole of them, the changes since `base` until the whole is written, or, after a
+    transfer, nothing."""
     upload_digest: str | None = None
     """The `weights_digest` of what was uploaded, which identifies a repeated upload."""
     adapter_config: str | None = None
@@ -58,7 +113,7 @@ class Version(VersionInfo):
     """The `Checksum` of the delta's own tensors, if it came as a delta that the nodes apply."""
 
 
-class VersionIndex(BaseModel):
+class _VersionIndex(BaseModel):
     """The content of `versions.json`."""
 
     current: int = 0
@@ -68,18 +123,12 @@ class VersionIndex(BaseModel):
     versions: dict[int, Version] = Field(default_factory=dict)
 
 
-def read_index(folder: Path) -> VersionIndex:
+def read_index(folder: Path) -> _VersionIndex:
     """The versions in a folder; none if there is no index."""
     try:
-        return VersionIndex.model_validate_json((folder / INDEX).read_text())
+        return _VersionIndex.model_validate_json((folder / INDEX).read_text())
     except (FileNotFoundError, NotADirectoryError):
-        return VersionIndex()
-
-
-def is_used(folder: Path) -> bool:
-    """Whether a store's folder has, or had, any version but the initial one, of whatever policy."""
-    index = read_index(folder)
-    return bool(index.current or index.versions or any(folder.glob(f"names/*/{INDEX}")))
+        return _VersionIndex()
 
 
 class Versions:
@@ -88,16 +137,12 @@ class Versions:
     Args:
         initial: version 0.
         root: the policy store's folder, whose trash takes what is discarded; by default `folder`.
-        max_step: how far the number of a new version may be above the newest one.
     """
 
-    def __init__(
-        self, folder: Path, initial: InitialVersion, root: Path | None = None, max_step: int = 1_000_000
-    ) -> None:
+    def __init__(self, folder: Path, initial: InitialVersion, root: Path | None = None) -> None:
         self.folder = folder
         self.initial = initial
         self.trash = Trash(root or folder)
-        self._max_step = max_step
         self._index = read_index(folder)
         self._pending: Version | None = None
         """The version that an update under way loads into the replicas."""
@@ -108,7 +153,7 @@ class Versions:
     def _remove_leftovers(self) -> None:
         """Removes the files of changes that a store did not complete before it died."""
         self.trash.discard(self.folder / "making")
-        named = {self.weights(0), *map(self._stored_file, self._index.versions.values())}
+        named = {self.weights(0), *map(self._stored_file, self._index.versions)}
         for path in self.folder.glob("versions/*"):
             if path not in named:
                 self.trash.discard(path)
@@ -147,13 +192,11 @@ class Versions:
         public = [
             VersionInfo(**{name: getattr(version, name) for name in VersionInfo.model_fields}) for version in self.all
         ]
-        return [INITIAL, *public]
+        return [VersionInfo(version=0, kind="initial"), *public]
 
     def find(self, version: int) -> Version | None:
         """The version, if it is stored here or is being loaded by the replicas; `None` for version 0."""
-        if self._pending is not None and self._pending.version == version:
-            return self._pending
-        return self._index.versions.get(version)
+        return self._index.versions.get(version) or (self._pending if self.updating_to == version else None)
 
     def info(self, version: int) -> Version:
         """Raises `VersionUnknown`."""
@@ -163,18 +206,10 @@ class Versions:
         return found
 
     def refuse_taken(self, version: int) -> None:
-        """Raises `VersionRefused` if the number is taken, or more than `max_step` above the newest one."""
-        newest = self.newest
-        if version <= newest:
-            message = f"versions are numbered upward and {newest} is taken; the next is {newest + 1}"
-        elif version > newest + self._max_step:
-            message = (
-                f"it is too far above the newest version, {newest}: take {newest + 1} or at most "
-                f"{newest + self._max_step}, or raise policy.max_version_step"
-            )
-        else:
-            return
-        raise VersionRefused.of("version", message, version)
+        """Raises `VersionRefused` if the number is taken."""
+        if version <= self.newest:
+            message = f"versions are numbered upward and {self.newest} is taken; the next is {self.newest + 1}"
+            raise VersionRefused.of("version", message, version)
 
     def take(self, version: int) -> None:
         """Records a number that a replica has, so that it is not given to other weights."""
@@ -190,35 +225,27 @@ class Versions:
                 it, and it must not be written any more.
 
         Raises:
-            VersionRefused: the number is taken or too far ahead.
-            WeightsRefused: the base of a delta was removed meanwhile, or does not make its weights.
+            VersionRefused: the number is taken.
         """
-        self.refuse_taken(version.version)
+        number = version.version
+        self.refuse_taken(number)
         self._pending = version
         try:
-            await asyncio.to_thread(self._add_file, version, file)
+            place = self.delta(number) if version.stored == "delta" else self.weights(number)
+            await asyncio.to_thread(self._place, file, place)
             yield
         finally:
             self._pending = None
-            found = self.find(version.version)
-            if self.current != version.version:
-                self._discard_files(version.version)
-            elif found is not None and found.stored == "whole":
-                self.trash.discard(self.delta(version.version))
-
-    def _add_file(self, version: Version, file: Path) -> None:
-        if version.stored == "delta":
-            if not self.has_weights(version.base or 0):
-                raise WeightsRefused.of("base", BASE_REMOVED, version.base)
-            self.file(version.base or 0)
-        self._discard_files(version.version)
-        self._link(file, self._stored_file(version))
+            if self.current != number:
+                self._discard(number)
+            elif not self.is_delta(number):
+                self.trash.discard(self.delta(number))
 
     def make_current(self, version: Version) -> None:
         """Records the version and makes it current. One without stored weights needs no `adding`."""
 
         number = version.version
-        self._change(lambda kept: {"current": number, "versions": {**kept, number: self.find(number) or version}})
+        self._change(lambda kept: {"current": number, "versions": {**kept, number: version}})
 
     def note_published(self) -> None:
         """The current version is loaded by the replicas: its update has ended."""
@@ -231,14 +258,13 @@ class Versions:
         full = [version.version for version in self.all if version.kind != "adapter" and version.stored != "nothing"]
         self.keep_only({*needed, *full[-full_versions:]})
 
-    def keep_only(self, versions: Iterable[int]) -> None:
+    def keep_only(self, versions: Collection[int]) -> None:
         """Removes all other versions but the bases of deltas among them."""
-        kept = set(versions)
-        kept |= {version.base or 0 for version in self.all if version.version in kept and version.stored == "delta"}
+        kept = {*versions, *(self.info(number).base for number in versions if self.is_delta(number))}
         if removed := [number for number in self._index.versions if number not in kept]:
             self._change(lambda all_: {"versions": {number: all_[number] for number in all_ if number in kept}})
         for number in removed:
-            self._discard_files(number)
+            self._discard(number)
 
     def has_weights(self, version: int) -> bool:
         """False after a transfer until a replica has saved its weights."""
@@ -252,15 +278,27 @@ class Versions:
         return self.folder / "versions" / f"{version}.safetensors"
 
     def delta(self, version: int) -> Path:
-        """Where the changes are of a version that is stored as a delta."""
+        """Where the changes are of a version that came as a delta."""
         return self.folder / "versions" / f"{version}.delta.safetensors"
+
+    def is_delta(self, version: int) -> bool:
+        """Whether of the version only the changes since its base are stored, yet."""
+        return not self.weights(version).exists() and self.delta(version).exists()
+
+    def _stored_file(self, version: int) -> Path:
+        return self.delta(version) if self.is_delta(version) else self.weights(version)
+
+    def _discard(self, version: int) -> None:
+        self.trash.discard(self.weights(version))
+        self.trash.discard(self.delta(version))
 
     def checksum(self, version: int) -> str:
         """The `Checksum` of a version that is stored with its weights; call it from a thread."""
         return str(self.info(version).checksum) if version else self.initial.checksum
 
     def file(self, version: int) -> Path:
-        """The full weights, or an adapter. Those of a delta are written first. Call it from a thread.
+        """The full weights, or an adapter. Call it from a thread: the first call writes those of version 0, and of a
+        version that came as a delta.
 
         Raises:
             VersionUnknown: the weights are not stored, or no longer.
@@ -268,45 +306,28 @@ class Versions:
         """
         if version == 0:
             return self.initial.file()
-        if self.info(version).stored == "delta":
-            with self._making:
-                info = self.info(version)
-                if info.stored == "delta":
-                    self._write_full(info)
-        if self.info(version).stored == "nothing":
+        if not self.has_weights(version):
             raise VersionUnknown.not_stored(version)
+        if self.is_delta(version):
+            with self._making:
+                if self.is_delta(version):
+                    self._write_full(self.info(version))
         return self.weights(version)
 
     def _write_full(self, info: Version) -> None:
         making = self.folder / "making" / f"{info.version}.safetensors"
         make_folder_durably(making.parent)
         try:
-            checksum = self.applied(info.base or 0, self.delta(info.version), making)
+            checksum = write_applied(self.file(info.base or 0), self.delta(info.version), making)
             if checksum != info.checksum:
-                message = (
-                    f"the delta makes weights with the checksum {checksum} of version {info.base}, and "
-                    f"{info.checksum} is expected"
-                )
-                raise WeightsRefused.of("checksum", message)
+                message = f"the delta of version {info.base} makes weights with the checksum {checksum}"
+                raise WeightsRefused.of("checksum", message, info.checksum)
             self.add_weights(info, making)
         finally:
             making.unlink(missing_ok=True)
-
-    def applied(self, base: int, delta: Path, full: Path) -> str:
-        """Writes the full weights that `delta` makes of version `base`, and returns their checksum.
-
-        Raises:
-            WeightsRefused: the delta does not fit its base, or the base was removed meanwhile.
-        """
-        try:
-            return write_applied(self.file(base), delta, full)
-        except BadDelta as error:
-            message = str(error).removeprefix(f"{error.tensor}: ").removesuffix(".")
-            raise WeightsRefused.of(error.tensor, message) from error
-        except NotSafetensors as error:
-            raise WeightsRefused.of("weights", str(error).removesuffix(".")) from error
-        except (FileNotFoundError, VersionUnknown) as error:
-            raise WeightsRefused.of("base", BASE_REMOVED) from error
+        if self.updating_to != info.version:
+            # Until its update has ended, nodes may still read the delta.
+            self.trash.discard(self.delta(info.version))
 
     def add_weights(self, info: Version, weights: Path) -> None:
         """Stores the whole weights of a version that was recorded without; ignored if it was removed meanwhile.
@@ -315,19 +336,24 @@ class Versions:
             info: the version as it is known now.
             weights: as `file` in `adding`.
         """
-        whole, number = info.model_copy(update={"stored": "whole"}), info.version
-        self.trash.discard(self.weights(number))
-        self._link(weights, self.weights(number))
-        is_pending = self.updating_to == number
-        if is_pending:
-            self._pending = whole
+        number = info.version
+        self._place(weights, self.weights(number))
+        whole = info.model_copy(update={"stored": "whole"})
         if number in self._index.versions:
             self._change(lambda kept: {"versions": {**kept, number: whole}} if number in kept else {})
         if self.find(number) is None:
             self.trash.discard(self.weights(number))
-        if not is_pending:
-            # Until its update has ended, nodes may still read the delta.
-            self.trash.discard(self.delta(number))
+
+    def are_same(self, one: int, other: int) -> bool:
+        """Whether two versions have the same weights, as far as is known: a rollback has those of its origin."""
+        one, other = self._origin(one), self._origin(other)
+        checksums = [info.checksum for info in map(self.find, (one, other)) if info is not None]
+        return one == other or (len(checksums) == 2 and checksums[0] == checksums[1] is not None)
+
+    def _origin(self, version: int) -> int:
+        while (info := self.find(version)) is not None and info.rollback_of is not None:
+            version = info.rollback_of
+        return version
 
     @contextmanager
     def workspace(self, version: int) -> Iterator[Path]:
@@ -339,14 +365,8 @@ class Versions:
         finally:
             self.trash.discard(folder)
 
-    def _stored_file(self, version: Version) -> Path:
-        return self.delta(version.version) if version.stored == "delta" else self.weights(version.version)
-
-    def _discard_files(self, version: int) -> None:
-        self.trash.discard(self.weights(version))
-        self.trash.discard(self.delta(version))
-
-    def _link(self, file: Path, place: Path) -> None:
+    def _place(self, file: Path, place: Path) -> None:
+        self.trash.discard(place)
         flush(file)
         make_folder_durably(place.parent)
         os.link(file, place)

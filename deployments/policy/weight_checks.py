@@ -1,18 +1,15 @@
 """Validation of weights: everything that makes them unfit to be served is found here, before a replica gets them.
 
 No pickle is ever read. Memory holds one block of one tensor at a time, or of a delta the changes of one tensor. A delta
-is validated without the weights that it changes: names, dtypes, places and values are checked against the layout, which
-all full weights of the model have.
+is checked against the layout, which all full weights of the model have; whether it makes the weights that its sender
+says is found out by those who apply it.
 """
 
 import json
 import math
-import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,14 +18,7 @@ from deployments.policy.failures import WeightsRefused
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import Checksum
-from rollout_client.weights.delta import (
-    BadDelta,
-    DeltaEntry,
-    TensorChanges,
-    changed_places,
-    delta_entries,
-    read_changes,
-)
+from rollout_client.weights.delta import BadDelta, changed_places, delta_entries, read_changes
 from rollout_client.weights.file_tensors import file_tensors, rank_problem
 from rollout_client.weights.safetensors_file import (
     DTYPE_BYTES,
@@ -36,7 +26,6 @@ from rollout_client.weights.safetensors_file import (
     Data,
     Header,
     NotSafetensors,
-    TensorEntry,
     header_of,
     read_header,
     tensor_blocks,
@@ -57,13 +46,6 @@ EXPONENTS: dict[str, tuple[str, int]] = {
 }
 """By dtype: the integer type to read its values as, and the bits that are all set only in NaN and infinity."""
 
-NOT_OF_ALL_TEXTS = re.compile(
-    r"embed|(?:^|\.)(?:wte|vision\w*|visual\w*|image\w*|audio\w*|multi_modal\w*|(?:mm_)?projector|connector|merger|mtp\w*"
-    r"|nextn\w*|talker|token2wav)\."
-)
-"""In names of tensors: embeddings, of which each text has a few; what reads or makes images and audio; layers that
-predict several tokens at once."""
-
 
 def layout_of(checkpoint: Path) -> PolicyLayout:
     """The names, dtypes and shapes of a checkpoint's tensors.
@@ -77,30 +59,29 @@ def layout_of(checkpoint: Path) -> PolicyLayout:
     )
 
 
-def validate_full(path: Path, layout: PolicyLayout) -> Checksum:
-    """Returns the checksum of full weights, computed in the same pass over their data.
+def validate_full(path: Path, layout: PolicyLayout) -> str:
+    """Returns the `Checksum` of full weights, computed in the same pass over their data.
 
     Raises:
         WeightsRefused: the file is not readable, its tensors are not those of `layout`, or a value is not finite.
     """
-    header = _readable_header(path)
-    if problems := list(_layout_problems(header, layout)):
+    header = readable_header(path)
+    if problems := _layout_problems(header, layout):
         raise WeightsRefused(*problems)
     return _finite_checksum(path, header)
 
 
-def validate_partial(path: Path, layout: PolicyLayout) -> list[str]:
-    """Checks what can be known before the other tensors are beside them; returns their names.
+def validate_partial(path: Path, layout: PolicyLayout) -> None:
+    """Checks what can be known before the other tensors are beside them.
 
     Raises:
         WeightsRefused: the file is not readable, holds no tensor, or has tensors that are not those of `layout`.
     """
-    header = _readable_header(path)
+    header = readable_header(path)
     if not header.entries:
         raise WeightsRefused.of("weights", "partial weights hold at least one tensor")
-    if problems := list(_layout_problems(header, layout, is_partial=True)):
+    if problems := _layout_problems(header, layout, is_partial=True):
         raise WeightsRefused(*problems)
-    return [entry.name for entry in header.entries]
 
 
 def validate_adapter(path: Path, layout: PolicyLayout) -> tuple[str, str]:
@@ -110,70 +91,61 @@ def validate_adapter(path: Path, layout: PolicyLayout) -> tuple[str, str]:
         WeightsRefused: the file is not readable, holds no configuration or no tensor, its rank is too high, a matrix
             does not fit the weight that it changes, or a value is not finite.
     """
-    header = _readable_header(path)
+    header = readable_header(path)
     adapter_config = header.metadata.get("adapter_config", "")
     try:
         is_object = isinstance(json.loads(adapter_config), dict)
     except ValueError:
         is_object = False
     if not is_object:
-        raise WeightsRefused.of(
-            "weights", "the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json"
-        )
+        message = "the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json"
+        raise WeightsRefused.of("weights", message)
     if not header.entries:
         raise WeightsRefused.of("weights", "the adapter holds no tensor")
     if (problem := rank_problem(adapter_config, layout.max_lora_rank)) is not None:
         raise WeightsRefused.of("adapter_config", problem)
     if problems := list(islice(adapter_problems(header, adapter_config, layout), MOST_SHOWN)):
         raise WeightsRefused(*problems)
-    return _finite_checksum(path, header).hexdigest(), adapter_config
+    return _finite_checksum(path, header), adapter_config
 
 
-def _finite_checksum(path: Path, header: Header) -> Checksum:
+def validate_delta(path: Path, layout: PolicyLayout) -> str:
+    """Returns the `Checksum` of the delta's own tensors, places and new values; the weights that it changes are not
+    read.
+
+    Raises:
+        WeightsRefused: the file is not readable, its changes do not fit weights of `layout`, or one is not finite.
+    """
+    header, checksum = readable_header(path), Checksum()
+    model = header_of((name, tensor.dtype, tensor.shape) for name, tensor in layout.tensors.items()).by_name
+    try:
+        for name, entry in delta_entries(header, model).items():
+            gaps, values, changes = entry.gaps, entry.values, read_changes(path, header, entry)
+            changed_places(name, math.prod(model[name].shape), changes)
+            checksum.add(gaps.name, gaps.dtype, gaps.shape, [changes.gaps.view(np.uint8).data])
+            new = _finite(name, values.dtype, [changes.values.view(np.uint8).data])
+            checksum.add(values.name, values.dtype, values.shape, new)
+    except BadDelta as error:
+        message = str(error).removeprefix(f"{error.tensor}: ").removesuffix(".")
+        raise WeightsRefused.of(error.tensor, message) from error
+    return checksum.hexdigest()
+
+
+def _finite_checksum(path: Path, header: Header) -> str:
     """Raises `WeightsRefused` with the name of the first tensor that holds a value that is not finite."""
     checksum = Checksum()
     for entry in header.entries:
-        checksum.add(entry.name, entry.dtype, entry.shape, _finite_blocks(path, header, entry))
-    return checksum
+        blocks = _finite(entry.name, entry.dtype, tensor_blocks(path, header, entry))
+        checksum.add(entry.name, entry.dtype, entry.shape, blocks)
+    return checksum.hexdigest()
 
 
-def _finite_blocks(path: Path, header: Header, entry: TensorEntry) -> Iterator[bytes]:
-    for block in tensor_blocks(path, header, entry):
-        if _holds_non_finite(entry.dtype, block):
-            raise _not_finite(entry.name)
+def _finite(name: str, dtype: str, blocks: Iterable[Data]) -> Iterator[Data]:
+    as_integers, exponent = EXPONENTS.get(dtype, ("", 0))
+    for block in blocks:
+        if exponent and np.any((np.frombuffer(block, as_integers) & exponent) == exponent):
+            raise WeightsRefused.of(name, "it holds NaN or infinity; the training has diverged")
         yield block
-
-
-def _holds_non_finite(dtype: str, block: Data) -> bool:
-    if dtype not in EXPONENTS:
-        return False
-    as_integers, exponent = EXPONENTS[dtype]
-    return bool(np.any((np.frombuffer(block, as_integers) & exponent) == exponent))
-
-
-class _ChangedValues(NamedTuple):
-    """How many values of full weights differ from others, and how many there are."""
-
-    changed: int
-    total: int
-    share_of_all_texts: float
-    """The share that has changed of the values with which the log-probabilities of every text are computed."""
-
-
-def changed_values(old: Path, new: Path) -> _ChangedValues:
-    """Compares `new` with `old`, which has the same tensors."""
-    old_header, new_header = read_header(old), read_header(new)
-    changed, count = Counter[bool](), Counter[bool]()
-    for entry in new_header.entries:
-        value_bytes = DTYPE_BYTES[entry.dtype]
-        of_all_texts = NOT_OF_ALL_TEXTS.search(entry.name) is None
-        blocks = (tensor_blocks(old, old_header, old_header.by_name[entry.name]), tensor_blocks(new, new_header, entry))
-        for before, after in zip(*blocks, strict=True):
-            differs = np.frombuffer(before, np.uint8) != np.frombuffer(after, np.uint8)
-            changed[of_all_texts] += int(np.count_nonzero(differs.reshape(-1, value_bytes).any(axis=1)))
-        count[of_all_texts] += entry.size_bytes // value_bytes
-    share = changed[True] / count[True] if count[True] else 0.0
-    return _ChangedValues(changed.total(), count.total(), share)
 
 
 def largest_upload_bytes(layout: PolicyLayout) -> int:
@@ -183,86 +155,32 @@ def largest_upload_bytes(layout: PolicyLayout) -> int:
 
 
 def too_large(most_bytes: int) -> WeightsRefused:
-    return WeightsRefused.of(
-        "weights", f"they are more than {most_bytes} bytes, more than weights of this model can be"
-    )
+    message = f"they are more than {most_bytes} bytes, more than weights of this model can be"
+    return WeightsRefused.of("weights", message)
 
 
-def _layout_problems(header: Header, layout: PolicyLayout, is_partial: bool = False) -> Iterator[FieldProblem]:
+def _layout_problems(header: Header, layout: PolicyLayout, is_partial: bool = False) -> list[FieldProblem]:
     """One problem for each tensor that is missing, unknown or different, up to `MOST_SHOWN` of each kind."""
-    found = header.by_name
-    missing = [] if is_partial else [name for name in layout.tensors if name not in found]
-    for name in missing[:MOST_SHOWN]:
-        expected = layout.tensors[name]
-        model_has = f"the model has {expected.dtype} {expected.shape}"
-        yield FieldProblem(field=name, message=f"the tensor is missing{_like_others(missing)}; {model_has}")
-    unknown = [name for name in found if name not in layout.tensors]
-    for name in unknown[:MOST_SHOWN]:
-        yield FieldProblem(field=name, message=f"the tensor is not known to the model{_like_others(unknown)}")
-    different = [
-        problem
-        for name, expected in layout.tensors.items()
-        if name in found and (problem := difference(found[name], expected)) is not None
+    found, missing, different = header.by_name, list[FieldProblem](), list[FieldProblem]()
+    for name, expected in layout.tensors.items():
+        entry, model_has = found.get(name), f"the model has {expected.dtype} {expected.shape}"
+        if entry is None:
+            missing.append(FieldProblem(field=name, message=f"the tensor is missing; {model_has}"))
+        elif (entry.dtype, list(entry.shape)) != (expected.dtype, expected.shape):
+            message = f"the tensor is {entry.dtype} {list(entry.shape)}; {model_has}"
+            different.append(FieldProblem(field=name, message=message))
+    unknown = [
+        FieldProblem(field=name, message="the tensor is not known to the model")
+        for name in found
+        if name not in layout.tensors
     ]
-    yield from different[:MOST_SHOWN]
-    if len(different) > MOST_SHOWN:
-        yield FieldProblem(field="weights", message=f"{len(different) - MOST_SHOWN} more tensors are different")
+    kinds = (unknown, different) if is_partial else (missing, unknown, different)
+    return [problem for kind in kinds for problem in kind[:MOST_SHOWN]]
 
 
-def _like_others(names: list[str]) -> str:
-    return f", like {len(names) - 1} more" if len(names) > 1 else ""
-
-
-def difference(found: TensorEntry, expected: TensorLayout) -> FieldProblem | None:
-    properties = (("shape", list(found.shape), expected.shape), ("dtype", found.dtype, expected.dtype))
-    differences = [
-        f"its {name} is {actual}; the model's is {wanted}" for name, actual, wanted in properties if actual != wanted
-    ]
-    return FieldProblem(field=found.name, message="; ".join(differences)) if differences else None
-
-
-def _readable_header(path: Path) -> Header:
+def readable_header(path: Path) -> Header:
+    """Raises `WeightsRefused` if the file is not one of safetensors."""
     try:
         return read_header(path)
     except NotSafetensors as error:
         raise WeightsRefused.of("weights", str(error).replace(f"{path}", "what arrived").removesuffix(".")) from error
-
-
-def _not_finite(name: str) -> WeightsRefused:
-    return WeightsRefused.of(name, "it holds NaN or infinity; the training has diverged")
-
-
-def validate_delta(path: Path, layout: PolicyLayout) -> str:
-    """Returns the `Checksum` of the delta's own tensors, places and new values.
-
-    Raises:
-        WeightsRefused: the file is not readable, its changes do not fit weights of `layout`, or one is not finite.
-    """
-    model = header_of((name, tensor.dtype, tensor.shape) for name, tensor in layout.tensors.items()).by_name
-    checksum = Checksum()
-    try:
-        header = read_header(path)
-        for name, entry in delta_entries(header, model).items():
-            changes = read_changes(path, header, entry)
-            changed_places(name, math.prod(model[name].shape), changes)
-            if _holds_non_finite(entry.values.dtype, changes.values.view(np.uint8).data):
-                raise _not_finite(name)
-            _add_changes(checksum, entry, changes)
-    except BadDelta as error:
-        raise _bad_delta(error) from error
-    except NotSafetensors as error:
-        raise WeightsRefused.of("weights", f"{error}".replace(str(path), "the delta").removesuffix(".")) from error
-    return checksum.hexdigest()
-
-
-def _add_changes(checksum: Checksum, entry: DeltaEntry, changes: TensorChanges) -> None:
-    parts: tuple[tuple[TensorEntry, memoryview], ...] = (
-        (entry.gaps, changes.gaps.view(np.uint8).data),
-        (entry.values, changes.values.view(np.uint8).data),
-    )
-    for part, data in parts:
-        checksum.add(part.name, part.dtype, part.shape, [data])
-
-
-def _bad_delta(error: BadDelta) -> WeightsRefused:
-    return WeightsRefused.of(error.tensor, str(error).removeprefix(f"{error.tensor}: ").removesuffix("."))

@@ -17,7 +17,7 @@ its replica computed.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -142,8 +142,7 @@ class WeightTransfer:
         Generations go on. A trainer that does not answer holds up other updates for `rendezvous_timeout_s` seconds.
 
         Raises:
-            TransferNotConfigured: no trainer is listed in the config.
-            TrainerNotTrusted: this one is not.
+            TrainerNotTrusted: the config does not list this one, or none.
             TransferRefused: no replica is registered, the world size is wrong, or a replica failed.
         """
         init_info = await self._trainers.checked(init_info)
@@ -169,11 +168,9 @@ class WeightTransfer:
         """Waits for the update lease, then pauses every replica for the weights to come.
 
         Raises:
-            TransferNotConfigured: no trainer is listed in the config.
             UpdateUnderWay: an update holds the lease, and the caller does not wait.
             TransferRefused: the trainer is connected with other replicas than are registered now, or a replica failed.
         """
-        self._trainers.refuse_unless_configured()
         self._update_lock.refuse_if_busy(options)
         async with AsyncExitStack() as lease:
             await lease.enter_async_context(self._update_lock.lease("a trainer is sending weights to the replicas"))
@@ -193,10 +190,8 @@ class WeightTransfer:
         """Lets every replica receive what the trainer sends meanwhile.
 
         Raises:
-            TransferNotConfigured: no trainer is listed in the config.
             TransferRefused: no transfer is under way, or a replica failed.
         """
-        self._trainers.refuse_unless_configured()
         if self._lease is None:
             raise TransferRefused.of("transfer", NOT_UNDER_WAY)
         of_each = shares(update_info, _workers_of(self._participants))
@@ -209,11 +204,9 @@ class WeightTransfer:
         The version is made if at least one replica holds it; the others are replaced.
 
         Raises:
-            TransferNotConfigured: no trainer is listed in the config.
             VersionRefused: the number is taken; the transfer goes on.
             TransferRefused: no transfer is under way, or no replica could apply the weights.
         """
-        self._trainers.refuse_unless_configured()
         number = self._versions.newest + 1 if version is None else version
         self._versions.refuse_taken(number)
         async with self._step() as lease:
@@ -266,7 +259,7 @@ class WeightTransfer:
     async def _apply(self, version: int) -> dict[RegisteredReplica, CommandResult]:
         """Lets every replica apply what it received, and makes the version current on disk if one of them could."""
         results = await self._registry.send_all(self._participants, ApplyTransfer())
-        if len(errors := _errors_in(results)) == len(results):
+        if len(errors := _errors_in(results.values())) == len(results):
             raise _ReplicaFailed(errors[0])
         self._versions.make_current(
             Version(
@@ -277,22 +270,22 @@ class WeightTransfer:
                 keeps_prefix_cache=self._keeps_prefix_cache,
             )
         )
-        return dict(zip(self._participants, results, strict=True))
+        return results
 
     async def _resume(self, version: int, applied: dict[RegisteredReplica, CommandResult]) -> PolicyUpdate:
         ready = [replica for replica, result in applied.items() if error_of(result) is None]
-        finish = FinishTransfer(version, self._versions.info(version).key)
-        finished = dict(zip(ready, await self._registry.send_all(ready, finish), strict=True))
+        info = self._versions.info(version)
+        finish = FinishTransfer(version, info.key)
+        finished = await self._registry.send_all(ready, finish)
         replicas = [self._registry.outcome(each, result, version) for each, result in (applied | finished).items()]
         await self._updates.activate(self._policy)
         self._saving = self._tasks.start(self._save(version, self._participants[0]))
-        keeps_prefix_cache = self._keeps_prefix_cache
-        return PolicyUpdate(version=version, checksum=None, replicas=replicas, keeps_prefix_cache=keeps_prefix_cache)
+        return self._policy.update_to(info, replicas)
 
     def _header_to_save(self) -> bytes | None:
         """The beginning of a file with all tensors of the checkpoint; `None` if that cannot be read."""
         try:
-            tensors = self._versions.initial.layout_on_disk.tensors
+            tensors = self._versions.initial.layout.tensors
             header = header_of((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
         except (OSError, ValueError) as failure:
             logger.warning("What a trainer sends is not saved: the model's checkpoint cannot be read: %s", failure)
@@ -331,5 +324,5 @@ def _workers_of(replicas: Sequence[RegisteredReplica]) -> list[int]:
     return [replica.registration.workers for replica in replicas]
 
 
-def _errors_in(results: Sequence[CommandResult]) -> list[str]:
+def _errors_in(results: Iterable[CommandResult]) -> list[str]:
     return [error for error in map(error_of, results) if error is not None]

@@ -182,7 +182,6 @@ class ChatTokenizer(Protocol):
         options: ChatOptions,
         room: int,
         calls: Sequence[Mapping[str, Any]] = (),
-        calls_before: int = 0,
     ) -> list[TokenizedObservation]:
         """Tokenizes the messages of an observation, at least one, that follow the generated ids `after`.
 
@@ -192,7 +191,6 @@ class ChatTokenizer(Protocol):
         Args:
             calls: those that were read out of the response. Chat templates take names and ids from them for the
                 messages of role `tool` that answer them.
-            calls_before: how many calls were read out of the responses before it.
 
         Raises:
             EnvironmentRejected: the chat template cannot render the messages.

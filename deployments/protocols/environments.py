@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.failures import RolloutFailure
-from rollout_env import ChatMessage, StepOutcome
+from rollout_env import ChatMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,6 @@ class StepRequest:
     """The span of the step, as the header of the W3C; empty if it is not traced."""
     owner: str | None = None
     """The name of the key of the rollout, which owns the images that the step shows; None where none is needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepResults:
-    """One item of the stream that answers a batch of steps; one without results is a heartbeat."""
-
-    results: list[tuple[int, StepOutcome | RolloutFailure]]
-    """Each result with its request's place in the call."""
-    steps_in_progress: int
-    """Steps that run or wait on the replica after these results."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ and `RemoteEnvironment` (`service/remote`) implement them over Serve handles. A 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
 from deployments.failures import GenerationRejected, RolloutFailure
@@ -26,6 +27,14 @@ def packed_ids(token_ids: Iterable[int]) -> "array[int]":
 def packed_logprobs(logprobs: Iterable[float]) -> "array[float]":
     """Log-probabilities as float32, the precision in which the engine computes them."""
     return array("f", logprobs)
+
+
+def derived_seed(seed: int, *path: int) -> int:
+    """A seed in [0, 2^63) for the place `path` under `seed`.
+
+    The same place always gets the same seed; the seeds of different places are unrelated.
+    """
+    return int.from_bytes(blake2b(repr((seed, *path)).encode(), digest_size=8).digest()) >> 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +120,6 @@ class GenerationRequest:
     """The group of the rollout. All rollouts of one group begin with the same prompt."""
     request_id: str = ""
     """The request of the rollout, for logs."""
-    token_timeout_s: float | None = None
-    """After this many seconds without a new token the engine gives the generation up; `None`: never."""
     turn: int = 0
     """How many turns of the rollout were played before this one."""
     share: RequestShare = UNNAMED_REQUEST
@@ -155,6 +162,11 @@ class ScoringRequest(GenerationRequest):
     """So many of the most likely tokens are named for each position."""
     start: int = 0
     """The first position that is asked for, below the length of the prompt."""
+
+
+def scoring_request(name: str, token_ids: Sequence[int], start: int, **fields: Any) -> ScoringRequest:
+    """The request that scores one sequence from `start` on; `name` is unique, and `fields` are further ones."""
+    return ScoringRequest(name, token_ids, 1, (), SamplingOptions(), rollout_id=name, group=name, start=start, **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +243,7 @@ class Generator(Protocol):
         """Runs one generation. Cancelling the call aborts the generation and drops its tokens.
 
         A generation that was interrupted returns with `finish_reason` "abort": by `interrupt`, by an update of the
-        weights, by the end of its replica, or because it had no new token for `token_timeout_s` seconds.
+        weights, or by the end of its replica.
 
         Raises:
             GenerationRejected: the engine refuses the request as it is.

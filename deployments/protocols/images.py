@@ -34,6 +34,41 @@ def name_of_image(data: bytes) -> str:
     return f"sha256:{sha256(data).hexdigest()}"
 
 
+class OtherPlaceholders(Exception):
+    """The rendering of a message has not one placeholder for each of its images."""
+
+
+def expanded(
+    token_ids: Sequence[int], names: Sequence[str], images: ImagesByName
+) -> tuple[list[int], list[MediaRange]]:
+    """The tokens of a message with those of its images, and which ones these are.
+
+    Args:
+        names: the message's images in order, all of which are known.
+
+    Raises:
+        OtherPlaceholders: the tokens have not one placeholder for each, or one although there are no names.
+    """
+    if not names:
+        if not {image.placeholder for image in images.values()}.isdisjoint(token_ids):
+            raise OtherPlaceholders("The tokens of an image stand where none is shown")
+        return [*token_ids], []
+    placeholder = images[names[0]].placeholder
+    places = [place for place, token_id in enumerate(token_ids) if token_id == placeholder]
+    if len(places) != len(names):
+        raise OtherPlaceholders(f"The model's chat template writes {len(places)} images of {len(names)}")
+    ids: list[int] = []
+    ranges: list[MediaRange] = []
+    before = 0
+    for place, name in zip(places, names, strict=True):
+        ids += token_ids[before:place]
+        start, before = len(ids), place + 1
+        ids += images[name].token_ids
+        ranges.append(MediaRange.model_construct(media=name, start=start, end=len(ids)))
+    ids += token_ids[before:]
+    return ids, ranges
+
+
 class ImageStore(Protocol):
     """Keeps images by name, for all processes of the service. `RemoteImages` implements it."""
 

@@ -17,10 +17,6 @@ class ReplicaLoad:
     """Ingress replicas that have generations here."""
     virtual_time: int = 0
     """The highest `GenerationRequest.virtual_time` of a generation that has ended here."""
-    policies: tuple[str, ...] = ()
-    """The named policies that have generations here."""
-    unnamed_has_adapter: bool = False
-    """Whether generations that name no policy need an adapter too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +52,3 @@ class GeneratorDescription:
     image_token_ids: tuple[int, ...] = ()
     """The tokens that mean an image where prompts may show some: what templates write for one, and what the model
     replaces by what it sees."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCacheTokens:
-    """How many prompt tokens the engine has looked up in its prefix cache so far, and how many it found there."""
-
-    looked_up: int
-    found: int

@@ -13,12 +13,12 @@ from rollout_client.contract.messages import NUMBER_BYTES, Message, NumberType, 
 EXPERTS = "routed_experts"
 MASK, MASK_SIZES = "sampling_mask", "sampling_mask_sizes"
 Columns = Mapping[str, PackedNumbers]
-CODES: dict[NumberType, str] = {"uint8": "B", "uint16": "H", "int32": "i", "float32": "f"}
+_CODES: dict[NumberType, str] = {"uint8": "B", "uint16": "H", "int32": "i", "float32": "f"}
 
 
 def packed_rows(values: Iterable[float], dtype: NumberType, row: Sequence[int] = ()) -> PackedNumbers:
     """The values as rows of this shape; there are whole rows of them."""
-    numbers = array(CODES[dtype], values)
+    numbers = array(_CODES[dtype], values)
     return numbers_of(numbers.tobytes(), dtype, row)
 
 
@@ -27,7 +27,7 @@ def numbers_of(data: bytes, dtype: NumberType, row: Sequence[int] = ()) -> Packe
     return PackedNumbers.model_construct(dtype=dtype, shape=[rows, *row], data=data)
 
 
-def form_of(column: PackedNumbers) -> tuple[NumberType, list[int]]:
+def _form_of(column: PackedNumbers) -> tuple[NumberType, list[int]]:
     """The type of its numbers and the shape of a row."""
     return column.dtype, column.shape[1:]
 
@@ -35,7 +35,7 @@ def form_of(column: PackedNumbers) -> tuple[NumberType, list[int]]:
 def rows_between(column: PackedNumbers, first: int, end: int) -> PackedNumbers:
     """Those of its rows from `first` to before `end` that there are."""
     width = prod(column.shape[1:]) * NUMBER_BYTES[column.dtype]
-    return numbers_of(bytes(memoryview(column.data)[first * width : end * width]), *form_of(column))
+    return numbers_of(bytes(memoryview(column.data)[first * width : end * width]), *_form_of(column))
 
 
 def joined_columns(first: Mapping[str, PackedNumbers | None], then: Columns) -> dict[str, PackedNumbers]:
@@ -43,15 +43,15 @@ def joined_columns(first: Mapping[str, PackedNumbers | None], then: Columns) -> 
     joined: dict[str, PackedNumbers] = {}
     for name, column in first.items():
         further = then.get(name)
-        if column is not None and further is not None and form_of(column) == form_of(further):
-            joined[name] = numbers_of(column.data + further.data, *form_of(column))
+        if column is not None and further is not None and _form_of(column) == _form_of(further):
+            joined[name] = numbers_of(column.data + further.data, *_form_of(column))
     return joined
 
 
 def all_rows(parts: Sequence[Columns]) -> dict[str, PackedNumbers]:
     """The columns of parts that follow each other and have the same ones."""
     return {
-        name: numbers_of(b"".join(part[name].data for part in parts), *form_of(column))
+        name: numbers_of(b"".join(part[name].data for part in parts), *_form_of(column))
         for name, column in (parts[0] if parts else {}).items()
     }
 
@@ -66,7 +66,7 @@ def first_rows(columns: Columns, tokens: int, of_tokens: int) -> dict[str, Packe
         if name == EXPERTS:
             kept[name] = rows_between(column, 0, column.shape[0] - (of_tokens - 1 - tokens))
         elif name == MASK:
-            sizes = array(CODES[columns[MASK_SIZES].dtype], columns[MASK_SIZES].data)
+            sizes = array(_CODES[columns[MASK_SIZES].dtype], columns[MASK_SIZES].data)
             kept[name] = rows_between(column, 0, sum(sizes[:tokens]))
         else:
             kept[name] = rows_between(column, 0, tokens)
@@ -107,13 +107,13 @@ class RoutedExperts:
 
     def takes(self, column: PackedNumbers) -> bool:
         """Whether the rows have the shape of those that are there."""
-        return not self._parts or form_of(column) == form_of(self._parts[0])
+        return not self._parts or _form_of(column) == _form_of(self._parts[0])
 
     def packed(self) -> PackedNumbers | None:
         """All rows; `None` if there is none."""
         if not self._parts:
             return None
-        return numbers_of(b"".join(part.data for part in self._parts), *form_of(self._parts[0]))
+        return numbers_of(b"".join(part.data for part in self._parts), *_form_of(self._parts[0]))
 
     def of_messages(self, messages: Iterable[Message]) -> list[Message]:
         """The messages of the log with their rows; those of whose tokens no row is known stay as they are."""

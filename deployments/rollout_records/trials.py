@@ -6,20 +6,20 @@ computed; only within one rollout is it the same for all. The replica parts if i
 a multiple of what either pair differs by itself, and by more than a floor.
 
 Guarantees: a replica is convicted by such votes alone, of at least `LEAST_AGAINST` rollouts of as many groups; who
-suspects it, and how often, chooses only what is looked at. A rollout is looked at once. At most `BURST` rollouts, and
-then one every `CHECK_EVERY_S`, are looked at, whatever is suspected; after a conviction none for `PAUSE_S`.
+suspects it, and how often, chooses only what is looked at. A rollout is looked at once, and of a replica at most
+`MOST_CHECKS` in `TRIAL_S`; after a conviction none of any for as long.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import log
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from deployments.rollout_records.ratios import MOST_COUNTED_SIZE, sizes_of
+from deployments.rollout_records.comparison import MOST_COUNTED, sizes_of
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -30,18 +30,12 @@ LEAST_FACTOR = 2.0
 LEAST_TOKENS = 8
 """Fewer tokens of a rollout say nothing: by chance alone, one in some may look like a replica that parts."""
 LEAST_AGAINST = 4
-MOST_IN_FAVOUR = 1 / 3
-"""In relation to the votes against the replica."""
+"""Votes that convict a replica, if they are three times as many as those in its favour, which must be fewer than
+this."""
 MOST_CHECKS = 16
-"""Rollouts that are looked at in one trial. Without a conviction by then, or with `LEAST_AGAINST` votes in favour, the
-replica is acquitted, and not tried for `PAUSE_S`."""
-BURST = 16
-CHECK_EVERY_S = 15.0
-PAUSE_S = 600.0
-TRIAL_S = 3600.0
-"""A trial that has come to no end by then is over."""
+TRIAL_S = 900.0
 MOST_REMEMBERED = 4096
-"""Rollouts that were looked at, and replicas that were acquitted, the last ones."""
+"""Rollouts that were looked at, the last ones."""
 
 
 class Vote(IntEnum):
@@ -70,7 +64,7 @@ def votes(sampled: ArrayLike, again: ArrayLike, one: ArrayLike, other: ArrayLike
 
 
 def _mean_size(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    sizes: NDArray[np.float64] = np.minimum(sizes_of(one - other), MOST_COUNTED_SIZE).mean(-1)
+    sizes: NDArray[np.float64] = np.minimum(sizes_of(one - other), log(MOST_COUNTED)).mean(-1)
     return sizes
 
 
@@ -92,20 +86,10 @@ class _ReplicaTrial:
     votes: list[Vote] = field(default_factory=list)
 
     @property
-    def against(self) -> int:
-        return self.votes.count(Vote.AGAINST)
-
-    @property
-    def in_favour(self) -> int:
-        return self.votes.count(Vote.IN_FAVOUR)
-
-    @property
     def is_convicted(self) -> bool:
-        return self.against >= LEAST_AGAINST and self.in_favour <= MOST_IN_FAVOUR * self.against
-
-    @property
-    def is_acquitted(self) -> bool:
-        return self.in_favour >= LEAST_AGAINST or len(self.votes) >= MOST_CHECKS
+        against, in_favour = self.votes.count(Vote.AGAINST), self.votes.count(Vote.IN_FAVOUR)
+        is_clear = against >= max(LEAST_AGAINST, 3 * in_favour) and in_favour < LEAST_AGAINST
+        return is_clear and len(self.votes) <= MOST_CHECKS
 
 
 class ReplicaTrials:
@@ -113,56 +97,43 @@ class ReplicaTrials:
 
     def __init__(self) -> None:
         self._trials: dict[str, _ReplicaTrial] = {}
-        self._seen = OrderedDict[tuple[str, str], None]()
+        self._seen: dict[tuple[str, str], None] = {}
         """By owner and id: rollouts that were looked at."""
-        self._acquitted = OrderedDict[str, float]()
-        """By replica: until when it is not tried."""
-        self._due = -PAUSE_S
-        """When the next rollout would be looked at, if they were so evenly: `BURST` of them may be so earlier."""
+        self._paused_until = -TRIAL_S
 
     def to_check(self, replica: str, made: Iterable[MadeRollout], now: float) -> list[MadeRollout]:
         """Which of the rollouts that a suspected replica has made are to be scored now: one of a group."""
-        for name in [name for name, trial in self._trials.items() if trial.began + TRIAL_S <= now]:
-            self._acquit(name, now)
-        if self._acquitted.get(replica, now) > now:
+        self._trials = {name: trial for name, trial in self._trials.items() if now < trial.began + TRIAL_S}
+        if now < self._paused_until:
             return []
-        trial, chosen = self._trials.get(replica) or _ReplicaTrial(now), list[MadeRollout]()
+        trial, chosen = self._trials.setdefault(replica, _ReplicaTrial(now)), list[MadeRollout]()
         for one in made:
             group, rollout = (one.owner, one.group), (one.owner, one.rollout_id)
-            if len(trial.groups) >= MOST_CHECKS or self._due - now > (BURST - 1) * CHECK_EVERY_S:
-                break
-            if group in trial.groups or rollout in self._seen:
-                continue
-            self._due = max(self._due, now) + CHECK_EVERY_S
-            trial.groups.add(group)
-            _remember(self._seen, rollout, None)
-            chosen.append(one)
-        if trial.groups:
-            self._trials[replica] = trial
+            if len(trial.groups) < MOST_CHECKS and group not in trial.groups and rollout not in self._seen:
+                trial.groups.add(group)
+                keep_newest(self._seen, rollout, None, MOST_REMEMBERED)
+                chosen.append(one)
         return chosen
 
-    def vote(self, replica: str, vote: Vote, now: float) -> _ReplicaTrial | None:
-        """A rollout of `to_check` says this. Returns the trial if the replica is convicted by it, otherwise `None`."""
-        trial = self._trials.get(replica)
-        if trial is None:
+    def vote(self, replica: str, vote: Vote, now: float) -> str | None:
+        """A rollout of `to_check` says this. Returns why the replica is at fault, if it is convicted by it."""
+        if (trial := self._trials.get(replica)) is None:
             return None
         trial.votes.append(vote)
-        if trial.is_convicted:
-            # Votes on others may be those of the convicted one.
-            self._trials.clear()
-            self._due = now + PAUSE_S + (BURST - 1) * CHECK_EVERY_S
-            return trial
-        if trial.is_acquitted:
-            self._acquit(replica, now)
-        return None
-
-    def _acquit(self, replica: str, now: float) -> None:
-        del self._trials[replica]
-        _remember(self._acquitted, replica, now + PAUSE_S)
+        if not trial.is_convicted:
+            return None
+        # Votes on others may be those of the convicted one.
+        self._trials.clear()
+        self._paused_until = now + TRIAL_S
+        return (
+            f"Generator replica {replica} computes other log-probabilities than its siblings: of {len(trial.votes)} "
+            f"rollouts that it and two others have scored again, {trial.votes.count(Vote.AGAINST)} say so."
+        )
 
 
-def _remember(remembered: OrderedDict[Key, Value], key: Key, value: Value) -> None:
-    remembered[key] = value
-    remembered.move_to_end(key)
-    if len(remembered) > MOST_REMEMBERED:
-        remembered.popitem(last=False)
+def keep_newest(kept: dict[Key, Value], key: Key, value: Value, most: int) -> None:
+    """Sets a value as the newest of a dict, which loses its oldest beyond `most`."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > most:
+        del kept[next(iter(kept))]

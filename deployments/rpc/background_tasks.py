@@ -49,7 +49,7 @@ class SharedCalls(Generic[Result]):
         self._call = call
         self._running: dict[str, asyncio.Task[Result]] = {}
 
-    async def result(self, name: str) -> Result:
+    async def result(self, name: str = "") -> Result:
         """Waits for the running call for this name, or makes one if none runs."""
         running = self._running.get(name)
         if running is None:
@@ -61,17 +61,6 @@ class SharedCalls(Generic[Result]):
         del self._running[name]
         if not running.cancelled():
             running.exception()  # Marks it as seen, in case every caller is gone.
-
-
-class SharedCall(Generic[Result]):
-    """A call that all callers at one time share, as one of `SharedCalls`."""
-
-    def __init__(self, call: Callable[[], Coroutine[Any, Any, Result]]) -> None:
-        self._calls = SharedCalls[Result](lambda _: call())
-
-    async def result(self) -> Result:
-        """Waits for the running call, or makes one if none runs."""
-        return await self._calls.result("")
 
 
 async def until_back(

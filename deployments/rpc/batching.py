@@ -19,9 +19,8 @@ from typing import Any, Generic, TypeVar
 import orjson
 
 from deployments.failures import RolloutFailure
-from deployments.protocols.environments import StepRequest
-from deployments.protocols.generation import Generation, GenerationRequest, ScoredPrompt
-from deployments.protocols.model_server import ServedPart, ServedRequest
+from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.model_server import ServedRequest
 from deployments.protocols.token_columns import Columns
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_env import ChatMessage, StepOutcome
@@ -71,25 +70,8 @@ def bytes_of_served_request(request: ServedRequest) -> int:
     return BYTES_PER_RECORD + len(request.body)
 
 
-def bytes_of_served_part(part: tuple[str, ServedPart]) -> int:
-    return BYTES_PER_RECORD + len(part[1].body)
-
-
-def bytes_of_step_request(request: StepRequest) -> int:
-    return BYTES_PER_RECORD + bytes_of_json((request.message_log, request.extra_env_info))
-
-
 def bytes_of_conversation(messages: Sequence[ChatMessage]) -> int:
     return BYTES_PER_RECORD + bytes_of_json(messages)
-
-
-def bytes_of_generation(result: Generation | RolloutFailure) -> int:
-    if isinstance(result, RolloutFailure):
-        return BYTES_PER_RECORD + bytes_of_text(str(result))
-    tokens = len(result.token_ids)
-    if isinstance(result, ScoredPrompt):
-        tokens = len(result.prompt_logprobs) + len(result.top_token_ids)
-    return BYTES_PER_RECORD + (BYTES_PER_TOKEN_ID + BYTES_PER_LOGPROB) * tokens + bytes_of_columns(result.columns)
 
 
 def bytes_of_columns(columns: Columns) -> int:
@@ -99,11 +81,9 @@ def bytes_of_columns(columns: Columns) -> int:
 def bytes_of_step_result(result: StepOutcome | RolloutFailure) -> int:
     if isinstance(result, RolloutFailure):
         return BYTES_PER_RECORD + bytes_of_text(str(result))
-    texts = sum(bytes_of_text(message["content"]) for message in result.observations)
-    texts += bytes_of_text(result.answer or "")
-    if result.metadata is None and result.next_stop_strings is None:
-        return BYTES_PER_RECORD + texts
-    return BYTES_PER_RECORD + texts + bytes_of_json((result.metadata, result.next_stop_strings))
+    return BYTES_PER_RECORD + bytes_of_json(
+        (result.observations, result.answer, result.metadata, result.next_stop_strings)
+    )
 
 
 def bytes_of_text(text: str) -> int:
@@ -232,7 +212,7 @@ class CallBatcher(Generic[Request, Result]):
     async def _run(self, batch: Waiting[Request, Result]) -> None:
         try:
             async for place, result in self._send([request for request, _ in batch]):
-                finish(batch[place][1], result)
+                _finish(batch[place][1], result)
         except Exception as error:  # noqa: BLE001 - the callers raise it
             without_result = [future for _, future in batch if not future.done()]
             if without_result and self._on_broken is not None:
@@ -244,7 +224,7 @@ class CallBatcher(Generic[Request, Result]):
                 future.cancel()
 
 
-def finish(future: "asyncio.Future[Result]", result: Result | Exception) -> None:
+def _finish(future: "asyncio.Future[Result]", result: Result | Exception) -> None:
     """Ends the future, unless its caller has left."""
     if future.done():
         return
@@ -308,7 +288,7 @@ async def results_as_completed(
     some_finished = wake or asyncio.Event()
 
     def add_result(place: int, task: "asyncio.Future[Result | RolloutFailure]") -> None:
-        finished.append((place, result_of(task, if_cancelled)))
+        finished.append((place, _result_of(task, if_cancelled)))
         some_finished.set()
 
     tasks = [asyncio.ensure_future(job) for job in jobs]
@@ -329,7 +309,9 @@ async def results_as_completed(
             task.cancel()
 
 
-def result_of(task: "asyncio.Future[Result | RolloutFailure]", if_cancelled: RolloutFailure) -> Result | RolloutFailure:
+def _result_of(
+    task: "asyncio.Future[Result | RolloutFailure]", if_cancelled: RolloutFailure
+) -> Result | RolloutFailure:
     """The result of a job that has ended in whatever way, so that its caller never waits in vain."""
     if task.cancelled():
         return if_cancelled

@@ -2,39 +2,35 @@
 
 `NamedReplicaRouter` records the replicas; `RemoteGenerator` and `RemoteEnvironment` read them. The record must not be
 in the router's module, because Serve copies that module with its global variables into the process that routes.
+
+A client of a store has its methods, and its type, whose module only type checkers import: it loads the store's
+databases or weights.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from grpc import RpcError
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from deployments.failures import RolloutFailure
+from deployments.failures import JobStoreLost, PolicyStoreLost, RolloutFailure, RolloutRecordsLost
 from deployments.upstream.ray_serve.serve_internals import cancel_call
 
 _live_replicas: dict[Any, tuple[str, ...]] = {}
-_nodes: dict[Any, Mapping[str, str]] = {}
 
 
-def record_live_replicas(deployment_id: Any, unique_ids: Iterable[str], nodes: Mapping[str, str] | None = None) -> None:
-    """`nodes` has the id of the node of each replica that is known."""
+def record_live_replicas(deployment_id: Any, unique_ids: Iterable[str]) -> None:
     _live_replicas[deployment_id] = tuple(sorted(unique_ids))
-    _nodes[deployment_id] = nodes or {}
 
 
 def live_replicas_of(handle: DeploymentHandle[Any]) -> tuple[str, ...]:
     """Unique ids of the deployment's replicas that take calls, sorted. Empty before the handle's first call."""
     return _live_replicas.get(handle.deployment_id, ())
-
-
-def node_of_replica(handle: DeploymentHandle[Any], replica: str) -> str:
-    """The id of its node in the cluster; empty if it is not known, or the replica takes no calls any more."""
-    return _nodes.get(handle.deployment_id, {}).get(replica, "")
 
 
 logger = logging.getLogger("rollout_service.rpc")
@@ -67,3 +63,42 @@ async def call_result(awaited: Awaitable[Any], call: Any, lost: type[RolloutFail
     except (RayError, RayServeException, RpcError) as error:
         logger.warning("%s could not be reached.", who, extra={"cause": repr(error)})
         raise lost(f"{who} could not be reached.") from error
+
+
+if TYPE_CHECKING:
+    from deployments.jobs.store import JobStore
+    from deployments.policy.store import PolicyStore
+    from deployments.rollout_records.store import RolloutRecordStore
+
+
+class StoreClient:
+    """Raises what the store raises, and `lost` if it dies or cannot be reached."""
+
+    def __init__(self, handle: DeploymentHandle[Any], lost: type[RolloutFailure], who: str) -> None:
+        self._handle = handle
+        self._lost = lost
+        self._who = who
+
+    def __getattr__(self, method: str) -> Any:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return partial(self._call, method)
+
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        response: Any = getattr(self._handle, method).remote(*arguments, **named)
+        return await call_result(response, response, self._lost, self._who)
+
+
+def policy_store_client(handle: DeploymentHandle[Any]) -> "PolicyStore":
+    """Raises `PolicyStoreLost` if the store dies or cannot be reached."""
+    return cast("PolicyStore", StoreClient(handle, PolicyStoreLost, "The policy store"))
+
+
+def job_store_client(handle: DeploymentHandle[Any]) -> "JobStore":
+    """Raises `JobStoreLost` if the store dies or cannot be reached."""
+    return cast("JobStore", StoreClient(handle, JobStoreLost, "The job store"))
+
+
+def rollout_record_store_client(handle: DeploymentHandle[Any]) -> "RolloutRecordStore":
+    """Raises `RolloutRecordsLost` if the store dies or cannot be reached."""
+    return cast("RolloutRecordStore", StoreClient(handle, RolloutRecordsLost, "The store of the records of rollouts"))

@@ -30,7 +30,7 @@ class Listener(NamedTuple):
 
 
 class Heartbeats:
-    """Wakes one stream of each listener that was sent no results for `HEARTBEAT_S` seconds.
+    """Wakes one stream of each listener every `HEARTBEAT_S` seconds, whether results were sent to it or not.
 
     One stream for each listener, not every stream: a busy caller has thousands open, and one item on any of them proves
     that the replica's event loop turns. Only the streams that are open cost anything.
@@ -39,8 +39,6 @@ class Heartbeats:
     def __init__(self) -> None:
         self._streams: dict[Listener, dict[asyncio.Event, None]] = {}
         """The open streams of each listener, in the order in which they were opened."""
-        self._sent_to: set[Listener] = set()
-        """Listeners that were sent results since the last heartbeats."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -62,10 +60,6 @@ class Heartbeats:
             if not streams:
                 del self._streams[listener]
 
-    def note_results(self, listener: Listener) -> None:
-        """The listener was sent results: the next heartbeat can be left out."""
-        self._sent_to.add(listener)
-
     def _start_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._wake_streams)
 
@@ -73,10 +67,8 @@ class Heartbeats:
         self._timer = None
         if self._streams:
             self._start_timer()
-        for listener, streams in self._streams.items():
-            if listener not in self._sent_to:
-                next(iter(streams)).set()
-        self._sent_to.clear()
+        for streams in self._streams.values():
+            next(iter(streams)).set()
 
 
 class CallerWatch:

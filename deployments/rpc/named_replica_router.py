@@ -38,8 +38,7 @@ class NamedReplicaRouter(RequestRouter):
         self._record_live_replicas()
 
     def _record_live_replicas(self) -> None:
-        nodes = {name.unique_id: str(replica.node_id) for name, replica in self.curr_replicas.items()}
-        record_live_replicas(self._deployment_id, nodes, nodes)
+        record_live_replicas(self._deployment_id, (name.unique_id for name in self.curr_replicas))
 
 
 NAMED_REPLICA_ROUTING = RequestRouterConfig(request_router_class=NamedReplicaRouter)  # type: ignore[arg-type]  # mypy reads an overload of the config's

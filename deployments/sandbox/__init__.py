@@ -5,11 +5,9 @@ from deployments.sandbox.interface import (
     Limits,
     Outcome,
     Program,
-    ProgramRefused,
     Sandbox,
     SandboxLost,
     SandboxTooWeak,
-    Wall,
     WallName,
     WallReport,
 )
@@ -21,11 +19,9 @@ __all__ = [
     "LocalSandbox",
     "Outcome",
     "Program",
-    "ProgramRefused",
     "Sandbox",
     "SandboxLost",
     "SandboxTooWeak",
-    "Wall",
     "WallName",
     "WallReport",
 ]

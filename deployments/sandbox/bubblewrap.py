@@ -6,11 +6,11 @@ kernel count the processes of one launch alone: it does not for root.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path, PurePosixPath
 
 from deployments.sandbox.interface import MIB, Limits, Program, WallName
-from deployments.sandbox.launch import NICENESS, HeldFds, Interpreter, Launch, program_variables, resource_limits
+from deployments.sandbox.launch import NICENESS, Interpreter, Launch, held_file
 from deployments.sandbox.system_calls import system_call_filter
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
@@ -24,7 +24,7 @@ _NAMESPACES = [
 
 def bubblewrap_launch(
     status_fd: int,
-    held: HeldFds,
+    closing: ExitStack,
     *,
     users: Sequence[str],
     mounts: Sequence[str],
@@ -37,7 +37,7 @@ def bubblewrap_launch(
     shared_memory_bytes: int = MIB,
     at_last: Sequence[str] = (),
 ) -> Launch:
-    """A launch that has ended when `held` is closed, with these walls besides those that all have.
+    """A launch that has ended when `closing` is closed, with these walls besides those that all have.
 
     Args:
         users: options about user ids and capabilities.
@@ -49,19 +49,25 @@ def bubblewrap_launch(
         shared_memory_bytes: size of `/dev/shm`, where the locks of `multiprocessing` are.
         at_last: options after all mounts and files.
     """
+    held: list[int] = []
+
+    def holding(content: bytes) -> str:
+        held.append(held_file(closing, content))
+        return str(held[-1])
+
     command = ["nice", "-n", str(NICENESS), *outside, "bwrap", "--json-status-fd", str(status_fd)]
     command += [*_NAMESPACES, *users]
     if _FILTER is not None:
-        command += ["--seccomp", str(held.add(_FILTER))]
+        command += ["--seccomp", holding(_FILTER)]
     command += [*mounts, "--proc", "/proc", "--dev", "/dev"]
     command += ["--perms", "1777", "--size", str(shared_memory_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     command += [*_system_mounts(), *_folder_mounts(folders)]
     for path, content in files.items():
-        command += ["--perms", file_mode, "--file", str(held.add(content)), path]
+        command += ["--perms", file_mode, "--file", holding(content), path]
     command += at_last
     for name, value in variables.items():
         command += ["--setenv", name, value]
-    return Launch([*command, *inside], tuple(held.fds))
+    return Launch([*command, *inside], tuple(held))
 
 
 def _system_mounts() -> list[str]:
@@ -87,20 +93,8 @@ class Bubblewrap:
     """The walls of runs."""
 
     name = "bubblewrap"
-    by: Mapping[WallName, str] = {
-        "network": "a network namespace without interfaces",
-        "files": "a mount namespace with the system's folders to read, and private memory to write",
-        "service_processes": "a process namespace",
-        "environment_variables": "the program gets its own ones only",
-        "system_calls": "a seccomp filter",
-        "processor_time": "RLIMIT_CPU of each process, and measuring all of them",
-        "memory": "RLIMIT_AS of each process",
-        "total_memory": "measuring all processes of the run",
-        "process_count": "RLIMIT_NPROC of the run's own user",
-        "file_size": "RLIMIT_FSIZE",
-        "disk": "the size of the private tmpfs",
-        "ends_whole": "the end of the process namespace",
-    }
+    without: frozenset[WallName] = frozenset({"system_calls"} if _FILTER is None else ())
+    """Walls that nothing enforces under this isolation on this machine."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
@@ -112,7 +106,7 @@ class Bubblewrap:
         """Prepares one run; leaving the context removes what was prepared.
 
         Args:
-            files: as `checked_files` returns them.
+            files: as `Program.checked_files` returns them.
             uid: the run gets this user id, which no other process has; None keeps that of the service.
             status_fd: see `Launch`.
         """
@@ -122,22 +116,22 @@ class Bubblewrap:
             users = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
             owner = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
         # In a user namespace the first process of the process namespace counts as one of the run's.
-        values = resource_limits(limits, limits.processes + (uid is None)).items()
+        values = limits.of_kernel(limits.processes + (uid is None)).items()
         mounts = ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp"]
         folders = {str(parent) for name in files for parent in PurePosixPath(name).parents}
         for folder in sorted(folders):
             mounts += ["--perms", "0777", "--dir", str(PurePosixPath(_WORK, folder))]
-        with HeldFds() as held:
+        with ExitStack() as closing:
             yield bubblewrap_launch(
                 status_fd,
-                held,
+                closing,
                 users=users,
                 mounts=mounts,
                 folders=self._interpreter.folders,
                 files={f"{_WORK}/{name}": content for name, content in files.items()},
                 file_mode="0666",
                 at_last=["--remount-ro", "/", "--chdir", _WORK],
-                variables=program_variables(self._interpreter, _WORK),
+                variables=self._interpreter.variables(_WORK),
                 inside=[
                     *(*owner, "prlimit", *(f"--{name}={soft}:{hard}" for name, (soft, hard) in values)),
                     *self._interpreter.command(program),

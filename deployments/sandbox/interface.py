@@ -4,7 +4,8 @@
 in `providers/`.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal, Protocol, get_args
@@ -41,47 +42,17 @@ WALLS: tuple[WallName, ...] = get_args(WallName)
 
 
 @dataclass(frozen=True, slots=True)
-class Wall:
-    """Whether one wall stands, according to the self-test."""
-
-    name: WallName
-    stands: bool
-    by: str
-    """Mechanism that enforces it, or the reason why it does not stand."""
-
-
-@dataclass(frozen=True, slots=True)
 class WallReport:
-    """Results of the self-test at the start of the sandbox."""
+    """The isolation that a sandbox has taken at its start, and its walls."""
 
     isolation: str
     """`bubblewrap` or `limits`."""
-    walls: tuple[Wall, ...]
-
-    def __getitem__(self, name: WallName) -> Wall:
-        return next(wall for wall in self.walls if wall.name == name)
-
-    def missing(self, names: Iterable[WallName] = WALLS) -> list[Wall]:
-        """Those of the named walls that do not stand."""
-        return [self[name] for name in names if not self[name].stands]
-
-    def __str__(self) -> str:
-        """One line a wall."""
-        lines = [f"{wall.name}: {'stands' if wall.stands else 'DOES NOT STAND'} ({wall.by})" for wall in self.walls]
-        return "\n".join([f"isolation: {self.isolation}", *lines])
+    missing: tuple[WallName, ...]
+    """Walls that nothing enforces on this machine."""
 
 
 class SandboxTooWeak(Exception):
     """Walls that the config requires do not stand on this machine. The message names them and what to do."""
-
-    def __init__(self, report: WallReport, missing: Iterable[Wall]) -> None:
-        reasons = "; ".join(f"{wall.name} ({wall.by})" for wall in missing)
-        super().__init__(
-            f"The sandbox is not started: required walls do not stand on this machine: {reasons}. Its isolation is "
-            f"{report.isolation}. Install bubblewrap and permit namespaces to the service, or do not require these "
-            "walls."
-        )
-        self.report = report
 
 
 MAIN = "main.py"
@@ -96,10 +67,6 @@ class SandboxLost(Exception):
     """The sandbox itself failed, so nothing is known about the program. Another try may succeed."""
 
 
-class ProgramRefused(ValueError):
-    """A program or its files cannot be run as they are: the message names the field and the problem."""
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
     """A Python program."""
@@ -109,10 +76,22 @@ class Program:
     arguments: tuple[str, ...] = ()
     """`sys.argv[1:]`."""
 
+    def checked_files(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
+        """All files of the run by normalized path, the program's source among them. Raises `ValueError`."""
+        checked = {}
+        for name, content in files.items():
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+                raise ValueError(f"files: {name!r} must be a relative path without '..'.")
+            checked[str(path)] = content
+        if MAIN in checked:
+            raise ValueError(f"files: {MAIN!r} is the program's own name, choose another one.")
+        return {MAIN: self.source.encode("utf-8", "surrogatepass"), **checked}
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of one run. All are above 0."""
+    """Resource limits of one run."""
 
     time_s: float = 30.0
     """Wall time from the start of its process. On a busy machine a program gets less processor time within it."""
@@ -131,11 +110,20 @@ class Limits:
     open_files: int = 128
     """Open files of one process."""
 
-    def __post_init__(self) -> None:
-        """Raises `ProgramRefused` if a limit is not above 0."""
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ProgramRefused(f"limits.{name} must be above 0, got {getattr(self, name)!r}.")
+    def of_kernel(self, processes: int) -> dict[str, tuple[int, int]]:
+        """Soft and hard limit by the name of `resource.RLIMIT_*`, in lower case."""
+        seconds = math.ceil(self.processor_time_s)
+        return {
+            "as": (self.memory_bytes, self.memory_bytes),
+            # At the soft limit the signal SIGXCPU, which a program may ignore; a second later it is killed.
+            "cpu": (seconds, seconds + 1),
+            "fsize": (self.file_bytes, self.file_bytes),
+            "nproc": (processes, processes),
+            "nofile": (self.open_files, self.open_files),
+            "core": (0, 0),
+            "msgqueue": (0, 0),
+            "memlock": (65536, 65536),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +151,7 @@ class Sandbox(Protocol):
             files: by relative path. The directory's own `main.py` is the program.
 
         Raises:
-            ProgramRefused: a path in `files` leads out of the directory, or the program holds a NUL character.
+            ValueError: a path in `files` leads out of the directory, or is that of the program.
             SandboxLost: the sandbox failed.
         """
         ...
@@ -171,18 +159,3 @@ class Sandbox(Protocol):
     def close(self) -> None:
         """Ends all runs and releases what the sandbox holds."""
         ...
-
-
-def checked_files(program: Program, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """All files of the run by normalized path, the program's source among them. Raises `ProgramRefused`."""
-    if any("\0" in text for text in program.arguments):
-        raise ProgramRefused("program.arguments must not contain a NUL character.")
-    checked = {}
-    for name, content in files.items():
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise ProgramRefused(f"files: {name!r} must be a relative path without '..'.")
-        checked[str(path)] = content
-    if MAIN in checked:
-        raise ProgramRefused(f"files: {MAIN!r} is the program's own name, choose another one.")
-    return {MAIN: program.source.encode("utf-8", "surrogatepass"), **checked}

@@ -2,16 +2,16 @@
 
 import contextlib
 import fcntl
-import math
 import os
 import random
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.sandbox.interface import MAIN, Limits, Program, SandboxLost
+from deployments.sandbox.interface import MAIN, Program, SandboxLost
 
 NICENESS = 5
 """Programs leave the processors to the service."""
@@ -57,30 +57,32 @@ class Interpreter:
         """Starts in a third of the usual time: without the installed packages that the module `site` would look for."""
         return [self.executable, "-s", "-S", "-B", "-c", _START, MAIN, *program.arguments]
 
+    def variables(self, home: str) -> dict[str, str]:
+        """All environment variables of a program. None comes from the service."""
+        variables = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": home,
+            "TMPDIR": home,
+            "LANG": "C.UTF-8",
+            # Equal programs have equal outcomes, also if they print sets.
+            "PYTHONHASHSEED": "0",
+            # A thread would otherwise reserve 64 MiB of address space.
+            "MALLOC_ARENA_MAX": "1",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        return variables | ({"PYTHONPATH": ":".join(self.packages)} if self.packages else {})
 
-class HeldFds:
-    """File descriptors with contents in memory, for one child process; closed at the end of its `with` block."""
 
-    def __init__(self) -> None:
-        self.fds: list[int] = []
-
-    def __enter__(self) -> "HeldFds":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for fd in self.fds:
-            os.close(fd)
-
-    def add(self, content: bytes) -> int:
-        """A descriptor at the start of an immutable file with this content."""
-        fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self.fds.append(fd)
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-        os.lseek(fd, 0, os.SEEK_SET)
-        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-        return fd
+def held_file(closing: ExitStack, content: bytes) -> int:
+    """A descriptor at the start of an immutable file in memory with this content, until `closing` is closed."""
+    fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    closing.callback(os.close, fd)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    return fd
 
 
 @contextlib.contextmanager
@@ -104,39 +106,6 @@ def leased_uid() -> Iterator[int | None]:
             yield uid
             return
     raise SandboxLost(f"All {LAST_UID + 1 - FIRST_UID} user ids for sandboxes are taken on this machine.")
-
-
-def program_variables(interpreter: Interpreter, home: str) -> dict[str, str]:
-    """All environment variables of a program. None comes from the service."""
-    variables = {
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "HOME": home,
-        "TMPDIR": home,
-        "LANG": "C.UTF-8",
-        # Equal programs have equal outcomes, also if they print sets.
-        "PYTHONHASHSEED": "0",
-        # A thread would otherwise reserve 64 MiB of address space.
-        "MALLOC_ARENA_MAX": "1",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-    return variables | ({"PYTHONPATH": ":".join(interpreter.packages)} if interpreter.packages else {})
-
-
-def resource_limits(limits: Limits, processes: int) -> dict[str, tuple[int, int]]:
-    """Soft and hard limit by the name of `resource.RLIMIT_*`, in lower case."""
-    seconds = math.ceil(limits.processor_time_s)
-    return {
-        "as": (limits.memory_bytes, limits.memory_bytes),
-        # At the soft limit the signal SIGXCPU, which a program may ignore; a second later it is killed.
-        "cpu": (seconds, seconds + 1),
-        "fsize": (limits.file_bytes, limits.file_bytes),
-        "nproc": (processes, processes),
-        "nofile": (limits.open_files, limits.open_files),
-        "core": (0, 0),
-        "msgqueue": (0, 0),
-        "memlock": (65536, 65536),
-    }
 
 
 def default_interpreters(packages: tuple[str, ...]) -> list[Interpreter]:

@@ -15,18 +15,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, Bubblewrap
+from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS
 from deployments.sandbox.interface import Limits, Program, WallName
-from deployments.sandbox.launch import NICENESS, Interpreter, Launch, program_variables, resource_limits
+from deployments.sandbox.launch import NICENESS, Interpreter, Launch
 from deployments.sandbox.system_calls import system_call_filter
 
 LANDLOCK_WITH_SIGNALS = 6
 _LAUNCHER = Path(__file__).parent / "programs" / "jail.py"
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_VERSION_FLAG = 444, 1
-_NOT_WITHOUT_NAMESPACES: tuple[WallName, ...] = ("total_memory", "disk")
 
 
-def landlock_version() -> int:
+def _landlock_version() -> int:
     """Version of this kernel's Landlock interface; 0 without Landlock."""
     version: int = ctypes.CDLL(None).syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION_FLAG)
     return max(version, 0)
@@ -39,24 +38,15 @@ class LimitJail:
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
-        self._landlock = landlock_version()
+        self._landlock = _landlock_version()
         can_signal_outside = not (self._landlock >= LANDLOCK_WITH_SIGNALS or os.geteuid() == 0)
         self._filter = (system_call_filter(sockets=False, signals=not can_signal_outside) or b"").hex()
+        by_landlock: set[WallName] = {"files", "service_processes"} if self._landlock == 0 else set()
+        by_filter: set[WallName] = {"network", "system_calls"} if not self._filter else set()
+        self.without: frozenset[WallName] = frozenset({"total_memory", "disk", *by_landlock, *by_filter})
         system = [Path(folder) for folder in SYSTEM_FOLDERS]
         of_system = [str(path) for path in system if path.exists() and not path.is_symlink()]
         self._folders = of_system + interpreter.folders
-        by: dict[WallName, str] = {
-            "network": "a seccomp filter that refuses sockets",
-            "files": f"Landlock, version {self._landlock}",
-            "service_processes": f"Landlock, version {self._landlock}, and the user id or a seccomp filter",
-            "processor_time": "RLIMIT_CPU of each process",
-            "process_count": "RLIMIT_NPROC of the run's own user"
-            if os.geteuid() == 0
-            else "RLIMIT_NPROC of the service's user, from what it has at the start of the run",
-            "ends_whole": "a process that inherits and kills all orphans of the run",
-        }
-        merged = {**Bubblewrap.by, **by}
-        self.by = {name: means for name, means in merged.items() if name not in _NOT_WITHOUT_NAMESPACES}
 
     @asynccontextmanager
     async def launch(
@@ -74,10 +64,10 @@ class LimitJail:
                 "status_fd": status_fd,
                 "folders": self._folders,
                 "work": work,
-                "limits": resource_limits(limits, limits.processes + counted),
+                "limits": limits.of_kernel(limits.processes + counted),
                 "filter": self._filter,
                 "command": self._interpreter.command(program),
-                "environment": program_variables(self._interpreter, work),
+                "environment": self._interpreter.variables(work),
             }
             launcher = [sys.executable, "-I", "-S", "-B", str(_LAUNCHER), repr(specification)]
             yield Launch(["nice", "-n", str(NICENESS), *launcher], stop_signal=signal.SIGTERM)

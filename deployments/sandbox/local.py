@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -23,11 +22,9 @@ from deployments.sandbox.interface import (
     SandboxTooWeak,
     WallName,
     WallReport,
-    checked_files,
 )
 from deployments.sandbox.launch import Interpreter, default_interpreters, leased_uid
 from deployments.sandbox.limits import LimitJail
-from deployments.sandbox.self_test import check_walls
 from deployments.sandbox.supervisor import ProcessTree, run_to_end
 
 IsolationName = Literal["auto", "bubblewrap", "limits"]
@@ -38,6 +35,8 @@ ISOLATIONS: dict[str, Callable[[Interpreter], Isolation]] = {
 }
 """The stronger one first."""
 DEFAULT_LIMITS = Limits()
+_NO_PROGRAM, _LIMITS = Program(""), Limits(time_s=60.0, processor_time_s=30.0)
+"""Tried at the start, also on a machine that is busy."""
 logger = logging.getLogger("rollout_service.sandbox")
 
 
@@ -51,7 +50,7 @@ class LocalSandbox(Sandbox):
         require: Sequence[WallName] | Literal["all"] = (),
         packages: Sequence[str] = (),
     ) -> None:
-        """Tries out which walls stand. Takes less than a second.
+        """Takes the isolation under which a program runs here. Takes less than a second.
 
         Args:
             max_concurrent_runs: of one event loop; further runs wait.
@@ -62,25 +61,31 @@ class LocalSandbox(Sandbox):
         Raises:
             SandboxTooWeak: a required wall does not stand.
             SandboxLost: no program can be run.
-            ValueError: an argument has no permitted value.
         """
-        _check_arguments(max_concurrent_runs, isolation, require)
         self._max_concurrent_runs = max_concurrent_runs
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._trees: dict[ProcessTree, asyncio.AbstractEventLoop] = {}
         self._closed = False
         self._isolation, self.report = self._strongest(isolation, tuple(packages))
-        if missing := self.report.missing(WALLS if require == "all" else require):
-            raise SandboxTooWeak(self.report, missing)
-        for wall in self.report.missing():
-            logger.warning("A wall of the sandbox does not stand: %s (%s).", wall.name, wall.by)
-        logger.info("The sandbox has started. %s", self.report)
+        required = WALLS if require == "all" else require
+        if missing := [name for name in required if name in self.report.missing]:
+            raise SandboxTooWeak(
+                "The sandbox is not started: required walls do not stand on this machine: "
+                f"{', '.join(missing)}. Its isolation is {self.report.isolation}. Install bubblewrap and permit "
+                "namespaces to the service, or do not require these walls."
+            )
+        logger.log(
+            logging.WARNING if self.report.missing else logging.INFO,
+            "The sandbox has started. Its isolation is %s; walls that do not stand: %s.",
+            self.report.isolation,
+            ", ".join(self.report.missing) or "none",
+        )
 
     async def run(
         self, program: Program, files: Mapping[str, bytes] | None = None, limits: Limits = DEFAULT_LIMITS
     ) -> Outcome:
         """See `Sandbox.run`."""
-        checked = checked_files(program, files or {})
+        checked = program.checked_files(files or {})
         loop = asyncio.get_running_loop()
         async with self._places.setdefault(loop, asyncio.Semaphore(self._max_concurrent_runs)):
             running = asyncio.ensure_future(self._run(self._isolation, program, checked, limits))
@@ -121,17 +126,20 @@ class LocalSandbox(Sandbox):
         problems = []
         for isolation in _candidates(name, packages):
             try:
-                return isolation, check_walls(isolation.name, isolation.by, partial(self._try, isolation))
+                # The caller may be in an event loop.
+                with ThreadPoolExecutor(1) as thread:
+                    run = self._run(isolation, _NO_PROGRAM, _NO_PROGRAM.checked_files({}), _LIMITS)
+                    tried = thread.submit(asyncio.run, run).result()
             except SandboxLost as error:
                 problems.append(f"{isolation.name}: {error}")
+                continue
+            if tried.exit_code == 0:
+                return isolation, WallReport(isolation.name, tuple(wall for wall in WALLS if wall in isolation.without))
+            problems.append(
+                f"{isolation.name}: a program ended by {tried.ended_by} with exit code {tried.exit_code} and wrote "
+                f"{tried.stderr.strip()[-500:]!r}."
+            )
         raise SandboxLost(f"No program can be run in a sandbox on this machine. {' '.join(problems)}")
-
-    def _try(self, isolation: Isolation, program: Program, limits: Limits) -> Outcome:
-        # The caller may be in an event loop.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(
-                asyncio.run, self._run(isolation, program, checked_files(program, {}), limits)
-            ).result()
 
 
 def _candidates(name: IsolationName, packages: tuple[str, ...]) -> Iterator[Isolation]:
@@ -139,13 +147,3 @@ def _candidates(name: IsolationName, packages: tuple[str, ...]) -> Iterator[Isol
         if name in ("auto", isolation_name):
             for interpreter in default_interpreters(packages):
                 yield isolation(interpreter)
-
-
-def _check_arguments(max_concurrent_runs: int, isolation: str, require: Sequence[WallName] | Literal["all"]) -> None:
-    """Raises `ValueError` with a sentence."""
-    if max_concurrent_runs < 1:
-        raise ValueError(f"max_concurrent_runs must be at least 1, got {max_concurrent_runs}.")
-    if isolation not in ("auto", *ISOLATIONS):
-        raise ValueError(f"isolation must be one of auto, {', '.join(ISOLATIONS)}; got {isolation!r}.")
-    if require != "all" and (unknown := [name for name in require if name not in WALLS]):
-        raise ValueError(f"require names {', '.join(map(repr, unknown))}; the walls are {', '.join(WALLS)}, or all.")

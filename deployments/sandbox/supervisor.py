@@ -10,30 +10,99 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from typing import Any, Self
 
 from deployments.sandbox.interface import EndedBy, Limits, Outcome, SandboxLost
-from deployments.sandbox.launch import HeldFds, Launch
+from deployments.sandbox.launch import Launch, held_file
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _USER_TIME, _CHILDREN_SYSTEM_TIME, _RESIDENT_PAGES = 11, 14, 21
 """Places in `/proc/<pid>/stat` behind the name of the program, which may hold anything."""
-_CHUNK_BYTES = 65536
+_CHUNK_BYTES, _CHUNKS_OF_A_PIPE = 65536, 32
+"""A pipe holds a MiB at most."""
 _END_WITHIN_S = 20.0
 """Time in which the kernel ends all processes of a launch."""
+_MEASURE_EVERY_S = 0.05
+_SIGXCPU_EXIT, _SIGKILL_EXIT = 128 + signal.SIGXCPU, 128 + signal.SIGKILL
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Use of all processes of a launch together."""
+async def readable(fd: int) -> None:
+    """Returns when the descriptor can be read."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
 
-    memory_bytes: int
-    """Resident pages; shared pages are counted once per process."""
-    processor_time_s: float
-    """Also of the processes that have ended."""
+
+def start_process(argv: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+    """Starts a process, which takes a few milliseconds. Raises `SandboxLost`.
+
+    Not by the event loop: uvloop forks, and gRPC's fork handlers sometimes break the new process. Python's `subprocess`
+    does not run them.
+    """
+    try:
+        return subprocess.Popen(argv, **options)
+    except OSError as error:
+        raise SandboxLost(f"{argv[0]} was not started: {error}.") from error
+
+
+async def ended(process: "subprocess.Popen[bytes]") -> int:
+    """The exit code of a process, once it has ended, even if others still hold the files that it was given."""
+    fd = os.pidfd_open(process.pid)
+    try:
+        await readable(fd)
+    finally:
+        os.close(fd)
+    return process.wait()
+
+
+class PipeOutput:
+    """An output of a process: a pipe that the event loop reads within a `with` block, whose end takes what is left.
+
+    Keeps its last bytes; with an event `exceeded`, its first ones, and sets the event when there are more.
+    """
+
+    def __init__(self, most_bytes: int, exceeded: asyncio.Event | None = None) -> None:
+        self._most_bytes = most_bytes
+        self._exceeded = exceeded
+        self._kept = bytearray()
+
+    def __enter__(self) -> Self:
+        self._reading, self.fd = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reading, False)
+        asyncio.get_running_loop().add_reader(self._reading, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._reading)
+        # A process that goes on may write for ever.
+        for _chunk in range(_CHUNKS_OF_A_PIPE):
+            self._take()
+        os.close(self._reading)
+        os.close(self.fd)
+
+    @property
+    def is_exceeded(self) -> bool:
+        return len(self._kept) > self._most_bytes
+
+    def text(self) -> str:
+        return self._kept[: self._most_bytes].decode(errors="replace")
+
+    def _take(self) -> None:
+        if self.is_exceeded:
+            return
+        with suppress(BlockingIOError):
+            self._kept += os.read(self._reading, _CHUNK_BYTES)
+        if self._exceeded is None:
+            del self._kept[: -self._most_bytes]
+        elif len(self._kept) > self._most_bytes:
+            self._exceeded.set()
+            asyncio.get_running_loop().remove_reader(self._reading)
 
 
 class ProcessTree:
@@ -44,11 +113,10 @@ class ProcessTree:
     """
 
     def __init__(self) -> None:
-        self._closing = ExitStack()
+        self._closing, self._unstarted = ExitStack(), ExitStack()
         self._status_read, self.status_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._status_read, False)
         self._closing.callback(os.close, self._status_read)
-        self._unstarted = ExitStack()
         self._unstarted.callback(os.close, self.status_fd)
         self._status = bytearray()
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,7 +127,7 @@ class ProcessTree:
     def start(self, launch: Launch, stdin: int, stdout: int, stderr: int) -> None:
         """Starts the launch by this thread, whose end would end it. Raises `SandboxLost`."""
         try:
-            self._process = subprocess.Popen(
+            self._process = start_process(
                 launch.command,
                 stdin=stdin,
                 stdout=stdout,
@@ -68,8 +136,6 @@ class ProcessTree:
                 pass_fds=(*launch.pass_fds, self.status_fd),
                 start_new_session=True,
             )
-        except OSError as error:
-            raise SandboxLost(f"The sandbox's process was not started: {error}.") from error
         finally:
             self._unstarted.close()
         self._stop_signal = launch.stop_signal
@@ -80,20 +146,24 @@ class ProcessTree:
         """Measures by the launch's own `/proc`, which is closed at the end."""
         self._proc = self._keep(proc)
 
-    def usage(self) -> Usage | None:
-        """Current use, in microseconds a process; None if it cannot be read: not begun, ended, or forbidden."""
+    def usage(self) -> tuple[int, float]:
+        """Memory in bytes and processor time in seconds of all processes, also of those that have ended.
+
+        Pages that processes share are counted once per process. Both are 0 where they cannot be read: before the
+        beginning, after the end, or forbidden. Takes microseconds a process.
+        """
         self._read_status()
         try:
             if self._proc is None and (first_pid := self.reported("child-pid")) is not None:
                 self._proc = self._opened_proc(first_pid)
             if self._proc is None:
-                return None
+                return 0, 0.0
             stats = [_stat_of(self._proc, name) for name in os.listdir(self._proc) if name.isdigit()]  # noqa: PTH208
         except OSError:
-            return None
+            return 0, 0.0
         running = [stat for stat in stats if stat is not None]
         ticks = sum(int(field) for stat in running for field in stat[_USER_TIME : _CHILDREN_SYSTEM_TIME + 1])
-        return Usage(sum(int(stat[_RESIDENT_PAGES]) for stat in running) * _PAGE_BYTES, ticks / _TICKS_PER_S)
+        return sum(int(stat[_RESIDENT_PAGES]) for stat in running) * _PAGE_BYTES, ticks / _TICKS_PER_S
 
     def reported(self, name: str) -> int | None:
         """The value that the launched process has reported under this name."""
@@ -187,111 +257,49 @@ def _stat_of(proc: int, pid: str) -> list[str] | None:
     return None
 
 
-async def readable(fd: int) -> None:
-    """Returns when the descriptor can be read."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(fd, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(fd)
-
-
-_MEASURE_EVERY_S = 0.05
-_SIGXCPU_EXIT, _SIGKILL_EXIT = 128 + signal.SIGXCPU, 128 + signal.SIGKILL
-
-
-class _Output:
-    """A pipe for one stream of a program, cut at a limit while it is read."""
-
-    def __init__(self, closing: ExitStack, limit: int) -> None:
-        self.reading, self.writing = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self.reading, False)
-        closing.callback(os.close, self.reading)
-        closing.callback(os.close, self.writing)
-        self.limit = limit
-        self.content = bytearray()
-        self.exceeded = False
-
-    def read(self) -> bool:
-        """Takes what is there, a chunk at most. Returns whether there was anything."""
-        try:
-            chunk = os.read(self.reading, _CHUNK_BYTES)
-        except BlockingIOError:
-            return False
-        room = self.limit - len(self.content)
-        self.exceeded = self.exceeded or len(chunk) > room
-        self.content += chunk[:room]
-        return True
-
-    def text(self) -> str:
-        return self.content.decode(errors="replace")
-
-
 async def run_to_end(tree: ProcessTree, launch: Launch, stdin: bytes, limits: Limits) -> Outcome:
     """Runs the launch of a program within its limits. Cancelling the call ends it.
 
     Raises:
         SandboxLost: the program was not started, or its processes did not end.
     """
-    loop = asyncio.get_running_loop()
-    with ExitStack() as closing, HeldFds() as held:
-        stdout, stderr = (_Output(closing, limits.output_bytes) for _ in range(2))
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    with ExitStack() as closing:
+        stdout, stderr = (closing.enter_context(PipeOutput(limits.output_bytes, over)) for _ in range(2))
         started_at = loop.time()
-        tree.start(launch, held.add(stdin), stdout.writing, stderr.writing)
-        used_s = 0.0
-
-        def measured_limit() -> EndedBy | None:
-            nonlocal used_s
-            if (usage := tree.usage()) is None:
-                return None
-            used_s = usage.processor_time_s
-            if usage.memory_bytes > limits.memory_bytes:
-                return "memory"
-            return "processor_time" if used_s >= limits.processor_time_s else None
-
+        tree.start(launch, held_file(closing, stdin), stdout.fd, stderr.fd)
         try:
-            ended_by = await _ended_by(tree, (stdout, stderr), measured_limit, started_at + limits.time_s)
+            ended_by, used_s = await _ended_by(tree, over, limits, started_at + limits.time_s)
         finally:
             await tree.end()
         wall_s = loop.time() - started_at
-        for output in (stdout, stderr):
-            while not output.exceeded and output.read():
-                pass
     exit_code = tree.reported("exit-code")
+    if stdout.is_exceeded or stderr.is_exceeded:
+        ended_by = "output"
     if ended_by == "exit" and exit_code is None:
         raise SandboxLost(f"The sandbox did not start the program: {stderr.text().strip()[-500:]}")
     used_all = max(used_s, (tree.reported("processor-ms") or 0) / 1000) >= limits.processor_time_s
     if ended_by == "exit" and (exit_code == _SIGXCPU_EXIT or (exit_code == _SIGKILL_EXIT and used_all)):
         ended_by = "processor_time"
-    if stdout.exceeded or stderr.exceeded:
-        ended_by = "output"
     return Outcome(ended_by, exit_code if ended_by == "exit" else None, stdout.text(), stderr.text(), wall_s)
 
 
-async def _ended_by(
-    tree: ProcessTree, outputs: Sequence[_Output], measured_limit: Callable[[], EndedBy | None], deadline: float
-) -> EndedBy:
-    """Reads outputs and measures until the run ends or reaches a limit."""
-    loop, happened = asyncio.get_running_loop(), asyncio.Event()
-
-    def read(output: _Output) -> None:
-        output.read()
-        if output.exceeded:
-            happened.set()
-
-    for output in outputs:
-        loop.add_reader(output.reading, read, output)
-    loop.add_reader(tree.launcher_fd, happened.set)
+async def _ended_by(tree: ProcessTree, over: asyncio.Event, limits: Limits, deadline: float) -> tuple[EndedBy, float]:
+    """Measures until the run has ended, `over` is set, or a limit is reached; also the processor time that was used."""
+    loop, used_s = asyncio.get_running_loop(), 0.0
+    loop.add_reader(tree.launcher_fd, over.set)
     try:
         while (now := loop.time()) < deadline:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(_MEASURE_EVERY_S, deadline - now)):
-                    await happened.wait()
-                    return "output" if any(output.exceeded for output in outputs) else "exit"
-            if (reached := measured_limit()) is not None:
-                return reached
-        return "time"
+                    await over.wait()
+                    return "exit", used_s
+            memory_bytes, measured_s = tree.usage()
+            used_s = max(used_s, measured_s)
+            if memory_bytes > limits.memory_bytes:
+                return "memory", used_s
+            if used_s >= limits.processor_time_s:
+                return "processor_time", used_s
+        return "time", used_s
     finally:
-        for fd in (tree.launcher_fd, *(output.reading for output in outputs)):
-            loop.remove_reader(fd)
+        loop.remove_reader(tree.launcher_fd)

@@ -1,7 +1,8 @@
 """The encoding of a session in the storage. No I/O.
 
 A session is kept as a small record (`SessionHead`), which changes, and entries: what it was opened with, each call by
-its place in the record, once, and each reward. The same calls in their order make the same record.
+its place among those that were recorded (`call`), once, and each reward by `SessionRecord.reward_number` (`reward`).
+The same calls in their order make the same record.
 All is JSON by the names of the fields, with ids and log-probabilities as base64 of int32 and float32. Columns of a
 call, if it has any, follow its JSON and a line break as bytes: base64 of megabytes would keep the store's loop.
 """
@@ -10,7 +11,7 @@ import json
 from array import array
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from io import BytesIO
 from math import prod
@@ -34,11 +35,7 @@ FORM = 1
 
 @dataclass(slots=True, kw_only=True)
 class SessionHead:
-    """The part of a session that a store needs at its start, before anybody asks for it.
-
-    Times are on the store's monotonic clock, whose zero was at `zero_at`, in seconds since 1970. Those that are stored
-    count from 1970.
-    """
+    """The part of a session that a store needs at its start, before anybody asks for it. Times count from 1970."""
 
     namespace: str
     limits: SessionLimits
@@ -46,8 +43,6 @@ class SessionHead:
     used_at: float
     deadline_at: float | None
     is_ended: bool = False
-    calls: int = 0
-    """Those that have begun; stored without those that were in flight."""
     form: int = 0
     """Form of its entries. Earlier versions of the service stored none."""
 
@@ -60,48 +55,17 @@ class ReadSession:
     record: SessionRecord = field(default_factory=SessionRecord)
 
 
-def call_name(place: int) -> EntryName:
-    """The entry of the call at this place among those that were recorded."""
-    return EntryName("call", place)
-
-
-def reward_name(number: int) -> EntryName:
-    """The entry of a reward; `number` is `SessionRecord.reward_number`."""
-    return EntryName("reward", number)
-
-
 _HEAD, _OPENED, _CALL = TypeAdapter(SessionHead), TypeAdapter(OpenSession), TypeAdapter(EngineCall)
 
 
-def head_bytes(head: SessionHead, zero_at: float) -> bytes:
-    return _written(_moved(head, zero_at))
-
-
-def head_of(data: bytes, zero_at: float) -> SessionHead:
-    return _moved(_HEAD.validate_python(json.loads(data)), -zero_at)
-
-
-def _moved(head: SessionHead, by_s: float) -> SessionHead:
-    deadline_at = None if head.deadline_at is None else head.deadline_at + by_s
-    return replace(head, opened_at=head.opened_at + by_s, used_at=head.used_at + by_s, deadline_at=deadline_at)
-
-
-def opened_entry(opened: OpenSession) -> bytes:
-    return _written(opened)
-
-
-def opened_of(data: bytes) -> OpenSession:
-    return _OPENED.validate_python(json.loads(data))
-
-
-def reward_entry(parts: Mapping[str, float], generation_id: str | None) -> bytes:
-    return _written({"parts": dict(parts), "generation_id": generation_id})
+def head_of(data: bytes) -> SessionHead:
+    return _HEAD.validate_python(json.loads(data))
 
 
 def call_entry(call: EngineCall) -> bytes:
     columns: list[bytes] = []
-    written = _written(call, columns)
-    return b"".join([written, _LINE_BREAK, *columns]) if columns else written
+    text = written(call, columns)
+    return b"".join([text, _LINE_BREAK, *columns]) if columns else text
 
 
 def call_of(data: bytes) -> EngineCall:
@@ -117,9 +81,9 @@ def call_of(data: bytes) -> EngineCall:
 
 def session_of(entries: Mapping[EntryName, bytes]) -> ReadSession:
     """The session that all its entries encode."""
-    read = ReadSession(opened_of(entries[OPENED]))
-    for place in sorted(name.number for name in entries if name.kind == "call"):
-        read.record.add(call_of(entries[call_name(place)]))
+    read = ReadSession(_OPENED.validate_python(json.loads(entries[OPENED])))
+    for name in sorted(name for name in entries if name.kind == "call"):
+        read.record.add(call_of(entries[name]))
     for name, data in entries.items():
         if name.kind == "reward":
             reward = json.loads(data)
@@ -127,7 +91,7 @@ def session_of(entries: Mapping[EntryName, bytes]) -> ReadSession:
     return read
 
 
-def _written(value: object, columns: list[bytes] | None = None) -> bytes:
+def written(value: object, columns: list[bytes] | None = None) -> bytes:
     """The JSON of a value. Args: `columns` takes the bytes of its packed numbers, which are in no JSON."""
     # The standard library alone writes half of a surrogate pair, which the JSON of a call can spell.
     default = partial(_json_value, columns=[] if columns is None else columns)
@@ -143,8 +107,6 @@ def _json_value(value: object, columns: list[bytes]) -> Any:
             return value.model_dump(mode="json", exclude_unset=True)
         case array():
             return b64encode(value).decode()
-        case bytes():
-            return value.hex()
     if is_dataclass(value):
         return {each.name: getattr(value, each.name) for each in fields(value)}
     return str(value)

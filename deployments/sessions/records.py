@@ -1,4 +1,5 @@
-"""The messages between a session's record and its callers about a call of the engine. No I/O.
+"""The messages between a session's record and its callers about a call of the engine, and how the session store refuses
+one. No I/O.
 
     plan = record.plan(messages, context)       what of the conversation the session has generated
     prompt = prepared_prompt(plan, messages, context, renderer)     the template renders the messages after it
@@ -19,10 +20,9 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import PlainValidator
 
-from deployments.chat.image_tokens import OtherPlaceholders, expanded
-from deployments.failures import PromptRejected
+from deployments.failures import PromptRejected, StoreFailure
 from deployments.protocols.generation import WeightSpan, packed_ids
-from deployments.protocols.images import ImagesByName, ImageSpan, image_spans
+from deployments.protocols.images import ImagesByName, ImageSpan, OtherPlaceholders, expanded, image_spans
 from deployments.protocols.token_columns import Columns
 from rollout_client.contract.messages import MediaRange, SampledWith
 from rollout_client.contract.sessions import MessageDrift, SessionRequest
@@ -78,9 +78,7 @@ class Plan:
     experts_from: int = 0
     """The first of the prompt's tokens whose routed experts the session does not have."""
     drift: tuple[MessageDrift, ...] = ()
-    """Differences from the record that were not reported before."""
-    seen: tuple[tuple[int, Annotated[bytes, PlainValidator(bytes.fromhex)]], ...] = ()
-    """The generated messages that came back in another form, and the digest of that form."""
+    """Differences from the record in the generated message that it continues, and in what comes after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,6 @@ class SessionRenderer(Protocol):
         after: Sequence[int],
         context: ChatContext,
         calls: Sequence[Mapping[str, Any]] = (),
-        calls_before: int = 0,
     ) -> list[Sequence[int]]:
         """The same for messages, at least one, that follow the generated ids `after`, without these.
 
@@ -170,7 +167,6 @@ class SessionRenderer(Protocol):
 
         Args:
             calls: those of the response, which messages of role `tool` answer.
-            calls_before: how many calls there were before these.
         """
         ...
 
@@ -227,8 +223,8 @@ def prepared_prompt(
     if plan.after is None:
         ids = renderer.prompt(new, context)
     else:
-        *before, calls = (message.get("tool_calls") or () for message in messages[: plan.covered])
-        ids = renderer.following(new, plan.response_ids, context, calls, sum(map(len, before)))
+        calls = messages[plan.covered - 1].get("tool_calls") or ()
+        ids = renderer.following(new, plan.response_ids, context, calls)
     whole = [with_images(*each, images or {}) for each in zip(new, ids, strict=True)]
     token_ids = packed_ids(chain(plan.token_ids, *(message.token_ids for message in whole)))
     spans = (*plan.images, *image_spans(whole, len(plan.token_ids)))
@@ -259,14 +255,77 @@ def prompt_of_tokens(plan: Plan, token_ids: Sequence[int], decode: Callable[[Seq
 
 def with_images(message: ChatMessage, token_ids: Sequence[int], images: ImagesByName) -> RenderedMessage:
     """The message with the tokens of its images in the place of their placeholders. Raises `PromptRejected`."""
-    names = images_in(message)
     try:
-        if not names and not {each.placeholder for each in images.values()}.isdisjoint(token_ids):
-            raise OtherPlaceholders("The tokens of an image stand where none is shown")
-        ids, mm_ranges = expanded(token_ids, names, images)
+        ids, mm_ranges = expanded(token_ids, images_in(message), images)
     except OtherPlaceholders as error:
         raise PromptRejected(
             f"{error} in a message of role {message.get('role')!r}: show images in messages of another role, and leave "
             "out text that spells one."
         ) from error
     return RenderedMessage(message, packed_ids(ids), mm_ranges)
+
+
+class SessionFailure(StoreFailure):
+    """A call of the session store was not carried out."""
+
+
+class SessionUnknown(SessionFailure):
+    """The session never was, is another caller's, or has expired."""
+
+    status = 404
+    name = "session-unknown"
+    title = "The session is not known"
+
+
+class SessionClosed(SessionFailure):
+    """The session takes no more calls: it was ended, or its deadline is over."""
+
+    status = 409
+    name = "session-closed"
+    title = "The session takes no more calls"
+
+
+class SessionLimitReached(SessionFailure):
+    """The session has reached one of its limits, or the service has no room for another one."""
+
+    status = 429
+    name = "session-limit-reached"
+    title = "A limit of the session is reached; nothing was started"
+    retry_after_s = 2
+
+
+class GenerationUnknown(SessionFailure):
+    """The session has generated no message of this id."""
+
+    status = 404
+    name = "generation-unknown"
+    title = "The session has generated no such message"
+
+
+class SessionNotJudgeable(SessionFailure):
+    """The session has generated nothing, or it was opened without a task that the service has."""
+
+    status = 409
+    name = "session-not-judgeable"
+    title = "No environment can judge the session"
+
+
+class JudgementFailed(SessionFailure):
+    """The environment refused the conversation, or broke: `value` is the kind of the failure."""
+
+    status = 502
+    name = "judgement-failed"
+    title = "The environment has not judged the session"
+
+
+class SessionsNotConfigured(SessionFailure):
+    """The config has no `sessions`."""
+
+    status = 501
+    name = "sessions-not-configured"
+    title = "The service keeps no sessions"
+
+
+def session_unknown(session_id: str) -> SessionUnknown:
+    message = "there is no such session: it has expired, or it is another caller's"
+    return SessionUnknown.of("session_id", message, session_id)

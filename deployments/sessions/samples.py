@@ -25,12 +25,12 @@ def samples_of(
     samples = []
     for leaf in record.branches():
         path = leaf.path()
-        samples.append(sample_of(session_id, path, record.rewards, sample, generation_index, known))
+        samples.append(_sample_of(session_id, path, record.rewards, sample, generation_index, known))
         known.update(node.number for node in path)
     return samples
 
 
-def sample_of(
+def _sample_of(
     session_id: str,
     path: Sequence[Node],
     shared_rewards: Mapping[str, float],
@@ -63,13 +63,13 @@ def sample_of(
         message_log=log,
         total_reward=sum(rewards.values()),
         rewards=rewards,
-        status=status_of(generated[-1]),
+        status=_status_of(generated[-1]),
         terminated=False,
         truncated=generated[-1].finish_reason == "length",
         max_turns_reached=False,
         extra_env_info=given.extra_env_info,
         observation_format="chat",
-        metrics=metrics_of(log, sum(rewards.values())),
+        metrics=_metrics_of(log, sum(rewards.values())),
         session_id=session_id,
         branch=generated[-1].id,
         generation_ids=[one.id for one in generated],
@@ -137,13 +137,13 @@ def _summed_rewards(rewards: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return summed
 
 
-def status_of(last: GeneratedMessage) -> SampleStatus:
+def _status_of(last: GeneratedMessage) -> SampleStatus:
     if last.finish_reason is None:
         return "cancelled"
     return "truncated" if last.finish_reason == "length" else "completed"
 
 
-def metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
+def _metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
     """Turns and lengths. The prompt, which is what comes before the first response, is not counted."""
     generated, inputs, observed, length, clipped = [], [], 0, 0, 0
     for message in log:
@@ -174,10 +174,5 @@ def metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
 def policy_versions(record: SessionRecord) -> PolicyVersions:
     """The oldest and the newest version that generated tokens of the record."""
     labels = {span.version for generated in record.generated for span in generated.weight_versions}
-    if not labels:
-        return PolicyVersions()
-    return PolicyVersions(oldest=min(labels, key=version_of), newest=max(labels, key=version_of))
-
-
-def version_of(label: str) -> int:
-    return read_label(label).number
+    ordered = sorted(labels, key=lambda label: read_label(label).number)
+    return PolicyVersions(oldest=ordered[0], newest=ordered[-1]) if ordered else PolicyVersions()

@@ -13,24 +13,20 @@ siblings say the same.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from deployments.protocols.generation import packed_ids
 from deployments.protocols.images import image_spans
 from deployments.protocols.token_columns import EXPERTS, RoutedExperts
-from deployments.sessions.failures import GenerationUnknown
 from deployments.sessions.message_comparison import (
     call_ids,
     changed_fields,
     context_key,
-    digest_of,
-    generated_ids_drift,
     has_other_reasoning,
+    message_drift,
     new_messages_drift,
     rendered_key,
     response_key,
     response_keys,
-    shown_text,
 )
 from deployments.sessions.records import (
     NO_PLAN,
@@ -39,6 +35,7 @@ from deployments.sessions.records import (
     Conversation,
     EngineCall,
     GeneratedMessage,
+    GenerationUnknown,
     Plan,
     TokenPrompt,
 )
@@ -104,19 +101,6 @@ class Node:
                         yield node
         yield from self.rendered_children.get(rendered_key(message), ())
 
-    def newest_after(self, is_response: bool) -> ChatMessage | None:
-        """The newest message recorded after this one: of responses, if there are any, or of rendered messages."""
-        begins = self.rendered_children.get(_BEGINS_RESPONSE, ())
-        responses = (node for one in begins for nodes in one.responses.values() for node in nodes)
-        rendered = (node for nodes in self.rendered_children.values() for node in nodes if node.message is not None)
-        first, second = (responses, rendered) if is_response else (rendered, responses)
-        newest = max(first, key=_number_of, default=None) or max(second, key=_number_of, default=None)
-        return None if newest is None else newest.message
-
-
-def _number_of(node: Node) -> int:
-    return node.number
-
 
 class SessionRecord:
     """The record of one session."""
@@ -126,8 +110,10 @@ class SessionRecord:
         self._nodes: list[Node] = []
         self._generated: dict[str, Node] = {}
         """By the id of the generated message, in the order in which they were added."""
-        self._calls: dict[str, CallDrift] = {}
-        self._seen: set[tuple[int, bytes]] = set()
+        self.calls: dict[str, CallDrift] = {}
+        """The drift of each call by its id, in the order in which they were added."""
+        self._drifted: set[tuple[int | str, ...]] = set()
+        """Generated messages by number, with the fields in which they came back otherwise: each is reported once."""
         self.rewards: Mapping[str, float] = {}
         """Rewards of the session as a whole, by name."""
         self.total_tokens = 0
@@ -136,22 +122,9 @@ class SessionRecord:
         self.size_bytes = 0
         """Approximate size of the record in memory."""
 
-    @property
-    def calls(self) -> Sequence[CallDrift]:
-        """The drift of each call, in the order in which they were added."""
-        return list(self._calls.values())
-
-    @property
-    def call_count(self) -> int:
-        """How many calls were recorded."""
-        return len(self._calls)
-
-    def has_call(self, call_id: str) -> bool:
-        return call_id in self._calls
-
     def would_add(self, call: EngineCall) -> bool:
         """Whether `add` changes something: the call is new, and has generated something."""
-        return call.id not in self._calls and any(one.token_ids for one in call.generated)
+        return call.id not in self.calls and any(one.token_ids for one in call.generated)
 
     @property
     def generated(self) -> Sequence[GeneratedMessage]:
@@ -171,33 +144,22 @@ class SessionRecord:
         """
         if isinstance(conversation, TokenPrompt):
             last = self._last_generated_in(packed_ids(conversation.token_ids))
-            covered = 0 if last is None else sum(node.message is not None for node in last.path())
-            return self._plan_after(last, covered, policy)
+            return self._plan_after(last, len(_spoken(last)), policy)
         messages = conversation
         steps = self._matching(messages, context)
         covered, after = self._last_generated(steps, messages)
-        drift, seen = [], []
-        for place, node in _generated_on_way(after, covered):
-            assert node.generated is not None
-            if fields := changed_fields(messages[place], node.generated):
-                form = node.number, digest_of([shown_text(messages[place]), fields])
-                if form not in self._seen:
-                    seen.append(form)
-                    drift.append(generated_ids_drift(place, messages[place], node.generated, fields))
-        if len(steps) <= len(messages):
-            role = messages[len(steps) - 1].get("role")
-            newest = (node.newest_after(role == "assistant") for node in steps[-1])
-            recorded = next((message for message in newest if message is not None), None)
-            drift.extend(new_messages_drift(messages, len(steps) - 1, recorded))
-        return self._plan_after(after, covered, policy, drift, seen)
+        drift: list[MessageDrift] = []
+        for place, node in enumerate(_spoken(after)):
+            fields = [] if node.generated is None else changed_fields(messages[place], node.generated)
+            if fields and (node.number, *fields) not in self._drifted:
+                drift.append(message_drift(place, messages[place], "generated_ids", fields))
+        if (known := len(steps) - 1) < len(messages):
+            is_branch = any(node.rendered_children for node in steps[-1])
+            drift.extend(new_messages_drift(messages, known, is_branch))
+        return self._plan_after(after, covered, policy, drift)
 
     def _plan_after(
-        self,
-        after: Node | None,
-        covered: int,
-        policy: str | None,
-        drift: Sequence[MessageDrift] = (),
-        seen: Sequence[tuple[int, bytes]] = (),
+        self, after: Node | None, covered: int, policy: str | None, drift: Sequence[MessageDrift] = ()
     ) -> Plan:
         if after is None:
             return replace(NO_PLAN, drift=tuple(drift))
@@ -207,10 +169,9 @@ class SessionRecord:
             token_ids=after.prefix_ids(),
             response_ids=after.token_ids,
             images=image_spans(after.path()),
-            oldest_version=oldest_version(after, policy),
+            oldest_version=_oldest_version(after, policy),
             experts_from=experts_up_to(after).rows,
             drift=tuple(drift),
-            seen=tuple(seen),
         )
 
     def add(self, call: EngineCall) -> None:
@@ -220,15 +181,17 @@ class SessionRecord:
         generated = [one for one in call.generated if one.token_ids]
         node = self._root(call.context) if call.plan.after is None else self._nodes[call.plan.after]
         node.is_continued = True
+        spoken = _spoken(node)
+        for drift in call.plan.drift:
+            if drift.action == "generated_ids":
+                self._drifted.add((spoken[drift.message].number, *drift.fields))
         for rendered in call.rendered:
             key, message, ids = rendered_key(rendered.message), rendered.message, rendered.token_ids
             node = self._rendered_child(node, key, message, ids, rendered.mm_ranges)
         node = self._rendered_child(node, _BEGINS_RESPONSE, None, call.generation_prompt)
         for one in generated:
             self._add_response(node, one)
-        self._seen.update(call.plan.seen)
-        self._calls[call.id] = CallDrift(generation_ids=[one.id for one in generated], messages=list(call.plan.drift))
-        self.size_bytes += sum(len(drift.received) + len(drift.recorded or "") for drift in call.plan.drift)
+        self.calls[call.id] = CallDrift(generation_ids=[one.id for one in generated], messages=list(call.plan.drift))
 
     def reward(self, parts: Mapping[str, float], generation_id: str | None = None) -> None:
         """Sets the reward of a generated message, or of the whole session, by names of its parts.
@@ -345,7 +308,7 @@ class SessionRecord:
         node = Node(len(self._nodes), parent, message, token_ids, generated, mm_ranges)
         self._nodes.append(node)
         self.total_tokens += len(token_ids)
-        self.size_bytes += _NODE_BYTES + 4 * len(token_ids) + _text_size(message)
+        self.size_bytes += _NODE_BYTES + 4 * len(token_ids) + len(repr(message))
         return node
 
 
@@ -363,27 +326,13 @@ def experts_up_to(last: Node) -> RoutedExperts:
     return experts
 
 
-def oldest_version(last: Node, policy: str | None) -> int | None:
+def _spoken(last: Node | None) -> list[Node]:
+    """The messages up to the node."""
+    return [] if last is None else [node for node in last.path() if node.message is not None]
+
+
+def _oldest_version(last: Node, policy: str | None) -> int | None:
     """The oldest version of the policy's tokens up to the node; `None` if it has generated none of them."""
     generated = (node.generated for node in last.path() if node.generated is not None)
     labels = (read_label(span.version) for one in generated for span in one.weight_versions)
     return min((label.number for label in labels if label.name == policy), default=None)
-
-
-def _generated_on_way(last: Node | None, covered: int) -> Iterator[tuple[int, Node]]:
-    """The generated messages up to the given one, each with its place among the `covered` messages."""
-    spoken = [] if last is None else [node for node in last.path() if node.message is not None]
-    assert len(spoken) == covered
-    return ((place, node) for place, node in enumerate(spoken) if node.generated is not None)
-
-
-def _text_size(value: Any) -> int:
-    """The characters of all texts in a message, and 64 for everything else in it."""
-    match value:
-        case str():
-            return len(value)
-        case Mapping():
-            return sum(_text_size(one) for one in value.values()) + 64 * len(value)
-        case list() | tuple():
-            return sum(map(_text_size, value)) + 64 * len(value)
-    return 64

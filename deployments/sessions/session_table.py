@@ -1,34 +1,67 @@
 """The sessions of one store: which are kept, what each may still do, and what of them must be stored.
 
-A state machine without clock and I/O. Times are in seconds of a monotonic clock, whose zero was at `zero_at`, in
-seconds since 1970: the clock that tells those may be set, and each store has another zero. Guarantees:
+`SessionsSettings` says where they are kept, and how large they may be together.
+
+A state machine without clock and I/O. Times are in seconds since 1970. Guarantees:
 - A session with a call in flight is dropped neither for its age nor for room.
-- A call whose replica is silent for longer than its lease is no longer in flight, unless the replica is heard again. A
-  table that starts again knows of no call: it takes over those that replicas name. A replica's half is
+- A call whose replica is silent for longer than its lease is no longer in flight. A table that starts again knows of no
+  call: its session is in use for as long as the replica names the call. A replica's half is
   `deployments/generation/serving/session_call.py`.
-- A call that its replica has ended is not begun again by a word of it that comes up to a lease later.
 - Room is made by the namespace that keeps the most: its session that is idle for the longest time goes first.
-- The records together are larger than `max_bytes` only if all sessions that have a record have calls in flight.
+- The records together are larger than `max_bytes` only if all sessions have calls in flight.
 - A session that was dropped is in `unstored` until its removal is stored.
-- A session that is not in memory is read once. Until then it is known by its head: its limits, its age, what it used.
+- A session that is not in memory is read once. Until then it is known by its head: its limits and its age.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from deployments.sessions.codec import FORM, OPENED, ReadSession, SessionHead, head_bytes, head_of
-from deployments.sessions.failures import SessionClosed, SessionLimitReached, session_unknown
-from deployments.sessions.records import OpenSession
-from deployments.sessions.settings import SessionsSettings
-from deployments.storage.storage import EntryName, StoredChange, StoredRecord
+from pydantic import Field
+
+from deployments.sessions.codec import FORM, OPENED, ReadSession, SessionHead, head_of, written
+from deployments.sessions.records import (
+    OpenSession,
+    SessionClosed,
+    SessionLimitReached,
+    SessionUnknown,
+    session_unknown,
+)
+from deployments.storage.storage import EntryName, StorageSettings, StoredChange, StoredRecord
 from rollout_client.contract.sessions import SessionStatus
 
-USE_STORED_S = 30.0
-"""How often it is stored that a session was used, where nothing else of it is."""
-_GRACE_S = 60.0
-"""No session expires sooner after the start of a store: nobody could use it while there was none."""
-_TOO_LARGE = "it is larger than sessions.max_bytes leaves room for; shorten it"
+GIB = 2**30
+_HARMONY_MODELS = frozenset({"gpt_oss"})
+"""Types of models whose prompts vLLM writes in the harmony format, past the chat template and a session's own ids."""
+
+
+class _ModelNotRecordable(Exception):
+    """Sessions are configured beside a model whose calls they cannot record."""
+
+
+def refuse_unrecordable(model_type: str | None) -> None:
+    """Raises `_ModelNotRecordable`. `model_type` is that of the model's config."""
+    if model_type in _HARMONY_MODELS:
+        raise _ModelNotRecordable(
+            f"sessions record no calls of a model of type {model_type}: vLLM writes its prompts in the harmony format, "
+            "not with the model's chat template; leave `sessions` and agents out, and play its tasks with environments"
+        )
+
+
+class SessionsSettings(StorageSettings):
+    max_bytes: int = Field(default=4 * GIB, ge=1)
+    """Bound of all records together, in memory; the database takes about half more. Beyond it the caller whose records
+    are the largest loses the session that is idle for the longest time."""
+    lease_s: float = Field(default=10, gt=0)
+    """A generator replica that was not heard of for so many seconds has lost its calls: they end without a record."""
+    base_url: str | None = Field(default=None, pattern=r"^https?://[^/]+(/.*)?$")
+    """The service's address as agents reach it, such as `https://rollouts.example.com`, for the `base_url` of sessions.
+    Default: what the request that opens a session was sent to."""
+
+
+SESSION_BYTES = 2000
+"""Approximate size of a session without its record and what it was opened with."""
+_TOO_LARGE = "it is larger than sessions.max_bytes leaves room for; shorten it, or end other sessions"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -37,15 +70,8 @@ class KeptSession:
 
     id: str
     head: SessionHead
-    """As it is now: its `calls` are all that have begun."""
-    use_stored_at: float
-    """The last `used_at` that is stored."""
     in_flight: dict[str, float] = field(default_factory=dict)
     """When the replica of each call was last heard of, by the call's id."""
-    ended: dict[str, float] = field(default_factory=dict)
-    """When calls ended that a late word of their replica may still name, by the call's id."""
-    tokens: int = 0
-    """Tokens of its record."""
     size_bytes: int = 0
     """Bytes of its record and of what it was opened with."""
     opened_bytes: int = 0
@@ -66,20 +92,28 @@ class KeptSession:
 
 
 class SessionTable:
-    def __init__(self, settings: SessionsSettings, stored: Iterable[StoredRecord], now: float, zero_at: float) -> None:
+    def __init__(self, settings: SessionsSettings, stored: Iterable[StoredRecord], now: float) -> None:
         self._lease_s = settings.lease_s
-        self._max_sessions = settings.max_sessions
         self._max_bytes = settings.max_bytes
         self.sessions: dict[str, KeptSession] = {}
         """By id, in the order in which they were opened."""
-        self.size_bytes = 0
-        """Bytes of all records, and of what their sessions were opened with."""
-        heads = [(record, head_of(record.record, zero_at)) for record in stored]
+        self._idle: defaultdict[str, dict[str, KeptSession]] = defaultdict(dict)
+        """By namespace, its sessions without calls in flight, the longest idle first."""
+        self._bytes_of: Counter[str] = Counter()
+        """By namespace, bytes of all records, and of what their sessions were opened with."""
+        heads = [(record, head_of(record.record)) for record in stored]
         self._dropped = {record.record_id for record, head in heads if head.form != FORM}
         for record, head in sorted(heads, key=lambda pair: pair[1].used_at):
             if head.form == FORM:
-                self._restore(record, head, now)
+                self._restore(record, head)
         self.sessions = dict(sorted(self.sessions.items(), key=lambda item: item[1].head.opened_at))
+        for kept in self.sessions.values():
+            # Nobody could use it while there was no store.
+            kept.head.used_at = now
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes_of.total()
 
     def get(self, session_id: str, namespace: str | None = None) -> KeptSession:
         """Raises `SessionUnknown`, also for a session of another caller than `namespace`, if that is given."""
@@ -92,21 +126,25 @@ class SessionTable:
         return self.sessions.get(kept.id) is kept
 
     def still_kept(self, kept: KeptSession) -> KeptSession:
-        """Raises `SessionUnknown` if it was dropped meanwhile."""
+        """Raises `SessionUnknown` as `gone` makes it, if it was dropped meanwhile."""
         if not self.has(kept):
-            raise session_unknown(kept.id)
+            raise self.gone(kept)
         return kept
+
+    def gone(self, kept: KeptSession) -> SessionUnknown:
+        """The failure of a session that was dropped meanwhile: what was stored of it since is removed again."""
+        self._dropped.add(kept.id)
+        return session_unknown(kept.id)
 
     def of_caller(self, namespace: str) -> list[KeptSession]:
         """In the order in which they were opened."""
         return [kept for kept in self.sessions.values() if kept.head.namespace == namespace]
 
     def open(self, opened: OpenSession, size_bytes: int, now: float) -> KeptSession:
-        """Opens a session, and drops others if there are too many or their records are too large together.
+        """Opens a session, and drops others if their records are too large together.
 
         Raises:
-            SessionLimitReached: all sessions that are kept have calls in flight, or what it was opened with, of
-                `size_bytes`, is too large.
+            SessionLimitReached: there is no room for what it was opened with, of `size_bytes`.
         """
         deadline_s = opened.request.deadline_s
         head = SessionHead(
@@ -117,25 +155,36 @@ class SessionTable:
             deadline_at=None if deadline_s is None else now + deadline_s,
             form=FORM,
         )
-        kept = KeptSession(
-            id=opened.id, head=head, use_stored_at=now, opened_bytes=size_bytes, read=ReadSession(opened)
-        )
-        self._add(kept, size_bytes)
+        kept = KeptSession(id=opened.id, head=head, opened_bytes=SESSION_BYTES + size_bytes, read=ReadSession(opened))
+        self.sessions[kept.id] = kept
+        self.use(kept, now)
+        self._set_size(kept, kept.opened_bytes)
         if not self.has(kept):
             raise SessionLimitReached.of("sample", _TOO_LARGE)
         return kept
 
+    def use(self, kept: KeptSession, now: float) -> None:
+        """Notes that something is asked of the session now, or that a call of it has begun or ended."""
+        kept.head.used_at = now
+        idle = self._idle[kept.head.namespace]
+        idle.pop(kept.id, None)
+        if self.has(kept) and not kept.in_flight:
+            idle[kept.id] = kept
+
     def end(self, kept: KeptSession, now: float) -> None:
         """Lets the session take no more calls, and aborts those in flight."""
         kept.head.is_ended = True
-        kept.head.used_at = now
+        self.use(kept, now)
 
-    def delete(self, kept: KeptSession) -> None:
-        """Drops the session with its record, and aborts its calls in flight."""
-        self._drop(kept.id)
+    def drop(self, session_id: str) -> None:
+        """Removes the session with its record, and aborts its calls in flight."""
+        kept = self.sessions.pop(session_id)
+        self._idle[kept.head.namespace].pop(session_id, None)
+        self._bytes_of[kept.head.namespace] -= kept.size_bytes
+        self._dropped.add(session_id)
 
     def begin_call(self, kept: KeptSession, call_id: str, now: float) -> None:
-        """Does nothing for a call that is in flight. One that is refused changes nothing but `used_at`.
+        """Does nothing for a call that is in flight. The session must be read.
 
         Raises:
             SessionUnknown: the session was dropped.
@@ -144,47 +193,42 @@ class SessionTable:
         """
         if call_id in self.still_kept(kept).in_flight:
             return
-        kept.head.used_at = now
+        self.use(kept, now)
         if (status := kept.status(now)) != "open":
             ended = f"Session {kept.id!r} has ended and takes no more calls"
             message = ended if status == "ended" else f"The deadline of session {kept.id!r} is over"
             raise SessionClosed.of("session_id", message, kept.id)
-        limits = kept.head.limits
+        assert kept.read is not None
+        limits, record, in_flight = kept.head.limits, kept.read.record, len(kept.in_flight)
         for name, value, bound in (
-            ("max_calls", kept.head.calls, limits.max_calls),
-            ("max_tokens", kept.tokens, limits.max_tokens),
-            ("max_calls_in_flight", len(kept.in_flight), limits.max_calls_in_flight),
+            ("max_calls", len(record.calls) + in_flight, limits.max_calls),
+            ("max_tokens", record.total_tokens, limits.max_tokens),
+            ("max_calls_in_flight", in_flight, limits.max_calls_in_flight),
         ):
             if value >= bound:
                 message = f"Session {kept.id!r} has reached limits.{name}: {value} of {bound}"
                 raise SessionLimitReached.of(f"limits.{name}", message, kept.id)
-        self._count_call(kept, call_id, now)
+        kept.in_flight[call_id] = now
+        self.use(kept, now)
 
     def end_call(self, session_id: str, call_id: str, now: float) -> None:
         """Unknown ids are ignored."""
-        if (kept := self.sessions.get(session_id)) is not None:
-            kept.ended[call_id] = now
-            self._take_out(kept, call_id, now)
+        kept = self.sessions.get(session_id)
+        if kept is not None and kept.in_flight.pop(call_id, None) is not None:
+            self.use(kept, now)
 
     def heard(self, calls: Mapping[str, str], now: float) -> list[str]:
-        """A replica makes these calls, each of a session. Returns those that it must abort.
-
-        A call that is not known, but may go on, has begun at a store that was here before. Its session must be read.
-        """
-        return [call_id for call_id, session_id in calls.items() if not self._goes_on(call_id, session_id, now)]
-
-    def _goes_on(self, call_id: str, session_id: str, now: float) -> bool:
-        if (kept := self.sessions.get(session_id)) is None:
-            return False
-        is_open = kept.status(now) == "open"
-        if call_id in kept.in_flight:
-            kept.in_flight[call_id] = now
-        elif is_open and kept.read and call_id not in kept.ended and not kept.read.record.has_call(call_id):
-            kept.head.used_at = now
-            self._count_call(kept, call_id, now)
-        else:
-            return False
-        return is_open
+        """A replica makes these calls, each of a session. Returns those that it must abort."""
+        to_abort = []
+        for call_id, session_id in calls.items():
+            kept = self.sessions.get(session_id)
+            if kept is None or kept.status(now) != "open":
+                to_abort.append(call_id)
+                continue
+            self.use(kept, now)
+            if call_id in kept.in_flight:
+                kept.in_flight[call_id] = now
+        return to_abort
 
     def note_read(self, kept: KeptSession, read: ReadSession) -> None:
         kept.read, kept.names = read, ()
@@ -193,101 +237,44 @@ class SessionTable:
     def note_record(self, kept: KeptSession) -> None:
         """Its record has been read, or has grown: sessions are dropped if all records are too large together."""
         assert kept.read is not None
-        record = kept.read.record
-        # A call that began at an earlier store may be recorded before its replica names it here.
-        kept.tokens = record.total_tokens
-        kept.head.calls = max(kept.head.calls, record.call_count + len(kept.in_flight))
-        self._set_size(kept, kept.opened_bytes + record.size_bytes)
-
-    def forget(self, session_id: str) -> None:
-        """Has a dropped session removed again: it was stored meanwhile."""
-        self._dropped.add(session_id)
+        self._set_size(kept, kept.opened_bytes + kept.read.record.size_bytes)
 
     def pass_time(self, now: float) -> None:
         """Drops what has expired, and ends the calls of replicas that are gone."""
         for kept in list(self.sessions.values()):
             for call_id in [name for name, heard_at in kept.in_flight.items() if now - heard_at > self._lease_s]:
-                self._take_out(kept, call_id, now)
-            kept.ended = {name: at for name, at in kept.ended.items() if now - at <= self._lease_s}
+                self.end_call(kept.id, call_id, now)
             if kept.expires_at is not None and now >= kept.expires_at:
-                self._drop(kept.id)
+                self.drop(kept.id)
 
-    # What must be stored.
+    def change(self, kept: KeptSession, added: Mapping[EntryName, bytes] | None = None) -> StoredChange:
+        """The change to store: the session as it is, with these further entries."""
+        return StoredChange(kept.id, written(kept.head), added or {})
 
-    def change(
-        self, kept: KeptSession, zero_at: float, added: Mapping[EntryName, bytes] | None = None, recorded: int = 0
-    ) -> StoredChange:
-        """The session as it is, with these further entries.
-
-        Args:
-            recorded: how many of its calls that are in flight end with this change.
-        """
-        kept.use_stored_at = kept.head.used_at
-        head = replace(kept.head, calls=kept.head.calls - len(kept.in_flight) + recorded)
-        return StoredChange(kept.id, head_bytes(head, zero_at), added or {})
-
-    def unstored(self, zero_at: float) -> Sequence[StoredChange]:
-        """Changes for the caller to store: dropped sessions, and those whose last use is not stored for long."""
+    def unstored(self) -> Sequence[StoredChange]:
+        """The removals of dropped sessions, for the caller to store."""
         removed = [StoredChange(session_id, None) for session_id in self._dropped]
         self._dropped.clear()
-        late = [
-            kept
-            for kept in self.sessions.values()
-            if kept.head.used_at - kept.use_stored_at > min(USE_STORED_S, kept.head.limits.idle_s / 2)
-        ]
-        return [*removed, *(self.change(kept, zero_at) for kept in late)]
+        return removed
 
-    def _restore(self, stored: StoredRecord, head: SessionHead, now: float) -> None:
-        head.used_at = max(min(head.used_at, now), now - max(head.limits.idle_s - _GRACE_S, 0.0))
-        kept = KeptSession(
-            id=stored.record_id,
-            head=head,
-            use_stored_at=head.used_at,
-            opened_bytes=stored.sizes.get(OPENED, 0),
-            names=tuple(stored.sizes),
-        )
-        self._add(kept, sum(stored.sizes.values()))
-
-    def _add(self, kept: KeptSession, size_bytes: int) -> None:
-        if len(self.sessions) >= self._max_sessions:
-            counts = Counter(other.head.namespace for other in self.sessions.values())
-            counts[kept.head.namespace] += 1
-            if (idle := self._longest_idle(counts)) is None:
-                message = f"All {self._max_sessions} sessions have calls in flight: end one, or wait for one"
-                raise SessionLimitReached.of("limits.max_sessions", message, kept.id)
-            self._drop(idle)
+    def _restore(self, stored: StoredRecord, head: SessionHead) -> None:
+        opened_bytes = SESSION_BYTES + stored.sizes.get(OPENED, 0)
+        kept = KeptSession(id=stored.record_id, head=head, opened_bytes=opened_bytes, names=tuple(stored.sizes))
         self.sessions[kept.id] = kept
-        self._set_size(kept, size_bytes)
+        self.use(kept, head.used_at)
+        self._set_size(kept, SESSION_BYTES + sum(stored.sizes.values()))
 
     def _set_size(self, kept: KeptSession, size_bytes: int) -> None:
-        """A session that was dropped is ignored."""
+        """Makes room for the session's size. A session that was dropped is ignored."""
         if not self.has(kept):
             return
-        self.size_bytes += size_bytes - kept.size_bytes
+        self._bytes_of[kept.head.namespace] += size_bytes - kept.size_bytes
         kept.size_bytes = size_bytes
-        while self.size_bytes > self._max_bytes:
-            sizes = Counter[str]()
-            for other in self.sessions.values():
-                sizes[other.head.namespace] += other.size_bytes
-            if (idle := self._longest_idle(sizes, has_record=True)) is None:
-                return
-            self._drop(idle)
+        while self.size_bytes > self._max_bytes and (idle := self._longest_idle()) is not None:
+            self.drop(idle)
 
-    def _drop(self, session_id: str) -> None:
-        """Removes the session, whatever it does."""
-        self.size_bytes -= self.sessions.pop(session_id).size_bytes
-        self._dropped.add(session_id)
-
-    def _longest_idle(self, amounts: Mapping[str, int], has_record: bool = False) -> str | None:
-        """The longest idle session of the namespace with the largest amount, of those that have one."""
-        idle = (kept for kept in self.sessions.values() if not kept.in_flight and (kept.size_bytes or not has_record))
-        longest = max(idle, key=lambda kept: (amounts[kept.head.namespace], -kept.head.used_at), default=None)
-        return None if longest is None else longest.id
-
-    def _count_call(self, kept: KeptSession, call_id: str, now: float) -> None:
-        kept.head.calls += 1
-        kept.in_flight[call_id] = now
-
-    def _take_out(self, kept: KeptSession, call_id: str, now: float) -> None:
-        if kept.in_flight.pop(call_id, None) is not None:
-            kept.head.used_at = now
+    def _longest_idle(self) -> str | None:
+        """The longest idle session of the namespace that keeps the most bytes, of those that have one."""
+        callers = [namespace for namespace, idle in self._idle.items() if idle]
+        largest = max(callers, key=self._bytes_of.__getitem__, default=None)
+        return None if largest is None else next(iter(self._idle[largest]))

@@ -1,4 +1,4 @@
-"""The session store, one for the service: the Serve deployment that `store_client.py` calls.
+"""The session store, one for the service: the Serve deployment, and its client over a Serve handle.
 
 It keeps the record of each session, which so outlives the agent, the ingress replica and the generator replica that
 worked for it, and the store itself. What is kept, for how long, and what may begin is in `SessionTable`, what a
@@ -14,27 +14,37 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
-from deployments.rpc.batching import CallBatcher, group_commit, results_of
+from ray.serve.handle import DeploymentHandle
+
+from deployments.failures import SessionStoreLost, StoreLost
+from deployments.rpc.batching import (
+    BYTES_PER_LOGPROB,
+    BYTES_PER_RECORD,
+    BYTES_PER_TOKEN_ID,
+    CallBatcher,
+    at_once,
+    bytes_of_columns,
+    bytes_of_json,
+    bytes_of_text,
+    group_commit,
+    results_of,
+)
+from deployments.rpc.handle_calls import StoreClient
 from deployments.sessions.codec import (
     OPENED,
     ReadSession,
     call_entry,
-    call_name,
-    opened_entry,
-    reward_entry,
-    reward_name,
     session_of,
+    written,
 )
-from deployments.sessions.failures import session_unknown
 from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of
 from deployments.sessions.session_record import SessionRecord
-from deployments.sessions.session_table import KeptSession, SessionTable
-from deployments.sessions.settings import SessionsSettings
-from deployments.storage.storage import EntryName, Storage, StoredChange, StoredRecord
+from deployments.sessions.session_table import KeptSession, SessionsSettings, SessionTable
+from deployments.storage.storage import EntryName, Storage, StoredChange, StoredRecord, StoreReplaced, attempts
 from deployments.storage.stored_state import Planned, StoreReplica
 from rollout_client.contract.sessions import DriftReport, SessionInfo, SessionReward, SessionSamples
 
@@ -55,7 +65,7 @@ class SessionStore(StoreReplica[SessionTable]):
 
     Args:
         now_s: seconds of a monotonic clock.
-        time_s: seconds since 1970.
+        time_s: seconds since 1970, read once: a clock that is set later moves no session's time.
     """
 
     def __init__(
@@ -67,8 +77,8 @@ class SessionStore(StoreReplica[SessionTable]):
     ) -> None:
         super().__init__(settings, storage, "session")
         self._settings = settings
-        self._now = now_s
-        self._time_s = time_s
+        self._zero_at = time_s() - now_s()
+        self._now_s = now_s
         self._calls: CallBatcher[_CallToRecord, None] = group_commit(self._record)
         self._reading: dict[str, asyncio.Task[None]] = {}
         """By the session that is being read."""
@@ -79,9 +89,9 @@ class SessionStore(StoreReplica[SessionTable]):
         """Doing it again changes nothing.
 
         Raises:
-            SessionLimitReached: all sessions that are kept have calls in flight, or it is too large.
+            SessionLimitReached: there is no room for it.
         """
-        entry = opened_entry(opened)
+        entry = written(opened)
         table = await self._state.started()
         if (before := table.sessions.get(opened.id)) is not None:
             # An earlier store may have opened it, and died before it answered.
@@ -91,7 +101,7 @@ class SessionStore(StoreReplica[SessionTable]):
             if (kept := table.sessions.get(opened.id)) is not None:
                 return [], lambda: self._info(kept)
             new = table.open(opened, len(entry), self._now())
-            return [table.change(new, self._zero_at(), {OPENED: entry})], lambda: self._info(table.still_kept(new))
+            return [table.change(new, {OPENED: entry})], lambda: self._info(table.still_kept(new))
 
         return await self._state.change(plan)
 
@@ -123,19 +133,19 @@ class SessionStore(StoreReplica[SessionTable]):
 
     async def drift(self, session_id: str, namespace: str) -> DriftReport:
         _, _, read = await self._used(session_id, namespace)
-        return drift_report(session_id, read.record.calls)
+        return drift_report(session_id, read.record.calls.values())
 
     async def reward(self, session_id: str, namespace: str, reward: SessionReward) -> SessionInfo:
         """Raises `GenerationUnknown`."""
         _, kept, read = await self._used(session_id, namespace)
-        name = reward_name(read.record.reward_number(reward.generation_id))
-        added = {name: reward_entry(reward.parts, reward.generation_id)}
+        number = read.record.reward_number(reward.generation_id)
+        entry = written({"parts": reward.parts, "generation_id": reward.generation_id})
 
         def commit() -> SessionInfo:
             read.record.reward(reward.parts, reward.generation_id)
             return self._info(kept)
 
-        return await self._stored(kept, added, commit)
+        return await self._stored(kept, {EntryName("reward", number): entry}, commit)
 
     async def end(self, session_id: str, namespace: str) -> SessionInfo:
         """Lets the session take no more calls, and aborts those in flight. Its record stays until it expires."""
@@ -150,7 +160,7 @@ class SessionStore(StoreReplica[SessionTable]):
         """Drops the session with its record, and aborts its calls in flight."""
         table = await self._state.started()
         # At once, whatever the database does, as in `end`.
-        table.delete(table.get(session_id, namespace))
+        table.drop(table.get(session_id, namespace).id)
         await self._state.change(self._unstored)
 
     # Called by a generator replica.
@@ -187,9 +197,9 @@ class SessionStore(StoreReplica[SessionTable]):
         added: Counter[KeptSession] = Counter()
         changes: list[StoredChange] = []
         for each in new:
-            place = each.record.call_count + added[each.kept]
+            place = len(each.record.calls) + added[each.kept]
             added[each.kept] += 1
-            changes.append(table.change(each.kept, self._zero_at(), {call_name(place): each.entry}, added[each.kept]))
+            changes.append(table.change(each.kept, {EntryName("call", place): each.entry}))
 
         def commit() -> list[Exception | None]:
             for each in calls:
@@ -197,11 +207,8 @@ class SessionStore(StoreReplica[SessionTable]):
             for each in new:
                 each.record.add(each.call)
             for kept in added:
-                if table.has(kept):
-                    table.note_record(kept)
-                else:
-                    table.forget(kept.id)
-            return [None if table.has(each.kept) else session_unknown(each.kept.id) for each in calls]
+                table.note_record(kept)
+            return [None if table.has(each.kept) else table.gone(each.kept) for each in calls]
 
         return changes, commit
 
@@ -215,22 +222,17 @@ class SessionStore(StoreReplica[SessionTable]):
 
     async def heard(self, calls: Mapping[str, str]) -> list[str]:
         """A replica makes these calls, each of a session. Returns those that it must abort."""
-        table = await self._state.started()
-        for call_id, session_id in calls.items():
-            if (kept := table.sessions.get(session_id)) is not None and call_id not in kept.in_flight:
-                # Its record says whether the call has ended.
-                await self._read(table, kept)
-        return table.heard(calls, self._now())
+        return (await self._state.started()).heard(calls, self._now())
 
     async def pass_time(self) -> None:
         (await self._state.started()).pass_time(self._now())
         await self._state.change(self._unstored)
 
     def _load(self, kept: Sequence[StoredRecord]) -> SessionTable:
-        return SessionTable(self._settings, kept, self._now(), self._zero_at())
+        return SessionTable(self._settings, kept, self._now())
 
     def _unstored(self, table: SessionTable) -> Planned[None]:
-        return table.unstored(self._zero_at()), lambda: None
+        return table.unstored(), lambda: None
 
     async def _read(self, table: SessionTable, kept: KeptSession) -> ReadSession:
         """The contents of the session, read at the first call that needs them after a start."""
@@ -254,13 +256,11 @@ class SessionStore(StoreReplica[SessionTable]):
         """Stores the session with further entries, then commits. Raises `SessionUnknown` if it was dropped."""
 
         def plan(table: SessionTable) -> Planned[Result]:
-            changes = [table.change(table.still_kept(kept), self._zero_at(), added)]
+            changes = [table.change(table.still_kept(kept), added)]
 
             def commit_if_kept() -> Result:
-                if table.has(kept):
-                    return commit()
-                table.forget(kept.id)
-                raise session_unknown(kept.id)
+                table.still_kept(kept)
+                return commit()
 
             return changes, commit_if_kept
 
@@ -270,12 +270,12 @@ class SessionStore(StoreReplica[SessionTable]):
         """The session, which something is asked of now."""
         table = await self._state.started()
         kept = table.get(session_id, namespace)
-        kept.head.used_at = self._now()
+        table.use(kept, self._now())
         return table, kept, await self._read(table, kept)
 
-    def _zero_at(self) -> float:
-        """The zero of the monotonic clock, in seconds since 1970."""
-        return self._time_s() - self._now()
+    def _now(self) -> float:
+        """Seconds since 1970."""
+        return self._zero_at + self._now_s()
 
     def _info(self, kept: KeptSession) -> SessionInfo:
         read, expires_at = kept.read, kept.expires_at
@@ -284,11 +284,55 @@ class SessionStore(StoreReplica[SessionTable]):
             id=kept.id,
             base_url=read.opened.base_url,
             status=kept.status(self._now()),
-            calls=kept.head.calls,
+            calls=len(read.record.calls) + len(kept.in_flight),
             calls_in_flight=len(kept.in_flight),
             branches=len(read.record.branches()),
             generated_tokens=read.record.generated_tokens,
             total_tokens=read.record.total_tokens,
             record_bytes=kept.size_bytes,
-            expires_at=None if expires_at is None else datetime.fromtimestamp(self._zero_at() + expires_at, UTC),
+            expires_at=None if expires_at is None else datetime.fromtimestamp(expires_at, UTC),
         )
+
+
+AWAY = (SessionStoreLost, StoreReplaced)
+AT_ONCE = ("answer", "heard")
+"""Methods that are called periodically, and so not again while the store is away."""
+
+
+def session_store_client(handle: DeploymentHandle[Any]) -> SessionStore:
+    """Raises `SessionStoreLost` if the store cannot be reached for `AWAY_S` seconds; `AT_ONCE` raise it at once."""
+    return cast(SessionStore, _SessionStoreClient(handle))
+
+
+class _SessionStoreClient(StoreClient):
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        super().__init__(handle, SessionStoreLost, "The session store")
+        call = super()._call
+        # Generator replicas make these for each call of a session, many in one event-loop iteration. One batch for
+        # each method: a plan does not wait for calls to be stored.
+        self._batched: Mapping[str, CallBatcher[tuple[Any, ...], Any]] = {
+            method: CallBatcher(at_once(partial(call, "batched", method)), bytes_of)
+            for method, bytes_of in (("plan", _bytes_of_plan), ("add", _bytes_of_add))
+        }
+
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        if method in AT_ONCE:
+            return await super()._call(method, *arguments, **named)
+        if method in self._batched:
+            # What was generated must not be lost because a database fails; of all else the caller is told.
+            lost = StoreLost if method == "add" else AWAY
+            return await attempts(lost)(self._batched[method].call, arguments)
+        return await attempts(AWAY)(super()._call, method, *arguments, **named)
+
+
+def _bytes_of_plan(arguments: tuple[Any, ...]) -> int:
+    _, _, messages, _ = arguments
+    return BYTES_PER_RECORD + bytes_of_json(messages)
+
+
+def _bytes_of_add(arguments: tuple[Any, ...]) -> int:
+    _, call = arguments
+    tokens = sum(len(message.token_ids) for message in (*call.rendered, *call.generated))
+    rendered = BYTES_PER_RECORD + bytes_of_json([message.message for message in call.rendered])
+    texts = sum(2 * bytes_of_text(message.text) + bytes_of_columns(message.columns) for message in call.generated)
+    return rendered + (BYTES_PER_TOKEN_ID + BYTES_PER_LOGPROB) * tokens + texts

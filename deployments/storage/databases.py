@@ -17,16 +17,21 @@ import ray
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, WatchError
 
+from deployments.logs import session_folder
 from deployments.storage.storage import (
     EntryName,
     Storage,
+    StorageFailed,
     StorageSettings,
     StoredChange,
     StoredRecord,
     StoreKind,
-    storage_failed,
-    store_replaced,
+    StoreReplaced,
 )
+
+
+def _store_replaced(kind: StoreKind, epoch: int) -> StoreReplaced:
+    return StoreReplaced(f"Another {kind} store has taken over from {epoch}.")
 
 
 class RedisStorage(Storage):
@@ -50,21 +55,21 @@ class RedisStorage(Storage):
 
     async def apply(self, changes: Sequence[StoredChange]) -> None:
         with _storage_failures(self._kind):
-            await self._apply(changes)
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                await self._apply(pipeline, changes)
 
-    async def _apply(self, changes: Sequence[StoredChange]) -> None:
-        async with self._redis.pipeline(transaction=True) as pipeline:
-            # The transaction fails if another store takes over between this check and its end.
-            await pipeline.watch(self._epoch_key)
-            if int(await pipeline.get(self._epoch_key) or 0) != self._epoch:
-                raise store_replaced(self._kind, self._epoch)
-            pipeline.multi()
-            for change in changes:
-                self._add(pipeline, change)
-            try:
-                await pipeline.execute()
-            except WatchError as error:
-                raise store_replaced(self._kind, self._epoch) from error
+    async def _apply(self, pipeline: Any, changes: Sequence[StoredChange]) -> None:
+        # The transaction fails if another store takes over between this check and its end.
+        await pipeline.watch(self._epoch_key)
+        if int(await pipeline.get(self._epoch_key) or 0) != self._epoch:
+            raise _store_replaced(self._kind, self._epoch)
+        pipeline.multi()
+        for change in changes:
+            self._add(pipeline, change)
+        try:
+            await pipeline.execute()
+        except WatchError as error:
+            raise _store_replaced(self._kind, self._epoch) from error
 
     async def read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         if not names:
@@ -72,9 +77,6 @@ class RedisStorage(Storage):
         with _storage_failures(self._kind):
             found = await self._redis.hmget(self._prefix + record_id, [_encode_name(name) for name in names])
         return {name: data for name, data in zip(names, found, strict=True) if data is not None}
-
-    async def close(self) -> None:
-        await self._redis.aclose()
 
     async def _sizes(self, record_id: str) -> dict[EntryName, int]:
         fields = await self._redis.hkeys(self._prefix + record_id)
@@ -99,11 +101,15 @@ class RedisStorage(Storage):
 
 @contextmanager
 def _storage_failures(kind: StoreKind) -> Iterator[None]:
-    """Raises `StorageFailed` for what Redis and the connection to it raise."""
+    """Raises `StorageFailed` for what a database and the connection to it raise.
+
+    Without the library's own message, which may name a path or a host: only the log has it.
+    """
     try:
         yield
-    except (RedisError, OSError) as error:
-        raise storage_failed(kind, error) from error
+    except (sqlite3.Error, RedisError, OSError) as error:
+        message = f"The database of the {kind}s fails ({type(error).__name__}); the log of the {kind} store says why."
+        raise StorageFailed(message) from error
 
 
 def _encode_name(name: EntryName) -> str:
@@ -120,12 +126,6 @@ def cluster_folder(kind: StoreKind) -> Path:
     return session_folder() / f"rollout-{kind}s"
 
 
-def session_folder() -> Path:
-    """Ray's folder of this cluster on this machine: logs, sockets."""
-    context = ray.get_runtime_context()
-    return Path(context.get_temp_dir()) / context.get_session_name()
-
-
 LOCKED_S = 30.0
 """Longest wait of a write for that of a store that this one replaces."""
 SCHEMA = """
@@ -139,7 +139,7 @@ create table if not exists entries (
 Result = TypeVar("Result")
 
 
-def file_of(folder: Path, kind: StoreKind) -> Path:
+def _file_of(folder: Path, kind: StoreKind) -> Path:
     return folder / f"{kind}s.sqlite"
 
 
@@ -150,7 +150,7 @@ class SqliteStorage(Storage):
     def __init__(self, folder: Path, kind: StoreKind) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._kind = kind
-        self._path = file_of(folder, kind)
+        self._path = _file_of(folder, kind)
         # One thread: SQLite's connections belong to the thread that opened them, and writes follow one another.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="storage")
         self._database: sqlite3.Connection | None = None
@@ -165,15 +165,9 @@ class SqliteStorage(Storage):
     async def read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
         return await self._in_thread(lambda: self._read(record_id, names))
 
-    async def close(self) -> None:
-        await self._in_thread(self._connection.close)
-        self._thread.shutdown()
-
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        try:
+        with _storage_failures(self._kind):
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except (sqlite3.Error, OSError) as error:
-            raise storage_failed(self._kind, error) from error
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -206,7 +200,7 @@ class SqliteStorage(Storage):
         with _transaction(database):
             [epoch] = database.execute("select max(epoch) from stores").fetchone()
             if epoch != self._epoch:
-                raise store_replaced(self._kind, self._epoch)
+                raise _store_replaced(self._kind, self._epoch)
             for change in changes:
                 _apply_change(database, change)
 
@@ -244,29 +238,19 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 REDIS_ANSWERS_WITHIN_S = 5.0
 """A Redis that is silent for longer is asked again."""
-OPT_OUT: dict[StoreKind, str] = {
-    "job": "jobs: null for a service that refuses jobs and Idempotency-Keys",
-    "session": "sessions: null for a service without sessions",
-    "image": "images: null for a service that takes no images",
-}
 logger = logging.getLogger("rollout_service.storage")
 
 
-class PasswordUnreadable(Exception):
-    """`redis_password_file` has no password. The message is a sentence."""
-
-
-class FolderNotShared(Exception):
-    """The cluster has several nodes, and the config no Redis. The message is a sentence."""
+class _StorageNotUsable(Exception):
+    """The settings name no storage that can be used. The message is a sentence."""
 
 
 def storage_of(settings: StorageSettings, kind: StoreKind) -> Storage:
     """The storage of a store of this kind.
 
     Raises:
-        FolderNotShared: the cluster has several nodes and the config no Redis, unless the folder is there: then this is
-            the node of the store that was here before.
-        PasswordUnreadable: the password of the Redis cannot be read.
+        _StorageNotUsable: the password of the Redis cannot be read; or the cluster has several nodes and the config no
+            Redis, unless the folder is there: then this is the node of the store that was here before.
     """
     if settings.redis_url is not None:
         bound_s, password = REDIS_ANSWERS_WITHIN_S, _password_of(settings, kind)
@@ -279,24 +263,22 @@ def storage_of(settings: StorageSettings, kind: StoreKind) -> Storage:
     if (count := sum(bool(node["Alive"]) for node in nodes)) > 1:
         message = (
             f"The cluster has {count} nodes, and the {kind} store may be started again on another one, which "
-            f"does not have its folder. Set {kind}s.redis_url to a Redis that all nodes reach, or {OPT_OUT[kind]}."
+            f"does not have its folder. Set {kind}s.redis_url to a Redis that all nodes reach, or {kind}s: null for a "
+            "service without them."
         )
-        if not file_of(folder, kind).exists():
-            raise FolderNotShared(message)
+        if not _file_of(folder, kind).exists():
+            raise _StorageNotUsable(message)
         logger.warning("%s", message)
     return SqliteStorage(folder, kind)
 
 
 def _password_of(settings: StorageSettings, kind: StoreKind) -> str | None:
-    """The content of the file without the end of its line. Raises `PasswordUnreadable`."""
+    """The content of the file without the end of its line. Raises `_StorageNotUsable`."""
     if settings.redis_password_file is None:
         return None
-    field = f"{kind}s.redis_password_file: {settings.redis_password_file!r}"
     try:
-        password = Path(settings.redis_password_file).expanduser().read_text(encoding="utf-8").rstrip("\n")
+        return Path(settings.redis_password_file).expanduser().read_text(encoding="utf-8").rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
+        field = f"{kind}s.redis_password_file: {settings.redis_password_file!r}"
         reason = getattr(error, "strerror", None) or "is not text"
-        raise PasswordUnreadable(f"{field} cannot be read ({reason}). Name a file with the password.") from error
-    if not password:
-        raise PasswordUnreadable(f"{field} is empty. Write the password of the Redis into it.")
-    return password
+        raise _StorageNotUsable(f"{field} cannot be read ({reason}). Name a file with the password.") from error

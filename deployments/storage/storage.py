@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
@@ -57,17 +56,6 @@ class StorageFailed(StoreLost):
     """The database has failed. The same call can succeed later: the disk is full, or the database is away."""
 
 
-def storage_failed(kind: StoreKind, error: Exception) -> StorageFailed:
-    """The failure without the library's own message, which may name a path or a host: only the log has it."""
-    return StorageFailed(
-        f"The database of the {kind}s fails ({type(error).__name__}); the log of the {kind} store says why."
-    )
-
-
-def store_replaced(kind: StoreKind, epoch: int) -> StoreReplaced:
-    return StoreReplaced(f"Another {kind} store has taken over from {epoch}.")
-
-
 class Storage(Protocol):
     """One store at a time writes: the last one that has called `take_over`.
 
@@ -89,8 +77,6 @@ class Storage(Protocol):
         """The entries that exist, by their names."""
         ...
 
-    async def close(self) -> None: ...
-
 
 AWAY_S = 60.0
 """Wait for a store that has died: the next one takes about ten seconds to start."""
@@ -98,9 +84,11 @@ AWAY_RETRY_S = 0.5
 
 
 def attempts(
-    lost: type[Exception], within_s: float = AWAY_S, on_first: Callable[[object], None] = lambda _: None
+    lost: type[Exception] | tuple[type[Exception], ...],
+    within_s: float = AWAY_S,
+    on_first: Callable[[BaseException | None], None] = lambda _: None,
 ) -> AsyncRetrying:
-    """Calls a store again that is away, for as long as the call raises `lost`: a repeated call changes nothing.
+    """Calls a store or its storage again, for as long as the call raises `lost`: a repeated call changes nothing.
 
     Args:
         within_s: seconds after which the last failure is raised.
@@ -113,7 +101,7 @@ def attempts(
             on_first(state.outcome.exception())
 
     return AsyncRetrying(
-        retry=retry_if_exception_type((lost, StoreReplaced)),
+        retry=retry_if_exception_type(lost),
         wait=wait_fixed(AWAY_RETRY_S),
         stop=lambda _: asyncio.get_running_loop().time() >= ends_at,
         before_sleep=before_sleep,
@@ -130,8 +118,8 @@ class StorageSettings(StrictSettings):
     """A Redis in place of the folder, such as `redis://:password@host:6379/0`. A cluster of several nodes needs it,
     because the store may be started again on another node."""
     redis_password_file: str | None = None
-    """A file with the password of the Redis, such as a mounted secret, in place of one in `redis_url`. Every node
-    needs it."""
+    """A file with the password of the Redis, such as a mounted secret, in place of one in `redis_url`, which counts if
+    both are there. Every node needs it."""
     redis_prefix: str = Field(default="rollout", min_length=1, max_length=100)
     """Begins the names of all keys in Redis: two services that share a Redis need two prefixes."""
 
@@ -139,12 +127,4 @@ class StorageSettings(StrictSettings):
     def _password_has_a_redis(self) -> Self:
         if self.redis_password_file is not None and self.redis_url is None:
             raise ValueError("redis_password_file has no meaning without redis_url: give both or neither")
-        if self.redis_password_file is not None and _has_password(self.redis_url):
-            raise ValueError(
-                "redis_url has a password, and redis_password_file names another one: remove one of the two"
-            )
         return self
-
-
-def _has_password(redis_url: str | None) -> bool:
-    return redis_url is not None and urlsplit(redis_url).password is not None

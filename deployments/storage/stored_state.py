@@ -9,11 +9,12 @@ store goes on by itself.
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
+from tenacity import AsyncRetrying
 
 from deployments import logs
 from deployments.storage.databases import storage_of
@@ -26,11 +27,11 @@ from deployments.storage.storage import (
     StoredRecord,
     StoreKind,
     StoreReplaced,
+    attempts,
 )
-from deployments.upstream.ray_serve.install import install
+from deployments.upstream.ray_serve.own_replica import install
 
 TICK_S = 0.5
-STORAGE_RETRY_S = 0.5
 ANSWER_WITHIN_S = 5.0
 """Bound of the wait of a call for a database that fails."""
 State = TypeVar("State")
@@ -95,33 +96,22 @@ class StoredState(Generic[State]):
         if self.replaced is not None:
             raise self.replaced
         changes, commit = plan(state)
-        if changes:
-            await self._applied(changes)
-        return commit()
-
-    async def _applied(self, changes: Sequence[StoredChange]) -> None:
-        """Retries until it succeeds: after an error the changes may have been made, and then must be committed."""
         try:
-            await self._retrying("stored")(self._storage.apply, changes)
+            if changes:
+                # Until it succeeds: after an error the changes may have been made, and then must be committed.
+                await self._retrying("stored")(self._storage.apply, changes)
         except StoreReplaced as replaced:
             self.replaced = replaced
             raise
+        return commit()
 
     def _retrying(self, what: str) -> AsyncRetrying:
         """Retries a call of the storage while it raises `StorageFailed`. Only the first failure is logged."""
 
-        def log(state: RetryCallState) -> None:
-            if state.attempt_number == 1 and state.outcome is not None:
-                error = state.outcome.exception()
-                message = "The %ss cannot be %s, trying again: %s"
-                logger.warning(message, self._kind, what, error and error.__cause__)
+        def log(error: BaseException | None) -> None:
+            logger.warning("The %ss cannot be %s, trying again: %s", self._kind, what, error and error.__cause__)
 
-        return AsyncRetrying(
-            wait=wait_fixed(STORAGE_RETRY_S),
-            retry=retry_if_exception_type(StorageFailed),
-            before_sleep=log,
-            reraise=True,
-        )
+        return attempts(StorageFailed, math.inf, log)
 
     async def _answered(self, working: Awaitable[Result]) -> Result:
         """Raises `StorageFailed` if there is no answer within `ANSWER_WITHIN_S`."""
@@ -140,7 +130,7 @@ class StoreReplica(ABC, Generic[State]):
         """Opens the storage that the settings name, unless `storage` is given.
 
         Raises:
-            FolderNotShared: several nodes, no Redis, and no records on this node.
+            _StorageNotUsable: see `storage_of`.
         """
         logs.configure()
         install()

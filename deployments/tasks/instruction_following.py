@@ -16,10 +16,10 @@ from deployments.tasks.support import PooledEnvironment
 from rollout_env import ChatMessage, StepOutcome
 from rollout_env.worker_pool import ProcessorTimeExceeded
 
-STEPS_PER_WORKER = 2
+_STEPS_PER_WORKER = 2
 """One is judged while the next one waits at the worker."""
-TOPICS = ("a cat", "the sea", "a bicycle", "winter", "a bridge", "bread", "a lighthouse", "music", "the moon")
-WORDS = ("river", "quiet", "seven", "light", "stone", "morning", "paper", "green", "north", "glass")
+_TOPICS = ("a cat", "the sea", "a bicycle", "winter", "a bridge", "bread", "a lighthouse", "music", "the moon")
+_WORDS = ("river", "quiet", "seven", "light", "stone", "morning", "paper", "green", "north", "glass")
 logger = logging.getLogger("rollout_service.environments")
 
 
@@ -31,7 +31,7 @@ def _arguments() -> dict[str, list[str]]:
     return {name: kind(name).get_instruction_args_keys() for name, kind in sorted(INSTRUCTION_DICT.items())}
 
 
-class InstructionInfo(BaseModel):
+class _InstructionInfo(BaseModel):
     """The `extra_env_info` of a sample, as a row of IFEval's data has it; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -60,7 +60,7 @@ class InstructionFollowingEnvironment(PooledEnvironment):
     """One turn. The reward is 1.0 if all instructions were followed, or their share."""
 
     description: ClassVar[str] = "Instructions that a program can verify, as in IFEval; reward for following them."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = InstructionInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _InstructionInfo
 
     def __init__(
         self,
@@ -68,7 +68,6 @@ class InstructionFollowingEnvironment(PooledEnvironment):
         strict: bool = True,
         workers: Annotated[int, Field(ge=1)] | None = None,
         processor_time_limit_s: Annotated[float, Field(gt=0)] = 5.0,
-        lost_after_s: Annotated[float, Field(gt=0)] = 60.0,
     ) -> None:
         """Starts the worker processes in the background.
 
@@ -78,16 +77,15 @@ class InstructionFollowingEnvironment(PooledEnvironment):
                 or asterisks.
             workers: how many; by default the `num_cpus` that Ray reserves for the replica, rounded up.
             processor_time_limit_s: of judging one reply, in seconds. One that needs more has followed nothing.
-            lost_after_s: seconds of wall time after which judging is given up and tried again.
         """
         _arguments()  # Imported before the first step, because that takes seconds.
         self._score = score
         self._strict = strict
         self._processor_time_limit_s = processor_time_limit_s
         preloaded = ["if_verifiable", "punkt", __name__]
-        self.start_pool(workers, STEPS_PER_WORKER, _prepare_worker, preloaded, lost_after_s)
+        self.start_pool(workers, _STEPS_PER_WORKER, _prepare_worker, preloaded)
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: InstructionInfo) -> StepOutcome:
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _InstructionInfo) -> StepOutcome:
         """Judges the reply without its reasoning (`</think>`).
 
         Raises:
@@ -114,7 +112,7 @@ class InstructionFollowingEnvironment(PooledEnvironment):
 
 
 def _example_sample(draw: random.Random, number: int) -> dict[str, Any]:
-    word, most_words = draw.choice(WORDS), draw.randint(10, 60)
+    word, most_words = draw.choice(_WORDS), draw.randint(10, 60)
     instructions: list[tuple[str, str, dict[str, JsonValue]]] = [
         (f"Include the word {word}.", "keywords:existence", {"keywords": [word]}),
         (
@@ -129,7 +127,7 @@ def _example_sample(draw: random.Random, number: int) -> dict[str, Any]:
     chosen = draw.sample(instructions, k=draw.randint(1, 2))
     texts = " ".join(text for text, _, _ in chosen)
     return {
-        "messages": [{"role": "user", "content": f"Text {number}: write about {draw.choice(TOPICS)}. {texts}"}],
+        "messages": [{"role": "user", "content": f"Text {number}: write about {draw.choice(_TOPICS)}. {texts}"}],
         "extra_env_info": {
             "instruction_id_list": [name for _, name, _ in chosen],
             "kwargs": [kwargs for _, _, kwargs in chosen],

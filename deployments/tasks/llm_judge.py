@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,8 +20,8 @@ from rollout_env import (
     reply_text,
 )
 
-DEFAULT_RUBRIC = "The reply is correct, complete, and easy to follow."
-INSTRUCTIONS = """You judge the reply of an assistant to a conversation by a rubric.
+_DEFAULT_RUBRIC = "The reply is correct, complete, and easy to follow."
+_INSTRUCTIONS = """You judge the reply of an assistant to a conversation by a rubric.
 
 Rubric: {rubric}
 
@@ -33,10 +33,10 @@ END {mark}
 
 Think about how well the reply meets the rubric. Then end your answer with one JSON object and nothing after it:
 {{"score": a number from {lowest:g} (not at all) to {highest:g} (fully), "reason": a sentence}}"""
-AGAIN = (
+_AGAIN = (
     'That ended with no valid verdict ({problem}). Answer with the JSON object alone: {{"score": ..., "reason": ...}}'
 )
-MOST_BRACES = 64
+_MOST_BRACES = 64
 """Opening braces at the end of an answer that may begin the verdict."""
 _QUESTIONS = (
     "Explain to a child why the sky is blue.",
@@ -48,7 +48,7 @@ _QUESTIONS = (
 )
 
 
-class LlmJudgeInfo(BaseModel):
+class _LlmJudgeInfo(BaseModel):
     """The `extra_env_info` of a sample; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -67,11 +67,6 @@ class VerdictMissing(Exception):
     """The judge gave no verdict that can be read. The reward is unknown, which is not zero."""
 
 
-class _JudgeVerdict(NamedTuple):
-    score: float
-    reason: str
-
-
 class LlmJudgeEnvironment(TaskEnvironment):
     """One turn. The reward `judge` is the judge's score, from 0 for the lowest to 1 for the highest of its scale.
 
@@ -80,11 +75,11 @@ class LlmJudgeEnvironment(TaskEnvironment):
     """
 
     description: ClassVar[str] = "Replies that another model judges by a rubric."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = LlmJudgeInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _LlmJudgeInfo
 
     def __init__(
         self,
-        rubric: str = DEFAULT_RUBRIC,
+        rubric: str = _DEFAULT_RUBRIC,
         judge: str = "judge",
         lowest: float = 0.0,
         highest: float = 10.0,
@@ -111,7 +106,7 @@ class LlmJudgeEnvironment(TaskEnvironment):
         if self.judge not in chat_models:
             raise ModelMissing(f"the entry of the environment in the config needs {self.judge!r} under models")
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: LlmJudgeInfo) -> StepOutcome:
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _LlmJudgeInfo) -> StepOutcome:
         """Asks the judge.
 
         Raises:
@@ -126,25 +121,24 @@ class LlmJudgeEnvironment(TaskEnvironment):
             answer = await judge.chat(asked)
             seconds, calls = seconds + answer.seconds, calls + 1
             try:
-                verdict = verdict_in(answer.content, self.lowest, self.highest)
+                score, reason = _verdict_in(answer.content, self.lowest, self.highest)
             except ValueError as error:
                 problem = escape_control_tokens(str(error))
-                again: ChatMessage = {"role": "user", "content": AGAIN.format(problem=problem)}
+                again: ChatMessage = {"role": "user", "content": _AGAIN.format(problem=problem)}
                 # It may quote the reply.
                 echoed: ChatMessage = {"role": "assistant", "content": escape_control_tokens(answer.content)}
                 asked = [asked[0], echoed, again]
                 continue
-            score = (verdict.score - self.lowest) / (self.highest - self.lowest)
             return text_outcome(
-                f"Environment: {verdict.score:g}. {verdict.reason}".rstrip(),
-                {"judge": score},
+                f"Environment: {score:g}. {reason}".rstrip(),
+                {"judge": (score - self.lowest) / (self.highest - self.lowest)},
                 terminated=True,
-                answer=f"{verdict.score:g}",
+                answer=f"{score:g}",
                 metrics={"judge_seconds": seconds, "judge_calls": calls},
             )
         raise VerdictMissing(f"The judge gave no verdict in {calls} answers: {problem}.")
 
-    def _question(self, message_log: list[ChatMessage], info: LlmJudgeInfo) -> str:
+    def _question(self, message_log: list[ChatMessage], info: _LlmJudgeInfo) -> str:
         """The mark differs for each conversation, so that no reply can contain the end of the data.
 
         Nothing in the question is a control token of the judge, whatever its server.
@@ -157,7 +151,7 @@ class LlmJudgeEnvironment(TaskEnvironment):
         }
         text = json_data(data)
         mark = f"{random.Random(text).getrandbits(64):016x}"
-        return INSTRUCTIONS.format(
+        return _INSTRUCTIONS.format(
             rubric=escape_control_tokens(info.rubric or self.rubric),
             data=text,
             mark=mark,
@@ -171,34 +165,32 @@ class LlmJudgeEnvironment(TaskEnvironment):
 
 
 def open_questions(count: int, seed: int) -> list[dict[str, Any]]:
-    """Samples without fields, whose questions are numbered where there are more than these."""
-    questions = random.Random(seed).sample(_QUESTIONS, len(_QUESTIONS))
-    texts = [questions[place % len(questions)] for place in range(count)]
-    for place in range(len(questions), count):
-        texts[place] += f" (Answer {1 + place // len(questions)} of yours.)"
+    """Samples without fields, whose questions are numbered."""
+    draw = random.Random(seed)
+    texts = [f"{draw.choice(_QUESTIONS)} (Answer {number} of yours.)" for number in range(1, count + 1)]
     return [{"messages": [{"role": "user", "content": text}], "extra_env_info": {}} for text in texts]
 
 
-def verdict_in(text: str, lowest: float, highest: float) -> _JudgeVerdict:
-    """The verdict at the end of a judge's answer, which may be in a code block.
+def _verdict_in(text: str, lowest: float, highest: float) -> tuple[float, str]:
+    """Score and reason at the end of a judge's answer, which may be in a code block.
 
     Raises:
         ValueError: it does not end with a JSON object that has a score on the scale. The message is part of a sentence.
     """
-    value = last_object(text)
+    value = _last_object(text)
     score = value.get("score")
     if isinstance(score, bool) or not isinstance(score, int | float):
         raise ValueError(f"the score is {json.dumps(score)} and no number")
     if not lowest <= score <= highest:
         raise ValueError(f"the score {score!s:.20} is not from {lowest:g} to {highest:g}")
-    return _JudgeVerdict(float(score), str(value.get("reason") or ""))
+    return float(score), str(value.get("reason") or "")
 
 
-def last_object(text: str) -> dict[str, Any]:
+def _last_object(text: str) -> dict[str, Any]:
     """Raises `ValueError` if the text does not end with a JSON object."""
     stripped = text.rstrip("`~ \t\r\n")
     braces = [place for place, character in enumerate(stripped) if character == "{"] if stripped.endswith("}") else []
-    for start in reversed(braces[-MOST_BRACES:]):
+    for start in reversed(braces[-_MOST_BRACES:]):
         with suppress(ValueError, RecursionError):
             value: dict[str, Any]
             value, end = json.JSONDecoder().raw_decode(stripped, start)

@@ -27,9 +27,9 @@ from deployments.tasks.support import PooledEnvironment
 from rollout_env import ChatMessage, SampleRejected, StepOutcome
 from rollout_env.worker_pool import ProcessorTimeExceeded
 
-COMPARISON_MEMORY_BYTES = 2**30
+_COMPARISON_MEMORY_BYTES = 2**30
 """Memory that a comparison may allocate beyond the loaded libraries. Ordinary ones need a few MiB."""
-DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
+_DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
 
 
 class _MathComparison(NamedTuple):
@@ -41,7 +41,7 @@ class _MathComparison(NamedTuple):
     """The answer that math-verify read out of the response."""
 
 
-def ground_truth_text(ground_truth: str | int | float) -> str:
+def _ground_truth_text(ground_truth: str | int | float) -> str:
     """The ground truth as LaTeX. Floats have no exponent, which LaTeX would read as a product with e."""
     if isinstance(ground_truth, float):
         finite = Decimal(repr(ground_truth))
@@ -53,13 +53,13 @@ def _prepare_worker() -> None:
     """Bounds this worker's memory, and loads what the first comparison needs."""
     # It warns in each process that its own time limits are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    compare("42", "\\boxed{42}")
+    _compare("42", "\\boxed{42}")
     mapped_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    limit = mapped_pages * resource.getpagesize() + COMPARISON_MEMORY_BYTES
+    limit = mapped_pages * resource.getpagesize() + _COMPARISON_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def compare(ground_truth: str, response: str) -> _MathComparison:
+def _compare(ground_truth: str, response: str) -> _MathComparison:
     """Compares the answer in `response` with `ground_truth`, without a time limit."""
     from deployments.tasks.math_exact import is_equal
 
@@ -121,7 +121,7 @@ def _readings(ground_truth: str) -> tuple[str, str]:
 def _has_delimiters(text: str) -> bool:
     # The dollar sign of a price is not a delimiter.
     formula = text.replace(r"\$", "")
-    return any(delimiter in formula for delimiter in DELIMITERS)
+    return any(delimiter in formula for delimiter in _DELIMITERS)
 
 
 def _has_expression(items: list[Any]) -> bool:
@@ -129,7 +129,7 @@ def _has_expression(items: list[Any]) -> bool:
     return any(not isinstance(item, str) for item in items)
 
 
-LARGEST_OPERAND = 99
+_LARGEST_OPERAND = 99
 
 
 def addition_prompt(left: int, right: int) -> str:
@@ -145,22 +145,22 @@ def _addition_sample(left: int, right: int) -> dict[str, Any]:
     }
 
 
-LONGEST_GROUND_TRUTH = 1000
-PROSE = (
+_LONGEST_GROUND_TRUTH = 1000
+_PROSE = (
     "it is prose, of which no number can be taken as the answer: give the answer alone, as a number or LaTeX, words "
     "within \\text{}; or set text_answers among the task's arguments to compare prose as a text"
 )
 
-EXACT = "deployments.tasks.math_exact"
+_EXACT = "deployments.tasks.math_exact"
 """Imports sympy, which this process need not have."""
-STEPS_PER_WORKER = 2
+_STEPS_PER_WORKER = 2
 """One is compared while the next one waits at the worker, because a comparison takes about as long, a millisecond, as
 sending the next one. More would wait where their clock has begun already."""
 
 logger = logging.getLogger("rollout_service.environments")
 
 
-class MathInfo(BaseModel):
+class _MathInfo(BaseModel):
     """The `extra_env_info` of a math problem; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -169,7 +169,7 @@ class MathInfo(BaseModel):
     text_answers: ClassVar[bool] = False
     answer_form: AnswerForm | None = None
     """Where the answer of a response is, in place of the environment's `answer_form`."""
-    ground_truth: Annotated[StrictStr, Field(max_length=LONGEST_GROUND_TRUTH)] | StrictInt | StrictFloat
+    ground_truth: Annotated[StrictStr, Field(max_length=_LONGEST_GROUND_TRUTH)] | StrictInt | StrictFloat
     """The right answer: a number or LaTeX, with or without `$` around it; the letter of the right choice."""
 
     @field_validator("ground_truth")
@@ -178,30 +178,24 @@ class MathInfo(BaseModel):
         """A number somewhere in a sentence would be taken for the right answer."""
         form = info.data.get("answer_form") or cls.default_form
         if isinstance(given, str) and form != "choice" and not cls.text_answers and is_prose(given):
-            raise ValueError(PROSE)
+            raise ValueError(_PROSE)
         return given
 
 
-class _MathVerdict(NamedTuple):
-    """The result of a check."""
-
-    correct: bool
-    reason: str
-    """The reason, as the observation tells it."""
-    answer: str | None
+_Verdict = tuple[bool, str, str | None]
+"""Whether the answer is right, the reason as the observation tells it, and the answer."""
 
 
 class MathEnvironment(PooledEnvironment):
     """One turn: the reward `correctness` is 1.0 for a right answer, else 0.0."""
 
     description: ClassVar[str] = "Math problems with one right answer, boxed or plain; reward 1 when it is right."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = MathInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _MathInfo
 
     def __init__(
         self,
         workers: int | None = None,
         processor_time_limit_s: float = 5.0,
-        lost_after_s: float = 60.0,
         answer_form: AnswerForm = "any",
         wrong_reward: float = 0.0,
         format_reward: float | None = None,
@@ -212,7 +206,6 @@ class MathEnvironment(PooledEnvironment):
         Args:
             workers: how many; by default the `num_cpus` that Ray reserves for the replica, rounded up.
             processor_time_limit_s: of one comparison, in seconds. An answer that needs more is wrong.
-            lost_after_s: seconds of wall time after which a comparison is given up and tried again.
             answer_form: where the answer is. `any`: wherever math-verify finds it; `boxed`: in the last box only;
                 `answer_line`: behind the last `Answer:`; `choice`: the letter of a choice, in the last box or behind
                 the last `Answer:`.
@@ -225,14 +218,14 @@ class MathEnvironment(PooledEnvironment):
         """
         self.processor_time_limit_s = processor_time_limit_s
         self.answer_form: AnswerForm = answer_form
-        constants = {"default_form": answer_form, "text_answers": text_answers, "__doc__": MathInfo.__doc__}
-        self.ExtraEnvInfo = type("MathInfo", (MathInfo,), constants)  # type: ignore[misc]
+        constants = {"default_form": answer_form, "text_answers": text_answers, "__doc__": _MathInfo.__doc__}
+        self.ExtraEnvInfo = type("MathInfo", (_MathInfo,), constants)  # type: ignore[misc]
         self.wrong_reward = wrong_reward
         self.format_reward = format_reward
-        preloaded = ["math_verify", __name__, EXACT]
-        self.start_pool(workers, STEPS_PER_WORKER, _prepare_worker, preloaded, lost_after_s)
+        preloaded = ["math_verify", __name__, _EXACT]
+        self.start_pool(workers, _STEPS_PER_WORKER, _prepare_worker, preloaded)
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: MathInfo) -> StepOutcome:
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _MathInfo) -> StepOutcome:
         """Judges the response.
 
         Raises:
@@ -250,18 +243,19 @@ class MathEnvironment(PooledEnvironment):
             verdict = _verdict_of(_is_same_text(ground_truth, text), ground_truth, text)
         else:
             verdict = await self._verdict(answer, ground_truth)
-        rewards = {"correctness": 1.0 if verdict.correct else self.wrong_reward}
+        correct, reason, told = verdict
+        rewards = {"correctness": 1.0 if correct else self.wrong_reward}
         if self.format_reward is not None:
             rewards["format"] = self.format_reward if answer.is_formatted else 0.0
-        return text_outcome(f"Environment: {verdict.reason}", rewards, terminated=True, answer=verdict.answer)
+        return text_outcome(f"Environment: {reason}", rewards, terminated=True, answer=told)
 
-    async def _verdict(self, answer: Answer, ground_truth: str | int | float) -> _MathVerdict:
-        expected = ground_truth_text(ground_truth)
+    async def _verdict(self, answer: Answer, ground_truth: str | int | float) -> _Verdict:
+        expected = _ground_truth_text(ground_truth)
         try:
-            found = await self.pool.run(self.processor_time_limit_s, compare, expected, answer.latex)
+            found = await self.pool.run(self.processor_time_limit_s, _compare, expected, answer.latex)
         except ProcessorTimeExceeded as error:
             logger.info("An answer was judged wrong because comparing it took %s.", error)
-            return _MathVerdict(False, f"incorrect. The check took {error}.", answer.text)
+            return False, f"incorrect. The check took {error}.", answer.text
         if found.correct is None:
             raise SampleRejected(f"extra_env_info.ground_truth is not a mathematical expression: {ground_truth!r}")
         text = found.extracted if answer.text is None else answer.text
@@ -270,7 +264,7 @@ class MathEnvironment(PooledEnvironment):
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Additions of two numbers from 0 to 99, all different if `count` is at most 10,000."""
         draw = random.Random(seed)
-        per_operand = LARGEST_OPERAND + 1
+        per_operand = _LARGEST_OPERAND + 1
         repeats = -(-count // per_operand**2)
         pairs = draw.sample(range(per_operand**2), k=count, counts=[repeats] * per_operand**2)
         return [_addition_sample(*divmod(pair, per_operand)) for pair in pairs]
@@ -283,5 +277,5 @@ def _choice_of(ground_truth: str | int | float) -> str:
     return letter
 
 
-def _verdict_of(correct: bool, expected: str, answer: str | None) -> _MathVerdict:
-    return _MathVerdict(correct, "correct" if correct else f"incorrect. Expected {expected}.", answer)
+def _verdict_of(correct: bool, expected: str, answer: str | None) -> _Verdict:
+    return correct, "correct" if correct else f"incorrect. Expected {expected}.", answer

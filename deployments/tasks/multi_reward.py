@@ -1,7 +1,7 @@
 """Judges each reply by several environments, and weights what they give."""
 
 import asyncio
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 from rollout_env import ChatMessage, ChatModel, RewardModel, StepOutcome, TaskEnvironment
 from rollout_env.environment import has_a_start, has_sessions
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment, load_environment_class
-from rollout_env.steps import validated_step
+from rollout_env.steps import call, validated_step
 
 
 class EnvironmentPart(BaseModel):
@@ -34,7 +34,7 @@ class EnvironmentPart(BaseModel):
         return self
 
 
-class PartSettings(EnvironmentPart):
+class _PartSettings(EnvironmentPart):
     """One environment among several."""
 
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
@@ -47,14 +47,14 @@ class PartSettings(EnvironmentPart):
     the others, their rewards rise and this one's do not."""
 
 
-def _refuse_name_of_a_field(parts: dict[str, PartSettings]) -> dict[str, PartSettings]:
+def _refuse_name_of_a_field(parts: dict[str, _PartSettings]) -> dict[str, _PartSettings]:
     """Returns `parts`. Raises `ValueError` if one has the name of the field that is there beside them."""
     if "ended" in parts:
         raise ValueError("a part cannot be named 'ended', which is a field of extra_env_info: give it another name")
     return parts
 
 
-Parts = Annotated[dict[str, PartSettings], Field(min_length=1), AfterValidator(_refuse_name_of_a_field)]
+Parts = Annotated[dict[str, _PartSettings], Field(min_length=1), AfterValidator(_refuse_name_of_a_field)]
 
 
 class WrappingEnvironment(TaskEnvironment):
@@ -69,8 +69,7 @@ class WrappingEnvironment(TaskEnvironment):
 
     async def close(self) -> None:
         for environment in self.wrapped:
-            if (closing := environment.close()) is not None:
-                await closing
+            await call(environment.close)
 
 
 class MultiRewardEnvironment(WrappingEnvironment):
@@ -93,7 +92,10 @@ class MultiRewardEnvironment(WrappingEnvironment):
         self.tools = self._environments[self._leader].tools
         limits = [part.max_concurrent_steps for part in self._environments.values() if part.max_concurrent_steps]
         self.max_concurrent_steps = min(limits, default=None)
-        self.description = self._described()  # type: ignore[misc]
+        weights = [
+            f"{name} (weight {part.weight:g}): {self._environments[name].description}" for name, part in parts.items()
+        ]
+        self.description = f"Several judges of one reply. {'; '.join(weights)}"  # type: ignore[misc]
         self.ExtraEnvInfo = _fields_of(self._environments)  # type: ignore[misc]
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
@@ -101,13 +103,19 @@ class MultiRewardEnvironment(WrappingEnvironment):
         given: dict[str, Any] = extra_env_info.model_dump(exclude_unset=True)
         ended: list[str] = list(given.get("ended", []))
         state = {name: given.get(name, {}) for name in self._environments}
-        outcomes = await _outcomes_of(
-            {
-                name: validated_step(part, [message.copy() for message in message_log], state[name])
-                for name, part in self._environments.items()
-                if name not in ended
-            }
-        )
+        judging = [name for name in self._environments if name not in ended]
+        steps = [
+            asyncio.ensure_future(
+                validated_step(self._environments[name], [one.copy() for one in message_log], state[name])
+            )
+            for name in judging
+        ]
+        try:
+            outcomes = dict(zip(judging, await asyncio.gather(*steps), strict=True))
+        finally:
+            for step in steps:
+                step.cancel()
+            await asyncio.gather(*steps, return_exceptions=True)
         is_cut = message_log[-1].get("finish_reason") == "length"
         rewards: dict[str, float] = {}
         metrics: dict[str, float] = {}
@@ -141,25 +149,6 @@ class MultiRewardEnvironment(WrappingEnvironment):
             }
             for place in range(count)
         ]
-
-    def _described(self) -> str:
-        parts = "; ".join(
-            f"{name} (weight {self._parts[name].weight:g}): {part.description}"
-            for name, part in self._environments.items()
-        )
-        return f"Several judges of one reply. {parts}"
-
-
-async def _outcomes_of(steps: Mapping[str, Coroutine[Any, Any, StepOutcome]]) -> dict[str, StepOutcome]:
-    """Runs the steps at once. Raises what the first that fails raises, when the others are cancelled."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = {name: group.create_task(step) for name, step in steps.items()}
-    except BaseExceptionGroup as failures:
-        error = failures.exceptions[0]
-    else:
-        return {name: task.result() for name, task in tasks.items()}
-    raise error  # Here, because the group would be its context there.
 
 
 def _fields_of(environments: dict[str, TaskEnvironment]) -> type[BaseModel]:

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 from rollout_env import StepOutcome
 
-OPENING = re.compile(r"([ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)?+)(`{3,}+|~{3,}+)[ \t{.]*+([\w.+-]*+)")
-PYTHON = re.compile(r"(?:i?python|py)(?:3[\d.]*)?")
-TAB = 4
+_OPENING = re.compile(r"([ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)?+)(`{3,}+|~{3,}+)[ \t{.]*+([\w.+-]*+)")
+_PYTHON = re.compile(r"(?:i?python|py)(?:3[\d.]*)?")
+_TAB = 4
 
 
 class _Fence(NamedTuple):
@@ -31,24 +31,24 @@ class _Fence(NamedTuple):
 
     @classmethod
     def opened_by(cls, line: str) -> "_Fence | None":
-        found = OPENING.match(line)
+        found = _OPENING.match(line)
         # Behind backticks, further ones are those of inline code.
         if found is None or (found[2][0] == "`" and "`" in line[found.end(2) :]):
             return None
-        return cls(len(found[1].expandtabs(TAB)), found[2], found[3].lower())
+        return cls(len(found[1].expandtabs(_TAB)), found[2], found[3].lower())
 
     def inside(self, line: str) -> str:
         """A line of the block without the indentation of its fence."""
         if self.indent == 0:
             return line
         text = line.lstrip(" \t")
-        columns = len(line[: len(line) - len(text)].expandtabs(TAB))
+        columns = len(line[: len(line) - len(text)].expandtabs(_TAB))
         return " " * (columns - self.indent) + text
 
     def is_closed_by(self, line: str) -> bool:
         """For a line that is `inside`."""
         mark = line.strip(" \t\r")
-        indented = line[:TAB].expandtabs(TAB).startswith(" " * TAB)
+        indented = line[:_TAB].expandtabs(_TAB).startswith(" " * _TAB)
         return len(mark) >= len(self.mark) and not mark.strip(self.mark[0]) and not indented
 
 
@@ -58,7 +58,7 @@ def last_code_block(reply: str) -> str | None:
     Takes linear time: each line is read once.
     """
     blocks = list(_code_blocks(reply))
-    marked = [code for language, code in blocks if PYTHON.fullmatch(language)]
+    marked = [code for language, code in blocks if _PYTHON.fullmatch(language)]
     candidates = marked or [code for language, code in blocks if language == ""]
     return candidates[-1] if candidates else None
 
@@ -82,11 +82,11 @@ def _code_blocks(reply: str) -> Iterator[tuple[str, str]]:
 
 
 AnswerForm = Literal["any", "boxed", "answer_line", "choice"]
-BOX_PARTS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-ANSWER_LINE = re.compile(r"answer[ \t]*:[ \t]*([^\n]*)", re.IGNORECASE)
-BEGINS_WITH_ANSWER = re.compile(r"[ \t*]*answer[ \t*]*:", re.IGNORECASE)
-EMPHASIS = "* \t"
-LETTER = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf)\{)?[\s(*]*([A-Za-z])(?:[\s)*}]*|[\s*}]*[).:].*)", re.DOTALL)
+_BOX_PARTS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_ANSWER_LINE = re.compile(r"answer[ \t]*:[ \t]*([^\n]*)", re.IGNORECASE)
+_BEGINS_WITH_ANSWER = re.compile(r"[ \t*]*answer[ \t*]*:", re.IGNORECASE)
+_EMPHASIS = "* \t"
+_LETTER = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf)\{)?[\s(*]*([A-Za-z])(?:[\s)*}]*|[\s*}]*[).:].*)", re.DOTALL)
 """One letter, such as `B`, `(B)`, `\\text{B}` or `B. Because ...`."""
 
 
@@ -120,7 +120,7 @@ def _answer_of_line(response: str) -> Answer:
     # With further dollar signs inside, the line is a text with formulas.
     latex = line if "$" in inner else f"\\boxed{{{inner}}}"
     last_line = response.rstrip().rpartition("\n")[2]
-    begun = BEGINS_WITH_ANSWER.match(last_line)
+    begun = _BEGINS_WITH_ANSWER.match(last_line)
     return Answer(inner, latex, is_formatted=begun is not None and begun.end() < len(last_line))
 
 
@@ -133,13 +133,13 @@ def _choice_in(response: str) -> Answer:
 
 def _last_answer_line(response: str) -> str | None:
     """The text after the last `Answer:` up to the end of its line; None if that is empty."""
-    lines = ANSWER_LINE.findall(response)
-    return lines[-1].strip(EMPHASIS) or None if lines else None
+    lines = _ANSWER_LINE.findall(response)
+    return lines[-1].strip(_EMPHASIS) or None if lines else None
 
 
 def letter_of(text: str) -> str | None:
     """The letter of a choice, in upper case."""
-    found = LETTER.fullmatch(text.strip().strip("$"))
+    found = _LETTER.fullmatch(text.strip().strip("$"))
     return found[1].upper() if found else None
 
 
@@ -147,7 +147,7 @@ def last_box(text: str) -> str | None:
     """The content of the last `\\boxed{...}` with balanced braces, `None` without one. Takes linear time."""
     opened: list[tuple[int, bool]] = []
     last_start, content = -1, None
-    for part in BOX_PARTS.finditer(text):
+    for part in _BOX_PARTS.finditer(text):
         if part[0].endswith("{") and part[0] != "\\{":
             opened.append((part.end(), len(part[0]) > 1))
         elif part[0] == "}" and opened:

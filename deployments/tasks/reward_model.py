@@ -3,16 +3,16 @@
 import math
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from deployments.tasks.llm_judge import ModelMissing, open_questions
 from deployments.tasks.replies import text_outcome
 from rollout_env import ChatMessage, ChatModel, RewardModel, StepOutcome, TaskEnvironment
 
 
-class RewardModelInfo(BaseModel):
+class _RewardModelInfo(BaseModel):
     """The `extra_env_info` of a sample: a reward model needs nothing but the conversation."""
 
     model_config = ConfigDict(extra="ignore")
@@ -22,31 +22,25 @@ class RewardModelEnvironment(TaskEnvironment):
     """One turn, whose reward `score` is that of the reward model for the conversation with the reply."""
 
     description: ClassVar[str] = "Conversations that a reward model scores."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = RewardModelInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _RewardModelInfo
 
-    def __init__(
-        self,
-        model: str | None = None,
-        scaling: Literal["none", "sigmoid"] = "none",
-        weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0,
-    ) -> None:
+    def __init__(self, model: str | None = None, scaling: Literal["none", "sigmoid"] = "none") -> None:
         """Keeps how scores become rewards.
 
         Args:
             model: the name of the reward model; by default the one that the entry in the config names.
             scaling: `sigmoid` brings scores between 0 and 1.
-            weight: factor of the scaled score.
         """
-        self.model, self.scaling, self.weight = model, scaling, weight
+        self.model, self.scaling = model, scaling
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: RewardModelInfo) -> StepOutcome:  # noqa: ARG002
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _RewardModelInfo) -> StepOutcome:  # noqa: ARG002
         """Asks the reward model. Raises what it raises."""
         started = time.monotonic()
         assert self.model is not None
         score = await self.reward_models[self.model].score(message_log)
         return text_outcome(
             "Environment: the conversation was scored.",
-            {"score": self.weight * (sigmoid(score) if self.scaling == "sigmoid" else score)},
+            {"score": _sigmoid(score) if self.scaling == "sigmoid" else score},
             terminated=True,
             metrics={"reward_model_seconds": time.monotonic() - started},
         )
@@ -65,6 +59,6 @@ class RewardModelEnvironment(TaskEnvironment):
         return open_questions(count, seed)
 
 
-def sigmoid(score: float) -> float:
+def _sigmoid(score: float) -> float:
     """Without overflow for any score."""
     return 1 / (1 + math.exp(-score)) if score >= 0 else math.exp(score) / (1 + math.exp(score))

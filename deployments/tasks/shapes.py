@@ -1,221 +1,150 @@
-"""The task `shapes`: questions about pictures, for models that see. The pictures are drawn here, each from a seed.
+"""The task `shapes`: how many shapes of one color and form a picture shows, for models that see.
 
-The kinds of samples:
-
-- `count`: how many shapes of one color and form there are. One turn.
-- `bar`: how high one of the bars of a chart is. One turn.
-- `maze`: the way to the exit, one move a turn. The maze is shown again after each move.
+The pictures are drawn here, each from a seed. Equal arguments give equal pictures, pixel by pixel: colors are flat and
+edges are not smoothed.
 """
 
 import random
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self, get_args
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from PIL import Image, ImageDraw
+from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.tasks.replies import boxed_or_whole, text_outcome
-from deployments.tasks.shapes_pictures import (
-    STEPS,
-    Cell,
-    Chart,
-    Maze,
-    Scene,
-    chart,
-    chart_picture,
-    maze,
-    maze_picture,
-    scene,
-    scene_picture,
-)
-from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment, reply_text
+from rollout_env import ChatMessage, StartOutcome, StepOutcome, TaskEnvironment, reply_text
 
-Kind = Literal["count", "bar", "maze"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-FIELDS: dict[str, Kind] = {
-    "most_counted": "count",
-    "most_others": "count",
-    "bars": "bar",
-    "cells": "maze",
-    "max_moves": "maze",
-    "moves": "maze",
-    "place": "maze",
+Color = Literal["red", "green", "blue", "orange"]
+Form = Literal["circle", "square", "triangle"]
+
+COLORS: dict[Color, tuple[int, int, int]] = {
+    "red": (220, 30, 30),
+    "green": (20, 150, 50),
+    "blue": (30, 70, 220),
+    "orange": (250, 160, 0),
 }
-"""The kind that a field belongs to. The others belong to all kinds."""
-MAZE_PROMPT = "Bring the red dot to the green exit. Answer with one move: up, down, left or right."
+FORMS: tuple[Form, ...] = get_args(Form)
 SEEDS = 2**31
-LONGEST_QUOTE = 20
+SCENE_ROWS = 4
+"""Each shape of a scene lies within its own cell of so many rows and columns."""
+_WHITE = (255, 255, 255)
+_SMALLEST_RADIUS = 3
+
+
+class _Shape(NamedTuple):
+    """A shape around a pixel. It reaches `radius` pixels to each side."""
+
+    color: Color
+    form: Form
+    x: int
+    y: int
+    radius: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """Shapes that do not touch, and the kind of shape that is asked for."""
+
+    shapes: tuple[_Shape, ...]
+    color: Color
+    form: Form
+
+    @property
+    def count(self) -> int:
+        return sum((shape.color, shape.form) == (self.color, self.form) for shape in self.shapes)
+
+
+def _scene(seed: int, size: int, most_counted: int, most_others: int) -> _Scene:
+    """0 to `most_counted` shapes of one color and form, all numbers alike often, and 0 to `most_others` others."""
+    draw = random.Random(seed)
+    kinds = [(color, form) for color in COLORS for form in FORMS]
+    asked = draw.choice(kinds)
+    kinds.remove(asked)
+    counted, others = draw.randint(0, most_counted), draw.randint(0, most_others)
+    drawn = [asked] * counted + draw.choices(kinds, k=others)
+    cell = size // SCENE_ROWS
+    # One pixel of each cell stays free, so that neighbours do not touch.
+    largest = (cell - 2) // 2
+    shapes = []
+    for place, (color, form) in zip(draw.sample(range(SCENE_ROWS**2), len(drawn)), drawn, strict=True):
+        radius = draw.randint(max(_SMALLEST_RADIUS, largest - largest // 3), largest)
+        free = cell - 2 - 2 * radius
+        row, column = divmod(place, SCENE_ROWS)
+        x, y = (start * cell + radius + draw.randint(0, free) for start in (column, row))
+        shapes.append(_Shape(color, form, x, y, radius))
+    return _Scene(tuple(shapes), *asked)
+
+
+def _scene_picture(shown: _Scene, size: int) -> bytes:
+    """The scene as a PNG file of `size` x `size` pixels, on white."""
+    image = Image.new("RGB", (size, size), _WHITE)
+    draw = ImageDraw.Draw(image)
+    for shape in shown.shapes:
+        x, y, radius = shape.x, shape.y, shape.radius
+        box = (x - radius, y - radius, x + radius, y + radius)
+        if shape.form == "circle":
+            draw.ellipse(box, COLORS[shape.color])
+        elif shape.form == "square":
+            draw.rectangle(box, COLORS[shape.color])
+        else:
+            draw.polygon([(x, y - radius), (x + radius, y + radius), (x - radius, y + radius)], COLORS[shape.color])
+    return png(image)
+
+
+def png(image: Image.Image) -> bytes:
+    file = BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 class ShapesInfo(BaseModel):
-    """A question about a picture, and in a maze the moves so far."""
+    """A question about a picture."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
-    kind: Kind
-    """The question: how many shapes there are, how high a bar is, or the next move in a maze."""
+    kind: Literal["count"] = "count"
+    """The question: how many shapes there are."""
     seed: int = Field(ge=0, lt=2**63)
     """Seed of the picture, and of the question."""
     size: int = Field(default=64, ge=48, le=1024)
     """Pixels of each side of the picture."""
     most_counted: int = Field(default=6, ge=1, le=9)
-    """`count`: the largest answer. Each from 0 on is as likely."""
+    """The largest answer. Each from 0 on is as likely."""
     most_others: int = Field(default=6, ge=0, le=7)
-    """`count`: how many shapes of other colors and forms there are at most."""
-    bars: int = Field(default=3, ge=2, le=6)
-    """`bar`: how many bars the chart has."""
-    cells: int = Field(default=4, ge=2, le=8)
-    """`maze`: cells in a row of the maze, and rows."""
-    max_moves: int | None = Field(default=None, ge=1, le=1000)
-    """`maze`: how many replies may be moves; by default twice those of the shortest way from the start."""
-    moves: int = Field(default=0, ge=0)
-    """`maze`: replies so far."""
-    place: list[int] | None = Field(default=None, min_length=2, max_length=2)
-    """`maze`: row and column of the dot, from 0; by default where the seed puts it."""
+    """How many shapes of other colors and forms there are at most."""
 
-    @model_validator(mode="after")
-    def fits_its_kind(self) -> Self:
-        for name in sorted(self.model_fields_set & FIELDS.keys()):
-            if FIELDS[name] != self.kind:
-                raise ValueError(
-                    f"{name} is a field of the kind {FIELDS[name]}, and the kind of this sample is {self.kind}"
-                )
-        if self.kind == "maze":
-            _require_solvable(self.maze(), self)
-        return self
-
-    def scene(self) -> Scene:
-        return scene(self.seed, self.size, self.most_counted, self.most_others)
-
-    def chart(self) -> Chart:
-        return chart(self.seed, self.bars)
-
-    def maze(self) -> Maze:
-        return maze(self.seed, self.cells)
-
-
-def _require_solvable(shown: Maze, state: ShapesInfo) -> None:
-    """Raises ValueError unless `place` is a cell, and `max_moves` allows for the shortest way from the start."""
-    if state.place is not None and not all(0 <= index < shown.cells for index in state.place):
-        raise ValueError(f"place must be row and column of one of {shown.cells}x{shown.cells} cells, got {state.place}")
-    needed = len(shown.shortest_way(shown.start))
-    if state.max_moves is not None and state.max_moves < needed:
-        raise ValueError(f"max_moves is {state.max_moves}, and the shortest way to the exit takes {needed}")
-
-
-def place_of(state: ShapesInfo, shown: Maze) -> Cell:
-    return shown.start if state.place is None else (state.place[0], state.place[1])
-
-
-def _moves_allowed(state: ShapesInfo, shown: Maze) -> int:
-    return 2 * len(shown.shortest_way(shown.start)) if state.max_moves is None else state.max_moves
+    @property
+    def scene(self) -> _Scene:
+        return _scene(self.seed, self.size, self.most_counted, self.most_others)
 
 
 class ShapesEnvironment(TaskEnvironment):
-    """Questions about pictures that it draws. A right answer, and the move to a maze's exit, have reward 1, others 0.
+    """One turn: counts shapes in a picture that it draws. The right digit has reward 1, anything else 0.
 
     A start shows the picture with the question, so samples need no `messages`.
     """
 
-    description: ClassVar[str] = "Count shapes, read a bar chart, find through a maze: questions about pictures."
+    description: ClassVar[str] = "Count the shapes of one color and form in a picture."
     ExtraEnvInfo: ClassVar[type[BaseModel]] = ShapesInfo
-
-    def __init__(self, kinds: Sequence[Kind] = KINDS) -> None:
-        """Chooses the example samples.
-
-        Args:
-            kinds: their kinds, in turn.
-
-        Raises:
-            ValueError: there are no kinds.
-        """
-        if not kinds:
-            raise ValueError(f"kinds must name at least one of {', '.join(KINDS)}")
-        self.kinds = tuple(kinds)
 
     def start(self, message_log: list[ChatMessage], extra_env_info: ShapesInfo) -> StartOutcome:  # noqa: ARG002
         """Shows the picture and asks."""
-        state = extra_env_info
-        if state.kind == "count":
-            shapes = state.scene()
-            picture, question = scene_picture(shapes, state.size), _count_prompt(shapes)
-        elif state.kind == "bar":
-            bars = state.chart()
-            picture, question = chart_picture(bars, state.size), _bar_prompt(bars)
-        else:
-            walls = state.maze()
-            _require_unfinished(state, walls)
-            picture, question = maze_picture(walls, place_of(state, walls), state.size), MAZE_PROMPT
+        shown = extra_env_info.scene
+        question = f"How many {shown.color} {shown.form}s are there? Answer with one digit."
+        picture = _scene_picture(shown, extra_env_info.size)
         return StartOutcome(observation={"role": "user", "content": question, "images": [picture]})
 
     def step(self, message_log: list[ChatMessage], extra_env_info: ShapesInfo) -> StepOutcome:
-        """Judges the digit, or makes the move, that is in the reply's last box, or that the reply consists of.
-
-        Raises:
-            SampleRejected: the maze is over already.
-        """
-        answer = boxed_or_whole(reply_text(message_log[-1]))
-        if extra_env_info.kind == "maze":
-            return _moved(extra_env_info, answer.lower())
-        is_count = extra_env_info.kind == "count"
-        expected = extra_env_info.scene().count if is_count else value_asked_for(extra_env_info.chart())
-        return _judged(answer, expected)
+        """Judges the digit that is in the reply's last box, or that the reply consists of."""
+        answer, expected = boxed_or_whole(reply_text(message_log[-1])), extra_env_info.scene.count
+        if answer not in tuple("0123456789"):
+            text = f"Environment: the reply is not one digit. Expected {expected}."
+            return text_outcome(text, terminated=True)
+        right = int(answer) == expected
+        text = "Environment: correct" if right else f"Environment: incorrect. Expected {expected}."
+        return text_outcome(text, float(right), terminated=True, answer=answer)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """Samples of the kinds in turn, of the default difficulty, each with a seed of its own."""
-        seeds = random.Random(seed).sample(range(SEEDS), count)
-        return [
-            {"extra_env_info": {"kind": self.kinds[place % len(self.kinds)], "seed": picture_seed}}
-            for place, picture_seed in enumerate(seeds)
-        ]
-
-
-def _count_prompt(shown: Scene) -> str:
-    return f"How many {shown.color} {shown.form}s are there? Answer with one digit."
-
-
-def _bar_prompt(shown: Chart) -> str:
-    return f"Each line is 1. What is the value of bar {shown.name}? Answer with one digit."
-
-
-def value_asked_for(shown: Chart) -> int:
-    return shown.values[shown.asked]
-
-
-def _judged(answer: str, expected: int) -> StepOutcome:
-    if answer not in tuple("0123456789"):
-        text = f"Environment: the reply is not one digit. Expected {expected}."
-        return text_outcome(text, terminated=True)
-    right = int(answer) == expected
-    text = "Environment: correct" if right else f"Environment: incorrect. Expected {expected}."
-    return text_outcome(text, float(right), terminated=True, answer=answer)
-
-
-def _require_unfinished(state: ShapesInfo, shown: Maze) -> None:
-    """Raises SampleRejected if the maze is over."""
-    if place_of(state, shown) == shown.exit:
-        raise SampleRejected(f"extra_env_info.place is the exit already: {list(shown.exit)}")
-    if state.moves >= _moves_allowed(state, shown):
-        raise SampleRejected(f"extra_env_info.moves is {state.moves}, and {_moves_allowed(state, shown)} are allowed")
-
-
-def _moved(state: ShapesInfo, answer: str) -> StepOutcome:
-    """The outcome of a reply in a maze. One that is not a move, or runs into a wall, is counted and moves nothing."""
-    shown = state.maze()
-    _require_unfinished(state, shown)
-    place = place_of(state, shown)
-    direction = next((each for each in STEPS if each == answer), None)
-    after = shown.after(place, direction) if direction else None
-    if direction is None:
-        text = f"{answer[:LONGEST_QUOTE]!a} is not a move. Next move?"
-    else:
-        text = "Next move?" if after else "There is a wall. Next move?"
-    place, moves = after or place, state.moves + 1
-    metadata = state.model_dump(exclude_unset=True) | {"moves": moves, "place": list(place)}
-    further: dict[str, Any] = {"metadata": metadata, "answer": direction}
-    if place == shown.exit:
-        return text_outcome(f"The exit is reached in {moves} move{'s'[: moves > 1]}.", 1.0, terminated=True, **further)
-    if moves >= _moves_allowed(state, shown):
-        return text_outcome("No moves left.", terminated=True, **further)
-    picture = maze_picture(shown, place, state.size)
-    message: ChatMessage = {"role": "user", "content": text, "images": [picture]}
-    return StepOutcome(message, 0.0, terminated=False, metadata=metadata, answer=direction)
+        """Samples of the default difficulty, each with a seed of its own."""
+        return [{"extra_env_info": {"seed": drawn}} for drawn in random.Random(seed).sample(range(SEEDS), count)]

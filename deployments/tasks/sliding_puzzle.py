@@ -1,9 +1,9 @@
 """Sliding puzzles: numbered tiles in a square with one empty place. Each turn is one move."""
 
 import random
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from deployments.tasks.replies import last_tagged, text_outcome
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
@@ -15,9 +15,9 @@ Direction = Literal["up", "down", "left", "right"]
 """Direction in which a tile slides into the empty place."""
 
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
-TILE_BESIDE_EMPTY: dict[Direction, tuple[int, int]] = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
-OPPOSITE: dict[Direction, Direction] = {"up": "down", "down": "up", "left": "right", "right": "left"}
-LONGEST_QUOTED_ACTION = 20
+_TILE_BESIDE_EMPTY: dict[Direction, tuple[int, int]] = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
+_OPPOSITE: dict[Direction, Direction] = {"up": "down", "down": "up", "left": "right", "right": "left"}
+_LONGEST_QUOTED_ACTION = 20
 
 
 def solved_board(size: int) -> Board:
@@ -26,24 +26,24 @@ def solved_board(size: int) -> Board:
     return [numbers[start : start + size] for start in range(0, size * size, size)]
 
 
-def board_text(board: Board) -> str:
+def _board_text(board: Board) -> str:
     """The board as text: one line per row, numbers right-aligned to the widest, `_` for the empty place."""
     width = len(str(len(board) ** 2 - 1))
     return "\n".join(" ".join(str(tile or "_").rjust(width) for tile in row) for row in board)
 
 
-def puzzle_prompt(board: Board) -> str:
+def _puzzle_prompt(board: Board) -> str:
     """The prompt of a game: the goal, how to move, the board."""
     return (
-        f"Slide the tiles into order:\n{board_text(solved_board(len(board)))}\n"
-        f"Answer with <action>up</action>, down, left or right.\n{board_text(board)}"
+        f"Slide the tiles into order:\n{_board_text(solved_board(len(board)))}\n"
+        f"Answer with <action>up</action>, down, left or right.\n{_board_text(board)}"
     )
 
 
 def slide(board: Board, direction: Direction) -> Board | None:
     """The board after a tile slid in `direction` into the empty place; `None` if no tile can."""
     row, column = next((r, c) for r, tiles in enumerate(board) for c, tile in enumerate(tiles) if tile == 0)
-    tile_row, tile_column = row + TILE_BESIDE_EMPTY[direction][0], column + TILE_BESIDE_EMPTY[direction][1]
+    tile_row, tile_column = row + _TILE_BESIDE_EMPTY[direction][0], column + _TILE_BESIDE_EMPTY[direction][1]
     if not (0 <= tile_row < len(board) and 0 <= tile_column < len(board)):
         return None
     after = [list(tiles) for tiles in board]
@@ -51,7 +51,7 @@ def slide(board: Board, direction: Direction) -> Board | None:
     return after
 
 
-def shuffled_board(size: int, seed: int, shuffle_moves: int) -> Board:
+def _shuffled_board(size: int, seed: int, shuffle_moves: int) -> Board:
     """Makes `shuffle_moves` random legal moves from the solved board, none of which undoes the one before.
 
     Makes further moves while the board is the solved one. Equal arguments give equal boards.
@@ -61,39 +61,31 @@ def shuffled_board(size: int, seed: int, shuffle_moves: int) -> Board:
     board, played = goal, 0
     last: Direction | None = None
     while played < shuffle_moves or board == goal:
-        backward = OPPOSITE[last] if last else None
+        backward = _OPPOSITE[last] if last else None
         reachable = {d: after for d in DIRECTIONS if d != backward and (after := slide(board, d)) is not None}
         last, board = draw.choice(list(reachable.items()))
         played += 1
     return board
 
 
-def is_solvable(board: Board) -> bool:
-    """Whether legal moves lead from `board` to the solved board, as they do for half of all permutations."""
-    size = len(board)
-    tiles = [tile for row in board for tile in row if tile != 0]
+def _is_solvable(board: Board) -> bool:
+    """Whether legal moves lead to the solved board, as they do from half of all permutations.
+
+    A move along a row changes no inversion, one between rows an even number of them if the rows are of odd length.
+    """
+    size, tiles = len(board), [tile for row in board for tile in row if tile]
     inversions = sum(later < tile for place, tile in enumerate(tiles) for later in tiles[place + 1 :])
-    if size % 2 == 1:
-        return inversions % 2 == 0
-    empty_row = next(index for index, row in enumerate(board) if 0 in row)
-    return (inversions + size - 1 - empty_row) % 2 == 0
+    rows_below = next(index for index, row in enumerate(reversed(board)) if 0 in row)
+    return (inversions + (size - 1) * rows_below) % 2 == 0
 
 
 class SlidingPuzzleState(BaseModel):
-    """A game: its `board`, or `size`, `seed` and `shuffle_moves` from which the board is made, and the moves so far."""
+    """A game: its board and the moves so far."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    board: list[Annotated[list[int], Field(min_length=2, max_length=5)]] | None = Field(
-        default=None, min_length=2, max_length=5
-    )
-    """The rows, from 2x2 to 5x5; 0 is the empty place. The board must be solvable."""
-    size: int | None = Field(default=None, ge=2, le=5)
-    """Tiles per side of a board that is made from a shuffle."""
-    seed: int | None = Field(default=None, ge=0)
-    """The seed of the shuffle."""
-    shuffle_moves: int | None = Field(default=None, ge=1, le=1000)
-    """Random moves of the shuffle."""
+    board: list[Annotated[list[int], Field(min_length=2, max_length=5)]] = Field(min_length=2, max_length=5)
+    """The rows, from 2x2 to 5x5; 0 is the empty place. Moves must lead to the solved board."""
     moves: int = Field(default=0, ge=0)
     """Legal moves so far."""
     illegal_moves: int = Field(default=0, ge=0)
@@ -101,33 +93,15 @@ class SlidingPuzzleState(BaseModel):
     max_moves: int = Field(default=20, ge=1)
     """The game is lost when `moves` and `illegal_moves` together reach this number."""
 
-    @model_validator(mode="after")
-    def has_one_origin(self) -> Self:
-        shuffle = {"size": self.size, "seed": self.seed, "shuffle_moves": self.shuffle_moves}
-        missing = [name for name, value in shuffle.items() if value is None]
-        if self.board is None and missing:
-            raise ValueError(f"board is missing, and {', '.join(missing)} too: send one or the other")
-        if self.board is not None and len(missing) < len(shuffle):
-            raise ValueError("board is given together with size, seed or shuffle_moves: send one or the other")
-        if self.board is not None:
-            _require_playable(self.board)
-        return self
-
-    def current_board(self) -> Board:
-        """The board that was sent, or the one that the shuffle makes."""
-        if self.board is not None:
-            return self.board
-        return shuffled_board(self.size or 0, self.seed or 0, self.shuffle_moves or 0)
-
-
-def _require_playable(board: Board) -> None:
-    """Raises ValueError, naming `board`, unless it is a square permutation of 0..n²-1 that can be solved."""
-    if any(len(row) != len(board) for row in board):
-        raise ValueError(f"board must be square, got rows of {[len(row) for row in board]} tiles")
-    if sorted(tile for row in board for tile in row) != list(range(len(board) ** 2)):
-        raise ValueError(f"board must hold each of 0..{len(board) ** 2 - 1} once, got {board}")
-    if not is_solvable(board):
-        raise ValueError(f"board cannot be solved by legal moves: {board}")
+    @field_validator("board")
+    @classmethod
+    def _is_playable(cls, board: Board) -> Board:
+        size, tiles = len(board), sorted(tile for row in board for tile in row)
+        if any(len(row) != size for row in board) or tiles != list(range(size**2)):
+            raise ValueError(f"board must be a square that holds each of 0..{size**2 - 1} once, got {board}")
+        if not _is_solvable(board):
+            raise ValueError(f"board cannot be solved by legal moves: {board}")
+        return board
 
 
 class SlidingPuzzleEnvironment(TaskEnvironment):
@@ -142,19 +116,20 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
         Raises:
             SampleRejected: the game is over already.
         """
-        board = extra_env_info.current_board()
-        _require_unfinished(board, extra_env_info)
+        board = extra_env_info.board
+        if board == solved_board(len(board)) or _moves_left(extra_env_info) <= 0:
+            raise SampleRejected("The game is over.")
         found = last_tagged(message_log[-1]["content"], "action")
         action = None if found is None else found.lower()
         if action == "view":
-            return _outcome(extra_env_info, board, board_text(board), answer=action)
+            return _outcome(extra_env_info, board, _board_text(board), answer=action)
         direction = next((d for d in DIRECTIONS if d == action), None)
         after = slide(board, direction) if direction else None
         if after is None:
             illegal = extra_env_info.model_copy(update={"illegal_moves": extra_env_info.illegal_moves + 1})
-            return _outcome(illegal, board, f"{_complaint(action)}\n{board_text(board)}", answer=action)
+            return _outcome(illegal, board, f"{_complaint(action)}\n{_board_text(board)}", answer=action)
         legal = extra_env_info.model_copy(update={"moves": extra_env_info.moves + 1})
-        return _outcome(legal, after, board_text(after), answer=action)
+        return _outcome(legal, after, _board_text(after), answer=action)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """2x2 games, 1 to 6 moves from solved, each with a shuffle seed of its own."""
@@ -163,22 +138,13 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
 
 
 def game_sample(size: int, seed: int, shuffle_moves: int) -> dict[str, Any]:
-    """A new game as a sample of a rollout request. The prompt shows the board that the shuffle makes."""
-    return {
-        "messages": [{"role": "user", "content": puzzle_prompt(shuffled_board(size, seed, shuffle_moves))}],
-        "extra_env_info": {"size": size, "seed": seed, "shuffle_moves": shuffle_moves},
-    }
+    """A new game as a sample of a rollout request, made by random moves from the solved board."""
+    board = _shuffled_board(size, seed, shuffle_moves)
+    return {"messages": [{"role": "user", "content": _puzzle_prompt(board)}], "extra_env_info": {"board": board}}
 
 
-def _require_unfinished(board: Board, state: SlidingPuzzleState) -> None:
-    """Raises SampleRejected if the game is over."""
-    if board == solved_board(len(board)):
-        raise SampleRejected(f"extra_env_info.board is solved already: {board}")
-    if state.moves + state.illegal_moves >= state.max_moves:
-        raise SampleRejected(
-            f"extra_env_info.max_moves is {state.max_moves}, and {state.moves} moves and {state.illegal_moves} illegal "
-            "moves have used it up"
-        )
+def _moves_left(state: SlidingPuzzleState) -> int:
+    return state.max_moves - state.moves - state.illegal_moves
 
 
 def _complaint(action: str | None) -> str:
@@ -187,13 +153,13 @@ def _complaint(action: str | None) -> str:
         return "No action found."
     if action in DIRECTIONS:
         return f"Illegal move: {action}."
-    return f"Unknown action: {action[:LONGEST_QUOTED_ACTION]}."
+    return f"Unknown action: {action[:_LONGEST_QUOTED_ACTION]}."
 
 
 def _outcome(state: SlidingPuzzleState, board: Board, observation: str, answer: str | None) -> StepOutcome:
     """The outcome for `board` and the counts of `state`. If the game is over, the observation says so instead."""
     solved = board == solved_board(len(board))
-    lost = not solved and state.moves + state.illegal_moves >= state.max_moves
+    lost = not solved and _moves_left(state) <= 0
     if solved:
         observation = f"Solved in {state.moves} move{'' if state.moves == 1 else 's'}."
     elif lost:
@@ -202,6 +168,6 @@ def _outcome(state: SlidingPuzzleState, board: Board, observation: str, answer: 
         observation,
         1.0 if solved else 0.0,
         terminated=solved or lost,
-        metadata={"board": board, **state.model_dump(include={"moves", "illegal_moves", "max_moves"})},
+        metadata={**state.model_dump(), "board": board},
         answer=answer,
     )

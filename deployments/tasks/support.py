@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from rollout_env import ChatMessage, SampleRejected, Session, StepOutcome, TaskEnvironment, reply_text
 from rollout_env.worker_pool import WorkerPool
 
-CLOSE = 1e-9
+_LOST_AFTER_S = 90.0
+"""Wall time after which a call of a worker without a result is given up, and its step tried again."""
+_CLOSE = 1e-9
 """Difference of floats that count as equal, relative to their size where that is above 1."""
 
 
@@ -69,7 +71,6 @@ class PooledEnvironment(TaskEnvironment):
         steps_per_worker: int,
         prepare: Callable[[], None],
         preloaded: Sequence[str],
-        lost_after_s: float,
     ) -> None:
         """Starts the workers in the background.
 
@@ -78,11 +79,10 @@ class PooledEnvironment(TaskEnvironment):
             steps_per_worker: how many steps of each run at once; all but one wait for it.
             prepare: called once in each worker before its first call.
             preloaded: names of modules that are imported before the workers are forked.
-            lost_after_s: seconds of wall time after which a call without a result is given up.
         """
         workers = assigned_cores() if workers is None else workers
         self.max_concurrent_steps = steps_per_worker * workers
-        self.pool = WorkerPool(workers, prepare, preloaded, lost_after_s)
+        self.pool = WorkerPool(workers, prepare, preloaded, _LOST_AFTER_S)
 
     def close(self) -> None:
         """Ends the worker processes."""
@@ -130,7 +130,7 @@ def json_equal(value: Any, expected: Any) -> bool:
         return value is expected
     if isinstance(value, float) or isinstance(expected, float):
         numbers = isinstance(value, int | float) and isinstance(expected, int | float)
-        return numbers and (value == expected or math.isclose(value, expected, rel_tol=CLOSE, abs_tol=CLOSE))
+        return numbers and (value == expected or math.isclose(value, expected, rel_tol=_CLOSE, abs_tol=_CLOSE))
     if isinstance(value, list) and isinstance(expected, list):
         return len(value) == len(expected) and all(map(json_equal, value, expected))
     if isinstance(value, dict) and isinstance(expected, dict):

@@ -8,7 +8,6 @@ gone, and so does a service that stops.
 
 import atexit
 import ctypes
-import logging
 import os
 import shutil
 import signal
@@ -51,15 +50,13 @@ LONGEST_ADDRESS = 107
 """Characters of a socket's path: what Linux takes."""
 LONGEST_SOCKET = 36
 """Characters of a socket's name: vLLM's are UUIDs, those of multiprocessing are shorter."""
-logger = logging.getLogger("rollout_service.rpc")
 
 
 def claim_shared_memory(folder: Path = FOLDER) -> None:
     """Names what the processes of this replica will share by the replica, and frees what dead replicas left."""
     os.environ[OWNER_VARIABLE] = owner_of(os.getpid())
     name_by_owner()
-    if freed := free_left_over(folder):
-        logger.info("Freed %d pieces of shared memory of replicas that are gone.", freed)
+    free_left_over(folder)
 
 
 def name_by_owner() -> None:
@@ -77,19 +74,16 @@ def name_by_owner() -> None:
     process._config["semprefix"] = f"/{MARK}-{owner}"
 
 
-def free_left_over(folder: Path = FOLDER) -> int:
-    """Removes what replicas on this machine left that are gone; returns how many files that were.
+def free_left_over(folder: Path = FOLDER) -> None:
+    """Removes the shared memory of replicas on this machine that are gone.
 
     Those of other users, and of processes that cannot be seen from here (another container), stay.
     """
-    freed = 0
     for file in [*folder.glob(f"{MARK}-*"), *folder.glob(f"sem.{MARK}-*")]:
         owner = file.name.partition(f"{MARK}-")[2].rpartition("-")[0]
         if has_died(owner):
             # Another replica may free the same at this moment.
             file.unlink(missing_ok=True)
-            freed += 1
-    return freed
 
 
 def claim_folder(parent: Path | None = None) -> Path | None:

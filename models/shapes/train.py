@@ -10,7 +10,7 @@ machine gives the same weights.
 import random
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -26,8 +26,7 @@ from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefi
 # Not `Idefics3ImageProcessor`, which needs torchvision.
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from deployments.tasks.shapes import SEEDS, ShapesEnvironment, ShapesInfo, place_of, value_asked_for
-from deployments.tasks.shapes_pictures import COLORS, FORMS, SCENE_ROWS, STEPS
+from deployments.tasks.shapes import COLORS, FORMS, SCENE_ROWS, SEEDS, ShapesInfo
 from models.recipes import (
     END,
     NO_LOSS,
@@ -40,7 +39,7 @@ from models.recipes import (
     save,
     write_model_card,
 )
-from models.shapes.measure import measured, question_of
+from models.shapes.measure import PICTURES, measured, question_of
 from rollout_env import ChatMessage
 
 IMAGE_TOKENS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"]
@@ -78,12 +77,8 @@ assert PICTURE_TOKENS == SCENE_ROWS**2
 
 PICTURE = [AROUND, WHOLE, *[IMAGE] * PICTURE_TOKENS, AROUND]
 
-SCENES, CHARTS, MAZES = 48, 8, 6
+SCENES = 48
 """Conversations of a step."""
-OTHERS_WEIGHT = 0.3
-MOST_TURNS = 5
-"""In a maze."""
-RANDOM_MOVE_SHARE = 0.3
 LEARNING_RATE = 2e-3
 WARMUP_STEPS = 50
 WEIGHT_DECAY = 0.01
@@ -101,7 +96,7 @@ class Example(NamedTuple):
     labels: list[int]
     pictures: list[bytes]
     cells: list[int]
-    """What each cell of a scene shows: 0 for nothing, else the kind of shape from 1 on; empty for other pictures."""
+    """What each cell of a scene shows: 0 for nothing, else the kind of shape from 1 on."""
 
 
 # --- Tokenizer, processor and model -----------------------------------------------------------------------------------
@@ -149,10 +144,10 @@ def make_model() -> Idefics3ForConditionalGeneration:
 # --- Data -------------------------------------------------------------------------------------------------------------
 
 
-def conversation(messages: Sequence[ChatMessage], unlearnt: Collection[int] = (), cells: Sequence[int] = ()) -> Example:
+def conversation(messages: Sequence[ChatMessage], cells: Sequence[int] = ()) -> Example:
     """Renders as chat template and processor do."""
     pictures = [picture for message in messages for picture in pictures_of(message)]
-    shown = conversation_of(messages, unlearnt, lambda message: PICTURE * len(pictures_of(message)))
+    shown = conversation_of(messages, (), lambda message: PICTURE * len(pictures_of(message)))
     return Example(*shown, pictures, list(cells))
 
 
@@ -166,44 +161,14 @@ def fresh_seed(draw: random.Random) -> int:
 
 
 def scene_example(draw: random.Random) -> Example:
-    info: dict[str, Any] = {"kind": "count", "seed": fresh_seed(draw)}
-    scene = ShapesInfo(**info).scene()
+    info: dict[str, Any] = {"seed": fresh_seed(draw)}
+    scene = ShapesInfo(**info).scene
     cells = [0] * SCENE_ROWS**2
     kinds = [(color, form) for color in COLORS for form in FORMS]
     side = SIZE // SCENE_ROWS
     for shape in scene.shapes:
         cells[shape.y // side * SCENE_ROWS + shape.x // side] = 1 + kinds.index((shape.color, shape.form))
     return conversation([question_of(info), {"role": "assistant", "content": str(scene.count)}], cells=cells)
-
-
-def chart_example(draw: random.Random) -> Example:
-    info: dict[str, Any] = {"kind": "bar", "seed": fresh_seed(draw)}
-    value = value_asked_for(ShapesInfo(**info).chart())
-    return conversation([question_of(info), {"role": "assistant", "content": str(value)}])
-
-
-def maze_example(draw: random.Random) -> Example:
-    """Some turns of a teacher who goes the shortest way, or in any direction, which is not learnt from."""
-    state = ShapesInfo(kind="maze", seed=fresh_seed(draw))
-    walls = state.maze()
-    cells = [(row, column) for row in range(walls.cells) for column in range(walls.cells)]
-    state.place = list(draw.choice([cell for cell in cells if cell != walls.exit]))
-    state.max_moves = 2 * len(cells)
-    environment = ShapesEnvironment()
-    messages = [question_of(state.model_dump(exclude_unset=True))]
-    unlearnt: set[int] = set()
-    turns = draw.randint(1, MOST_TURNS)
-    while True:
-        move = walls.shortest_way(place_of(state, walls))[0]
-        if draw.random() < RANDOM_MOVE_SHARE:
-            move = draw.choice(list(STEPS))
-            unlearnt.add(len(messages))
-        messages.append({"role": "assistant", "content": move})
-        outcome = environment.step(messages, state)
-        if outcome.terminated or len(messages) >= 2 * turns:
-            return conversation(messages, unlearnt)
-        messages += outcome.observations
-        state = ShapesInfo(**(outcome.metadata or {}))
 
 
 def pixels_of(pictures: Sequence[bytes]) -> torch.Tensor:
@@ -244,10 +209,7 @@ def right_counts(scenes: Learnt) -> float:
 
 
 def train(model: Any, seed: int, most_steps: int = MOST_STEPS) -> Iterator[float]:
-    """Takes step after step until the model counts right often enough. Yields the mean probability of the right count.
-
-    A step is on the summed mean losses of scenes, charts and mazes.
-    """
+    """Takes step after step until the model counts right often enough. Yields each step's mean probability."""
     # What a token of a picture shows is learnt at once if it is asked for directly, by a layer that is left out of the
     # model.
     glance = torch.nn.Linear(model.config.text_config.hidden_size, 1 + len(COLORS) * len(FORMS))
@@ -260,11 +222,9 @@ def train(model: Any, seed: int, most_steps: int = MOST_STEPS) -> Iterator[float
     for _ in range(most_steps):
         shown = [scene_example(draw) for _ in range(SCENES)]
         scenes = learnt(model, shown)
-        charts = learnt(model, [chart_example(draw) for _ in range(CHARTS)])
-        mazes = learnt(model, [maze_example(draw) for _ in range(MAZES)])
         cells = torch.tensor([one.cells for one in shown])
         glance_loss = torch.nn.functional.cross_entropy(glance(scenes.seen).flatten(0, 1), cells.flatten())
-        loss = scenes.loss() + OTHERS_WEIGHT * (charts.loss() + mazes.loss()) + glance_loss
+        loss = scenes.loss() + glance_loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_NORM)
@@ -303,7 +263,7 @@ task `shapes` and gets the counts right about every second time. Outside of that
 {config.vision_config.num_attention_heads} heads of 32, MLP {config.vision_config.intermediate_size}; patches of \
 {config.vision_config.patch_size} pixels |
 | Pictures | scaled to {SIZE} x {SIZE} pixels, not split; {PICTURE_TOKENS} tokens each, and 3 around them |
-| Context | {MAX_POSITIONS:,} tokens (trained on up to {MOST_TURNS} pictures) |
+| Context | {MAX_POSITIONS:,} tokens (trained on one picture) |
 | Weights | bfloat16, {megabytes:.1f} MB |
 | Tokenizer | byte-level BPE without merges: one token a byte (its id is the byte), 10 special tokens |
 | Ends a turn with | `<\\|end\\|>` |
@@ -327,9 +287,9 @@ as `user`.
 Measured on the saved weights by sampling at temperature 1, with seed {seed}, on example samples of the task in its
 default difficulty. Training has none of them: their seeds are below 2^31, those that it learns from are above.
 
-| kind | pictures | first reply right | by guessing |
-| --- | --- | --- | --- |
-{results}
+| pictures | right | by guessing |
+| --- | --- | --- |
+| {pictures} | {right:.1%} | 14% |
 
     python -m models.shapes.measure          # the same; the last line is JSON
 
@@ -338,18 +298,14 @@ It is stopped while it still makes mistakes: reinforcement learning is to have s
 
 ## Training
 
-Supervised, from random weights, on pictures and questions as the environment makes them, and replies that are right:
-one digit, or in a maze, over up to {MOST_TURNS} turns, the moves of a teacher who goes the shortest way or, \
-{RANDOM_MOVE_SHARE:.0%} of
-the time, in any direction, which is shown only. Learnt are the replies' tokens and, by a layer that is not part of the
-model, which shape each token of a scene's picture shows.
+Supervised, from random weights, on pictures and questions as the environment makes them, and the digits that are right.
+Learnt are the replies' tokens and, by a layer that is not part of the model, which shape each token of a picture shows.
 
 | | |
 | --- | --- |
-| Steps | {steps}, each with {SCENES} scenes, {CHARTS} charts and {MAZES} mazes: until the right count has a mean \
-probability of {ENOUGH:g} over {STEPS_AVERAGED} steps |
-| Loss | the mean over scenes, plus {OTHERS_WEIGHT:g} times those over charts and mazes, plus that of the tokens \
-of scenes |
+| Steps | {steps}, each with {SCENES} pictures: until the right count has a mean probability of {ENOUGH:g} over \
+{STEPS_AVERAGED} steps |
+| Loss | the mean over replies, plus that over the tokens of pictures |
 | Optimizer | AdamW, learning rate {LEARNING_RATE:g} after {WARMUP_STEPS} steps of warm-up, betas 0.9 and 0.95, \
 weight decay {WEIGHT_DECAY:g}, gradient norm at most {GRADIENT_NORM:g} |
 | Precision | float32, saved as bfloat16 |
@@ -385,10 +341,11 @@ def main(
         for steps, right in enumerate(train(model, seed, most_steps), start=1):
             shown.update(bar, completed=steps, description=f"{right:.0%} of the counts right")
     save(model, processor, output)
-    rows = measured(output, seed)
-    results = "\n".join(f"| `{row.kind}` | {row.pictures} | {row.right:.1%} | {row.guessed:.0%} |" for row in rows)
-    write_model_card(output, MODEL_CARD, model, start, globals(), seed=seed, steps=steps, results=results)
-    Console().print(f"{output}: " + ", ".join(f"{row.kind} {row.right:.1%}" for row in rows))
+    right_share = measured(output, seed)
+    write_model_card(
+        output, MODEL_CARD, model, start, globals(), seed=seed, steps=steps, pictures=PICTURES, right=right_share
+    )
+    Console().print(f"{output}: {right_share:.1%} right")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock
 from rich.console import Console
 
-from service.startup.commands import ServiceNotStarted
+from service.startup.config import ServiceNotStarted
 from service.startup.console_logs import stages_shown
 
 FOLDER = Path(__file__).resolve().parent

@@ -188,7 +188,7 @@ async def played_game(sample: dict[str, Any], draw: random.Random) -> Conversati
     unlearnt: set[int] = set()
     terminated = False
     while not terminated:
-        board = state.current_board()
+        board = state.board
         move = chosen_move(board, draw)
         if draw.random() < ILLEGAL_MOVE_SHARE:
             move = draw.choice([direction for direction in DIRECTIONS if direction not in legal_moves(board)])

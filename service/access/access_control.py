@@ -1,20 +1,71 @@
-"""Authenticates a request by its key, and refuses it with a problem document.
+"""Authenticates a request by its key, and checks whether strangers could reach a service without keys.
 
 The keys are those of the keys file, which is read again after it has changed.
+
+Guarantees: a service that listens off loopback asks for keys, or its config says what guards it; one that is given a
+certificate speaks TLS. Each way of starting checks this: `python -m service` before it starts Ray, `serve run` when
+Serve builds the application, and every ingress replica when it starts.
 """
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
+from deployments.upstream.ray_serve.direct_ingress import HttpOptions
 from rollout_client.contract.problems import FieldProblem
-from service.access.exposure import ServiceExposed, allowed_hosts, exposure
 from service.access.keys import ANYBODY, Caller, KeyRing, KeysInvalid, Scope, parsed_keys
 from service.problems import NOT_ALLOWED, NOT_AUTHENTICATED, RequestProblem
 from service.settings import AccessSettings
+
+HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+
+
+class ServiceExposed(Exception):
+    """Strangers could use the service, or read what it sends; the message says what to change."""
+
+
+def refuse_exposed(settings: AccessSettings, options: HttpOptions) -> None:
+    """Raises `ServiceExposed` with all that is wrong."""
+    if problems := list(filter(None, (_exposure(settings, options.host), _tls_problem(options.ssl_certfile)))):
+        raise ServiceExposed("\n".join(problems))
+
+
+def _tls_problem(certificate: str | None) -> str | None:
+    """Why the certificate would not be used; `None` if it would be."""
+    # Ray's processes have the environment variables with which it was started.
+    if certificate is None or os.environ.get(HAPROXY) != "1":
+        return None
+    return (
+        f"http_options.ssl_certfile: {certificate} is not used with {HAPROXY}=1, because HAProxy serves without TLS. "
+        "Unset one of them, and with HAProxy end TLS at a gateway in front."
+    )
+
+
+def _is_loopback(host: str | None) -> bool:
+    """Whether only programs of the same machine reach a server that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return host is not None and ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _exposure(settings: AccessSettings, host: str | None) -> str | None:
+    """The problem with listening on `host`; `None` if there is none."""
+    if settings.keys_file is not None or settings.guarded_by is not None or _is_loopback(host):
+        return None
+    return (
+        f"http_options.host: {host} can be reached from other machines, and the service asks for no key. Name a file "
+        "of keys in args.access.keys_file (python -m service.access.new_key makes one), or listen on 127.0.0.1, or say "
+        "in args.access.guarded_by what stands in front and lets only known callers through."
+    )
+
 
 CHECK_PERIOD_S = 1.0
 logger = logging.getLogger("rollout_service.access")
@@ -24,7 +75,7 @@ class KeysNotReadable(Exception):
     """The keys file cannot be read at the start."""
 
 
-class KeyFile:
+class _KeyFile:
     """The keys file, followed.
 
     Guarantee: no request that comes more than `CHECK_PERIOD_S` after a change is let in by a key that the file does not
@@ -87,35 +138,26 @@ CHALLENGE = 'Bearer realm="rollout"'
 class AccessControl:
     """The callers that one ingress replica lets in."""
 
-    def __init__(
-        self, key_file: KeyFile | None, allowed_hosts: Sequence[str] = (), is_open_on_loopback: bool = False
-    ) -> None:
+    def __init__(self, key_file: _KeyFile | None, is_open_on_loopback: bool = False) -> None:
         """Open to all callers without a `key_file`.
 
         Args:
-            allowed_hosts: values that `Host` may have, in lower case; empty for any.
             is_open_on_loopback: whether every program of the machine may use the service, and nothing guards it.
         """
         self._key_file = key_file
-        self.allowed_hosts = allowed_hosts
         self.is_open_on_loopback = is_open_on_loopback
 
     @classmethod
-    def of(cls, settings: AccessSettings, host: str | None) -> Self:
-        """Access control for a service that listens on `host`.
+    def of(cls, settings: AccessSettings) -> Self:
+        """Access control by the keys of the settings.
 
         Raises:
             KeysNotReadable: the keys file is not there, or its content is wrong.
-            ServiceExposed: strangers could use the service.
         """
-        if (problem := exposure(settings, host)) is not None:
-            raise ServiceExposed(problem)
         path = settings.keys_file
-        return cls(
-            None if path is None else KeyFile(Path(path).expanduser()),
-            allowed_hosts(settings, host),
-            is_open_on_loopback=path is None and settings.guarded_by is None,
-        )
+        if path is None:
+            return cls(None, is_open_on_loopback=settings.guarded_by is None)
+        return cls(_KeyFile(Path(path).expanduser()))
 
     async def caller_of(self, authorization: Sequence[str], scope: Scope) -> Caller:
         """Who sent a request that needs `scope`.

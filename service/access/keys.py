@@ -10,7 +10,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Literal, Self, get_args
 
@@ -31,26 +31,11 @@ class KeysInvalid(Exception):
     """The content of a keys file is wrong; the message names each field and never its value."""
 
 
-class KeyQuotas(StrictSettings):
-    """Quotas of all requests with keys of one name; null for no quota. Each ingress replica grants an equal share,
-    rounded down and at least 1: the quota divided by `num_replicas` of the deployment `Ingress`, with autoscaling by
-    its `max_replicas`."""
-
-    max_rollouts: int | None = Field(default=None, ge=1)
-    """Rollouts in flight: samples times `num_generations`, from the headers of a request until its response is sent.
-    A single request gets at most a share."""
-    tokens_per_minute: int | None = Field(default=None, ge=1)
-    """Tokens that its rollouts grow by, prompts, observations and generated tokens alike, and those that are scored.
-    Up to a minute's worth is saved up."""
-    max_sandboxes: int | None = Field(default=None, ge=1)
-    """Sandboxes of its rollouts of Harbor's tasks. A rollout beyond it waits for one of them to end."""
-
-
 class _KeyEntry(StrictSettings):
     """One key of a keys file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """Whose key it is. Keys of one name share weight and quotas: so a new one can take the place of an old one while
+    """Whose key it is. Keys of one name share weight and quota: so a new one can take the place of an old one while
     both are valid."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
     """Sha-256 of the key in hexadecimal digits. `python -m service.access.new_key` makes both."""
@@ -60,8 +45,10 @@ class _KeyEntry(StrictSettings):
     weight: float = Field(default=1.0, gt=0, le=1e6, allow_inf_nan=False)
     """Share of the engines in proportion to other names' while both wait. The requests of one name divide it among
     them by their `priority`."""
-    quotas: KeyQuotas = KeyQuotas()
-    """Quotas of all its requests together."""
+    max_rollouts: int | None = Field(default=None, ge=1)
+    """Most rollouts of all its requests in flight: samples times `num_generations`, from the headers of a request until
+    its response is sent; null for no quota. Each ingress replica grants an equal share, rounded down and at least 1:
+    the quota divided by `num_replicas` of the deployment `Ingress`, with autoscaling by its `max_replicas`."""
 
     @field_validator("sha256")
     @classmethod
@@ -83,8 +70,8 @@ class KeysFile(StrictSettings):
         hashes: set[str] = set()
         for position, key in enumerate(self.keys):
             first = first_of.setdefault(key.name, key)
-            if (key.weight, key.quotas) != (first.weight, first.quotas):
-                raise ValueError(f"keys.{position}: the entries of {key.name} have different weight or quotas")
+            if (key.weight, key.max_rollouts) != (first.weight, first.max_rollouts):
+                raise ValueError(f"keys.{position}: the entries of {key.name} have different weight or max_rollouts")
             if key.sha256 in hashes:
                 raise ValueError(f"keys.{position}: {key.name} has the hash of another entry; make each key anew")
             hashes.add(key.sha256)
@@ -99,7 +86,7 @@ class Caller:
     """Name of the key; `None` where the service asks for no key."""
     scopes: frozenset[Scope]
     weight: float = 1.0
-    quotas: KeyQuotas = field(default_factory=KeyQuotas)
+    max_rollouts: int | None = None
 
     @property
     def namespace(self) -> str:
@@ -119,7 +106,7 @@ class KeyRing:
 
     def __init__(self, entries: Sequence[_KeyEntry]) -> None:
         self._callers = [
-            (entry.sha256, Caller(entry.name, entry.scopes, entry.weight, entry.quotas)) for entry in entries
+            (entry.sha256, Caller(entry.name, entry.scopes, entry.weight, entry.max_rollouts)) for entry in entries
         ]
 
     def __len__(self) -> int:

@@ -3,7 +3,7 @@
 import math
 import os
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import typer
 import yaml
@@ -13,25 +13,15 @@ from service.access.keys import KeysInvalid, Scope, hash_of, new_key, parsed_key
 _OWNER_ALONE = 0o600
 
 
-def main(
-    name: Annotated[str, typer.Argument(help="Whose key it is. Keys of one name share weight and quotas.")],
+def _main(
+    name: Annotated[str, typer.Argument(help="Whose key it is. Keys of one name share weight and quota.")],
     scope: Annotated[list[str], typer.Option(help=f"What it allows, once for each of {', '.join(get_args(Scope))}.")],
-    weight: Annotated[float, typer.Option(min=0, help="Share of the engines in proportion to other names'.")] = 1.0,
-    max_rollouts: Annotated[int | None, typer.Option(min=1, help="Most rollouts in flight.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Most tokens a minute.")] = None,
-    max_sandboxes: Annotated[int | None, typer.Option(min=1, help="Most sandboxes at once.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A keys file (YAML) that gets the entry; else it is shown.")] = None,
+    file: Annotated[Path, typer.Option(help="The keys file (YAML) that gets the entry.")] = Path("keys.yaml"),
 ) -> None:
     """Make a key, print it, and write the entry with its hash to a keys file."""
     key = new_key()
-    quotas = {"max_rollouts": max_rollouts, "tokens_per_minute": tokens_per_minute, "max_sandboxes": max_sandboxes}
-    entry = entry_of(name, key, scope, weight, {field: most for field, most in quotas.items() if most is not None})
     try:
-        if file is None:
-            parsed_keys(f"keys:\n{entry}".encode())
-            typer.echo(f"Add this to the keys file:\n{entry}", err=True, nl=False)
-        else:
-            add(entry, file)
+        _add(_entry_of(name, key, scope), file)
     except KeysInvalid as error:
         raise typer.BadParameter(str(error)) from None
     except OSError as error:
@@ -40,17 +30,13 @@ def main(
     typer.echo(key)
 
 
-def entry_of(name: str, key: str, scopes: list[str], weight: float, quotas: dict[str, int]) -> str:
-    """One line of a keys file."""
-    fields: dict[str, Any] = {"name": name, "sha256": hash_of(key), "scopes": scopes}
-    if weight != 1:
-        fields["weight"] = weight
-    if quotas:
-        fields["quotas"] = quotas
+def _entry_of(name: str, key: str, scopes: list[str]) -> str:
+    """One line of a keys file, to which `weight` and `max_rollouts` can be added."""
+    fields = {"name": name, "sha256": hash_of(key), "scopes": scopes}
     return f"- {yaml.safe_dump(fields, default_flow_style=True, sort_keys=False, width=math.inf)}"
 
 
-def add(entry: str, file: Path) -> None:
+def _add(entry: str, file: Path) -> None:
     """Appends in one write, so that a service which reads the file meanwhile sees all of the entry or nothing.
 
     Raises:
@@ -66,4 +52,4 @@ def add(entry: str, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(_main)

@@ -1,40 +1,26 @@
 """Admits `POST /rollout`, `/score` and calls of model servers' APIs, and holds their reservations until they end."""
 
 import asyncio
-import math
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
-from deployments.protocols.generation import Generator
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest
 from service.access.keys import ANYBODY, Caller
-from service.admission.capacity import (
-    RESOURCES,
-    Amounts,
-    Bound,
-    BoundExceeded,
-    Capacity,
-    CapacityExhausted,
-    Reservation,
-    Resource,
-)
-from service.admission.key_usage import KeyUsage, MeteredGenerator
+from service.admission.capacity import RESOURCES, Amounts, Bound, Capacity, NoRoom, Reservation, Resource
 from service.problems import (
     NOT_READY,
     OVERLOADED,
     QUOTA_EXCEEDED,
     ProblemType,
-    RequestProblem,
     body_too_large,
     invalid_request,
     refused_for_now,
 )
-from service.settings import AdmissionBounds, AdmissionSettings
+from service.settings import AdmissionSettings
 
 SHUT_DOWN = "the service is being shut down; try again where, or when, it runs again"
 SHUT_DOWN_RETRY_AFTER_S = 5
@@ -46,9 +32,9 @@ LEAST_WANTED = Amounts(rollouts=1, tokens=1)
 """The least that a request needs, as far as is known before its body is read."""
 KEYS_BESIDE = 2
 """Number of keys whose bodies fit side by side."""
-FIELDS: dict[Resource, str] = {"rollouts": "samples", "tokens": "max_seq_len", "body_bytes": "body"}
+FIELDS: dict[Resource, str] = {"rollouts": "samples", "tokens": "max_seq_len"}
 """The field of a `POST /rollout` that asks for too much."""
-SCORE_FIELDS: dict[Resource, str] = {"rollouts": "sequences", "tokens": "sequences", "body_bytes": "body"}
+SCORE_FIELDS: dict[Resource, str] = {"rollouts": "sequences", "tokens": "sequences"}
 """The field of a `POST /score`: a sequence counts as a rollout."""
 NOUNS: dict[Resource, str] = {"rollouts": "rollouts", "tokens": "requested tokens", "body_bytes": "bytes of bodies"}
 ADVICE: dict[Resource, str] = {
@@ -71,26 +57,20 @@ class Admission:
     """The admission of one ingress replica. Threads may share it: a body is decompressed in a thread."""
 
     def __init__(
-        self,
-        settings: AdmissionSettings,
-        max_model_len: int,
-        ingress_replicas: Callable[[], int] = lambda: 1,
-        now_s: Callable[[], float] = time.monotonic,
+        self, settings: AdmissionSettings, max_model_len: int, ingress_replicas: Callable[[], int] = lambda: 1
     ) -> None:
         """Nothing is in flight at first.
 
         Args:
             max_model_len: tokens that a rollout has at most, where its request does not say.
-            ingress_replicas: how many replicas share the bounds of the service and the quotas of keys.
-            now_s: the clock.
+            ingress_replicas: how many replicas share the quotas of keys.
         """
         self.settings = settings
-        self._capacity = Capacity()
+        self._capacity = Capacity(_bounds_of(settings))
         self.max_model_len = max_model_len
         self._ingress_replicas = ingress_replicas
         self._lock = Lock()
-        self._usage_by_key: dict[str, KeyUsage] = {}
-        self._now_s = now_s
+        self._capacity_by_key: dict[str, Capacity] = {}
         self._refuses_new = False
 
     @property
@@ -117,15 +97,10 @@ class Admission:
         """
         if self._refuses_new and not is_of_rollout:
             raise refused_for_now(NOT_READY, SHUT_DOWN, SHUT_DOWN_RETRY_AFTER_S)
-        self._capacity.bounds = _bounds_of(self.settings, self._ingress_replicas())
         holds = [_Hold(self._capacity, OVERLOADED)]
-        with self._lock:
-            usage = self._usage_by(caller)
-        if usage is not None:
-            if not is_of_rollout:
-                _refuse_without_tokens(usage)
+        if caller.name is not None:
             # First: a request over its quota must not take what others could have.
-            holds.insert(0, _Hold(usage.capacity, QUOTA_EXCEEDED))
+            holds.insert(0, _Hold(self._capacity_of(caller.name, caller.max_rollouts), QUOTA_EXCEEDED))
         for hold in holds:
             with _refusals(hold, FIELDS), self._lock:
                 hold.capacity.check(Amounts(body_bytes=stated_bytes))
@@ -143,9 +118,10 @@ class Admission:
             The number of rollouts that are still in flight.
         """
         self._refuses_new = True
-        ends_at = self._now_s() + bound_s
-        while self.in_flight.rollouts and self._now_s() < ends_at:
-            await asyncio.sleep(DRAINED_POLL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(bound_s):
+                while self.in_flight.rollouts:
+                    await asyncio.sleep(DRAINED_POLL_S)
         return self.in_flight.rollouts
 
     def close(self, holds: Sequence[_Hold]) -> None:
@@ -154,35 +130,12 @@ class Admission:
             for hold in holds:
                 hold.capacity.close(hold.reservation)
 
-    def usage_of(self, caller: Caller) -> KeyUsage | None:
-        """Usage of the token quota of the caller's key; `None` if it has no such quota."""
-        usage = self._usage_by(caller)
-        return usage if usage is not None and usage.has_token_quota else None
-
-    def metered(self, generator: Generator, caller: Caller) -> Generator:
-        """The generator for one request of `caller`: it counts against the quota of its key, if that has one."""
-        usage = self.usage_of(caller)
-        return generator if usage is None else MeteredGenerator(generator, usage)
-
-    def sandboxes_of(self, caller: Caller) -> AbstractAsyncContextManager[None]:
-        """The sandboxes of the caller's key. A task that enters waits while those are as many as its quota allows."""
-        usage = self._usage_by(caller)
-        return nullcontext() if usage is None else usage.sandboxes
-
-    def _usage_by(self, caller: Caller) -> KeyUsage | None:
-        """Usage by the caller's key, with the quotas that it has now; `None` for a caller without one."""
-        if caller.name is None:
-            return None
-        if (usage := self._usage_by_key.get(caller.name)) is None:
-            usage = KeyUsage(caller.name, self._ingress_replicas, self._now_s, _bounds_of_key(self.settings.replica))
-            self._usage_by_key[caller.name] = usage
-        usage.set_quotas(caller.quotas)
-        return usage
-
-    def amounts_of_call(self, choices: int, most_tokens: int | None = None) -> Amounts:
-        """Amounts for a call of a model server's API: each choice counts as a rollout, of the longest length unless
-        `most_tokens` says how many it has with its prompt."""
-        return Amounts(choices, choices * (most_tokens or self.max_model_len))
+    def _capacity_of(self, key: str, max_rollouts: int | None) -> Capacity:
+        """The capacity for requests with keys of this name, with the quota that they have now."""
+        with self._lock:
+            capacity = self._capacity_by_key.setdefault(key, Capacity())
+            capacity.bounds = _bounds_of_key(self.settings, key, max_rollouts, self._ingress_replicas())
+        return capacity
 
     def amounts_of(self, request: RolloutRequest) -> Amounts:
         rollouts = request.groups_at_once * request.num_generations
@@ -221,76 +174,61 @@ class AdmittedRequest:
         self._admission.grow(self._holds, self._admission.amounts_of(request))
 
     def hold_call(self, choices: int, field: str, most_tokens: int | None = None) -> None:
-        """Raises `RequestProblem` (429, 422) if a call of a model server's API for so many choices cannot be held.
+        """Raises `RequestProblem` (429, 422) if a call of a model server's API cannot be held.
 
         Args:
+            choices: number of answers that it asks for, each of which counts as a rollout.
             field: the one that asks for so many.
-            most_tokens: of the prompt and one choice together, where they are known.
+            most_tokens: of the prompt and one choice together; by default the longest length.
         """
         if not self._is_of_rollout:
-            fields: dict[Resource, str] = {"rollouts": field, "tokens": field, "body_bytes": "body"}
-            self._admission.grow(self._holds, self._admission.amounts_of_call(choices, most_tokens), fields)
+            fields: dict[Resource, str] = {"rollouts": field, "tokens": field}
+            tokens = choices * (most_tokens or self._admission.max_model_len)
+            self._admission.grow(self._holds, Amounts(choices, tokens), fields)
 
     def hold_sequences(self, sequences: int, tokens: int) -> None:
         """Raises `RequestProblem` (429, 422) if so many sequences with so many tokens cannot be held."""
         self._admission.grow(self._holds, Amounts(sequences, tokens), SCORE_FIELDS)
 
 
-def _bounds_of(settings: AdmissionSettings, ingress_replicas: int) -> list[Bound]:
-    """The bounds of a replica, and its equal share of those of the service, which a single request may exceed."""
-    bounds: list[Bound] = []
-    for resource in RESOURCES:
-        if (most := getattr(settings.replica, f"max_{resource}")) is not None:
-            bounds.append(Bound(resource, most, f"admission.replica.max_{resource}"))
-        if (most := getattr(settings.service, f"max_{resource}")) is not None:
-            share = math.ceil(most / ingress_replicas)
-            bounds.append(Bound(resource, share, f"admission.service.max_{resource}", most))
-    return bounds
+def _bounds_of(settings: AdmissionSettings) -> list[Bound]:
+    return [
+        Bound(resource, getattr(settings, f"max_{resource}"), f"admission.max_{resource}") for resource in RESOURCES
+    ]
 
 
-def _bounds_of_key(settings: AdmissionBounds) -> list[Bound]:
-    """Half of the room for bodies: no key keeps all others out. A single body may be larger."""
+def _bounds_of_key(
+    settings: AdmissionSettings, key: str, max_rollouts: int | None, ingress_replicas: int
+) -> list[Bound]:
+    """Half of the room for bodies, so that no key keeps all others out, and an equal share of the quota.
+
+    A single body may be larger. All shares together are at most the quota, or 1 each where it is less.
+    """
     most = settings.max_body_bytes
-    if most is None:
-        return []
-    return [Bound("body_bytes", most // KEYS_BESIDE, "admission.replica.max_body_bytes (half for one key)", most)]
+    bounds = [Bound("body_bytes", most // KEYS_BESIDE, "admission.max_body_bytes (half for one key)", most)]
+    if max_rollouts is not None:
+        setting = f"max_rollouts of the key {key}"
+        if ingress_replicas > 1:
+            setting += f" ({max_rollouts}, shared by {ingress_replicas} ingress replicas)"
+        bounds.append(Bound("rollouts", max(max_rollouts // ingress_replicas, 1), setting))
+    return bounds
 
 
 @contextmanager
 def _refusals(hold: _Hold, fields: Mapping[Resource, str]) -> Iterator[None]:
-    """Raises `RequestProblem` for what a capacity raises: 429 for later, 413 or 422 for never."""
+    """Raises `RequestProblem` for `NoRoom`: 429 for later, 413 or 422 for never."""
     try:
         yield
-    except BoundExceeded as error:
-        raise _never_admitted(error, fields) from error
-    except CapacityExhausted as error:
-        raise _not_admitted_now(error, hold.used_up) from error
-
-
-def _never_admitted(error: BoundExceeded, fields: Mapping[Resource, str]) -> RequestProblem:
-    resource = error.bound.resource
-    message = (
-        f"{error.wanted} {NOUNS[resource]} are more than {error.bound.setting} allows, which is "
-        f"{max(error.bound.most, error.bound.most_of_one)}; {ADVICE[resource]}"
-    )
-    if resource == "body_bytes":
-        return body_too_large(message)
-    return invalid_request(FieldProblem(field=fields[resource], message=message))
-
-
-def _refuse_without_tokens(usage: KeyUsage) -> None:
-    """Raises `RequestProblem` (429) while the key has no tokens left."""
-    if (wait_s := usage.wait_s()) > 0:
-        retry_after_s = math.ceil(wait_s)
-        message = f"the key has used up its tokens_per_minute; try again in {retry_after_s} s"
-        raise refused_for_now(QUOTA_EXCEEDED, message, retry_after_s)
-
-
-def _not_admitted_now(error: CapacityExhausted, used_up: ProblemType) -> RequestProblem:
-    retry_after_s = random.randint(*RETRY_AFTER_S)
-    return refused_for_now(
-        used_up,
-        f"{error.in_flight} {NOUNS[error.bound.resource]} are in flight here and {error.bound.setting} allows "
-        f"{error.bound.most}; try again in {retry_after_s} s",
-        retry_after_s,
-    )
+    except NoRoom as error:
+        bound, noun = error.bound, NOUNS[error.bound.resource]
+        if error.in_flight is not None:
+            wait_s = random.randint(*RETRY_AFTER_S)
+            message = f"{error.in_flight} {noun} are in flight here and {bound.setting} allows {bound.most}"
+            raise refused_for_now(hold.used_up, f"{message}; try again in {wait_s} s", wait_s) from error
+        most = max(bound.most, bound.most_of_one)
+        message = (
+            f"{error.wanted} {noun} are more than {bound.setting} allows, which is {most}; {ADVICE[bound.resource]}"
+        )
+        if bound.resource == "body_bytes":
+            raise body_too_large(message) from error
+        raise invalid_request(FieldProblem(field=fields[bound.resource], message=message)) from error

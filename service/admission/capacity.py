@@ -49,22 +49,16 @@ class Reservation:
     held: Amounts = NOTHING
 
 
-class BoundExceeded(Exception):
-    """The request wants more than a bound allows a single request: it can never be admitted."""
+class NoRoom(Exception):
+    """A request wants more than a bound allows."""
 
-    def __init__(self, wanted: int, bound: Bound) -> None:
+    def __init__(self, bound: Bound, wanted: int, in_flight: int | None = None) -> None:
+        """`in_flight` is the amount that all requests hold; `None` if the request exceeds the bound by itself: it can
+        never be admitted."""
         super().__init__(bound.resource)
+        self.bound = bound
         self.wanted = wanted
-        self.bound = bound
-
-
-class CapacityExhausted(Exception):
-    """The request can be admitted later."""
-
-    def __init__(self, in_flight: int, bound: Bound) -> None:
-        super().__init__(bound.resource)
         self.in_flight = in_flight
-        self.bound = bound
 
 
 class Capacity:
@@ -72,24 +66,18 @@ class Capacity:
 
     def __init__(self, bounds: Sequence[Bound] = ()) -> None:
         self.bounds = bounds
-        self._in_flight = NOTHING
-
-    @property
-    def in_flight(self) -> Amounts:
-        return self._in_flight
+        self.in_flight = NOTHING
 
     def grow(self, reservation: Reservation, wanted: Amounts) -> None:
         """Raises the reservation to `wanted`; amounts that it holds already do not shrink.
 
         Raises:
-            BoundExceeded: `wanted` exceeds a bound by itself.
-            CapacityExhausted: others hold too much.
+            NoRoom: `wanted` exceeds a bound by itself, or others hold too much.
         """
         held = reservation.held
         grown = Amounts(**{resource: max(held.of(resource), wanted.of(resource)) for resource in RESOURCES})
         self.check(grown, held)
-        self._add(held, sign=-1)
-        self._add(grown, sign=1)
+        self._replace(held, grown)
         reservation.held = grown
 
     def check(self, wanted: Amounts, held: Amounts = NOTHING) -> None:
@@ -97,18 +85,18 @@ class Capacity:
         growing = [bound for bound in self.bounds if wanted.of(bound.resource) > held.of(bound.resource)]
         for bound in growing:
             if wanted.of(bound.resource) > max(bound.most, bound.most_of_one):
-                raise BoundExceeded(wanted.of(bound.resource), bound)
+                raise NoRoom(bound, wanted.of(bound.resource))
         for bound in growing:
-            in_flight = self._in_flight.of(bound.resource)
+            in_flight = self.in_flight.of(bound.resource)
             others = in_flight - held.of(bound.resource)
             if others and others + wanted.of(bound.resource) > bound.most:
-                raise CapacityExhausted(in_flight, bound)
+                raise NoRoom(bound, wanted.of(bound.resource), in_flight)
 
     def close(self, reservation: Reservation) -> None:
         """Releases the reservation; idempotent."""
-        self._add(reservation.held, sign=-1)
+        self._replace(reservation.held, NOTHING)
         reservation.held = NOTHING
 
-    def _add(self, amounts: Amounts, sign: Literal[1, -1]) -> None:
-        total = self._in_flight
-        self._in_flight = Amounts(**{name: total.of(name) + sign * amounts.of(name) for name in RESOURCES})
+    def _replace(self, held: Amounts, by: Amounts) -> None:
+        total = self.in_flight
+        self.in_flight = Amounts(**{name: total.of(name) - held.of(name) + by.of(name) for name in RESOURCES})

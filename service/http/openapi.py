@@ -1,56 +1,108 @@
-"""The OpenAPI document: what FastAPI cannot derive from the signatures of the routes.
+"""How a route states who may use it, and what FastAPI cannot derive for the OpenAPI document from its signature.
+
+`@router.post("/rollout", **needs("rollout"), ...)`, or `**OPEN`; both show in the document as `security`. The key of a
+request is checked before any of its body is read: a route reads its body itself, not by a parameter, because FastAPI
+reads those first.
 
 The routes read some bodies and headers themselves, and every error is a problem document; the functions here describe
 that. All schemas are components named after the contract's types, so that generated clients have types of these names.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Request, Security
+from fastapi.openapi.models import HTTPBearer as BearerModel
+from fastapi.security.base import SecurityBase
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deployments.failures import StoreFailure
-from service.http.authorization import SESSION_KEY
-from service.http.examples import PROBLEM, REQUEST_ID
+from rollout_client.contract.problems import Problem
+from service.access.access_control import AccessControl
+from service.access.keys import Caller, Scope
 from service.http.request_body import JSON
-from service.problems import OVERLOADED, PROBLEM_JSON, QUOTA_EXCEEDED, REQUEST_ID_HEADER
+from service.problems import OVERLOADED, PROBLEM_JSON, QUOTA_EXCEEDED
+
+OPEN: dict[str, Any] = {"openapi_extra": {"security": []}}
+"""Arguments of a route's decorator: anybody may use the route, without a key."""
+
+
+TINKER_PREFIX = "tml-"
+SESSION_KEY = "SessionKey"
+"""The name of its scheme in the OpenAPI document."""
+
+
+class _KeyHeader(SecurityBase):
+    """The `Authorization` headers of a request."""
+
+    model = BearerModel(description="`Authorization: Bearer KEY`; the key must have the scope named here.")
+    scheme_name = "Key"
+
+    async def __call__(self, request: Request) -> list[str]:
+        return request.headers.getlist("authorization")
+
+
+def given_keys(request: Request) -> list[str]:
+    """As the values of `Authorization` headers. Without one `X-Api-Key` counts, which Anthropic's clients send.
+
+    Tinker's client sends it too, and takes only keys that begin with `TINKER_PREFIX`.
+    """
+    keys = [f"Bearer {key.removeprefix(TINKER_PREFIX)}" for key in request.headers.getlist("x-api-key")]
+    return request.headers.getlist("authorization") or keys
+
+
+def with_session_key(description: dict[str, Any]) -> dict[str, Any]:
+    """A route's description, for a route that asks for the key of the session in its path."""
+    extra = {**description.get("openapi_extra", {}), "security": [{SESSION_KEY: []}]}
+    return {**description, "openapi_extra": extra}
+
+
+def needs(scope: Scope, also_api_key: bool = False) -> dict[str, Any]:
+    """Arguments of a route's decorator: a request needs a key with this scope, else it is refused (401, 403).
+
+    Args:
+        also_api_key: whether the key may also be in `X-Api-Key`, for the routes that Anthropic's clients call.
+    """
+
+    async def authorize(request: Request, authorization: Annotated[list[str], Depends(_KeyHeader())]) -> None:
+        access: AccessControl = request.app.state.services.access
+        request.state.caller = await access.caller_of(given_keys(request) if also_api_key else authorization, scope)
+
+    return {"dependencies": [Security(authorize, scopes=[scope])]}
+
+
+async def _authorized_caller(request: Request) -> Caller:
+    """Fails on a route that states no scope."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+AuthorizedCaller = Annotated[Caller, Depends(_authorized_caller)]
+
 
 Document = dict[str, Any]
-NAMED_MODELS: dict[type[BaseModel], None] = {}
+_NAMED_MODELS: dict[type[BaseModel], None] = {}
 """Models that `schema_of` was called with, in this order: no signature of a route names some of them."""
-SCHEMA_REFERENCE = "#/components/schemas/{model}"
+_SCHEMA_REFERENCE = "#/components/schemas/{model}"
 BINARY: Document = {"type": "string", "format": "binary"}
-REQUEST_ID_VALUE: Document = {
-    "description": "Id of the request, in every log line about it: the caller's own or a new one.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[ -~]+$"},
-    "example": REQUEST_ID,
-}
-RETRY_AFTER: Document = {
-    "description": "Seconds to wait before trying again.",
-    "schema": {"type": "integer", "minimum": 0},
-    "example": 2,
-}
-EVERY_REFUSAL = {
+_EVERY_REFUSAL = {
     422: "The request is not valid",
     500: "The service failed",
     503: "A deployment that the request needs does not answer",
 }
-BODY_REFUSALS = {
+_BODY_REFUSALS = {
     400: "The body cannot be read",
     408: "The body stopped arriving",
     413: "The body is too large",
     415: "The type or the encoding of the body is not supported",
 }
-KEY_REFUSALS = {401: "The request carries no valid key", 403: "The key does not have the scope of the route"}
-
-WITH_RETRY_AFTER = ("429", "503")
+_KEY_REFUSALS = {"401": "The request carries no valid key", "403": "The key does not have the scope of the route"}
 
 
 def schema_of(model: type[BaseModel]) -> Document:
-    NAMED_MODELS[model] = None
-    return {"$ref": SCHEMA_REFERENCE.format(model=model.__name__)}
+    _NAMED_MODELS[model] = None
+    return {"$ref": _SCHEMA_REFERENCE.format(model=model.__name__)}
 
 
 def content(schema: Document) -> Document:
@@ -61,10 +113,6 @@ def content(schema: Document) -> Document:
 def json_content(example: BaseModel) -> Document:
     """JSON of `example`'s type, with the fields of `example` that were set."""
     return {"schema": schema_of(type(example)), "example": example.model_dump(mode="json", exclude_unset=True)}
-
-
-def json_response(example: BaseModel) -> Document:
-    return {"content": {JSON: json_content(example)}}
 
 
 def json_request(example: BaseModel) -> Document:
@@ -80,7 +128,7 @@ def header_parameter(name: str, description: str, example: str) -> Document:
 
 def refusals(*failures: type[StoreFailure], reads_body: bool = False) -> dict[int | str, Document]:
     """The problem documents with which a route can respond, by status."""
-    titles = {status: [title] for status, title in (EVERY_REFUSAL | (BODY_REFUSALS if reads_body else {})).items()}
+    titles = {status: [title] for status, title in (_EVERY_REFUSAL | (_BODY_REFUSALS if reads_body else {})).items()}
     for failure in failures:
         titles.setdefault(failure.status, []).append(failure.title)
     return {status: refusal(said) for status, said in titles.items()}
@@ -88,7 +136,7 @@ def refusals(*failures: type[StoreFailure], reads_body: bool = False) -> dict[in
 
 def refusal(titles: Iterable[str]) -> Document:
     """A response with a problem document."""
-    return {"description": "; ".join(titles), "content": {PROBLEM_JSON: json_content(PROBLEM)}}
+    return {"description": "; ".join(titles), "content": {PROBLEM_JSON: content(schema_of(Problem))}}
 
 
 def limited(*failures: type[StoreFailure]) -> Document:
@@ -109,24 +157,17 @@ def complete_document(app: FastAPI) -> None:
 
 
 def _completed(derived: Document) -> Document:
-    """Adds the types that no signature names, and the headers that all requests and responses have."""
+    """Adds the types that no signature names, and how the keys of requests are given and refused."""
     components = derived["components"]
-    _, named = models_json_schema([(model, "validation") for model in NAMED_MODELS], ref_template=SCHEMA_REFERENCE)
+    _, named = models_json_schema([(model, "validation") for model in _NAMED_MODELS], ref_template=_SCHEMA_REFERENCE)
     components["schemas"] |= named["$defs"]
-    components["parameters"] = {"RequestId": {"name": REQUEST_ID_HEADER, "in": "header", **REQUEST_ID_VALUE}}
     components["securitySchemes"][SESSION_KEY] = {
         "type": "http",
         "scheme": "bearer",
         "description": "The key of the session in the path, as `POST /sessions` has answered it; or in `X-Api-Key`.",
     }
-    components["headers"] = {"RequestId": REQUEST_ID_VALUE, "RetryAfter": RETRY_AFTER}
     for path in derived["paths"].values():
         for operation in path.values():
-            operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/RequestId"})
             if operation.get("security"):
-                operation["responses"] |= {str(status): refusal([title]) for status, title in KEY_REFUSALS.items()}
-            for status, response in operation["responses"].items():
-                response["headers"] = {REQUEST_ID_HEADER: {"$ref": "#/components/headers/RequestId"}}
-                if status in WITH_RETRY_AFTER:
-                    response["headers"]["Retry-After"] = {"$ref": "#/components/headers/RetryAfter"}
+                operation["responses"] |= {status: refusal([title]) for status, title in _KEY_REFUSALS.items()}
     return derived

@@ -8,22 +8,22 @@ import asyncio
 import zlib
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 import zstandard
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
 
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.policy import SAFETENSORS
 from rollout_client.contract.problems import FieldProblem
 from service.problems import (
     BODY_STALLED,
+    Model,
     RequestProblem,
     body_too_large,
+    parsed_model,
     unreadable_body,
     unsupported_media_type,
-    validation_problem,
 )
 
 JSON = "application/json"
@@ -115,7 +115,7 @@ CODINGS: dict[str, Callable[[], Any]] = {
 """By encoding, a decompressor of one gzip member or one zstd frame."""
 
 
-class BodyBuffer:
+class _BodyBuffer:
     """Collects a body. Holds at most `most_bytes` of it and the decompressed bytes of one slice."""
 
     def __init__(
@@ -187,7 +187,7 @@ async def read_body(
     coding = content_coding(request.headers, CODINGS)
     if stated_length(request.headers) > most_bytes:
         raise _over_limit(most_bytes, advice)
-    buffer = BodyBuffer(coding, most_bytes, advice, hold)
+    buffer = _BodyBuffer(coding, most_bytes, advice, hold)
     async with aclosing(_chunks_in_time(request.stream())) as chunks:
         async for chunk in chunks:
             await buffer.add(chunk)
@@ -220,9 +220,6 @@ def _over_limit(most_bytes: int, advice: str) -> RequestProblem:
     return body_too_large(f"it is larger than the limit of {most_bytes} bytes; {advice}")
 
 
-Model = TypeVar("Model", bound=BaseModel)
-
-
 async def read_json_body(request: Request, model: type[Model], most_bytes: int, advice: str) -> Model:
     """The body as `model`. `advice` says what to do with one of more than `most_bytes`.
 
@@ -231,8 +228,4 @@ async def read_json_body(request: Request, model: type[Model], most_bytes: int, 
             an unsupported type or encoding, 422 for fields that are wrong.
     """
     refuse_other_than_json(request.headers)
-    content = await read_body(request, most_bytes, advice)
-    try:
-        return model.model_validate_json(content, strict=True)
-    except ValidationError as error:
-        raise validation_problem(error) from error
+    return parsed_model(await read_body(request, most_bytes, advice), model)

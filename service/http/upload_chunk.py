@@ -14,14 +14,12 @@ FORWARDED_BYTES = 4 * 2**20
 """Bytes per call of the policy store."""
 LARGEST_BODY_BYTES = 256 * 2**20
 """Serve's proxy keeps in its memory what the policy store has not received yet."""
-_OTHER_DIGESTS = ("content-digest", "repr-digest")
-_ADVICE = "is not verified; send the Weights-Digest of the file, with its last chunk"
 _MOST_SHOWN = 80
 """Characters of a header in a message."""
 
 
 @dataclass(frozen=True, slots=True)
-class UploadChunk:
+class _UploadChunk:
     """Description of a request's body by its headers."""
 
     weights_digest: str | None
@@ -34,28 +32,21 @@ class UploadChunk:
     total: int | None = None
     """Size of the upload; `None` while it is not known."""
 
-    def total_after(self, end: int) -> int | None:
-        """Size of the whole upload, where the chunk tells it; `end` is the offset after the chunk's last byte."""
-        return end if self.end is None else self.total
-
     def completes(self, received: int) -> bool:
         """Whether the upload is complete now that `received` bytes of it have arrived."""
         return self.end is None or received == self.total
 
 
-def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
+def chunk_of(headers: Mapping[str, str]) -> _UploadChunk:
     """Raises `RequestProblem`: 415 for an unsupported encoding, 400 for a header that cannot be read, 413 for a body
     that is too large according to `Content-Length`."""
     is_zstd = content_coding(headers, [_ZSTD]) == _ZSTD
-    for name in _OTHER_DIGESTS:
-        if name in headers:
-            raise unreadable_body(f"{name.title()} {_ADVICE}")
-    digest, content_range = weights_digest(headers.get(WEIGHTS_DIGEST)), headers.get("content-range")
+    digest, content_range = _weights_digest(headers.get(WEIGHTS_DIGEST)), headers.get("content-range")
     _refuse_large_body(stated_length(headers))
-    return UploadChunk(digest, is_zstd, *(() if content_range is None else byte_range(content_range)))
+    return _UploadChunk(digest, is_zstd, *(() if content_range is None else _byte_range(content_range)))
 
 
-def byte_range(content_range: str) -> tuple[int, int, int | None]:
+def _byte_range(content_range: str) -> tuple[int, int, int | None]:
     """The offsets of the first byte and after the last one, and the size of the upload where it is known."""
     match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", content_range)
     if match is None:
@@ -67,14 +58,14 @@ def byte_range(content_range: str) -> tuple[int, int, int | None]:
     return first, last + 1, total
 
 
-def weights_digest(value: str | None) -> str | None:
+def _weights_digest(value: str | None) -> str | None:
     """Raises `RequestProblem`: 400, the value is not of the form of the header."""
     if value is not None and re.fullmatch("[0-9a-f]{64}", value) is None:
         raise unreadable_body(f"{WEIGHTS_DIGEST} {value[:_MOST_SHOWN]!r} is not 64 hexadecimal digits in lower case")
     return value
 
 
-async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
+async def checked_parts(chunk: _UploadChunk, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
     """Yields the body in parts of about `FORWARDED_BYTES`, at least one, each with its offset in the upload.
 
     Raises:
@@ -95,7 +86,7 @@ async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> Async
     yield offset, bytes(part)
 
 
-def _refuse_length(chunk: UploadChunk, end: int, is_last: bool) -> None:
+def _refuse_length(chunk: _UploadChunk, end: int, is_last: bool) -> None:
     if chunk.end is not None and (end > chunk.end or (is_last and end < chunk.end)):
         message = f"{end - chunk.first} bytes came where {chunk.end - chunk.first} were due"
         raise ChunkDamaged.of("content-range", message, end)

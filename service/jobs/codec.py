@@ -1,21 +1,32 @@
-"""The codec of a job's entries: what is kept of its turns, starts and ended rollouts. No I/O.
+"""The codec of a job's entries: what is kept of its turns, starts and ended rollouts, and of what it has delivered.
+No I/O.
 
 A journal entry is one JSON object: a turn (`position`, `first_message`, `state`), samples that were started
 (`started`). An outline is an array of turns whose messages have versions alone.
+
+The ledger says what a job over a data set has delivered; the cursor of the samples that are left is made of it. A group
+has failed when none of its rollouts was played to its end: nothing of it can be trained on, so its sample is left. An
+entry of the ledger is the place of a delivered group among the samples of the request; in a job that selects groups,
+which come in the order of their samples, it is how many samples were drawn, and how many groups kept.
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
+from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.protocols.token_columns import RoutedExperts
+from deployments.storage.storage import EntryName
 from rollout_client.contract.base import set_fields
+from rollout_client.contract.jobs import JobCursor
 from rollout_client.contract.messages import COLUMN_FIELDS, MediaRange, Message, PackedNumbers, WeightVersionSpan
-from rollout_client.contract.rollouts import SampleError, SampleInput
+from rollout_client.contract.rollouts import SampleError, SampleInput, SampleStatus
+from rollout_client.contract.sample_ranges import PlaceRange, SampleRange, moved_past
 from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode_records import EpisodeState, PlayedGeneration
 from service.rollouts.metrics import MetricCounts
@@ -35,7 +46,7 @@ def read_entry(entry: bytes, episodes: dict[int, EpisodeState], started: dict[in
         started.update((position, SampleInput.model_validate(sample)) for position, sample in fields["started"])
         return None
     position: int = fields["position"]
-    first, state = fields["first_message"], state_of(fields["state"])
+    first, state = fields["first_message"], _state_of(fields["state"])
     if first:
         earlier = episodes[position]
         made = (made for made in earlier.generations if made.message < first)
@@ -51,11 +62,11 @@ def read_entry(entry: bytes, episodes: dict[int, EpisodeState], started: dict[in
 
 def read_outline(outline: bytes) -> dict[int, EpisodeState]:
     """The states of its rollouts, by position."""
-    return {turn["position"]: state_of(turn["state"]) for turn in from_json(outline)}
+    return {turn["position"]: _state_of(turn["state"]) for turn in from_json(outline)}
 
 
 def turn_entry(position: int, first_message: int, state: EpisodeState) -> bytes:
-    return json_of({"position": position, "first_message": first_message, "state": fields_of(state)})
+    return json_of(_turn(position, first_message, state))
 
 
 def start_entries(samples: Mapping[int, SampleInput]) -> Iterator[bytes]:
@@ -66,30 +77,26 @@ def start_entries(samples: Mapping[int, SampleInput]) -> Iterator[bytes]:
 
 def outline_entry(states: Mapping[int, EpisodeState]) -> bytes:
     """The outline of ended rollouts; `states` is by position."""
-    return json_of(
-        [
-            {
-                "position": position,
-                "first_message": 0,
-                "state": fields_of(replace(state, messages=_outlined(state), experts=None, generations=())),
-            }
-            for position, state in states.items()
-        ]
-    )
+    return json_of([_turn(position, 0, _outlined(state)) for position, state in states.items()])
 
 
-def _outlined(state: EpisodeState) -> list[Message]:
-    """The parts of the messages that metrics need: which versions generated their tokens."""
-    return [
+def _turn(position: int, first_message: int, state: EpisodeState) -> dict[str, Any]:
+    return {"position": position, "first_message": first_message, "state": _fields_of(state)}
+
+
+def _outlined(state: EpisodeState) -> EpisodeState:
+    """The parts that metrics need; of the messages which versions generated their tokens."""
+    messages = [
         Message.model_construct(
             role=message.role, content="", token_ids=[], generation_logprobs=[], weight_versions=message.weight_versions
         )
         for message in state.messages
         if message.weight_versions
     ]
+    return replace(state, messages=messages, experts=None, generations=())
 
 
-def fields_of(state: EpisodeState) -> dict[str, Any]:
+def _fields_of(state: EpisodeState) -> dict[str, Any]:
     """The fields as `json_of` encodes them, without the states of earlier turns: those are in earlier entries."""
     return {
         **{name: getattr(state, name) for name in EpisodeState.__slots__ if name != "before"},
@@ -98,8 +105,8 @@ def fields_of(state: EpisodeState) -> dict[str, Any]:
     }
 
 
-def state_of(fields: dict[str, Any]) -> EpisodeState:
-    """Counterpart of `fields_of`, for what JSON has made of them."""
+def _state_of(fields: dict[str, Any]) -> EpisodeState:
+    """Counterpart of `_fields_of`, for what JSON has made of them."""
     error, experts = fields["error"], fields["experts"]
     return EpisodeState(
         **{
@@ -136,3 +143,53 @@ def _packed_if_exact(logprobs: list[float]) -> "Sequence[float] | array[float]":
     """Those of the engine are float32; a posted message log may hold others."""
     packed = packed_logprobs(logprobs)
     return packed if packed.tolist() == logprobs else logprobs
+
+
+RANGES = EntryName("ledger", 0)
+"""The entry of the job's ranges, in JSON."""
+PLAYED: frozenset[SampleStatus | None] = frozenset(("completed", "truncated", "max_turns"))
+"""The statuses of rollouts that were played to their ends."""
+_ranges_adapter = TypeAdapter(list[SampleRange])
+
+
+def ranges_entry(ranges: Sequence[SampleRange]) -> bytes:
+    return _ranges_adapter.dump_json(list(ranges), exclude_unset=True)
+
+
+def ranges_in(entry: bytes) -> list[SampleRange]:
+    return _ranges_adapter.validate_json(entry)
+
+
+def cursor_of(job_id: str, event: int, ledger: Mapping[EntryName, bytes]) -> JobCursor:
+    """The cursor after `event`. `ledger` has the entries of the events up to it, and that of the ranges."""
+    ranges = ranges_in(ledger[RANGES])
+    # Earlier versions of the service have stored `7 failed` of a group that is left, and `9 kept 3`.
+    stored = [entry for name, entry in ledger.items() if name != RANGES and not entry.endswith(b"failed")]
+    entries = [tuple(map(int, entry.replace(b"kept", b"").split())) for entry in stored]
+    if entries and len(entries[0]) > 1:
+        drawn, kept = max(entries)
+        return JobCursor(job_id=job_id, event=event, samples_from=moved_past(ranges, drawn), kept=kept)
+    left = list(_ranges_without(ranges, {group for (group,) in entries}))
+    return JobCursor(job_id=job_id, event=event, samples_from=left)
+
+
+def _ranges_without(ranges: Iterable[SampleRange], groups: Collection[int]) -> Iterator[SampleRange]:
+    """The ranges, which leave these groups out as well.
+
+    Args:
+        groups: places among the samples of all ranges.
+    """
+    numbers = count()
+    for drawn in ranges:
+        places = (place for piece in drawn.pieces() for place in range(piece.start, piece.end))
+        left = {place for place in places if next(numbers) not in groups}
+        without = [place for place in range(drawn.start, drawn.end) if place not in left]
+        yield drawn.model_copy(update={"without": _runs(without)})
+
+
+def _runs(places: Sequence[int]) -> list[PlaceRange]:
+    """The places, which ascend, as ranges of those that follow one another."""
+    known = set(places)
+    starts = [place for place in places if place - 1 not in known]
+    ends = [place + 1 for place in places if place + 1 not in known]
+    return [PlaceRange(start=start, count=end - start) for start, end in zip(starts, ends, strict=True)]

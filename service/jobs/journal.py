@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from operator import call
 from typing import TYPE_CHECKING
 
 from deployments.failures import StoreLost
@@ -19,8 +20,16 @@ from deployments.rpc.batching import CallBatcher, group_commit
 from deployments.storage.storage import EntryName, attempts
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sample_ranges import SampleRange
-from service.jobs.codec import outline_entry, read_entry, read_outline, start_entries, turn_entry
-from service.jobs.cursor import RANGES, ledger_entry, ranges_entry, selection_entry
+from service.jobs.codec import (
+    PLAYED,
+    RANGES,
+    outline_entry,
+    ranges_entry,
+    read_entry,
+    read_outline,
+    start_entries,
+    turn_entry,
+)
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeState
 from service.rollouts.pacing import PacedWork
@@ -92,8 +101,7 @@ def _merged_write(writes: Sequence[JobWrite]) -> JobWrite:
             added.pop(name, None)
         removed.update(write.removed)
     ended = next((write.ended for write in writes if write.ended), None)
-    forgets_key = any(write.forgets_key for write in writes)
-    return replace(writes[0], added=added, removed=removed, ended=ended, forgets_key=forgets_key)
+    return replace(writes[0], added=added, removed=removed, ended=ended)
 
 
 def _size_of(write: JobWrite) -> int:
@@ -104,29 +112,28 @@ class JobJournal(ProgressLog):
     """Guarantees: a group is in exactly one event; with its event its turns leave the journal, and the ends of its
     rollouts are noted when the event is stored, by the process that has stored it."""
 
-    def __init__(self, claim: Claim, writer: JobWriter) -> None:
+    def __init__(self, claim: Claim, writer: JobWriter, group_size: int) -> None:
         self._job_id, self._epoch = claim.record.job_id, claim.record.epoch
         self._writer = writer
+        self._group_size = group_size
         self._episodes: dict[int, EpisodeState] = {}
         self._started: dict[int, SampleInput] = {}
         self._written: dict[int, tuple[int, int]] = {}
         """By position: the restarts of the rollout, and how many of its messages are in the journal."""
         self._entries_of: dict[int, list[EntryName]] = defaultdict(list)
         """By position."""
-        self._outlines: dict[int, EpisodeState] = {}
-        """Rollouts that have ended and whose groups have no event yet."""
-        self._notes: dict[int, Callable[[], None]] = {}
-        """Their ends are noted by these calls."""
+        self._ended: dict[int, tuple[EpisodeState, Callable[[], None]]] = {}
+        """Rollouts that have ended and whose groups have no event yet, and the calls that note their ends."""
         self._noting = PacedWork[Callable[[], None]]()
         self._numbers = count(1 + max((name.number for name in claim.entries if name.kind == "journal"), default=0))
-        self._next_event = claim.record.last_event + 1
+        self._last_event = claim.record.last_event
         self._has_ledger = False
         self._begun_groups = 0
         self.in_events: set[int] = set()
         """Positions of the rollouts that an event holds."""
 
-    def load(self, journal: Mapping[EntryName, bytes], outlines: Iterable[bytes], group_size: int) -> None:
-        """Takes up what an earlier process has written. In a thread, if it is large."""
+    def load(self, journal: Mapping[EntryName, bytes], outlines: Iterable[bytes]) -> None:
+        """Takes up what an earlier process has written."""
         for name, entry in sorted(journal.items()):
             if (position := read_entry(entry, self._episodes, self._started)) is not None:
                 self._entries_of[position].append(name)
@@ -136,7 +143,7 @@ class JobJournal(ProgressLog):
             self._episodes |= ended
         for position, state in self._episodes.items():
             self._written[position] = state.restarts, len(state.messages)
-        self._begun_groups = 1 + max(self._episodes, default=-1) // group_size
+        self._begun_groups = 1 + max(self._episodes, default=-1) // self._group_size
 
     @property
     def started(self) -> Mapping[int, SampleInput]:
@@ -144,7 +151,7 @@ class JobJournal(ProgressLog):
 
     async def note_started(self, samples: Mapping[int, SampleInput]) -> None:
         entries = await asyncio.to_thread(list, start_entries(samples))
-        await self._writer.write(self._write({self._next_entry(): entry for entry in entries}))
+        await self._store({self._next_entry(): entry for entry in entries})
 
     @property
     def begun_groups(self) -> int:
@@ -174,62 +181,56 @@ class JobJournal(ProgressLog):
             entry = turn_entry(position, first, state)
         name = self._next_entry()
         self._entries_of[position].append(name)
-        await self._writer.write(self._write({name: entry}))
+        await self._store({name: entry})
 
     def ended(self, episode: Episode, note: Callable[[], None]) -> None:
-        position = episode.identity.position
-        self._outlines[position] = episode.state()
-        self._notes[position] = note
+        self._ended[episode.identity.position] = episode.state(), note
 
     async def begin_ledger(self, ranges: Sequence[SampleRange]) -> None:
         """The job plays the samples of these ranges: what each event delivers is remembered."""
         self._has_ledger = True
-        await self._writer.write(self._write({RANGES: ranges_entry(ranges)}))
+        await self._store({RANGES: ranges_entry(ranges)})
 
-    def add_group(
-        self, group: int, lines: Mapping[int, bytes], settled_before: int | None = None, kept: int | None = None
-    ) -> None:
+    def add_group(self, place: int, lines: Mapping[int, bytes], selected: tuple[int, int] | None) -> None:
         """All rollouts of a group have ended, with these lines by position in the answer.
 
         Args:
-            group: the place of its sample among those that are drawn.
-            settled_before: the rollouts at positions below this leave the journal, those of groups that were dropped
-                before it included; by default those of `lines`.
-            kept: how many groups are in events with this one, in a job that selects groups.
+            place: that of its sample among those that are drawn.
+            selected: in a job that selects groups, how many samples were drawn up to this group, and how many groups
+                kept. Rollouts of the groups that were dropped before it leave the journal with it.
         """
-        number = self._next_number()
-        if settled_before is None:
-            settled = list(lines)
-        else:
-            settled = [position for position in self._outlines if position < settled_before]
-        outlines = {position: self._outlines.pop(position) for position in settled}
-        event = b"".join(lines[position] for position in sorted(lines))
-        added = {EntryName("event", number): event, EntryName("outline", number): outline_entry(outlines)}
-        if self._has_ledger:
-            statuses = [state.status for state in outlines.values()]
-            entry = ledger_entry(group, statuses) if kept is None else selection_entry(group + 1, kept)
-            added[EntryName("ledger", number)] = entry
+        settled = list(lines)
+        if selected is not None:
+            settled = [position for position in self._ended if position < selected[0] * self._group_size]
+        ended = {position: self._ended.pop(position) for position in settled}
+        outlines = {position: state for position, (state, _) in ended.items()}
+        ledger = None if selected is None else b"%d %d" % selected
+        if selected is None and not PLAYED.isdisjoint(state.status for state in outlines.values()):
+            ledger = b"%d" % place
+        added = self._event(b"".join(lines[position] for position in sorted(lines)), ledger)
+        added[EntryName("outline", self._last_event)] = outline_entry(outlines)
         removed = [name for position in settled for name in self._entries_of.pop(position, ())]
         self.in_events.update(settled)
-        self._put(replace(self._write(added), removed=removed), [self._notes.pop(position) for position in settled])
+        write = JobWrite(self._job_id, self._epoch, added, removed)
+        self._put(write, [note for _, note in ended.values()])
 
-    async def end(
-        self, last_line: bytes, completed: bool, forgets_key: bool = False, selected: tuple[int, int] | None = None
-    ) -> None:
-        """Returns when the last event is stored, and so all before it.
-
-        Args:
-            selected: how many samples a job that selects groups has drawn, and how many groups it has kept.
-        """
-        number = self._next_number()
-        added = {EntryName("event", number): last_line}
-        if self._has_ledger and selected is not None:
-            added[EntryName("ledger", number)] = selection_entry(*selected)
-        ended: Ended = "completed" if completed else "failed"
+    async def end(self, last_line: bytes, ended: Ended, selected: tuple[int, int] | None) -> None:
+        """Returns when the last event is stored, and so all before it. Args: `selected` as in `add_group`."""
+        added = self._event(last_line, None if selected is None else b"%d %d" % selected)
         # Rollouts of groups that are in no event are played by no process after this one.
-        notes, self._notes = self._notes, {}
-        write = replace(self._write(added), ended=ended, forgets_key=forgets_key)
-        await self._writer.until_made(self._put(write, list(notes.values())))
+        notes = [note for _, note in self._ended.values()]
+        await self._writer.until_made(self._put(JobWrite(self._job_id, self._epoch, added, ended=ended), notes))
+
+    def _event(self, data: bytes, ledger: bytes | None) -> dict[EntryName, bytes]:
+        """The entries of the next event."""
+        self._last_event += 1
+        entries = {EntryName("event", self._last_event): data}
+        if self._has_ledger and ledger is not None:
+            entries[EntryName("ledger", self._last_event)] = ledger
+        return entries
+
+    async def _store(self, added: Mapping[EntryName, bytes]) -> None:
+        await self._writer.write(JobWrite(self._job_id, self._epoch, added))
 
     def _put(self, write: JobWrite, notes: Sequence[Callable[[], None]]) -> "asyncio.Future[bool]":
         """Notes the ends of the rollouts that the write delivers, once it is made.
@@ -237,19 +238,8 @@ class JobJournal(ProgressLog):
         If it is not made, the job is another process's, which delivers and notes them.
         """
         made = self._writer.put(write)
-        made.add_done_callback(lambda made: self._noting.add(_call, notes if made.result() else ()))
+        made.add_done_callback(lambda made: self._noting.add(call, notes if made.result() else ()))
         return made
-
-    def _write(self, added: Mapping[EntryName, bytes]) -> JobWrite:
-        return JobWrite(self._job_id, self._epoch, added)
 
     def _next_entry(self) -> EntryName:
         return EntryName("journal", next(self._numbers))
-
-    def _next_number(self) -> int:
-        self._next_event += 1
-        return self._next_event - 1
-
-
-def _call(note: Callable[[], None]) -> None:
-    note()

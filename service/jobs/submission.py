@@ -6,53 +6,40 @@ The headers `Idempotency-Key` and `Prefer` say how it is played and answered; re
 import asyncio
 import re
 from hashlib import sha256
-from typing import Any
 
-import http_sf
+import zstandard
 from fastapi import Request
 from starlette.datastructures import Headers
 
-from deployments.jobs.failures import JobsNotConfigured
-from deployments.jobs.records import JobRequest, OpenedJob
+from deployments.jobs.records import JobRequest, JobsNotConfigured, OpenedJob
 from rollout_client.contract.jobs import HEARTBEAT, IDEMPOTENCY_KEY, PREFER
 from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.request_body import read_body, rollout_media_type
 from service.http.streaming import PERIOD_S
-from service.jobs.player import compressed_body
 from service.jobs.runner import JobRunner
 from service.problems import RequestProblem, invalid_request, shown
 
-KEY_FIELD = "header.Idempotency-Key"
-BARE_KEY = re.compile(r"[A-Za-z0-9._~-]{1,255}")
-"""A key without quotes, which the draft does not allow and many clients send."""
-MOST_CHARACTERS = 255
+KEY = re.compile(r'"(?P<quoted>(?:[ !#-\[\]-~]|\\["\\]){1,255})"|(?P<bare>[A-Za-z0-9._~-]{1,255})')
+"""A String of RFC 9651, as draft-ietf-httpapi-idempotency-key-header has it; or, as many clients send it, a key without
+quotes."""
+PREFERENCE = re.compile(rf'(?:^|,)[ \t]*{HEARTBEAT}[ \t]*=[ \t]*"?([0-9]+)', re.IGNORECASE)
 SHORTEST_HEARTBEAT_S = 1.0
 
 
 def idempotency_key(headers: Headers) -> str | None:
-    """The key of a request; `None` without one. A String of RFC 9651, as draft-ietf-httpapi-idempotency-key-header has
-    it, or the same key without its quotes.
+    """The key of a request; `None` without one.
 
     Raises:
         RequestProblem: 422, the header is there more than once or has another form.
     """
-    given = headers.getlist(IDEMPOTENCY_KEY)
-    if not given:
+    if IDEMPOTENCY_KEY not in headers:
         return None
-    if len(given) > 1:
-        raise _bad_key("it is there more than once; send it once", ", ".join(given))
-    if BARE_KEY.fullmatch(given[0]):
-        return given[0]
-    try:
-        parsed: Any = http_sf.parse(given[0].encode("latin-1"), tltype="item")
-        key, parameters = parsed
-    except ValueError as error:
-        raise _bad_key(f'it is not of the form "KEY": {error}', given[0]) from error
-    if not isinstance(key, str) or parameters or not 1 <= len(key) <= MOST_CHARACTERS:
-        raise _bad_key(f'it must be of the form "KEY", with 1 to {MOST_CHARACTERS} characters', given[0])
-    return key
+    given = ", ".join(headers.getlist(IDEMPOTENCY_KEY))
+    if (key := KEY.fullmatch(given)) is None:
+        raise _bad_key('send one of the form "KEY", with 1 to 255 characters of ASCII', given)
+    return key["bare"] or re.sub(r"\\(.)", r"\1", key["quoted"])
 
 
 def required_key(headers: Headers) -> str:
@@ -64,20 +51,16 @@ def required_key(headers: Headers) -> str:
 
 
 def _bad_key(message: str, value: str | None) -> RequestProblem:
-    return invalid_request(FieldProblem(field=KEY_FIELD, message=message, value=shown(value)))
+    return invalid_request(FieldProblem(field="header.Idempotency-Key", message=message, value=shown(value)))
 
 
 def heartbeat_s(headers: Headers) -> float | None:
     """The silence in seconds after which a stream sends an empty line; `None` if the caller does not ask for it.
 
-    A preference of RFC 7240, the first of its name: `Prefer: heartbeat=15`.
+    A preference of RFC 7240: `Prefer: heartbeat=15`.
     """
-    for preference in ",".join(headers.getlist(PREFER)).split(","):
-        name, _, value = preference.partition(";")[0].partition("=")
-        if name.strip().lower() == HEARTBEAT:
-            asked = value.strip().strip('"')
-            return min(max(float(asked), SHORTEST_HEARTBEAT_S), PERIOD_S) if asked.isdecimal() else None
-    return None
+    wanted = PREFERENCE.search(",".join(headers.getlist(PREFER)))
+    return min(max(float(wanted[1]), SHORTEST_HEARTBEAT_S), PERIOD_S) if wanted else None
 
 
 ADVICE = "name samples of a task with samples_from, or split the request: jobs.max_body_bytes bounds what is kept"
@@ -100,9 +83,7 @@ async def submitted(
     jobs, key = required(jobs), idempotency_key(request.headers)
     media_type = rollout_media_type(request.headers)
     body = await read_body(request, min(most_bytes, jobs.max_body_bytes), ADVICE, admitted.hold_body)
-    fingerprint, compressed = await asyncio.to_thread(
-        lambda: (_fingerprint_of(body, media_type), compressed_body(body))
-    )
+    fingerprint, compressed = await asyncio.to_thread(_fingerprint_and_compressed, media_type, body)
     job_request = JobRequest(
         namespace=caller.namespace, media_type=media_type, request_id=request_id, key=key, fingerprint=fingerprint
     )
@@ -119,7 +100,6 @@ def required(jobs: JobRunner | None) -> JobRunner:
     return jobs
 
 
-def _fingerprint_of(body: bytes | bytearray, media_type: str) -> str:
-    digest = sha256(media_type.encode() + b"\n")
-    digest.update(body)
-    return digest.hexdigest()
+def _fingerprint_and_compressed(media_type: str, body: bytes | bytearray) -> tuple[str, bytes]:
+    fingerprint = sha256(media_type.encode() + b"\n" + body).hexdigest()
+    return fingerprint, zstandard.ZstdCompressor(level=1).compress(bytes(body))

@@ -2,19 +2,27 @@
 
 Of requests: how many each route gets, how they are answered, and how long that takes. The gauges are read periodically,
 and say too how long the event loop is held up.
+
+`all_metrics` gathers those of all replicas from Ray's exporter on each node, whichever ingress replica asks. Source of
+their format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format. All lines of one metric
+must stand together.
 """
 
 import asyncio
+import logging
+from collections.abc import Iterable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import httpx
+import ray
 from ray.serve.metrics import Gauge
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.instruments import Instrument, SummedCounter, SummedHistogram, flush_periodically
 from deployments.upstream.ray_serve.serve_internals import metrics_report_interval_s
 from service.metrics.rollout_metrics import SECONDS, RolloutMetrics
-from service.scheduling.priority import counts_by_priority
+from service.scheduling.fair_queue import counts_by_priority
 
 if TYPE_CHECKING:
     from service.admission.admission import Admission
@@ -83,8 +91,6 @@ class IngressGauges:
         self._generator = generator
         self._policy = policy
         self._in_flight = Gauge("rollout_in_flight", description="Rollouts in flight.")
-        self._tokens = Gauge("rollout_requested_tokens_in_flight", description="Tokens that they may have at most.")
-        self._bytes = Gauge("rollout_body_bytes_in_flight", description="Bytes of request bodies that are held.")
         self._waiting = Gauge("rollout_waiting_generations", description="Generations that wait for their turn.")
         self._waiting_by_priority = Gauge(
             "rollout_waiting_by_priority",
@@ -117,10 +123,7 @@ class IngressGauges:
                 next_snapshot = now + SNAPSHOT_EVERY_S
 
     def set(self, now_s: float) -> None:
-        held = self._admission.in_flight
-        self._in_flight.set(held.rollouts)
-        self._tokens.set(held.tokens)
-        self._bytes.set(held.body_bytes)
+        self._in_flight.set(self._admission.in_flight.rollouts)
         self._waiting.set(self._generator.waiting_generations)
         # Of each priority, also those for which none waits.
         for priority, waiting in counts_by_priority(self._generator.waiting_by_weight).items():
@@ -140,3 +143,63 @@ def export(rollouts: RolloutMetrics, http: HttpMetrics, gauges: IngressGauges) -
         asyncio.create_task(flush_periodically(instruments, metrics_report_interval_s())),
         asyncio.create_task(gauges.export()),
     ]
+
+
+_PREFIXES = ("ray_rollout_", "ray_vllm_", "ray_serve_")
+"""Prefixes of the metrics of rollouts, engines and Ray Serve. Ray's exporters have many more, of its own."""
+_TIMEOUT_S = 5.0
+logger = logging.getLogger("rollout_service.metrics")
+
+
+_FAMILY = "\n# HELP "
+"""Before the name of each metric, its description and its type, each in a line, and its samples."""
+
+
+class ExportersLost(Exception):
+    """No node's exporter answers."""
+
+
+async def all_metrics() -> str:
+    """In Prometheus' text format. A node that does not answer is left out, and logged.
+
+    Raises:
+        ExportersLost: no node answers.
+    """
+    urls = await asyncio.to_thread(_exporter_urls)
+    # Exporters speak plain HTTP: to load certificates for each client would take the event loop tens of milliseconds.
+    async with httpx.AsyncClient(timeout=_TIMEOUT_S, verify=False) as client:
+        answers = await asyncio.gather(*(_exposition_of(client, url) for url in urls))
+    expositions = [answer for answer in answers if answer is not None]
+    if not expositions:
+        raise ExportersLost(f"none of {len(urls)} nodes answers with its metrics")
+    return await asyncio.to_thread(_merged, expositions, _PREFIXES)
+
+
+def _merged(expositions: Iterable[str], prefixes: tuple[str, ...]) -> str:
+    """The metrics whose names begin with one of `prefixes`, those of one name together, in the order of names."""
+    families: dict[str, list[str]] = {}
+    for exposition in expositions:
+        for family in f"\n{exposition}".rstrip("\n").split(_FAMILY)[1:]:
+            name = family.split(" ", 1)[0]
+            if name.startswith(prefixes):
+                description, kind, *samples = family.split("\n")
+                families.setdefault(name, [f"# HELP {description}", kind]).extend(samples)
+    return "".join(f"{line}\n" for name in sorted(families) for line in families[name])
+
+
+def _exporter_urls() -> list[str]:
+    """URLs of the exporters of all live nodes."""
+    nodes: Any = ray.nodes
+    addresses = [(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in nodes() if node["Alive"]]
+    return [
+        f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
+        for host, port in addresses
+    ]
+
+
+async def _exposition_of(client: httpx.AsyncClient, url: str) -> str | None:
+    try:
+        return (await client.get(url)).raise_for_status().text
+    except httpx.HTTPError as error:
+        logger.warning("The metrics of a node are missing: %s does not answer: %r", url, error)
+        return None

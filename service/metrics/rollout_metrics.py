@@ -1,41 +1,33 @@
 """Metrics of the rollouts of one ingress replica.
 
-Ray's exporters of all nodes hold these metrics (`exposition.py`), with `ray_` before each name. Serve tags each with
-the replica. Times are in seconds.
+Ray's exporters of all nodes hold these metrics, with `ray_` before each name. Serve tags each with the replica. Times
+are in seconds.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from types import MappingProxyType
 
 from deployments.failures import RolloutFailure
-from deployments.harbor.tasks import TIMES
 from deployments.instruments import Instrument, SummedCounter, SummedHistogram
 from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.episode import Episode
 from service.rollouts.progress import RolloutObserver, Stage, Work
-from service.scheduling.priority import priority_name
+from service.scheduling.fair_queue import priority_name
 
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000]
-REWARDS = [0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10, 100]
+_REWARDS = [0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10, 100]
 """Upper bounds. The first bucket is for 0 and less."""
-TURNS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128]
-CALLS = ("generate", "step", "agent")
+_CALLS = ("generate", "step", "agent")
 """The stages that are calls of another deployment."""
-NO_SANDBOXES: Mapping[str, str] = MappingProxyType({})
-VERSIONS = [0.5, 1, 2, 3, 4, 6, 8, 16, 32]
+_VERSIONS = [0.5, 1, 2, 3, 4, 6, 8, 16, 32]
 
 
 class RolloutMetrics(RolloutObserver):
     """Rollout metrics of one ingress replica."""
 
-    def __init__(self, sandboxed: Mapping[str, str] = NO_SANDBOXES) -> None:
-        """Makes the instruments.
-
-        Args:
-            sandboxed: by task whose rollouts have sandboxes, the provider of these.
-        """
+    def __init__(self) -> None:
+        """Makes the instruments."""
         self._rollouts = SummedCounter("rollout_rollouts_total", "Rollouts that have ended.", ("task_name", "status"))
         self._turns = SummedCounter("rollout_turns_total", "Turns of rollouts that have ended.", ("task_name",))
         self._clipped_turns = SummedCounter(
@@ -59,7 +51,7 @@ class RolloutMetrics(RolloutObserver):
             ("task_name", "stage", "kind"),
         )
         self._reward = SummedHistogram(
-            "rollout_reward", "Total rewards of rollouts; those below 0 count as 0.", REWARDS, ("task_name",)
+            "rollout_reward", "Total rewards of rollouts; those below 0 count as 0.", _REWARDS, ("task_name",)
         )
         # No counter falls.
         self._reward_sums = SummedCounter(
@@ -67,21 +59,14 @@ class RolloutMetrics(RolloutObserver):
             "Sums of the total rewards above 0 and below 0, without their sign.",
             ("task_name", "sign"),
         )
-        self._turns_of_rollout = SummedHistogram("rollout_turns", "Turns of a rollout.", TURNS, ("task_name",))
         self._staleness = SummedHistogram(
             "rollout_staleness_versions",
             "Versions that the oldest token of a rollout is behind when it ends.",
-            VERSIONS,
+            _VERSIONS,
             ("task_name",),
         )
         self._stages = SummedHistogram(
             "rollout_stage_seconds", "Time of a stage of a rollout.", SECONDS, ("task_name", "stage")
-        )
-        self._sandboxes = SummedHistogram(
-            "rollout_sandbox_seconds",
-            "Time in which a sandbox is made, its agent runs, its verifier judges, and it is destroyed.",
-            SECONDS,
-            ("task_name", "provider", "step"),
         )
         self._work = SummedHistogram(
             "rollout_work_seconds",
@@ -91,7 +76,6 @@ class RolloutMetrics(RolloutObserver):
         )
         self.instruments: tuple[Instrument, ...] = tuple(vars(self).values())
         """All of the above, to flush."""
-        self._sandboxed = sandboxed
 
     @contextmanager
     def during(self, stage: Stage, episode: Episode) -> Iterator[None]:
@@ -100,7 +84,7 @@ class RolloutMetrics(RolloutObserver):
             yield
         except BaseException as error:
             # Times are those of stages that no exception has ended.
-            if isinstance(error, RolloutFailure) and stage in CALLS:
+            if isinstance(error, RolloutFailure) and stage in _CALLS:
                 self._failed_calls.add(1, task_name, stage, error.kind)
             raise
         self._stages.observe(monotonic() - began, task_name, stage)
@@ -119,14 +103,9 @@ class RolloutMetrics(RolloutObserver):
         self._clipped_turns.add(metrics.clipped_turns, task_name)
         self._tokens.add(metrics.assistant_tokens, task_name, "generated")
         self._tokens.add(metrics.env_tokens, task_name, "environment")
-        self._turns_of_rollout.observe(metrics.turn_count, task_name)
         if result.total_reward is not None:
             self._reward.observe(max(result.total_reward, 0.0), task_name)
             sign = "negative" if result.total_reward < 0 else "positive"
             self._reward_sums.add(abs(result.total_reward), task_name, sign)
-        if (provider := self._sandboxed.get(task_name)) is not None:
-            for step, name in TIMES.items():
-                if (seconds := metrics.environment.get(name)) is not None:
-                    self._sandboxes.observe(seconds, task_name, provider, step)
         if staleness is not None:
             self._staleness.observe(staleness, task_name)

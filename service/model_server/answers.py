@@ -7,69 +7,42 @@ API's official clients read, as vLLM's own servers end it; only a call that asks
 
 import asyncio
 import logging
-import re
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
 
 from fastapi.responses import Response, StreamingResponse
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from deployments.protocols.model_server import GENERATED, Endpoint
-from rollout_client.contract.problems import Problem
 from service.http.middlewares import log_unexpected_error
 from service.http.streaming import PERIOD_S, SSE, SSE_HEARTBEAT, HeartbeatStream
-from service.model_server.calls import ModelAnswer
+from service.model_server.calls import ModelAnswer, refusal_in
 from service.problems import problem_of
 from service.tracing.spans import note_error
 
-_LAST_EVENTS: Mapping[Endpoint, tuple[bytes, ...]] = {
-    "chat/completions": (b"data: [DONE]",),
-    "completions": (b"data: [DONE]",),
-    "messages": (b"event: message_stop",),
-    "responses": (b"event: response.completed", b"event: response.incomplete"),
-    "generate": (b"data: [DONE]",),
-    "inference/v1/generate": (b"data: [DONE]",),
-}
-SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s?(\d+)')
+_LAST_EVENTS = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
+"""The beginnings of the events that end the streams of all APIs."""
 
 
-def _is_closed_by(endpoint: Endpoint, part: bytes) -> bool:
+def _is_closed_by(part: bytes) -> bool:
     """Whether a part of a stream has its last event. No line begins within data: JSON has no line ends."""
-    return any(b"\n" + last in b"\n" + part for last in _LAST_EVENTS[endpoint])
+    return any(b"\n" + last in b"\n" + part for last in _LAST_EVENTS)
 
 
-def _problem_event(endpoint: Endpoint, problem: Problem, after: bytes) -> bytes:
-    """The problem as an event; `after` is the part of the stream before it, empty at the beginning."""
-    numbers = SEQUENCE_NUMBER.findall(after)
-    number = int(numbers[-1]) + 1 if numbers else 0
-    return _error_event(endpoint, problem.detail or problem.title, problem.type, problem.status, number)
-
-
-def _refusal_event(endpoint: Endpoint, status: int, body: bytes) -> bytes:
-    """The refusal of vLLM's server as an event."""
-    try:
-        fields = from_json(body)
-        error: dict[str, Any] = fields["error"]
-        return _error_event(endpoint, str(error["message"]), str(error["type"]), status)
-    except (ValueError, KeyError, TypeError):
-        return _error_event(endpoint, body.decode(errors="replace"), "error", status)
-
-
-def _error_event(endpoint: Endpoint, message: str, type_: str, status: int, number: int = 0) -> bytes:
-    """`number` is the event's in a stream of the Responses API."""
+def _error_event(endpoint: Endpoint, type_: str, message: str, status: int) -> bytes:
     error = {"type": type_, "message": message, "code": status}
-    if endpoint == "messages":
-        return b"event: error\ndata: %s\n\n" % to_json({"type": "error", "error": error})
+    if endpoint not in ("messages", "responses"):
+        return b"data: %s\n\ndata: [DONE]\n\n" % to_json({"error": error})
+    event: dict[str, Any] = {"type": "error", "error": error}
     if endpoint == "responses":
-        fields = {"type": "error", "code": str(status), "message": message, "param": None, "sequence_number": number}
-        return b"event: error\ndata: %s\n\n" % to_json({**fields, "error": error})
-    return b"data: %s\n\ndata: [DONE]\n\n" % to_json({"error": error})
+        event |= {"code": str(status), "message": message, "param": None, "sequence_number": 0}
+    return b"event: error\ndata: %s\n\n" % to_json(event)
 
 
-Answering = asyncio.Task[ModelAnswer]
+_Answering = asyncio.Task[ModelAnswer]
 logger = logging.getLogger("rollout_service.routes")
 
 
@@ -93,19 +66,14 @@ async def response_to(
                 return _EventStream(answering, endpoint, _late_events(endpoint, answering), request_id)
         begun = await answering
         if not begun.media_type.startswith(SSE):
-            return Response(await _whole(begun), begun.status, media_type=begun.media_type)
+            return Response(await begun.whole(), begun.status, media_type=begun.media_type)
         return _EventStream(answering, endpoint, begun.body, request_id)
     except asyncio.CancelledError:
         await _leave(answering)
         raise
 
 
-async def _whole(answer: ModelAnswer) -> bytes:
-    async with aclosing(answer):
-        return b"".join([part async for part in answer.body])
-
-
-async def _leave(answering: Answering) -> None:
+async def _leave(answering: _Answering) -> None:
     """Aborts the call, however far it is. One that has ended stays so."""
     answering.cancel()
     await asyncio.wait({answering})
@@ -113,12 +81,12 @@ async def _leave(answering: Answering) -> None:
         await answering.result().aclose()
 
 
-async def _late_events(endpoint: Endpoint, answering: Answering) -> AsyncGenerator[bytes, None]:
+async def _late_events(endpoint: Endpoint, answering: _Answering) -> AsyncGenerator[bytes, None]:
     """A heartbeat, and the events of the answer once it is there."""
     yield SSE_HEARTBEAT
     answer = await answering
     if not answer.media_type.startswith(SSE):
-        yield _refusal_event(endpoint, answer.status, await _whole(answer))
+        yield _error_event(endpoint, *refusal_in(await answer.whole()), answer.status)
         return
     async for part in answer.body:
         yield part
@@ -140,19 +108,15 @@ async def _ending_with_its_error(
             log_unexpected_error(error, request_id)
         elif problem.status > HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.warning("A stream ends with an error.", exc_info=error, extra={"request_id": request_id})
-        if not _is_closed_by(endpoint, part):
-            yield _problem_event(endpoint, problem, part)
+        if not _is_closed_by(part):
+            yield _error_event(endpoint, problem.type, problem.detail or problem.title, problem.status)
 
 
 class _EventStream(StreamingResponse):
     """Aborts its call when nobody reads it any longer, also if nobody has begun to."""
 
     def __init__(
-        self,
-        answering: Answering,
-        endpoint: Endpoint,
-        events: AsyncGenerator[bytes, None],
-        request_id: str,
+        self, answering: _Answering, endpoint: Endpoint, events: AsyncGenerator[bytes, None], request_id: str
     ) -> None:
         """Each part of `events` ends with an event."""
         self._answering = answering

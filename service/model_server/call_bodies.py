@@ -8,23 +8,19 @@ breaks a call only in the engine.
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from deployments.protocols.model_server import TOKEN_ENDPOINTS, Endpoint
-from rollout_client.contract.base import PolicyDemand
+from rollout_client.contract.base import PolicyDemand, PolicyName
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.sglang import VersionConstraint
-from service.problems import dotted, invalid_request, shown
+from service.problems import invalid_request, shown, validation_problem
 
 MOST_BYTES_INLINE = 2**16
-NAME = re.compile(r'"(\w+)"\s*:')
-_NAME_WITHIN = 4096
-"""Characters. A text of megabytes is not looked through."""
 
 
 async def fields_of(body: bytes) -> dict[str, Any]:
@@ -33,10 +29,10 @@ async def fields_of(body: bytes) -> dict[str, Any]:
     Raises:
         RequestProblem: 422, it is nested too deeply, or a text has half a surrogate pair.
     """
-    return parsed(body) if len(body) <= MOST_BYTES_INLINE else await asyncio.to_thread(parsed, body)
+    return _parsed(body) if len(body) <= MOST_BYTES_INLINE else await asyncio.to_thread(_parsed, body)
 
 
-def parsed(body: bytes) -> dict[str, Any]:
+def _parsed(body: bytes) -> dict[str, Any]:
     """As `fields_of`."""
     try:
         # As vLLM parses it: another parser could read another number, or other images.
@@ -45,47 +41,43 @@ def parsed(body: bytes) -> dict[str, Any]:
             # Ten times as fast as Python's encoder, and refuses more: integers of any size too.
             orjson.dumps(fields)
         except orjson.JSONEncodeError:
-            _refuse_half_pairs(fields)
+            json.dumps(fields, ensure_ascii=False).encode()
     except RecursionError:
         raise invalid_request(FieldProblem(field="body", message="it is nested too deeply")) from None
+    except UnicodeEncodeError:
+        message = "a text has half a surrogate pair, such as \\ud800 alone, which is not a character; leave it out"
+        raise invalid_request(FieldProblem(field="body", message=message)) from None
     except ValueError:
         return {}
     return fields if isinstance(fields, dict) else {}
 
 
-def _refuse_half_pairs(fields: Any) -> None:
-    """Raises `RequestProblem` (422) if a text has half a surrogate pair; it names the field."""
+_STREAM: TypeAdapter[bool | None] = TypeAdapter(bool | None)
+_CHOICES: TypeAdapter[int | None] = TypeAdapter(int | None)
+
+
+def _as_vllm_reads(kind: TypeAdapter[Any], value: Any) -> Any:
+    """The value of a field; `None` for one that vLLM refuses."""
     try:
-        json.dumps(fields, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        message = "a text has half a surrogate pair, such as \\ud800 alone, which is not a character; leave it out"
-        names = NAME.findall(error.object, max(0, error.start - _NAME_WITHIN), error.start)
-        problem = FieldProblem(field=names[-1] if names else "body", message=message, value=None)
-        raise invalid_request(problem) from None
-
-
-_stream_as_vllm_reads_it: TypeAdapter[bool | None] = TypeAdapter(bool | None)
+        return kind.validate_python(value)
+    except ValidationError:
+        return None
 
 
 def asks_for_stream(fields: Mapping[str, Any]) -> bool:
     """The `stream` of a body; false for one that vLLM refuses."""
-    try:
-        return bool(_stream_as_vllm_reads_it.validate_python(fields.get("stream")))
-    except ValidationError:
-        return False
+    return bool(_as_vllm_reads(_STREAM, fields.get("stream")))
 
 
 CHOICES_FIELD = "n"
-CHOICES_FIELDS: Mapping[Endpoint, str] = {
-    "chat/completions": CHOICES_FIELD,
-    "completions": "prompt",
-    "generate": "sampling_params.n",
-    "inference/v1/generate": "sampling_params.n",
+_PROMPTS: Mapping[Endpoint, tuple[str, ...]] = {
+    "chat/completions": (),
+    "completions": ("prompt",),
+    "generate": ("text", "input_ids"),
+    "inference/v1/generate": (),
 }
-"""The endpoints whose calls may ask for several answers, with the field that says how many."""
-_PROMPTS: Mapping[Endpoint, tuple[str, ...]] = {"completions": ("prompt",), "generate": ("text", "input_ids")}
-"""The fields of an endpoint that may have several prompts, each with `n` choices."""
-_choices_as_vllm_reads_them: TypeAdapter[int | None] = TypeAdapter(int | None)
+"""The endpoints whose calls may ask for several answers, with the fields that may have several prompts, each with `n`
+choices."""
 
 
 def choices_of(endpoint: Endpoint, fields: Mapping[str, Any], most: int) -> int:
@@ -97,21 +89,14 @@ def choices_of(endpoint: Endpoint, fields: Mapping[str, Any], most: int) -> int:
     Raises:
         RequestProblem: 422, it asks for more.
     """
-    if endpoint not in CHOICES_FIELDS:
+    if endpoint not in _PROMPTS:
         return 1
-    asked: Any = fields
-    if endpoint in TOKEN_ENDPOINTS:
-        asked = fields.get("sampling_params")
-    try:
-        given = asked.get(CHOICES_FIELD) if isinstance(asked, Mapping) else None
-        choices = _choices_as_vllm_reads_them.validate_python(given)
-    except ValidationError:
-        return 1
-    prompts = max((_prompts_in(fields.get(name)) for name in _PROMPTS.get(endpoint, ())), default=1)
+    asked: Any = fields.get("sampling_params") if endpoint in TOKEN_ENDPOINTS else fields
+    choices = _as_vllm_reads(_CHOICES, asked.get(CHOICES_FIELD) if isinstance(asked, Mapping) else None)
+    prompts = max((_prompts_in(fields.get(name)) for name in _PROMPTS[endpoint]), default=1)
     if (total := max(choices or 1, 1) * prompts) > most:
         message = f"{total} choices are more than limits.max_rollouts_per_request allows, which is {most}"
-        problem = FieldProblem(field=CHOICES_FIELDS[endpoint], message=f"{message}; ask for fewer", value=total)
-        raise invalid_request(problem)
+        raise invalid_request(FieldProblem(field=CHOICES_FIELD, message=f"{message}; ask for fewer", value=total))
     return total
 
 
@@ -120,47 +105,33 @@ def _prompts_in(prompt: Any) -> int:
     return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
 
 
-_CONSTRAINT = "weight_version"
-_ADAPTER = "lora_path"
 _OF_SESSION = "the session says which weights answer its calls, in the `policy` that it was opened with; leave it out"
+_OF_QUERY = "the query says another one; say one of them"
 
 
-def demand_of(fields: Mapping[str, Any], demand: PolicyDemand) -> PolicyDemand:
+class _DemandingBody(BaseModel):
+    """The fields of a call of token ids that say which weights may answer it."""
+
+    weight_version: VersionConstraint | None = None
+    lora_path: PolicyName | None = None
+
+
+def demand_of(fields: Mapping[str, Any], demand: PolicyDemand, is_of_session: bool) -> PolicyDemand:
     """Which weights may answer a call: as its body and its query (`demand`) say.
 
     Raises:
-        RequestProblem: 422, its body says something that is not one, or other than the query.
+        RequestProblem: 422, its body says something that is not one, other than the query, or anything in a session.
     """
-    asked: dict[str, Any] = {}
-    if (given := fields.get(_CONSTRAINT)) is not None:
-        try:
-            constraint = VersionConstraint.model_validate(given)
-        except ValidationError as error:
-            problems = (
-                FieldProblem(field=dotted((_CONSTRAINT, *one["loc"])), message=one["msg"], value=shown(one["input"]))
-                for one in error.errors()
-            )
-            raise invalid_request(*problems) from error
-        asked |= {"min_version": constraint.min_version, "version": constraint.exact_version}
-    if (adapter := fields.get(_ADAPTER)) is not None:
-        asked["name"] = adapter
-    asked = {name: value for name, value in asked.items() if value is not None}
-    for name, value in asked.items():
-        if getattr(demand, name) not in (None, value):
-            message = f"the query says {getattr(demand, name)!r}; say one of them"
-            raise invalid_request(FieldProblem(field=_ADAPTER if name == "name" else _CONSTRAINT, message=message))
     try:
-        return PolicyDemand.model_validate({**demand.model_dump(), **asked})
-    except ValidationError:
-        message = "it is not the name of a policy; give one that GET /policy lists under named"
-        raise invalid_request(FieldProblem(field=_ADAPTER, message=message, value=shown(adapter))) from None
-
-
-def refuse_demand(fields: Mapping[str, Any]) -> None:
-    """Raises `RequestProblem` (422) if the body of a call of a session says which weights may answer it."""
-    given = fields.get(_CONSTRAINT)
-    if isinstance(given, dict) and not any(value is not None for value in given.values()):
-        given = None
-    asked = next((name for name, value in ((_CONSTRAINT, given), (_ADAPTER, fields.get(_ADAPTER))) if value), None)
-    if asked is not None:
-        raise invalid_request(FieldProblem(field=asked, message=_OF_SESSION, value=shown(fields[asked])))
+        body = _DemandingBody.model_validate(fields)
+    except ValidationError as error:
+        raise validation_problem(error) from error
+    constraint = body.weight_version or VersionConstraint()
+    given = {"name": body.lora_path, "min_version": constraint.min_version, "version": constraint.exact_version}
+    asked = {name: value for name, value in given.items() if value is not None}
+    for name, value in asked.items():
+        if is_of_session or getattr(demand, name) not in (None, value):
+            field = "lora_path" if name == "name" else "weight_version"
+            message = _OF_SESSION if is_of_session else _OF_QUERY
+            raise invalid_request(FieldProblem(field=field, message=message, value=shown(fields[field])))
+    return demand.model_copy(update=asked)

@@ -6,25 +6,23 @@ so that an agent can send the messages of its sample as they are.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from deployments.protocols.model_server import Endpoint
 from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
-from service.images.request_images import Location, RequestImages, none_taken
-from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
+from service.images.request_images import Location, RequestImages, names_of
+from service.problems import dotted, invalid_request, shown
 
-SOURCE = re.compile(r"sha256:[0-9a-f]{64}\Z|data:")
-NO_SOURCE = (
+_SOURCE = re.compile(r"sha256:[0-9a-f]{64}\Z|data:")
+_NO_SOURCE = (
     "it is not an image that the service takes here: send a data URL, or the name of an image that was uploaded, "
     "sha256: and its hash"
 )
-NOT_SHOWN = "a message of this role shows no images; show it in a message of role 'user'"
+_NOT_SHOWN = "a message of this role shows no images; show it in a message of role 'user'"
 _IMAGE_TYPES = ("image", "image_url", "input_image")
-_SHOWING_ROLES = ("user", "system", "developer")
-_ANTHROPIC_ROLES = ("user",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +37,14 @@ class _ShownImage:
     """Its index there."""
 
 
-def _openai_part(name: str) -> dict[str, Any]:
+def _named_part(endpoint: Endpoint, name: str) -> dict[str, Any]:
+    """The part that names an image, in the form of the endpoint's API."""
+    if endpoint == "responses":
+        return {"type": "input_image", "image_url": name, "detail": "auto"}
+    if endpoint in ("messages", "messages/count_tokens"):
+        # vLLM makes an `image_url` of an image that is named by an address.
+        return {"type": "image", "source": {"type": "url", "url": name}}
     return {"type": "image_url", "image_url": {"url": name}}
-
-
-def _responses_part(name: str) -> dict[str, Any]:
-    return {"type": "input_image", "image_url": name, "detail": "auto"}
-
-
-def _anthropic_block(name: str) -> dict[str, Any]:
-    # vLLM makes an `image_url` of an image that is named by an address.
-    return {"type": "image", "source": {"type": "url", "url": name}}
-
-
-_NAMED: Mapping[Endpoint, Callable[[str], dict[str, Any]]] = {
-    "chat/completions": _openai_part,
-    "tokenize": _openai_part,
-    "responses": _responses_part,
-    "messages": _anthropic_block,
-    "messages/count_tokens": _anthropic_block,
-}
-"""The endpoints whose calls may show images, with the part that names one."""
 
 
 async def with_names_of_images(
@@ -72,64 +57,47 @@ async def with_names_of_images(
         images: `None` for a service that takes none.
 
     Raises:
-        RequestProblem: 422 with the first `MOST_PROBLEMS` images that cannot be taken. Nothing was kept.
+        RequestProblem: 422, an image cannot be taken. Nothing was kept.
         ImagesFull, ImagesLost: they could not be kept.
     """
-    shown_images = images_of(endpoint, fields)
+    shown_images = _images_of(fields)
     if not shown_images:
         return body
-    sources = [(image.source, image.place) for image in shown_images]
-    if images is None:
-        raise none_taken(sources)
-    if len(sources) > images.settings.max_images:
-        message = f"it shows {len(sources)} images, and images.max_images allows {images.settings.max_images}"
-        raise invalid_request(FieldProblem(field="body", message=f"{message}; show fewer", value=len(sources)))
-    names = await images.names_of(sources, caller)
+    names = await names_of(images, [(image.source, image.place) for image in shown_images], caller)
     for image in shown_images:
-        image.parts[image.number] = _NAMED[endpoint](names.get(image.source, image.source))
+        image.parts[image.number] = _named_part(endpoint, names.get(image.source, image.source))
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def images_of(endpoint: Endpoint, fields: dict[str, Any]) -> list[_ShownImage]:
+def _images_of(fields: dict[str, Any]) -> list[_ShownImage]:
     """The images in the parsed body of a call.
 
     Raises:
         RequestProblem: 422, a part is an image that is not one, or stands where none is shown.
     """
     found: list[_ShownImage] = []
-    problems: list[FieldProblem] = []
-    for parts, place, can_show in _lists_of_parts(endpoint, fields):
+    for parts, place, can_show in _lists_of_parts(fields):
         for number, part in enumerate(parts):
             if not isinstance(part, dict) or not _is_image(part):
                 continue
             source, location = _source_of(part), (*place, number)
             if not can_show:
-                problems.append(FieldProblem(field=dotted(location), message=NOT_SHOWN))
-            elif source is None or SOURCE.match(source) is None:
-                problems.append(FieldProblem(field=dotted(location), message=NO_SOURCE, value=shown(source)))
-            else:
-                found.append(_ShownImage(source, location, parts, number))
-    if problems:
-        raise invalid_request(*problems[:MOST_PROBLEMS])
+                raise invalid_request(FieldProblem(field=dotted(location), message=_NOT_SHOWN))
+            if source is None or _SOURCE.match(source) is None:
+                raise invalid_request(FieldProblem(field=dotted(location), message=_NO_SOURCE, value=shown(source)))
+            found.append(_ShownImage(source, location, parts, number))
     return found
 
 
-def _lists_of_parts(endpoint: Endpoint, fields: dict[str, Any]) -> Iterator[tuple[list[Any], Location, bool]]:
-    """Yields each list in which parts may stand, its place, and whether it can show images."""
-    if endpoint not in _NAMED:
-        return
-    field = "input" if endpoint == "responses" else "messages"
-    is_anthropic = _NAMED[endpoint] is _anthropic_block
-    if is_anthropic:
-        yield _listed(fields, "system"), ("system",), False
-    for number, message in enumerate(_listed(fields, field)):
-        roles = _ANTHROPIC_ROLES if is_anthropic else _SHOWING_ROLES
-        can_show = isinstance(message, dict) and message.get("role") in roles
-        content = _listed(message, "content")
-        yield content, (field, number, "content"), can_show
-        if endpoint == "responses":
+def _lists_of_parts(fields: dict[str, Any]) -> Iterator[tuple[list[Any], Location, bool]]:
+    """Yields each list in which parts may stand by any of the APIs, its place, and whether it can show images."""
+    yield _listed(fields, "system"), ("system",), False
+    for field in ("input", "messages"):
+        for number, message in enumerate(_listed(fields, field)):
+            can_show = isinstance(message, dict) and message.get("role") == "user"
+            content = _listed(message, "content")
+            yield content, (field, number, "content"), can_show
             yield _listed(message, "output"), (field, number, "output"), False
-        if is_anthropic:
             for place, block in enumerate(content):
                 yield _listed(block, "content"), (field, number, "content", place, "content"), can_show
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 from zlib import crc32
 
+from pydantic_core import from_json
+
 from deployments.failures import GenerationLost
-from deployments.protocols.generation import RequestShare, SamplingOptions, included_columns
+from deployments.protocols.generation import RequestShare, SamplingOptions, derived_seed, included_columns
 from deployments.protocols.model_server import (
     BYTES_PER_TOKEN,
-    GENERATED,
     TOKEN_ENDPOINTS,
     CallsToAbort,
     Endpoint,
@@ -21,14 +22,12 @@ from deployments.protocols.model_server import (
     ServedPart,
     ServedRequest,
 )
-from deployments.seeds import derived_seed
 from deployments.sessions.records import OpenSession
 from rollout_client.contract.base import PolicyDemand, Priority
 from service.access.keys import Caller
 from service.admission.admission import Admission
-from service.admission.key_usage import KeyUsage
 from service.remote.policy import RemotePolicy
-from service.scheduling.priority import share_of
+from service.scheduling.fair_queue import share_of
 
 _PRIORITY: Priority = "interactive"
 """Somebody waits for a call of OpenAI's and Anthropic's APIs."""
@@ -46,6 +45,11 @@ class ModelAnswer:
     parts: AsyncGenerator[ServedPart, None]
     """The source of `body`."""
 
+    async def whole(self) -> bytes:
+        """The body of an answer that is no stream."""
+        async with aclosing(self):
+            return b"".join([part async for part in self.body])
+
     async def aclose(self) -> None:
         """Aborts the call, unless it has ended, also when nobody has begun to read the body."""
         await self.body.aclose()
@@ -53,19 +57,12 @@ class ModelAnswer:
 
 
 class ModelCalls:
-    """The model server's calls of one ingress replica.
+    """The model server's calls of one ingress replica."""
 
-    Args:
-        token_timeout_s: the `limits.generation_timeout_s` of the config.
-    """
-
-    def __init__(
-        self, server: ModelServer, policy: RemotePolicy, admission: Admission, token_timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, server: ModelServer, policy: RemotePolicy, admission: Admission) -> None:
         self._server = server
         self._policy = policy
         self._admission = admission
-        self._token_timeout_s = token_timeout_s
         self._name = uuid4().hex
         self._forgetting: dict[str, asyncio.TimerHandle] = {}
         """By session or routing key."""
@@ -124,7 +121,6 @@ class ModelCalls:
             rollout_id=party,
             group=party,
             request_id=request_id,
-            token_timeout_s=self._token_timeout_s,
             share=share or share_of(call_id, _PRIORITY, caller),
             endpoint=endpoint,
             body=body,
@@ -132,18 +128,15 @@ class ModelCalls:
             ingress=self._name,
             received_at=time.monotonic(),
         )
-        request = _of_policy(request, demand) if session is None else of_session(request, session, caller)
+        request = _of_policy(request, demand) if session is None else _of_session(request, session, caller)
         return await _begun(self._parts(request, caller))
 
     async def _parts(self, request: ServedRequest, caller: Caller) -> AsyncGenerator[ServedPart, None]:
-        """The parts of the answer. The tokens of the call count against the quota of the caller's key."""
-        usage = self._admission.usage_of(caller)
         self._in_flight[request.rollout_id] += 1
         counts = request.endpoint in TOKEN_ENDPOINTS
         self._token_calls[caller.name] += counts
         try:
-            served = self._server.serve(request)
-            async with aclosing(served if usage is None else _metered(served, request, usage)) as parts:
+            async with aclosing(self._server.serve(request)) as parts:
                 async for part in parts:
                     yield part
         finally:
@@ -169,31 +162,6 @@ class ModelCalls:
             self._server.release(party)
 
 
-async def _metered(
-    parts: AsyncGenerator[ServedPart, None], request: ServedRequest, usage: KeyUsage
-) -> AsyncGenerator[ServedPart, None]:
-    """Counts the tokens of a call as `MeteredGenerator` does: one that fails gets its charge back, one that is left
-    keeps it.
-    """
-    generates = request.endpoint in GENERATED
-    expected = float(len(request.prompt_token_ids))
-    if generates:
-        expected += request.choices * usage.expected_tokens(request.max_new_tokens)
-    await usage.take(expected)
-    try:
-        async with aclosing(parts):
-            async for part in parts:
-                if part.tokens is not None:
-                    usage.charge(part.tokens.prompt + part.tokens.generated - expected)
-                    expected = part.tokens.prompt + part.tokens.generated
-                    if part.tokens.generated:
-                        usage.learn(part.tokens.generated / request.choices)
-                yield part
-    except Exception:
-        usage.charge(-expected)
-        raise
-
-
 def _of_policy(request: ServedRequest, demand: PolicyDemand) -> ServedRequest:
     """The call as one that these weights answer."""
     return replace(
@@ -204,7 +172,7 @@ def _of_policy(request: ServedRequest, demand: PolicyDemand) -> ServedRequest:
     )
 
 
-def of_session(request: ServedRequest, session: OpenSession, caller: Caller) -> ServedRequest:
+def _of_session(request: ServedRequest, session: OpenSession, caller: Caller) -> ServedRequest:
     """The call as one of the session, all of whose calls go where its prefix is cached."""
     asked = session.request
     demand, sampling = asked.policy, asked.sampling
@@ -239,3 +207,12 @@ async def _bodies(first: ServedPart, parts: AsyncGenerator[ServedPart, None]) ->
     async for part in parts:
         if part.body:
             yield part.body
+
+
+def refusal_in(body: bytes) -> tuple[str, str]:
+    """The type and the sentence of a model server's refusal."""
+    try:
+        error = from_json(body)["error"]
+        return str(error.get("type", "error")), str(error["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "error", body.decode(errors="replace")

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from uuid import uuid4
 
 import orjson
-from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, TypeAdapter, ValidationError
 
 from deployments.protocols.generation import ScoredPrompt, packed_ids, packed_logprobs
 from rollout_client.contract.base import NAME, NUMBER, PolicyDemand, Priority, Strict
@@ -23,22 +23,21 @@ from rollout_client.contract.messages import TokenId
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.scores import MOST_TOP_K
 from service.problems import invalid_request, validation_problem
-from service.scoring.parsing import ParsedScoreRequest, ScoreBounds, sequence_problems
+from service.rollout_requests.parsing import ParsedScoreRequest, ScoreBounds, sequence_problems
 
 _RETRIES = 3
 """A sequence is scored again as often as a call of a model server is made again."""
 _SCHEME = "tinker://"
-MODEL_PATH = re.compile(
+_MODEL_PATH = re.compile(
     rf"{_SCHEME}(?:(?P<name>{NAME})(?:/(?:sampler_weights/)?(?P<number>{NUMBER}))?|(?P<unnamed>{NUMBER}))\Z"
 )
 _MODEL_PATHS = (
     f"send {_SCHEME}POLICY for the current version of a named policy, "
     f"{_SCHEME}POLICY/VERSION or {_SCHEME}VERSION for one"
 )
-SAMPLER = re.compile(
+_SAMPLER = re.compile(
     rf"(?P<session>[0-9a-f]{{32}}-(?P<priority>[\w.]+)):[0-9]+:(?P<name>(?:{NAME})?):(?P<version>(?:{NUMBER})?)\Z"
 )
-_NOT_HERE = "this service has no such numbers; leave it out"
 _UNKNOWN_LOGPROB = float("nan")
 _UNKNOWN_TOP_LOGPROB = -99999.0
 """Beside token 0, where there is no likely token, as Tinker's client reads it."""
@@ -58,7 +57,7 @@ class Sampler:
     @classmethod
     def of_id(cls, sampler_id: str) -> Self:
         """Raises `RequestProblem` (422)."""
-        if (found := SAMPLER.match(sampler_id)) is None:
+        if (found := _SAMPLER.match(sampler_id)) is None:
             message = "it is not a sampler of this service; make one by create_sampling_session"
             raise invalid_request(FieldProblem(field="sampling_session_id", message=message, value=sampler_id))
         version = int(found["version"]) if found["version"] else None
@@ -98,14 +97,14 @@ class SamplingSessionRequest(Strict):
     @property
     def sampler(self) -> Sampler:
         """Raises `RequestProblem` (422): no policy or session has such a name."""
-        demand = PolicyDemand() if self.model_path is None else demand_of(self.model_path)
+        demand = PolicyDemand() if self.model_path is None else _demand_of(self.model_path)
         version = "" if demand.version is None else demand.version
         return Sampler.of_id(f"{self.session_id}:{self.sampling_session_seq_id}:{demand.name or ''}:{version}")
 
 
-def demand_of(model_path: str) -> PolicyDemand:
+def _demand_of(model_path: str) -> PolicyDemand:
     """The weights that a path names. Raises `RequestProblem` (422)."""
-    if (found := MODEL_PATH.match(model_path)) is None:
+    if (found := _MODEL_PATH.match(model_path)) is None:
         message = f"it names no weights of this service: {_MODEL_PATHS}"
         raise invalid_request(FieldProblem(field="model_path", message=message, value=model_path))
     number = found["number"] or found["unnamed"]
@@ -159,18 +158,13 @@ class _SampleRequest(Strict):
     sampling_params: _SamplingParams
     prompt_logprobs: bool | None = None
     prompt_logprobs_last_n: int | None = Field(default=None, ge=1)
+    """Log-probabilities of so many tokens at the end of the prompt; by default of all."""
     topk_prompt_logprobs: int = Field(default=0, ge=0, le=MOST_TOP_K)
     topk_sample_logprobs: int = Field(default=0, ge=0, le=MOST_TOP_K)
-    target_prompt_logprobs: Any = None
-    prompt_alt_tokens_k: int = 0
-    record_stability_info: bool | None = None
-
-    @field_validator("target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info")
-    @classmethod
-    def refuse_what_is_not_here(cls, given: Any) -> Any:
-        if given:
-            raise ValueError(_NOT_HERE)
-        return given
+    target_prompt_logprobs: None = None
+    prompt_alt_tokens_k: Literal[0] = 0
+    record_stability_info: Literal[False] | None = None
+    """The service has no such numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +245,6 @@ def _sample_problems(request: _SampleRequest, prompt: Sequence[int], bounds: Sco
     if len(prompt) >= bounds.max_model_len:
         message = f"it has {len(prompt)} tokens and leaves no room: the model takes {bounds.max_model_len}; shorten it"
         yield FieldProblem(field="prompt", message=message, value=len(prompt))
-    last_n = request.prompt_logprobs_last_n
-    if last_n is not None and not (request.prompt_logprobs and last_n < len(prompt)):
-        message = f"with prompt_logprobs it is from 1 to {len(prompt) - 1}; leave it out otherwise"
-        yield FieldProblem(field="prompt_logprobs_last_n", message=message, value=last_n)
     yield from sequence_problems("prompt", prompt, 0, request.topk_prompt_logprobs, bounds)
 
 
@@ -262,7 +252,7 @@ def _score_of(request: _SampleRequest, prompt: Sequence[int], sampler: Sampler) 
     wanted = request.prompt_logprobs or request.topk_prompt_logprobs
     if not wanted or len(prompt) == 1:
         return None
-    start = len(prompt) - (request.prompt_logprobs_last_n or len(prompt))
+    start = max(len(prompt) - (request.prompt_logprobs_last_n or len(prompt)), 0)
     sequences, top_k = [packed_ids(prompt)], request.topk_prompt_logprobs
     return ParsedScoreRequest(sequences, [start], top_k, sampler.demand, sampler.priority, _RETRIES)
 

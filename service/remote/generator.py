@@ -9,6 +9,7 @@ from functools import partial
 from itertools import count
 from time import monotonic, time
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ray.serve.handle import DeploymentHandle
 
@@ -32,12 +33,11 @@ from deployments.rpc.batching import (
     bytes_of_generation_request,
     bytes_of_served_request,
 )
-from deployments.rpc.handle_calls import live_replicas_of, node_of_replica
-from deployments.rpc.store_client import StoreClient
+from deployments.rpc.handle_calls import StoreClient, live_replicas_of
 from deployments.upstream.ray_serve.own_replica import own_name
-from service.remote.replica_stream import ReplicaStream, ReplicaWatches, call_unless_gone, control_calls
+from service.remote.replica_stream import ReplicaWatch, call_unless_gone, control_calls, streamed_calls
 from service.rollouts.retries import pause_s
-from service.scheduling.priority import as_check
+from service.scheduling.fair_queue import as_check
 from service.scheduling.replicas import ScheduledGeneration
 from service.scheduling.scheduler import GenerationScheduler
 from service.scheduling.window import EngineCapacity
@@ -47,7 +47,7 @@ LOST_AFTER_HEARTBEATS = 10
 REPLICA_REFRESH_S = 0.2
 """Interval of checks for started and ended replicas while generations wait."""
 TRY_SUSPECTS_S = 5.0
-"""Interval at which one generation tries each replica that keeps failing: a fault may pass."""
+"""Time after which a generation tries a replica again that keeps failing: a fault may pass."""
 SERVE_RETRIES = 3
 """Retries of a call without any part of an answer, on another replica where there is one."""
 NOTHING_YET = Generation([], [], "abort")
@@ -67,7 +67,7 @@ class _ReplicaCalls:
 
     generate: CallBatcher[GenerationRequest, Generation]
     serve: CallBatcher[ServedRequest, ServedTokens]
-    interrupt: CallBatcher[GenerationRequest, None]
+    interrupt: CallBatcher[str, None]
 
 
 @dataclass(slots=True)
@@ -100,10 +100,12 @@ class RemoteGenerator(Generator, ModelServer):
         self._replicas: tuple[str, ...] = ()
         """The replicas that the scheduler knows."""
         self._looking_for_replicas: asyncio.TimerHandle | None = None
-        self._trying_suspects: asyncio.TimerHandle | None = None
+        self._failed: set[str] = set()
+        """Replicas that have failed a generation within `TRY_SUSPECTS_S`."""
         self._calls: dict[str, _ReplicaCalls] = {}
         """By replica."""
-        self._silences = ReplicaWatches(LOST_AFTER_HEARTBEATS)
+        self._silences: WeakValueDictionary[str, ReplicaWatch] = WeakValueDictionary()
+        """By replica, each as long as a call has it, also while its replica is not listed."""
         self._waiting: dict[str, ScheduledGeneration] = {}
         """By rollout."""
         self._turns: dict[ScheduledGeneration, asyncio.Future[None]] = {}
@@ -209,13 +211,20 @@ class RemoteGenerator(Generator, ModelServer):
 
     def interrupt(self, rollout_id: str) -> bool:
         if (waiting := self._waiting.get(rollout_id)) is not None:
-            self._interrupt_waiting(waiting)
+            if waiting not in self._interrupted:
+                self._interrupted.add(waiting)
+                if waiting in self._turns:
+                    self._scheduler.cancel(waiting)
+                    self._resolve(waiting)
+                else:
+                    # It has started in this iteration of the event loop.
+                    self._wake(self._scheduler.end(waiting))
             return True
         if rollout_id not in self._running:
             return False
         calls, request = self._running[rollout_id]
         calls.generate.send_now()
-        calls.interrupt.add(request)
+        calls.interrupt.add(request.generation_id)
         return True
 
     def release(self, rollout_id: str) -> None:
@@ -234,10 +243,6 @@ class RemoteGenerator(Generator, ModelServer):
     def replicas(self) -> Sequence[str]:
         return live_replicas_of(self._handle)
 
-    def node_of(self, replica: str) -> str:
-        """The id of the replica's node; empty if it is not known."""
-        return node_of_replica(self._handle, replica)
-
     async def answer(self, replica: str) -> None:
         await self._client(replica).answer()
 
@@ -254,17 +259,6 @@ class RemoteGenerator(Generator, ModelServer):
         tell = partial(self._handle.options(session_id=replica).take_out_of_service.remote, reason)
         not_done, log_fields = "The replica was not taken out of service", {"replica_id": replica}
         self._tasks.start(call_unless_gone(tell, GenerationLost, GENERATOR_REPLICA, not_done, log_fields), Context())
-
-    def _interrupt_waiting(self, scheduled: ScheduledGeneration) -> None:
-        if scheduled in self._interrupted:
-            return
-        self._interrupted.add(scheduled)
-        if scheduled in self._turns:
-            self._scheduler.cancel(scheduled)
-            self._resolve(scheduled)
-        else:
-            # It has started in this iteration of the event loop.
-            self._wake(self._scheduler.end(scheduled))
 
     async def _wait(self, scheduled: ScheduledGeneration) -> None:
         """Returns when the generation has started or was interrupted. Cancelling this takes it out of the queue."""
@@ -308,17 +302,13 @@ class RemoteGenerator(Generator, ModelServer):
         if self._on_tokens is not None and end.new_tokens:
             self._on_tokens(scheduled.request.share.weight, end.new_tokens)
         self._wake(self._scheduler.end(scheduled, end.new_tokens, replica_failed=end.failed))
-        if end.failed:
-            self._try_suspects_soon()
+        if end.failed and scheduled.replica not in self._failed:
+            self._failed.add(scheduled.replica)
+            asyncio.get_running_loop().call_later(TRY_SUSPECTS_S, self._let_try, scheduled.replica)
 
-    def _try_suspects_soon(self) -> None:
-        if self._trying_suspects is None and self._scheduler.has_suspects:
-            self._trying_suspects = asyncio.get_running_loop().call_later(TRY_SUSPECTS_S, self._try_suspects)
-
-    def _try_suspects(self) -> None:
-        self._trying_suspects = None
-        self._wake(self._scheduler.try_suspects())
-        self._try_suspects_soon()
+    def _let_try(self, replica: str) -> None:
+        self._failed.discard(replica)
+        self._wake(self._scheduler.let_try(replica))
 
     def _wake(self, started: Iterable[ScheduledGeneration]) -> None:
         for scheduled in started:
@@ -356,31 +346,31 @@ class RemoteGenerator(Generator, ModelServer):
     def _calls_of(self, replica: str) -> _ReplicaCalls:
         if (calls := self._calls.get(replica)) is not None:
             return calls
-        named, silence = self._handle.options(session_id=replica), self._silences.watch_of(replica)
-        streaming, log_fields = named.options(stream=True), {"replica_id": replica or None}
+        named = self._handle.options(session_id=replica)
+        silence = self._silences.setdefault(replica, ReplicaWatch(LOST_AFTER_HEARTBEATS))
+        streaming = named.options(stream=True)
+        failing = GenerationLost, GENERATOR_REPLICA, {"replica_id": replica or None}
+        abort = control_calls(named.abort.remote, "aborted", *failing)
 
-        def control(call: Callable[[list[str]], Any], done: str) -> CallBatcher[Any, None]:
-            def start(requests: list[GenerationRequest]) -> Any:
-                return call([request.generation_id for request in requests])
+        def abandon(request: GenerationRequest) -> None:
+            abort.add(request.generation_id)
 
-            return control_calls(start, done, GenerationLost, GENERATOR_REPLICA, log_fields)
-
-        def stream(start: Callable[..., Any], results_of: Callable[..., Any]) -> ReplicaStream[Any, Any]:
+        def stream(
+            start: Callable[..., Any], results_of: Callable[..., Any], bytes_of: Callable[[Any], int]
+        ) -> CallBatcher[Any, Any]:
             def start_call(requests: list[Any]) -> Any:
                 return start(requests, self._caller, self._scheduler.waiting_for(replica), replica)
 
-            results = partial(results_of, replica)
-            return ReplicaStream(start_call, GenerationLost, GENERATOR_REPLICA, log_fields, results, silence)
+            return streamed_calls(start_call, *failing, partial(results_of, replica), silence, bytes_of, abandon)
 
-        abort = control(named.abort.remote, "aborted")
         calls = self._calls[replica] = _ReplicaCalls(
-            stream(streaming.generate.remote, self._results_of).batched(bytes_of_generation_request, abort),
-            stream(streaming.serve.remote, self._ends_of).batched(bytes_of_served_request, abort),
-            control(named.interrupt.remote, "interrupted"),
+            stream(streaming.generate.remote, self._results_of, bytes_of_generation_request),
+            stream(streaming.serve.remote, self._ends_of, bytes_of_served_request),
+            control_calls(named.interrupt.remote, "interrupted", *failing),
         )
         return calls
 
-    def _results_of(self, replica: str, item: GenerationResults) -> BatchResults[Generation]:
+    def _results_of(self, replica: str, item: GenerationResults | ServedParts) -> BatchResults[Any]:
         self._wake(self._scheduler.observe(replica, item.load, ended=len(item.results)))
         return item.results
 
@@ -389,8 +379,7 @@ class RemoteGenerator(Generator, ModelServer):
             # Those of a call that was left are dropped.
             if (parts := self._parts.get(generation_id)) is not None:
                 parts.put_nowait(part)
-        self._wake(self._scheduler.observe(replica, item.load, ended=len(item.results)))
-        return item.results
+        return self._results_of(replica, item)
 
 
 def _note_end(parts: "asyncio.Queue[ServedPart | None]", answering: "asyncio.Task[ServedTokens]") -> None:

@@ -8,8 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from typing import Any, Generic, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any, TypeVar
 
 from ray.serve.exceptions import RayServeException
 
@@ -20,7 +19,7 @@ from deployments.rpc.liveness import HEARTBEAT_S
 from deployments.upstream.ray_serve.serve_internals import cancel_call
 
 
-class ReplicaSilent(Exception):
+class _ReplicaSilent(Exception):
     """Nothing came from the replica for too many heartbeats."""
 
     def __init__(self, heartbeats: int) -> None:
@@ -47,7 +46,7 @@ class ReplicaWatch:
 
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[None]:
-        """Watches the open call that is made in the block. Raises `ReplicaSilent` when the replica is silent."""
+        """Watches the open call that is made in the block. Raises `_ReplicaSilent` when the replica is silent."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -57,7 +56,7 @@ class ReplicaWatch:
                 yield
         except TimeoutError as error:
             if limit.expired():
-                raise ReplicaSilent(self._lost_after) from error
+                raise _ReplicaSilent(self._lost_after) from error
             raise
         finally:
             self._open.discard(limit)
@@ -89,22 +88,6 @@ class ReplicaWatch:
                 limit.reschedule(asyncio.get_running_loop().time())
 
 
-class ReplicaWatches:
-    """The watches of a deployment's replicas, each as long as somebody has it, also while its replica is not listed."""
-
-    def __init__(self, lost_after: int) -> None:
-        """Begins without watches; `lost_after` is that of `ReplicaWatch`."""
-        self._lost_after = lost_after
-        self._watches: WeakValueDictionary[str, ReplicaWatch] = WeakValueDictionary()
-
-    def watch_of(self, replica: str) -> ReplicaWatch:
-        """The watch of the calls that name this replica; of those that name none, if it is empty."""
-        watch = self._watches.get(replica)
-        if watch is None:
-            watch = self._watches[replica] = ReplicaWatch(self._lost_after)
-        return watch
-
-
 logger = logging.getLogger("rollout_service.remote")
 
 Request = TypeVar("Request")
@@ -114,81 +97,64 @@ MOST_ITERATIONS_PER_CALL = 4
 """An iteration of a busy event loop lets up to 64 rollouts go on (`service/rollouts/pacing.py`) and takes 6 ms."""
 
 
-class ReplicaStream(Generic[Request, Result]):
-    """Streaming calls of one deployment, or one replica of it, each with a batch of requests.
+def streamed_calls(
+    start_call: Callable[[list[Request]], Any],
+    lost: type[RolloutFailure],
+    who: str,
+    log_fields: Mapping[str, Any] = _NO_FIELDS,
+    results_of: Callable[[Any], BatchResults[Result]] = lambda item: item,
+    silence: ReplicaWatch | None = None,
+    bytes_of: Callable[[Request], int] = lambda _: 0,
+    abandon: Callable[[Request], object] | None = None,
+    most_items: int | None = MOST_ITEMS_PER_MESSAGE,
+    most_iterations: int | None = MOST_ITERATIONS_PER_CALL,
+) -> CallBatcher[Request, Result]:
+    """Batches the requests for one deployment, or one replica of it, into streaming calls.
 
     A call costs the event loop about a millisecond: the busier it is, the more requests should go into one.
+
+    Args:
+        start_call: starts a streaming call with these requests. `results_of` gives the results in an item of it.
+        lost: raised when the replica, or the connection to it, breaks; `who` is the subject of its message.
+        log_fields: the `extra` of log records.
+        silence: the replica sends a heartbeat each second, and is `lost` when this misses too many. Streams of the same
+            replica share it. `None` if the replica sends none.
+        abandon: as in `CallBatcher`.
     """
 
-    def __init__(
-        self,
-        start_call: Callable[[list[Request]], Any],
-        lost: type[RolloutFailure],
-        who: str,
-        log_fields: Mapping[str, Any] = _NO_FIELDS,
-        results_of: Callable[[Any], BatchResults[Result]] = lambda item: item,
-        silence: ReplicaWatch | None = None,
-    ) -> None:
-        """Makes no call yet.
-
-        Args:
-            start_call: starts a streaming call with these requests. `results_of` gives the results in an item of it.
-            lost: raised when the replica, or the connection to it, breaks; `who` is the subject of its message.
-            log_fields: the `extra` of log records.
-            silence: the replica sends a heartbeat each second, and is `lost` when this misses too many. Streams of the
-                same replica share it. `None` if the replica sends none.
-        """
-        self._start_call = start_call
-        self._lost = lost
-        self._who = who
-        self._log_fields = log_fields
-        self._results_of = results_of
-        self._silence = silence
-
-    def batched(
-        self,
-        bytes_of: Callable[[Request], int] = lambda _: 0,
-        abort: CallBatcher[Request, None] | None = None,
-        most_items: int | None = MOST_ITEMS_PER_MESSAGE,
-        most_iterations: int | None = MOST_ITERATIONS_PER_CALL,
-    ) -> CallBatcher[Request, Result]:
-        """The batcher of these calls. `abort` aborts requests whose callers left while others of their call go on."""
-        abandon = None if abort is None else abort.add
-        return CallBatcher(
-            self._results, bytes_of, most_items, most_iterations, abandon=abandon, on_broken=self._log_broken
-        )
-
-    async def _results(self, requests: list[Request]) -> AsyncIterator[tuple[int, Result | Exception]]:
-        call, missing, silence = None, len(requests), self._silence
+    async def results(requests: list[Request]) -> AsyncIterator[tuple[int, Result | Exception]]:
+        call, missing = None, len(requests)
         try:
-            call = self._start_call(requests)
+            call = start_call(requests)
             async with nullcontext() if silence is None else silence.watch():
-                while (item := await call_result(anext(call, None), call, self._lost, self._who)) is not None:
+                while (item := await call_result(anext(call, None), call, lost, who)) is not None:
                     if silence is not None:
                         silence.note_item()
-                    for result in self._results_of(item):
+                    for result in results_of(item):
                         missing -= 1
                         yield result
         except RayServeException as error:
             # Its message may hold addresses, and stays in the log.
-            raise self._lost(f"{self._who} could not be reached.") from error
+            raise lost(f"{who} could not be reached.") from error
         except Exception as error:
             if silence is not None:
                 silence.forget()
             if call is not None:
                 cancel_call(call)
-            if isinstance(error, ReplicaSilent):
-                raise self._lost(f"{self._who} was silent for {error.heartbeats} heartbeats.") from error
+            if isinstance(error, _ReplicaSilent):
+                raise lost(f"{who} was silent for {error.heartbeats} heartbeats.") from error
             raise
         if missing:
-            raise self._lost(f"{self._who} ended the call without an answer.")
+            raise lost(f"{who} ended the call without an answer.")
 
-    def _log_broken(self, missing: int, broken: Exception) -> None:
+    def log_broken(missing: int, broken: Exception) -> None:
         # A lost replica is told by its sentence: the stack of the call that noticed it would add nothing.
-        lost = isinstance(broken, self._lost)
+        is_lost = isinstance(broken, lost)
         message = "A call broke before %d of its requests had a result: %s"
-        extra = {**self._log_fields, "cause": repr(broken.__cause__)} if lost else self._log_fields
-        logger.warning(message, missing, broken, exc_info=None if lost else broken, extra=extra)
+        extra = {**log_fields, "cause": repr(broken.__cause__)} if is_lost else log_fields
+        logger.warning(message, missing, broken, exc_info=None if is_lost else broken, extra=extra)
+
+    return CallBatcher(results, bytes_of, most_items, most_iterations, abandon=abandon, on_broken=log_broken)
 
 
 def control_calls(

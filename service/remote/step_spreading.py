@@ -4,36 +4,16 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-LOAD_REPORT_VALID_S = 2.0
-"""Validity of a reported load: most steps take milliseconds."""
 AVOIDED_S = 10.0
 """Time for which a replica that lost a step gets none while there are others."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OtherSteps:
-    """The steps that a replica had for other ingress replicas, and the time of its report."""
-
-    count: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class _LockstepSteps:
-    """The steps of one turn of a request in lockstep that have not ended, and the replica that has them."""
-
-    replica: str
-    steps: int
-
-
 class StepSpreading:
-    """Gives each step to a replica with the fewest steps, those of other ingress replicas included.
+    """Gives each step to a replica with the fewest steps of this ingress replica.
 
-    Guarantees: of the steps that are given at one time no replica gets more than would make it busier than another, so
-    the loads of replicas that were equally busy differ by at most one; a replica that lost a step gets none for
-    `AVOIDED_S` while there is another, unless it answers before; the steps of one turn of a request in lockstep are
+    Guarantees: the loads of replicas that were equally busy differ by at most one; a replica that lost a step gets none
+    for `AVOIDED_S` while there is another, unless it answers before; the steps of one turn of a request in lockstep are
     given to one replica while it lives; the steps of one session are given to one replica until the session is released
     or that replica is gone. A session counts as one step until it is released, whether a step of it runs or not.
     """
@@ -44,18 +24,11 @@ class StepSpreading:
         self._clock = clock
         self._own: Counter[str] = Counter()
         """Steps of this ingress replica that have no result yet."""
-        self._others: dict[str, _OtherSteps] = {}
         self._avoided_until: dict[str, float] = {}
-        self._lockstep: dict[str, _LockstepSteps] = {}
+        self._lockstep: dict[str, tuple[str, int]] = {}
+        """The replica that has the steps of one turn of a request in lockstep, and how many have not ended."""
         self._sessions: dict[str, str] = {}
         """The replica of each session."""
-
-    def load_of(self, replica: str) -> int:
-        """Steps that the replica has to do, as far as is known here."""
-        others = self._others.get(replica)
-        if others is None or self._clock() - others.at > LOAD_REPORT_VALID_S:
-            return self._own[replica]
-        return self._own[replica] + others.count
 
     def begin(self, replicas: Sequence[str], lockstep_id: str = "") -> str | None:
         """Gives a step to one of `replicas` with the least load, and returns which; `None` if there are none.
@@ -63,17 +36,13 @@ class StepSpreading:
         Args:
             lockstep_id: steps with the same one, unless empty, are given to the same replica until all have ended.
         """
-        together = self._lockstep.get(lockstep_id)
-        if together is None or together.replica not in replicas:
-            replica = self._least_loaded(replicas)
-        else:
-            replica = together.replica
+        known, steps = self._lockstep.get(lockstep_id, (None, 0))
+        replica = known if known in replicas else self._least_loaded(replicas)
         if replica is None:
             return None
         self._own[replica] += 1
         if lockstep_id:
-            steps = 1 if together is None else together.steps + 1
-            self._lockstep[lockstep_id] = _LockstepSteps(replica, steps)
+            self._lockstep[lockstep_id] = replica, steps + 1
         return replica
 
     def end(self, replica: str, lockstep_id: str = "") -> None:
@@ -82,9 +51,9 @@ class StepSpreading:
         if not self._own[replica]:
             del self._own[replica]
         if lockstep_id:
-            together = self._lockstep.pop(lockstep_id)
-            if together.steps > 1:
-                self._lockstep[lockstep_id] = _LockstepSteps(together.replica, together.steps - 1)
+            known, steps = self._lockstep.pop(lockstep_id)
+            if steps > 1:
+                self._lockstep[lockstep_id] = known, steps - 1
 
     def begin_in_session(self, replicas: Sequence[str], session_id: str) -> str | None:
         """Gives a step of a session to the replica that has the session; to one of `replicas` with the least load, if
@@ -106,9 +75,8 @@ class StepSpreading:
             self.end(replica)
         return replica
 
-    def report(self, replica: str, in_progress: int) -> None:
-        """Records the replica's own count of its steps for all ingress replicas."""
-        self._others[replica] = _OtherSteps(max(0, in_progress - self._own[replica]), self._clock())
+    def note_answer(self, replica: str) -> None:
+        """Records that the replica has answered: it is not avoided any longer."""
         self._avoided_until.pop(replica, None)
 
     def mark_failed(self, replica: str) -> None:
@@ -116,17 +84,15 @@ class StepSpreading:
         self._avoided_until[replica] = self._clock() + AVOIDED_S
 
     def forget_all_but(self, replicas: Sequence[str]) -> None:
-        """Forgets the reports of replicas that are gone."""
-        self._others = {replica: others for replica, others in self._others.items() if replica in replicas}
+        """Forgets which replicas that are gone were avoided."""
         self._avoided_until = {name: until for name, until in self._avoided_until.items() if name in replicas}
 
     def _least_loaded(self, replicas: Sequence[str]) -> str | None:
         candidates = self._not_avoided(replicas)
         if len(candidates) <= 1:
             return candidates[0] if candidates else None
-        loads = [self.load_of(replica) for replica in candidates]
-        least = min(loads)
-        return self._choose.choice([replica for replica, load in zip(candidates, loads, strict=True) if load == least])
+        least = min(self._own[replica] for replica in candidates)
+        return self._choose.choice([replica for replica in candidates if self._own[replica] == least])
 
     def _not_avoided(self, replicas: Sequence[str]) -> Sequence[str]:
         if not self._avoided_until:

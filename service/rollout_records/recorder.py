@@ -7,25 +7,23 @@ import logging
 import pickle
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from ray.serve import metrics
 
 from deployments.failures import StoreLost
-from deployments.rollout_records.book import KeptRecord
-from deployments.rollout_records.failures import RolloutUnknown, rollout_unknown
+from deployments.rollout_records.book import KeptRecord, RolloutUnknown, rollout_unknown
 from deployments.rpc.batching import CallBatcher, group_commit
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.rollout_records import RolloutRecord
+from rollout_client.contract.rollout_records import RecordedGeneration, RecordedState, RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.rollouts.episode import Episode
-from service.scheduling.priority import priority_name
+from service.scheduling.fair_queue import priority_name
 
 if TYPE_CHECKING:
     from deployments.rollout_records.store import RolloutRecordStore
@@ -41,7 +39,6 @@ class RolloutRecorder:
     """The records of the rollouts that one ingress replica plays, and of all others to read.
 
     Args:
-        node_of: the node of a generator replica; empty if it is not known.
         time_s: seconds since 1970.
         most_held_bytes: bound of the records that wait for the store.
     """
@@ -49,17 +46,13 @@ class RolloutRecorder:
     def __init__(
         self,
         store: "RolloutRecordStore",
-        node_of: Callable[[str], str] = lambda _: "",
         time_s: Callable[[], float] = time.time,
         most_held_bytes: int = MOST_HELD_BYTES,
     ) -> None:
         self.store = store
-        self._node_of = node_of
         self._time_s = time_s
         self._most_held_bytes = most_held_bytes
         self._held_bytes = 0
-        self._is_dropping = False
-        """Whether some were dropped since the store took some."""
         self._dropped = metrics.Counter(
             "rollout_records_dropped",
             description="Records of rollouts that were dropped, because their store did not take them.",
@@ -68,62 +61,33 @@ class RolloutRecorder:
 
     def note(self, episode: Episode, result: SampleResult, ago_s: float = 0.0) -> None:
         """The rollout has ended with this result, so many seconds ago."""
-        rollout_id, ended_at = episode.identity.rollout_id, self._time_s() - ago_s
         fields = {
-            "rollout": plain_fields(result),
+            "rollout": _plain_fields(result),
             "request_id": episode.identity.request_id,
             "group_id": episode.identity.group_id,
             "policy": episode.start.bounds.policy,
             "priority": priority_name(episode.start.share.weight),
             "began_at": _began_at(episode),
-            "ended_at": ended_at,
+            "ended_at": self._time_s() - ago_s,
             "generations": [
-                {
-                    "message": episode.log.first_added + made.message,
-                    "start": made.start,
-                    "end": made.end,
-                    "replica": made.replica,
-                    "node": self._node_of(made.replica),
-                    "cached_tokens": made.cached_tokens,
-                    "batch_size": made.batch_size,
-                    "waited_s": made.waited_s,
-                    "took_s": made.took_s,
-                    "began_at": made.began_at or None,
-                    **moved,
-                }
-                for made, moved in zip(episode.generations, _moves_of(episode), strict=True)
+                _fields_for(RecordedGeneration, made)
+                | {"message": episode.log.first_added + made.message, "began_at": made.began_at or None}
+                for made in episode.generations
             ],
             "steps": [*map(asdict, episode.steps)],
             "retries": [*map(asdict, episode.retries.noted)],
-            "states": [
-                {
-                    "turn": state.turn,
-                    "extra_env_info": state.extra_env_info,
-                    "stop_strings": list(state.stop_strings),
-                }
-                for state in episode.states
-            ],
+            "states": [_fields_for(RecordedState, state) for state in episode.states],
             "restarts": episode.restarts,
             "retries_used": episode.retries_used,
         }
         owner = episode.start.share.key or ""
-        record = KeptRecord(rollout_id, owner, pickle.dumps(fields, pickle.HIGHEST_PROTOCOL), ended_at)
+        record = KeptRecord(episode.identity.rollout_id, owner, pickle.dumps(fields, pickle.HIGHEST_PROTOCOL))
         if self._held_bytes and self._held_bytes + record.size > self._most_held_bytes:
-            self._drop()
+            self._dropped.inc()
             return
         self._held_bytes += record.size
         kept = self._records.add(record)
         kept.add_done_callback(partial(self._let_go, record.size))
-
-    def _drop(self) -> None:
-        self._dropped.inc()
-        if not self._is_dropping:
-            self._is_dropping = True
-            logger.warning(
-                "Records of rollouts are dropped: those that wait for their store have reached %s bytes. See whether "
-                "the deployment RolloutRecordStore runs; the metric rollout_records_dropped counts them.",
-                self._most_held_bytes,
-            )
 
     def _let_go(self, size: int, kept: "asyncio.Future[None]") -> None:
         self._held_bytes -= size
@@ -158,8 +122,6 @@ class RolloutRecorder:
         except StoreLost as lost:
             logger.warning("The records of %s rollouts are lost: %s", len(ended), lost)
             self._dropped.inc(len(ended))
-        else:
-            self._is_dropping = False
         return [None] * len(ended)
 
 
@@ -173,36 +135,25 @@ def fields_of_record(kept: KeptRecord) -> dict[str, Any]:
     return fields
 
 
+def _fields_for(model: type[BaseModel], part: object) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in model.model_fields}
+
+
 def _began_at(episode: Episode) -> float | None:
     """When it began, maybe in an earlier process."""
     known = [episode.began_at, *(made.began_at or None for made in episode.generations[:1])]
     return min((moment for moment in known if moment is not None), default=None)
 
 
-def _moves_of(episode: Episode) -> Iterator[dict[str, str]]:
-    """For each generation the fields `moved_from` and `moved_because`, where it has them."""
-    generations = episode.generations
-    if generations:
-        yield {}
-    for before, made in pairwise(generations):
-        if made.replica == before.replica or not (made.replica and before.replica):
-            yield {}
-            continue
-        steps = [step.began_at + step.took_s for step in episode.steps if step.began_at < made.began_at]
-        since = max([before.began_at, *steps])
-        why = [retry.message for retry in episode.retries.noted if since <= retry.at <= made.began_at]
-        yield {"moved_from": before.replica, **({"moved_because": why[-1]} if why else {})}
-
-
-def plain_fields(value: Any) -> Any:
+def _plain_fields(value: Any) -> Any:
     """A result without models, which take ten times longer to pickle. Arrays of numbers stay as they are."""
     if type(value) in PLAIN or not value:
         return value
     if isinstance(value, BaseModel):
-        return {name: plain_fields(field) for name, field in set_fields(value).items()}
+        return {name: _plain_fields(field) for name, field in set_fields(value).items()}
     # Lists are of one kind: of models, or of JSON that a caller or an environment has sent.
     if isinstance(value, list) and isinstance(value[0], BaseModel):
-        return [*map(plain_fields, value)]
+        return [*map(_plain_fields, value)]
     return value
 
 

@@ -4,7 +4,7 @@ Guarantee: the memory that is needed is in proportion to the size of the body. T
 and columns have only the types of the contract, in which every value takes bytes of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from struct import unpack_from
 from typing import Any
 
@@ -28,13 +28,13 @@ def arrow_fields(body: bytes | bytearray) -> dict[str, Any]:
         RequestProblem: the body is not an Arrow stream (400), or has columns that the contract does not have (422).
     """
     try:
-        table = read_table(body, SAMPLES, "task_name", "samples[]")
-        return {**options_of(table.schema), "samples": rows_of(table, SAMPLES)}
+        table = read_table(body, SAMPLES, ["task_name"], "samples[]")
+        return {**_options_of(table.schema), "samples": rows_of(table, SAMPLES)}
     except (pa.ArrowException, OSError, ValueError) as error:
         raise unreadable_body(f"{str(error).rstrip('.')}; send one Arrow stream of samples") from error
 
 
-def options_of(schema: pa.Schema) -> dict[str, Any]:
+def _options_of(schema: pa.Schema) -> dict[str, Any]:
     """The fields of the request other than its samples."""
     options = from_json((schema.metadata or {}).get(REQUEST, b"{}"))
     if not isinstance(options, dict):
@@ -42,12 +42,12 @@ def options_of(schema: pa.Schema) -> dict[str, Any]:
     return options
 
 
-def read_table(body: bytes | bytearray, wanted: pa.Schema, required: str, row: str) -> pa.Table:
+def read_table(body: bytes | bytearray, wanted: pa.Schema, required: Sequence[str], row: str) -> pa.Table:
     """The one table of an Arrow stream.
 
     Args:
         wanted: the columns that it may have.
-        required: the one that it must have.
+        required: those that it must have.
         row: the name of a row in problems.
 
     Raises:
@@ -72,12 +72,12 @@ def _record_batches(messages: pa.ipc.MessageReader, schema: pa.Schema) -> Iterat
     for message in messages:
         if message.type != "record batch":
             raise ValueError(f"it holds a {message.type} where a record batch must be")
-        if is_compressed(message.metadata):
+        if _is_compressed(message.metadata):
             raise ValueError("its buffers are compressed; compress the body as a whole, with Content-Encoding")
         yield pa.ipc.read_record_batch(message, schema)
 
 
-def is_compressed(message: pa.Buffer) -> bool:
+def _is_compressed(message: pa.Buffer) -> bool:
     """Whether a record batch has compressed buffers, which pyarrow would decompress without a bound.
 
     Reads the flatbuffer itself, which pyarrow has verified.
@@ -97,7 +97,7 @@ def _field_offset(flatbuffer: bytes, table: int, field: int) -> int:
     return table + offset if offset else 0
 
 
-def _column_problems(schema: pa.Schema, wanted: pa.Schema, required: str, row: str) -> Iterator[FieldProblem]:
+def _column_problems(schema: pa.Schema, wanted: pa.Schema, required: Sequence[str], row: str) -> Iterator[FieldProblem]:
     def problem(name: str, message: str, value: str | None = None) -> FieldProblem:
         return FieldProblem(field=f"{row}.{name}".removesuffix("."), message=message, value=value)
 
@@ -109,8 +109,7 @@ def _column_problems(schema: pa.Schema, wanted: pa.Schema, required: str, row: s
             yield problem(field.name, f"the column must be {wanted.field(field.name).type}", str(field.type))
     if len(set(schema.names)) < len(schema.names):
         yield problem("", "a column occurs twice")
-    if required not in schema.names:
-        yield problem(required, "this column is missing")
+    yield from (problem(name, "this column is missing") for name in required if name not in schema.names)
 
 
 def _is_like(given: pa.DataType, wanted: pa.DataType) -> bool:

@@ -4,10 +4,9 @@ It is the two streams that `rollout_client.arrow.schema` defines.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
-from itertools import accumulate
+from itertools import accumulate, chain
 from struct import pack
 from typing import Any, TypeVar
 
@@ -20,7 +19,6 @@ from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.rollout_requests.result_encoding import ResponseEncoder
-from service.rollouts.episode_records import Echo
 
 ROWS_PER_STEP = 64
 CHARACTERS_PER_STEP = 2**18
@@ -42,29 +40,9 @@ END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """One field of some messages that holds a list of numbers, or of rows of numbers."""
-
-    counts: Sequence[int | None]
-    """Count of values of each message; `None` for a message without the field."""
-    data: bytes
-    """The values of all messages, concatenated, in the column's type."""
-
-
-@dataclass(frozen=True, slots=True)
-class _NumbersOfMessages:
-    """The numbers of some messages, by field. All of them have `TOKENS`, and some what was included."""
-
-    messages: int
-    by_field: Mapping[str, _Numbers]
-
-    @property
-    def bytes(self) -> int:
-        return sum(len(numbers.data) for numbers in self.by_field.values())
-
-    def counts(self, field: str) -> Sequence[int | None]:
-        return self.by_field[field].counts if field in self.by_field else [None] * self.messages
+_Numbers = dict[str, list[bytes | None]]
+"""The numbers of one rollout: by field, the values of each message in the column's type; `None` for one without the
+field. All rollouts have `TOKENS`, and some what was included."""
 
 
 class ArrowResponseEncoder(ResponseEncoder):
@@ -81,25 +59,15 @@ class ArrowResponseEncoder(ResponseEncoder):
         """About how much text they have."""
         self._batches: list[pa.RecordBatch] = []
         """The rows before them, as columns."""
-        self._numbers: dict[int, Sequence[_NumbersOfMessages]] = {}
-        """Those of each rollout by position; what a group shares is the same object in all its rollouts."""
-        self._echoes: dict[Echo, tuple[Sequence[dict[str, Any]], _NumbersOfMessages]] = {}
-        """The messages that the rollouts of a group share, and the numbers of these messages."""
+        self._numbers: dict[int, _Numbers] = {}
+        """Those of each rollout, by position."""
         self._included: dict[str, pa.Field] = {}
         """The columns of what was included, by their names."""
 
-    def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
-        shared: Sequence[dict[str, Any]] = ()
-        numbers: list[_NumbersOfMessages] = []
-        if echo is not None:
-            if echo not in self._echoes:
-                self._echoes[echo] = _without_numbers(echo.messages, self._included)
-            shared, shared_numbers = self._echoes[echo]
-            numbers.append(shared_numbers)
-        messages, own_numbers = _without_numbers(result.message_log[len(shared) :], self._included)
-        self._numbers[position] = [*numbers, own_numbers]
+    def add(self, position: int, result: SampleResult) -> None:
+        messages, self._numbers[position] = _without_numbers(result.message_log, self._included)
         self._positions.append(position)
-        self._rows.append({**set_fields(result), "message_log": [*shared, *messages]})
+        self._rows.append({**set_fields(result), "message_log": messages})
         text = sum(len(message.content) + CHARACTERS_PER_MESSAGE for message in result.message_log)
         self._characters += text + self._echoed_bytes
         if len(self._rows) == ROWS_PER_STEP or self._characters >= CHARACTERS_PER_STEP:
@@ -121,31 +89,27 @@ class ArrowResponseEncoder(ResponseEncoder):
 
 def _without_numbers(
     messages: Iterable[Message], included: dict[str, pa.Field]
-) -> tuple[Sequence[dict[str, Any]], _NumbersOfMessages]:
+) -> tuple[Sequence[dict[str, Any]], _Numbers]:
     """The fields of `messages` without their numbers, and these. Adds the columns that they need to `included`."""
     fields = [set_fields(message) for message in messages]
-    by_field = {"token_ids": _popped("token_ids", "i", fields)}
-    by_field["generation_logprobs"] = _popped("generation_logprobs", "f", fields)
+    numbers: _Numbers = {"token_ids": _popped("token_ids", "i", fields)}
+    numbers["generation_logprobs"] = _popped("generation_logprobs", "f", fields)
     for name in COLUMN_FIELDS.intersection(set().union(*fields)):
         given = next((message[name] for message in fields if message.get(name) is not None), None)
         if given is None:
             continue
         field = included.setdefault(name, column_field(name, given.dtype, given.shape[1:]))
-        columns = [_popped_column(name, field, message) for message in fields]
-        by_field[name] = _Numbers(
-            [None if column is None else column.shape[0] for column in columns],
-            b"".join(column.data for column in columns if column is not None),
-        )
-    return fields, _NumbersOfMessages(len(fields), by_field)
+        numbers[name] = [_popped_column(name, field, message) for message in fields]
+    return fields, numbers
 
 
-def _popped_column(name: str, field: pa.Field, message: dict[str, Any]) -> PackedNumbers | None:
+def _popped_column(name: str, field: pa.Field, message: dict[str, Any]) -> bytes | None:
     """Removes the column from the message. One of another form, which came with a posted log, stays there as JSON."""
     column: PackedNumbers | None = message.get(name)
     if column is None or not column_field(name, column.dtype, column.shape[1:]).equals(field, check_metadata=True):
         return None
     del message[name]
-    return column
+    return column.data
 
 
 def _in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
@@ -175,17 +139,13 @@ def _runs_in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) 
         first = end
 
 
-def _popped(name: str, code: str, messages: Sequence[dict[str, Any]]) -> _Numbers:
+def _popped(name: str, code: str, messages: Sequence[dict[str, Any]]) -> list[bytes | None]:
     """Removes the lists called `name` from `messages` and packs them; null lists stay there.
 
     Args:
         code: the type code of `array`.
     """
-    lists = [None if message.get(name) is None else message.pop(name) for message in messages]
-    return _Numbers(
-        [None if items is None else len(items) for items in lists],
-        b"".join(_packed(items, code) for items in lists if items is not None),
-    )
+    return [None if message.get(name) is None else _packed(message.pop(name), code) for message in messages]
 
 
 def _packed(items: Sequence[float], code: str) -> bytes:
@@ -208,21 +168,18 @@ def _chunks(items: Iterable[Item], size_of: Callable[[Item], float], full: float
         yield chunk
 
 
-def _token_batch(rollouts: Sequence[Sequence[_NumbersOfMessages]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [_numbers_column(rollouts, field.name, field.type.value_type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _numbers_column(rollouts: Sequence[Sequence[_NumbersOfMessages]], name: str, type_: pa.ListType) -> pa.ListArray:
+def _numbers_column(rollouts: Sequence[_Numbers], name: str, type_: pa.ListType) -> pa.ListArray:
     """One row per rollout, one list per message, all values in one buffer."""
-    counts = [count for parts in rollouts for part in parts for count in part.counts(name)]
-    parts_with = (part.by_field[name] for parts in rollouts for part in parts if name in part.by_field)
-    data = pa.py_buffer(b"".join(numbers.data for numbers in parts_with))
-    values = pa.Array.from_buffers(type_.value_type, data.size // type_.value_type.byte_width, [None, data])
-    nulls = pa.array([count is None for count in counts], pa.bool_())
-    messages = pa.ListArray.from_arrays(_offsets(count or 0 for count in counts), values, type=type_, mask=nulls)
-    ends = _offsets(sum(part.messages for part in parts) for parts in rollouts)
-    return pa.ListArray.from_arrays(ends, messages, type=pa.list_(type_))
+    lengths = [len(rollout["token_ids"]) for rollout in rollouts]
+    missing: list[bytes | None] = [None]
+    of_rollouts = (rollout.get(name, missing * length) for rollout, length in zip(rollouts, lengths, strict=True))
+    parts = list(chain.from_iterable(of_rollouts))
+    data, width = pa.py_buffer(b"".join(part or b"" for part in parts)), type_.value_type.byte_width
+    values = pa.Array.from_buffers(type_.value_type, data.size // width, [None, data])
+    nulls = pa.array([part is None for part in parts], pa.bool_())
+    offsets = _offsets(len(part or b"") // width for part in parts)
+    messages = pa.ListArray.from_arrays(offsets, values, type=type_, mask=nulls)
+    return pa.ListArray.from_arrays(_offsets(lengths), messages, type=pa.list_(type_))
 
 
 def _offsets(counts: Iterable[int]) -> pa.Array:
@@ -243,13 +200,14 @@ def _text_stream(rollouts: Iterable[pa.RecordBatch], summary: RolloutSummary) ->
     yield memoryview(written.getvalue())
 
 
-def _number_stream(rollouts: Iterable[Sequence[_NumbersOfMessages]], schema: pa.Schema) -> Iterator[memoryview]:
+def _bytes_of(rollout: _Numbers) -> int:
+    return sum(len(part or b"") for parts in rollout.values() for part in parts)
+
+
+def _number_stream(rollouts: Iterable[_Numbers], schema: pa.Schema) -> Iterator[memoryview]:
     """The second stream, batch by batch: a batch that was sent can leave the memory."""
     yield memoryview(schema.serialize())
     for batch in _chunks(rollouts, _bytes_of, NUMBERS_PER_BATCH):
-        yield memoryview(_token_batch(batch, schema).serialize())
+        columns = [_numbers_column(batch, field.name, field.type.value_type) for field in schema]
+        yield memoryview(pa.RecordBatch.from_arrays(columns, schema=schema).serialize())
     yield memoryview(END_OF_STREAM)
-
-
-def _bytes_of(rollout: Sequence[_NumbersOfMessages]) -> int:
-    return sum(part.bytes for part in rollout)

@@ -1,34 +1,46 @@
-"""Reads the bodies of `POST /rollout` and parses large ones beside the event loop. Child's half: `parser_process.py`.
+"""Parses the bodies of `POST /rollout` and `POST /score`, large ones beside the event loop.
 
 A small body is parsed at once. A large one is parsed in another process: pydantic and every JSON parser hold the
-interpreter's lock while they work, so that in a thread of this process they would stop the event loop as well.
+interpreter's lock while they work, so that in a thread of this process they would stop the event loop as well. So
+would sending it as a message: the two processes share a file in memory.
 """
 
 import asyncio
-import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import cached_property, partial
+from typing import Any, BinaryIO, TypeVar
 
 from fastapi import Request
 
 from rollout_client.contract.rollouts import RolloutRequest
+from rollout_env import TemporaryFailure
+from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerPool
 from service.admission.admission import AdmittedRequest
-from service.http.request_body import JSON, read_body, rollout_media_type
-from service.problems import RequestProblem, not_ready
-from service.rollout_requests.parsing import BodyBounds, joined_request, parsed_body
-from service.scoring.parsing import ParsedScoreRequest, ScoreBounds, joined_score_request, parsed_score_request
+from service.http.request_body import read_body, rollout_media_type
+from service.problems import not_ready
+from service.rollout_requests.parsing import (
+    BodyBounds,
+    ParsedScoreRequest,
+    PartsOf,
+    ScoreBounds,
+    joined_request,
+    joined_score_request,
+    parse_file,
+    parsed_body,
+    parsed_score_request,
+    prepare_process,
+    request_parts,
+    score_request_parts,
+)
 
 MOST_BYTES_INLINE = 2**16
 """Parsing this much takes about a millisecond, less than the exchange with another process."""
 PROCESSES = 2
 """A body that takes seconds holds up the other large bodies only if there are two of them."""
-MOST_BYTES_KEPT = 2**25
-"""A process that has parsed a larger body is ended: its allocator keeps the memory."""
+LONGEST_PARSING_S = 600.0
 Parsed = TypeVar("Parsed")
 
 
@@ -37,12 +49,14 @@ class BodyParser:
 
     def __init__(self, bounds: BodyBounds) -> None:
         self._bounds = bounds
-        self._threads = ThreadPoolExecutor(PROCESSES, thread_name_prefix="parser")
-        self._idle: list[ParserProcess] = []
+
+    @cached_property
+    def _processes(self) -> WorkerPool:
+        return WorkerPool(PROCESSES, prepare_process, [parse_file.__module__], LONGEST_PARSING_S)
 
     def start(self) -> None:
-        """Starts one process now: the first large body finds it ready."""
-        self._threads.submit(lambda: self._idle.append(ParserProcess()))
+        """Starts the processes now: the first large body finds them ready."""
+        assert self._processes
 
     async def parse(self, body: bytes | bytearray, media_type: str) -> RolloutRequest:
         """Empties a large body.
@@ -51,90 +65,56 @@ class BodyParser:
         """
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_body(body, media_type)
-        return await self._parse_elsewhere(body, media_type, self._bounds, joined_request)
+        parts_of = partial(request_parts, media_type=media_type, bounds=self._bounds)
+        return await self._parse_elsewhere(body, parts_of, joined_request)
 
     async def parse_score_request(self, body: bytes | bytearray, bounds: ScoreBounds) -> ParsedScoreRequest:
         """Parses the body of a `POST /score`. Raises what `parse` raises."""
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_score_request(body, bounds)
-        return await self._parse_elsewhere(body, JSON, bounds, joined_score_request)
+        return await self._parse_elsewhere(body, partial(score_request_parts, bounds=bounds), joined_score_request)
 
     async def _parse_elsewhere(
-        self,
-        body: bytes | bytearray,
-        media_type: str,
-        bounds: BodyBounds | ScoreBounds,
-        join: Callable[[Any, Iterable[Any]], Parsed],
+        self, body: bytes | bytearray, parts_of: PartsOf, join: Callable[[Any, Iterable[Any]], Parsed]
     ) -> Parsed:
-        def parse() -> Parsed:
-            request = join(*self._parts(body, media_type, bounds))
-            if isinstance(body, bytearray):
-                # Here and not where the last reference is dropped: freeing 256 MB takes 20 ms.
-                body.clear()
-            return request
+        # To the end also if the caller is cancelled: until then the other process may open the file by its number.
+        return await asyncio.shield(asyncio.ensure_future(self._parsed(body, parts_of, join)))
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
-
-    def _parts(
-        self, body: bytes | bytearray, media_type: str, bounds: BodyBounds | ScoreBounds
-    ) -> tuple[Any, Iterable[Any]]:
+    async def _parsed(
+        self, body: bytes | bytearray, parts_of: PartsOf, join: Callable[[Any, Iterable[Any]], Parsed]
+    ) -> Parsed:
+        file = os.fdopen(os.memfd_create("body"), "r+b")
         try:
-            process = self._idle.pop()
-        except IndexError:
-            process = ParserProcess()
-        small, is_kept = len(body) <= MOST_BYTES_KEPT, False
-        try:
-            parsed = process.parse(body, media_type, bounds)
-            is_kept = small
-            return parsed
-        except RequestProblem:
-            is_kept = small
-            raise
-        except (OSError, EOFError) as error:
+            await asyncio.to_thread(_move, body, file)
+            path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+            await self._processes.run(LONGEST_PARSING_S, parse_file, parts_of, path)
+            parts = _parts_in(file)
+            return await asyncio.to_thread(lambda: join(next(parts), parts))
+        except (TemporaryFailure, ProcessorTimeExceeded) as error:
             raise not_ready("The process that parses request bodies died, possibly out of memory") from error
         finally:
-            if is_kept:
-                self._idle.append(process)
-            else:
-                process.end()
+            # Freeing 256 MB takes 20 ms.
+            await asyncio.to_thread(file.close)
 
     def close(self) -> None:
-        """Ends all processes, when they have parsed their bodies."""
-        self._threads.shutdown()
-        for process in self._idle:
-            process.end()
+        """Ends the processes."""
+        if "_processes" in vars(self):
+            self._processes.close()
 
 
-class ParserProcess:
-    """One process. Its methods raise `OSError` or `EOFError` if it has died."""
+def _move(body: bytes | bytearray, file: BinaryIO) -> None:
+    file.write(body)
+    file.flush()
+    if isinstance(body, bytearray):
+        # Here and not where the last reference is dropped: freeing 256 MB takes 20 ms.
+        body.clear()
 
-    def __init__(self) -> None:
-        # Ray gives its workers a search path that their environment does not have.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._connection, childs = multiprocessing.Pipe()
-        with childs:
-            command = [sys.executable, "-m", "service.rollout_requests.parser_process", str(childs.fileno())]
-            self._process = subprocess.Popen(command, env=environment, pass_fds=[childs.fileno()])
 
-    def parse(
-        self, body: bytes | bytearray, media_type: str, bounds: BodyBounds | ScoreBounds
-    ) -> tuple[Any, Iterable[Any]]:
-        """The first part of the answer, and the others, each unpickled when it is its turn.
-
-        Raises `RequestProblem` with the problems of the body.
-        """
-        self._connection.send_bytes(pickle.dumps((media_type, bounds)))
-        self._connection.send_bytes(body)
-        first, *rest = iter(self._connection.recv_bytes, b"")
-        answer = pickle.loads(first)
-        if isinstance(answer, RequestProblem):
-            raise answer
-        return answer, map(pickle.loads, rest)
-
-    def end(self) -> None:
-        self._connection.close()
-        self._process.kill()
-        self._process.wait()
+def _parts_in(file: BinaryIO) -> Iterator[Any]:
+    file.seek(0)
+    with suppress(EOFError):
+        while True:
+            yield pickle.load(file)
 
 
 async def read_rollout_request(

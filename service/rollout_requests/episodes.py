@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 from uuid import uuid4
@@ -13,27 +14,39 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer, refuse_to
 from deployments.failures import PromptRejected, RolloutFailure, failure_of
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
-from deployments.protocols.generation import IncludedColumns, RequestShare, SamplingOptions, included_columns
+from deployments.protocols.generation import (
+    IncludedColumns,
+    RequestShare,
+    SamplingOptions,
+    derived_seed,
+    included_columns,
+)
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.replicas import GeneratorDescription
-from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
 from rollout_client.contract.sessions import SessionRequest
 from service.access.keys import ANYBODY, Caller
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.sample_preparation import TaskDescriptions, tasks_with_start
-from service.rollout_requests.service_status import version_of
 from service.rollout_requests.validation import Capabilities, request_problems
 from service.rollouts.agent_episode import AgentEpisode, AgentTask
 from service.rollouts.episode import Episode
-from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt, ServiceBuild
+from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt, ServiceBuild
 from service.rollouts.messages import log_without_open_stop_string
 from service.rollouts.staleness import VersionBounds
-from service.scheduling.priority import share_of
+from service.scheduling.fair_queue import share_of
 from service.settings import RequestLimits
 
 logger = logging.getLogger("rollout_service.requests")
+
+
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        # A source tree that was never installed has no metadata.
+        return "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,50 +122,44 @@ class EpisodeFactory:
         """The episodes of one sample, which share all objects that do not differ between them."""
         request = valid.request
         sample = request.samples[place]
+        idx = place if sample.idx is None else sample.idx
         max_seq_len = request.max_seq_len or self.generator.max_model_len
         task = not_started or valid.tasks.get(sample.task_name)
         failure = task if isinstance(task, RolloutFailure) else None
         described = task if isinstance(task, TaskDescription) else None
-        chat = replace(chat_options(request, sample, described), images=images)
+        chat = replace(_chat_options(request, sample, described), images=images)
         message_log: Sequence[Message] = ()
         agent = self.agents.get(sample.task_name)
-        stop_strings = tuple(stop_strings_of(request, sample))
+        stop_strings = tuple(_stop_strings_of(request, sample))
         if failure is None and agent is None:
             try:
                 message_log = self._message_log(sample, chat, max_seq_len, stop_strings)
             except PromptRejected as error:
                 failure = error
-                log_fields = {
-                    "request_id": valid.request_id,
-                    "task_name": sample.task_name,
-                    "sample": _index_of(place, sample),
-                }
-                logger.warning("A prompt was rejected; its rollouts end as errors.", exc_info=error, extra=log_fields)
+                extra = {"request_id": valid.request_id, "task_name": sample.task_name, "sample": idx}
+                logger.warning("A prompt was rejected; its rollouts end as errors.", exc_info=error, extra=extra)
         limits = EpisodeLimits(
             max_seq_len=max_seq_len,
             max_new_tokens=request.sampling.max_new_tokens,
             max_rollout_turns=request.max_rollout_turns,
             retries=request.retries,
-            token_timeout_s=self.limits.generation_timeout_s,
         )
-        prompt = Prompt.of(message_log, request.policy.name)
         start = EpisodeStart(
-            prompt=prompt,
+            prompt=Prompt.of(message_log, request.policy.name),
             extra_env_info=sample.extra_env_info,
             stop_strings=stop_strings,
-            sampling=sampling_options(request.sampling),
+            sampling=_sampling_options(request.sampling),
             chat=chat,
             min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
             bounds=valid.bounds,
             share=valid.share,
             include=valid.include,
-            echo=None if request.num_generations == 1 else _echo_of(sample, prompt, chat, valid.include),
             build=build_of(self.generator.settings_hash),
             keeps_states=self.keeps_states,
             forks_sessions=described is not None and described.forks_sessions,
         )
-        agent_task = None if agent is None else _agent_task_of(agent, request, place, sample)
-        seed = group_seed(request, place, sample)
+        seed = _group_seed(request, place, sample)
+        agent_task = None if agent is None else _agent_task_of(agent, request, sample, seed)
         for generation_index in range(request.num_generations):
             identity = EpisodeIdentity(
                 request_id=valid.request_id,
@@ -160,13 +167,13 @@ class EpisodeFactory:
                 position=place * request.num_generations + generation_index,
                 group=place,
                 generation_index=generation_index,
-                idx=_index_of(place, sample),
+                idx=idx,
                 task_name=sample.task_name,
                 id=sample.id,
                 parent=None if sample.fork is None else sample.fork.rollout,
                 further_fields=sample.model_extra or {},
             )
-            seeded_start = seeded(start, seed, generation_index)
+            seeded_start = _seeded(start, seed, generation_index)
             if agent_task is None:
                 episode = Episode(identity, seeded_start, limits, self.tokenizer)
             else:
@@ -204,14 +211,12 @@ def build_of(settings_hash: str) -> ServiceBuild:
     return ServiceBuild(version_of("rollout-service"), settings_hash)
 
 
-def _agent_task_of(
-    agent: AgentSettings, request: RolloutRequest, sample_position: int, sample: SampleInput
-) -> AgentTask:
+def _agent_task_of(agent: AgentSettings, request: RolloutRequest, sample: SampleInput, seed: int | None) -> AgentTask:
     """The task with which the rollouts of the sample open their sessions."""
-    seed, limits = group_seed(request, sample_position, sample), agent.limits
+    limits = agent.limits
     if "max_rollout_turns" in request.model_fields_set:
         limits = limits.model_copy(update={"max_calls": min(limits.max_calls, request.max_rollout_turns)})
-    sampling = request.sampling.model_copy(update={"seed": seed, "stop_strings": stop_strings_of(request, sample)})
+    sampling = request.sampling.model_copy(update={"seed": seed, "stop_strings": _stop_strings_of(request, sample)})
     # A field that is not set is not stored either.
     further: dict[str, Any] = {"include": request.include} if request.include else {}
     session = SessionRequest(
@@ -220,24 +225,7 @@ def _agent_task_of(
     return AgentTask(session, agent.scored_by)
 
 
-def _echo_of(sample: SampleInput, prompt: Prompt, chat: ChatOptions, include: IncludedColumns) -> Echo:
-    fields = {
-        "id": sample.id,
-        "extra_env_info": sample.extra_env_info,
-        "tools": chat.tools,
-        "chat_template_kwargs": chat.chat_template_kwargs,
-        **(sample.model_extra or {}),
-    }
-    # Each rollout has the experts of its own computation of the prompt.
-    messages = () if include.routed_experts else prompt.messages
-    return Echo(messages, {name: value for name, value in fields.items() if value is not None})
-
-
-def _index_of(sample_position: int, sample: SampleInput) -> int:
-    return sample_position if sample.idx is None else sample.idx
-
-
-def chat_options(request: RolloutRequest, sample: SampleInput, task: TaskDescription | None = None) -> ChatOptions:
+def _chat_options(request: RolloutRequest, sample: SampleInput, task: TaskDescription | None = None) -> ChatOptions:
     """The sample's own options, where it has them; otherwise those of request or task, otherwise the defaults."""
     given = (sample.chat_template_kwargs, request.chat_template_kwargs)
     return ChatOptions(
@@ -250,18 +238,18 @@ def chat_options(request: RolloutRequest, sample: SampleInput, task: TaskDescrip
     )
 
 
-def stop_strings_of(request: RolloutRequest, sample: SampleInput) -> Sequence[str]:
+def _stop_strings_of(request: RolloutRequest, sample: SampleInput) -> Sequence[str]:
     return request.sampling.stop_strings if sample.stop_strings is None else sample.stop_strings
 
 
-def group_seed(request: RolloutRequest, sample_position: int, sample: SampleInput) -> int | None:
+def _group_seed(request: RolloutRequest, sample_position: int, sample: SampleInput) -> int | None:
     """The seed of a group. A sample's own seed does not depend on the sample's position; the request's seed does."""
     if sample.seed is not None:
         return sample.seed
     return None if request.sampling.seed is None else derived_seed(request.sampling.seed, sample_position)
 
 
-def sampling_options(sampling: Sampling) -> SamplingOptions:
+def _sampling_options(sampling: Sampling) -> SamplingOptions:
     """The options without a seed, which each rollout has for itself."""
     return SamplingOptions(
         temperature=0.0 if sampling.greedy else sampling.temperature,
@@ -272,7 +260,7 @@ def sampling_options(sampling: Sampling) -> SamplingOptions:
     )
 
 
-def seeded(start: EpisodeStart, seed: int | None, generation_index: int) -> EpisodeStart:
+def _seeded(start: EpisodeStart, seed: int | None, generation_index: int) -> EpisodeStart:
     """The start of one rollout of a group. `seed` is the group's; without one, all rollouts have the same start."""
     if seed is None:
         return start

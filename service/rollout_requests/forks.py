@@ -1,48 +1,38 @@
 """Forks: a sample that names a kept rollout becomes one with the first part of that rollout's log as its `message_log`.
 
-From there on it is played as if its caller had posted that log, with the environment's state of that turn. `forked` is
+From there on it is played as if its caller had posted that log, with the environment's state of that turn. `_forked` is
 pure; `take_forks` reads the records.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from deployments.protocols.chat import ChatTokenizer
-from deployments.rollout_records.failures import records_not_configured
+from deployments.rollout_records.book import NO_RECORD, records_not_configured
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import GivenMessage, Message
 from rollout_client.contract.origins import Fork
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollout_records import RolloutRecord
-from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.access.keys import Caller
 from service.problems import MOST_PROBLEMS, invalid_request
-from service.rollouts.episode import Episode
 from service.rollouts.messages import first_tokens_of
 from service.rollouts.progress import ProgressLog
+
+if TYPE_CHECKING:
+    from service.rollout_records.recorder import RolloutRecorder
 
 READ_AT_ONCE = 32
 """Records that are read from their store together."""
 Kept = tuple[RolloutRecord, int]
 
 
-class RolloutRecords(Protocol):
-    """Records of rollouts that have ended: `service/rollout_records/recorder.py`."""
-
-    def note(self, episode: Episode, result: SampleResult, ago_s: float = 0.0) -> None:
-        """The rollout has ended with this result, so many seconds ago."""
-        ...
-
-    async def kept(self, rollout_id: str, caller: Caller) -> Kept | None:
-        """The record and its size in bytes; `None` if the caller has no rollout of this name."""
-        ...
-
-
 async def take_forks(
     request: RolloutRequest,
-    records: RolloutRecords | None,
+    records: "RolloutRecorder | None",
     caller: Caller,
     tokenizer: ChatTokenizer,
     most_bytes: int,
@@ -103,39 +93,28 @@ def _forked_samples(
     for place, fork in forks.items():
         try:
             found = kept[fork.rollout]
-            taken[place] = forked(samples[place], fork, None if found is None else found[0], tokenizer)
+            taken[place] = _forked(samples[place], fork, None if found is None else found[0], tokenizer)
         except _CannotFork as refused:
-            field = f"samples[{place}].fork.{refused.field}"
-            value = getattr(fork, refused.field)
-            problems.append(FieldProblem(field=field, message=str(refused), value=value))
+            problems.append(FieldProblem(field=f"samples[{place}].fork", message=str(refused), value=fork.rollout))
     if problems:
         raise invalid_request(*problems[:MOST_PROBLEMS])
     return taken
 
 
 class _CannotFork(Exception):
-    """The rollout cannot be forked there. `field` is the one of the `Fork` that the message is about."""
-
-    def __init__(self, field: str, message: str) -> None:
-        self.field = field
-        super().__init__(message)
+    """The rollout cannot be forked there."""
 
 
-def forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokenizer: ChatTokenizer) -> SampleInput:
+def _forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokenizer: ChatTokenizer) -> SampleInput:
     """The sample with the log and the state of the rollout at the point of the fork. Raises `_CannotFork`."""
     if record is None:
-        message = (
-            "there is no record of it: it has not ended, it is another key's, or its time is over "
-            "(rollout_records.keep_s); post its message_log in its place"
-        )
-        raise _CannotFork("rollout", message)
+        raise _CannotFork(f"{NO_RECORD}; post its message_log in its place")
     rollout = record.rollout
     if rollout.task_name != sample.task_name:
         message = f"it is a rollout of task {rollout.task_name!r}, and the sample's task is {sample.task_name!r}"
-        raise _CannotFork("rollout", f"{message}; send its task_name")
+        raise _CannotFork(f"{message}; send its task_name")
     if not record.states:
-        raise _CannotFork("rollout", "a program has played it, which cannot go on from a turn; play its sample again")
-    point = "turn" if fork.token is None else "token"
+        raise _CannotFork("a program has played it, which cannot go on from a turn; play its sample again")
     turn, log = (
         _log_at_turn(record, fork.turn) if fork.turn is not None else _log_at_token(record, fork.token, tokenizer)
     )
@@ -145,7 +124,7 @@ def forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokeni
             f"the states of its environment are known from turn {record.states[0].turn} on, where its own log was "
             f"posted; fork there or later, or fork {rollout.parent or 'the rollout that played the turns before'}"
         )
-        raise _CannotFork(point, message)
+        raise _CannotFork(message)
     of_rollout = {
         "extra_env_info": state.extra_env_info,
         "stop_strings": state.stop_strings,
@@ -158,7 +137,7 @@ def forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, tokeni
     return sample.model_copy(update={**update, "message_log": given, "fork": Fork(rollout=fork.rollout)})
 
 
-def _log_at_turn(record: RolloutRecord, turn: int, field: str = "turn") -> tuple[int, list[Message]]:
+def _log_at_turn(record: RolloutRecord, turn: int) -> tuple[int, list[Message]]:
     """The turn, and the messages before it. Raises `_CannotFork`."""
     log = record.rollout.message_log
     generated = _places_of_turns(log)
@@ -168,7 +147,7 @@ def _log_at_turn(record: RolloutRecord, turn: int, field: str = "turn") -> tuple
     if turn > len(generated) or not goes_on:
         last = len(generated) if goes_on else len(generated) - 1
         message = f"the last turn that it can be forked at is {last}"
-        raise _CannotFork(field, f"{message}: the environment ended it there" if record.rollout.terminated else message)
+        raise _CannotFork(f"{message}: the environment ended it there" if record.rollout.terminated else message)
     return turn, log
 
 
@@ -179,14 +158,14 @@ def _log_at_token(record: RolloutRecord, token: int | None, tokenizer: ChatToken
     ends = list(accumulate(len(message.token_ids) for message in log))
     place = next((place for place, end in enumerate(ends) if token <= end), None)
     if place is None:
-        raise _CannotFork("token", f"it has {ends[-1] if ends else 0} tokens; send at most as many")
+        raise _CannotFork(f"it has {ends[-1] if ends else 0} tokens; send at most as many")
     generated = _places_of_turns(log)
     turn = sum(one < place for one in generated)
     if place not in generated:
         if token == ends[place] and (place + 1 in generated or place + 1 == len(log)):
-            return _log_at_turn(record, turn, "token")
+            return _log_at_turn(record, turn)
         message = f"it is within what was said before turn {turn}, where nothing is generated; fork at that turn"
-        raise _CannotFork("token", message)
+        raise _CannotFork(message)
     response = log[place]
     kept = token - ends[place] + len(response.token_ids)
     if kept < len(response.token_ids):

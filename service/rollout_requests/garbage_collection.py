@@ -7,7 +7,7 @@ full collections wait until no request is in flight; until then each object is l
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,15 +19,9 @@ of new objects goes down with every object that is freed, old ones too, so that 
 reaches 2,000. In 20 ms an event loop makes some thousands."""
 FREED_IN_ONE_STEP = 64
 NEVER = 2**30
-IDLE_S = 1.0
-FEW_OBJECTS = 20_000
-"""They take about 10 ms. More are left when no request is in flight while thousands of answers are on their way."""
-LONGEST_WAIT_S = 600.0
-"""Time after which a full collection is made although requests are in flight, once they are `FEW_ROLLOUTS` at most."""
-FEW_ROLLOUTS = 512
-"""The objects of so many rollouts take about 20 ms."""
-LONGEST_WAIT_FOR_FEW_S = 3600.0
-"""Time after which it is made in any case."""
+IDLE_S = 5.0
+LONGEST_WAIT_S = 3600.0
+"""Time after which a full collection is made although requests are in flight."""
 
 
 def freeze_and_tune_collector() -> None:
@@ -43,26 +37,19 @@ def free_items(items: list[Any]) -> None:
         del items[-FREED_IN_ONE_STEP:]
 
 
-def tracked_objects() -> int:
-    """How many a full collection would look at. To count them takes a fiftieth of its time."""
-    return len(gc.get_objects())
-
-
 class PacedCollections:
     """Makes the collections of one event loop.
 
     While a request is in flight new objects are looked at every `PORTION_S` seconds, each once. A full collection is
-    made when none has been in flight for `IDLE_S` seconds, once there are `FEW_OBJECTS` at most.
+    made when none has been in flight for `IDLE_S` seconds.
     """
 
-    def __init__(self, rollouts_in_flight: Callable[[], int]) -> None:
-        self._rollouts_in_flight = rollouts_in_flight
+    def __init__(self) -> None:
         self._requests = 0
         self._timer: asyncio.TimerHandle | None = None
         """Set from the begin of a request until a full collection, when no request is in flight."""
         self._idle_at = self._last_full_at = 0.0
-        """When the last request ended, or there were too many objects, and the last full collection, on the event
-        loop's clock."""
+        """When the last request ended, and the last full collection, on the event loop's clock."""
 
     @contextmanager
     def request_in_flight(self) -> Iterator[None]:
@@ -84,19 +71,12 @@ class PacedCollections:
     def _collect_portion(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
         if self._requests == 0 and now - self._idle_at >= IDLE_S:
-            if tracked_objects() <= FEW_OBJECTS:
-                gc.collect()
-                self._timer = None
-                return
-            self._idle_at = now
-        if self._is_full_collection_due(now - self._last_full_at):
+            gc.collect()
+            self._timer = None
+            return
+        if now - self._last_full_at >= LONGEST_WAIT_S:
             gc.collect()
             self._last_full_at = now
         else:
             gc.collect(0)
         self._wait_for_portion(loop)
-
-    def _is_full_collection_due(self, waited_s: float) -> bool:
-        if waited_s < LONGEST_WAIT_S:
-            return False
-        return waited_s >= LONGEST_WAIT_FOR_FEW_S or self._rollouts_in_flight() <= FEW_ROLLOUTS

@@ -1,27 +1,35 @@
-"""Parses the body of `POST /rollout`: from untrusted bytes to the fields of a request that the contract allows.
+"""Parses the bodies of `POST /rollout` and `POST /score`: from untrusted bytes to what the contract allows.
 
-Guarantee: whatever the body holds, at most about `MOST_PROBLEMS` of its problems are built, and every part of the
-result is bounded, so that the work for one sample is short.
+Guarantees: whatever the body holds, at most about `MOST_PROBLEMS` of its problems are built, and one of the sequences
+of a `POST /score`; every part of the result is bounded, so that the work for one sample is short.
 """
 
+import gc
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import signal
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import ErrorDetails
 
+from deployments.protocols.generation import packed_ids
 from rollout_client.arrow.schema import ARROW
+from rollout_client.contract.base import PolicyDemand, Priority
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
+from rollout_client.contract.scores import ScoreRequest
 from service.problems import (
     MOST_PROBLEMS,
-    NON_FINITE,
     found_problem,
-    invalid_json,
     invalid_request,
+    parsed_json,
+    parsed_model,
+    unknown_token,
     validation_problem,
 )
 from service.rollout_requests.arrow_body import arrow_fields
@@ -30,10 +38,34 @@ SAMPLES_AT_ONCE = 64
 """Samples that are validated in one call: it holds the interpreter's lock for about a millisecond."""
 MOST_FIELDS = 64
 """Fields of an object that the contract defines. Each unknown field is a problem of its own."""
-MOST_VALUES_PER_SAMPLE = 100_000
-"""JSON values of a sample outside of its messages. Reading or writing so many takes 10 ms."""
 OBJECTS_OF_A_REQUEST = ("sampling", "keep", "policy")
 FIELDS_WITH_MESSAGES = ("messages", "message_log")
+
+
+PartsOf = Callable[[bytes], Iterable[Any]]
+"""Parses a body in another process. Gives the request in parts, each of which is pickled alone."""
+
+
+def prepare_process() -> None:
+    """Prepares a process that parses bodies."""
+    # Ctrl-C in a terminal is for the parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Millions of new objects would trigger it again and again, to find nothing. `parse_file` collects.
+    gc.disable()
+    gc.freeze()
+
+
+def parse_file(parts_of: PartsOf, path: str) -> None:
+    """Replaces the body in a file by the pickles of its parts, in another process. Raises `RequestProblem`."""
+    with Path(path).open("r+b") as file:
+        body = file.read()
+        file.seek(0)
+        file.truncate()
+        try:
+            for part in parts_of(body):
+                pickle.dump(part, file, pickle.HIGHEST_PROTOCOL)
+        finally:
+            gc.collect()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +83,28 @@ def parsed_body(body: bytes | bytearray, media_type: str) -> RolloutRequest:
         RequestProblem: 400 or 422, the problems of the body.
     """
     try:
-        if media_type == ARROW:
-            return RolloutRequest.model_validate(arrow_fields(body), strict=True)
-        return RolloutRequest.model_validate_json(body, strict=True)
+        return RolloutRequest.model_validate(_fields_of(body, media_type), strict=True)
     except ValidationError as error:
         raise validation_problem(error) from error
 
 
-def checked_fields(body: bytes | bytearray, media_type: str, bounds: BodyBounds) -> dict[str, Any]:
-    """The fields of a large body, whose sizes are within `bounds` and which the contract allows.
+def request_parts(body: bytes | bytearray, media_type: str, bounds: BodyBounds) -> Iterator[Any]:
+    """The fields of a large body other than its samples, then each sample. All are within `bounds`.
 
     Raises:
-        RequestProblem: 400 or 422, the first `MOST_PROBLEMS` problems of the body.
+        RequestProblem: 400 or 422, the first `MOST_PROBLEMS` problems of the body, before the first part.
     """
-    fields = arrow_fields(body) if media_type == ARROW else _json_fields(body)
+    fields = _fields_of(body, media_type)
     if problems := list(islice(_body_size_problems(fields, bounds), MOST_PROBLEMS)):
         raise invalid_request(*problems)
-    if findings := list(islice(_findings(fields), MOST_PROBLEMS + 1)):
+    if findings := list(islice(_findings(fields), MOST_PROBLEMS)):
         raise found_problem(findings)
-    return fields
+    yield {name: value for name, value in fields.items() if name != "samples"}
+    yield from fields.get("samples", ())
 
 
-def _json_fields(body: bytes | bytearray) -> Any:
-    try:
-        return from_json(body)
-    except ValueError as error:
-        raise invalid_json(str(error)) from error
+def _fields_of(body: bytes | bytearray, media_type: str) -> Any:
+    return arrow_fields(body) if media_type == ARROW else parsed_json(body)
 
 
 def _findings(fields: Any) -> Iterator[ErrorDetails]:
@@ -91,7 +119,7 @@ def _findings(fields: Any) -> Iterator[ErrorDetails]:
             match finding["loc"]:
                 case ("samples", int(place), *rest):
                     finding["loc"] = ("samples", place + first, *rest)
-            yield _of_whole_field(finding)
+            yield finding
 
 
 def _errors_of(fields: Any) -> Sequence[ErrorDetails]:
@@ -100,17 +128,6 @@ def _errors_of(fields: Any) -> Sequence[ErrorDetails]:
     except ValidationError as error:
         return error.errors(include_url=False)
     return ()
-
-
-def _of_whole_field(finding: ErrorDetails) -> ErrorDetails:
-    """NaN or infinity deep in a field of any JSON as a problem of that field, in the words for small bodies.
-
-    Pydantic's own location names the alternatives of its type for JSON.
-    """
-    match finding:
-        case {"type": "finite_number", "loc": ("samples", int(place), str(name), _, *_)}:
-            return {**finding, "type": "non_finite_json", "loc": ("samples", place, name), "msg": NON_FINITE}
-    return finding
 
 
 def _body_size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem]:
@@ -158,11 +175,7 @@ def _nested_object_problems(field: str, value: Any) -> Iterator[FieldProblem]:
 
 
 def _sample_size_problems(field: str, sample: Mapping[str, Any], most_bytes: int) -> Iterator[FieldProblem]:
-    free = {name: value for name, value in sample.items() if name not in FIELDS_WITH_MESSAGES}
-    if (count := _value_count(free)) > MOST_VALUES_PER_SAMPLE:
-        message = f"it holds {count} JSON values outside of its messages; send at most {MOST_VALUES_PER_SAMPLE}"
-        yield FieldProblem(field=field, message=message, value=count)
-    elif (size := len(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL))) > most_bytes:
+    if (size := len(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL))) > most_bytes:
         message = f"it takes {size} bytes, and a sample may take {most_bytes}; shorten it"
         yield FieldProblem(field=field, message=message, value=size)
     for name in FIELDS_WITH_MESSAGES:
@@ -171,22 +184,100 @@ def _sample_size_problems(field: str, sample: Mapping[str, Any], most_bytes: int
             yield from _object_problems(f"{field}.{name}[{place}]", message)
 
 
-def _value_count(value: Any) -> int:
-    """The number of JSON values in `value`, itself included."""
-    count, inside = 0, [value]
-    while inside:
-        value = inside.pop()
-        count += 1
-        if isinstance(value, dict):
-            inside.extend(value.values())
-        elif isinstance(value, list):
-            inside.extend(value)
-    return count
-
-
 def joined_request(options: Mapping[str, Any], samples: Iterable[dict[str, Any]]) -> RolloutRequest:
-    """The request of the parts that `split_fields` makes. No step of it takes longer than the largest sample needs."""
+    """The request of its `request_parts`. No step of it takes longer than the largest sample needs."""
     valid = [SampleInput.model_validate(sample, strict=True) for sample in samples]
     request = RolloutRequest.model_validate({**options, **({"samples": valid[:1]} if valid else {})}, strict=True)
     request.samples = valid
     return request
+
+
+MOST_NUMBERS = 2**26
+"""Limit of an answer: 64 million log-probabilities and token ids are about 1 GB of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBounds:
+    """Limits of one request."""
+
+    max_sequences: int
+    max_model_len: int
+    vocab_size: int
+    image_token_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedScoreRequest:
+    """A request whose token ids are arrays."""
+
+    sequences: Sequence["array[int]"]
+    starts: Sequence[int]
+    """The first position of each sequence that is asked for."""
+    top_k: int
+    policy: PolicyDemand
+    priority: Priority
+    retries: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.sequences))
+
+
+def parsed_score_request(body: bytes | bytearray, bounds: ScoreBounds) -> ParsedScoreRequest:
+    """Parses the body. Raises `RequestProblem`: 400 or 422, its problems."""
+    request = parsed_model(body, ScoreRequest)
+    for problem in _score_problems(request, bounds):
+        raise invalid_request(problem)
+    starts = request.start if isinstance(request.start, list) else [request.start] * len(request.sequences)
+    sequences = [packed_ids(token_ids) for token_ids in request.sequences]
+    return ParsedScoreRequest(sequences, starts, request.top_k, request.policy, request.priority, request.retries)
+
+
+def _score_problems(request: ScoreRequest, bounds: ScoreBounds) -> Iterator[FieldProblem]:
+    """Yields the problems of a request whose fields are valid one by one."""
+    count, starts = len(request.sequences), request.start
+    if count > bounds.max_sequences:
+        message = f"{count} sequences are more than {bounds.max_sequences}; split the request"
+        yield FieldProblem(field="sequences", message=message, value=count)
+    if isinstance(starts, list) and len(starts) != count:
+        message = f"it has {len(starts)} positions for {count} sequences; send one for each, or one number"
+        yield FieldProblem(field="start", message=message, value=len(starts))
+        return
+    numbers = sum(map(len, request.sequences)) * (1 + 2 * request.top_k)
+    if numbers > MOST_NUMBERS:
+        message = f"the answer would have {numbers} numbers, and may have {MOST_NUMBERS}; split the request"
+        yield FieldProblem(field="sequences", message=message, value=numbers)
+    for place, token_ids in enumerate(request.sequences):
+        start = starts[place] if isinstance(starts, list) else starts
+        yield from sequence_problems(f"sequences[{place}]", token_ids, start, request.top_k, bounds)
+
+
+def sequence_problems(
+    field: str, token_ids: Sequence[int], start: int, top_k: int, bounds: ScoreBounds
+) -> Iterator[FieldProblem]:
+    # The engine names the most likely tokens only of positions that a further token can follow.
+    most_tokens = bounds.max_model_len - bool(top_k)
+    if len(token_ids) > most_tokens:
+        with_top_k = " with top_k" if top_k else ""
+        message = f"it has {len(token_ids)} tokens; the model takes at most {most_tokens}{with_top_k}"
+        yield FieldProblem(field=field, message=message, value=len(token_ids))
+    if problem := unknown_token(field, token_ids, bounds.vocab_size):
+        yield problem
+    if images := [image for image in bounds.image_token_ids if image in token_ids]:
+        message = f"{images[0]} means an image, and text alone is scored; leave out sequences that show images"
+        yield FieldProblem(field=f"{field}[{token_ids.index(images[0])}]", message=message, value=images[0])
+    if start >= len(token_ids):
+        message = f"{field} has {len(token_ids)} tokens; its last position is {len(token_ids) - 1}"
+        yield FieldProblem(field="start", message=message, value=start)
+
+
+def score_request_parts(body: bytes | bytearray, bounds: ScoreBounds) -> Iterator[Any]:
+    """All of the parsed request but its sequences, then each sequence. Raises what `parsed_score_request` raises."""
+    request = parsed_score_request(body, bounds)
+    yield replace(request, sequences=())
+    yield from request.sequences
+
+
+def joined_score_request(first: ParsedScoreRequest, sequences: Iterable["array[int]"]) -> ParsedScoreRequest:
+    """The request of its `score_request_parts`."""
+    return replace(first, sequences=[*sequences])

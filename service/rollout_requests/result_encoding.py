@@ -8,8 +8,7 @@ line is one JSON object.
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
@@ -18,30 +17,22 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, encoded_base64
+from rollout_client.contract.messages import COLUMN_FIELDS, encoded_base64
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.problems import RequestProblem
-from service.rollouts.episode_records import Echo
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
 
 
 class ResponseEncoder(Protocol):
     """Encodes each rollout as soon as it has ended, so that little work is left after the last one.
 
-    What the rollouts of a group repeat of their sample is held once until `body` writes it.
-
     `add` is called once per position, in any order; then `body` is called once.
     """
 
     media_type: str
 
-    def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
-        """Encodes one rollout.
-
-        Args:
-            position: its index in the response.
-            echo: what it repeats of its sample; the same object for all rollouts of a group.
-        """
+    def add(self, position: int, result: SampleResult) -> None:
+        """Encodes one rollout; `position` is its index in the response."""
         ...
 
     def body(self, summary: RolloutSummary) -> Iterator[bytes | memoryview]:
@@ -52,55 +43,22 @@ class ResponseEncoder(Protocol):
 JSON = "application/json"
 PART_BYTES = 2**20
 """Large enough that passing a part on costs nothing, small enough that the next one is made while it is being sent."""
-PLACE = b"\0"
-"""Stands in the JSON of a rollout for what it shares with its group. JSON has no such byte: strings escape it."""
 
 
 class JsonResponseEncoder(ResponseEncoder):
     media_type = JSON
 
     def __init__(self) -> None:
-        self._encoded: dict[int, Sequence[bytes]] = {}
-        """JSON of each rollout by position, in pieces, of which those that a group shares are the same objects."""
-        self._echoes: dict[Echo, _EncodedEcho] = {}
+        self._encoded: dict[int, bytes] = {}
+        """JSON of each rollout, by position."""
 
-    def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
-        if echo is None:
-            self._encoded[position] = (json_of(result),)
-            return
-        if echo not in self._echoes:
-            self._echoes[echo] = _EncodedEcho(echo)
-        self._encoded[position] = self._echoes[echo].json_of(result)
+    def add(self, position: int, result: SampleResult) -> None:
+        self._encoded[position] = json_of(result)
 
     def body(self, summary: RolloutSummary) -> Iterator[bytes]:
         # Each is freed when it was sent: freeing 1 GB at once takes long.
         rollouts = (self._encoded.pop(position) for position in sorted(self._encoded))
         yield from document_in_parts(json_of(summary), b"samples", rollouts)
-
-
-class _EncodedEcho:
-    """The JSON of what the rollouts of one group repeat of their sample."""
-
-    def __init__(self, echo: Echo) -> None:
-        self._echo = echo
-        self._messages = b",".join(map(json_of, echo.messages))
-        self._fields = {name: json_of(value) for name, value in echo.fields.items()}
-
-    def json_of(self, result: SampleResult) -> Sequence[bytes]:
-        """The JSON of a result of the group, in pieces."""
-        fields, shared, place = set_fields(result), list[bytes](), orjson.Fragment(PLACE)
-        for name, value in fields.items():
-            if name == "message_log" and self._echo.messages:
-                fields[name] = [place, *value[len(self._echo.messages) :]]
-                shared.append(self._messages)
-            elif name in self._fields and value is self._echo.fields[name]:
-                fields[name] = place
-                shared.append(self._fields[name])
-        try:
-            own = orjson.dumps(fields, default=plain).split(PLACE)
-        except orjson.JSONEncodeError:
-            return (json_of(result),)
-        return [own[0], *chain.from_iterable(zip(shared, own[1:], strict=True))]
 
 
 def pieces(data: bytes | bytearray) -> Iterator[bytes]:
@@ -109,30 +67,28 @@ def pieces(data: bytes | bytearray) -> Iterator[bytes]:
         yield bytes(data[begin : begin + PART_BYTES])
 
 
-def document_in_parts(head: bytes, name: bytes, items: Iterable[Sequence[bytes]]) -> Iterator[bytes]:
-    """The JSON object `head` with one more field, the list of these items; each item comes in pieces."""
+def document_in_parts(head: bytes, name: bytes, items: Iterable[bytes]) -> Iterator[bytes]:
+    """The JSON object `head` with one more field, the list of these items."""
     part = bytearray(head.removesuffix(b"}") + b',"%s":[' % name)
     for place, item in enumerate(items):
-        part += b"," if place else b""
-        for piece in item:
-            part += piece
-            if len(part) >= PART_BYTES:
-                yield from pieces(part)
-                part.clear()
+        part += b"," + item if place else item
+        if len(part) >= PART_BYTES:
+            yield from pieces(part)
+            part.clear()
     yield bytes(part + b"]}")
 
 
 def json_of(value: Any) -> bytes:
     """Encodes with orjson, in half of pydantic's time; with pydantic if an integer has more than 64 bits."""
     try:
-        return orjson.dumps(value, default=plain)
+        return orjson.dumps(value, default=_plain)
     except orjson.JSONEncodeError:
         if isinstance(value, BaseModel):
-            return value.model_dump_json(exclude_unset=True, fallback=plain, warnings=False).encode()
+            return value.model_dump_json(exclude_unset=True, fallback=_plain, warnings=False).encode()
         return to_json(value)
 
 
-def plain(value: object) -> object:
+def _plain(value: object) -> object:
     """A JSON form of `value`, for an encoder; raises `TypeError` if there is none."""
     if isinstance(value, array):
         return value.tolist()
@@ -187,13 +143,9 @@ async def encode_beside_others(
 def size_of(result: SampleResult, echoed_bytes: int) -> int:
     """About how large a rollout is, in tokens."""
     text = sum(len(message.content) for message in result.message_log) + echoed_bytes
-    text += sum(len(column.data) for message in result.message_log for _, column in columns_of(message))
-    return sum(len(message.token_ids) for message in result.message_log) + text // BYTES_PER_TOKEN
-
-
-def columns_of(message: Message) -> Iterator[tuple[str, PackedNumbers]]:
-    """The columns that were included, with the names of their fields."""
-    for name in COLUMN_FIELDS & message.model_fields_set:
-        column = getattr(message, name)
-        if column is not None:
-            yield name, column
+    tokens = 0
+    for message in result.message_log:
+        tokens += len(message.token_ids)
+        columns = [getattr(message, name) for name in COLUMN_FIELDS & message.model_fields_set]
+        text += sum(len(column.data) for column in columns if column is not None)
+    return tokens + text // BYTES_PER_TOKEN

@@ -5,22 +5,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.chat import ResponseParser, images_of
 from deployments.protocols.generation import Environment, Generator
 from deployments.protocols.images import ImageTokens
-from deployments.protocols.replicas import GeneratorDescription
-from rollout_client.contract.info import ServiceInfo
 from rollout_client.contract.rollouts import RolloutRequest, SampleResult
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
-from service.images.request_images import RequestImages, bytes_of_files, refuse_images
+from service.images.request_images import RequestImages, bytes_of_files, with_names
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.episodes import EpisodeFactory, ValidRequest
-from service.rollout_requests.forks import RolloutRecords, take_forks
+from service.rollout_requests.forks import take_forks
 from service.rollout_requests.garbage_collection import PacedCollections
 from service.rollout_requests.parsing import BodyBounds
 from service.rollout_requests.running_rollout import RunningRollout, free_beside_others
@@ -31,19 +29,21 @@ from service.rollout_requests.sample_preparation import (
     task_descriptions,
     tasks_with_start,
 )
-from service.rollout_requests.service_status import service_info
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollout_requests.validation import refuse_large_echo
 from service.rollouts.agent_episode import Agents
 from service.rollouts.episode import Episode
 from service.rollouts.group_selection import GroupSelection, fault_of
-from service.rollouts.images import ImageReader
 from service.rollouts.loop import RolloutContext
-from service.rollouts.pacing import AsyncSchedule, LockstepSchedule, LoopPacer
+from service.rollouts.messages import ImageReader
+from service.rollouts.pacing import LockstepSchedule, LoopPacer, Schedule
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver
 from service.rollouts.retries import RetryBudget
 from service.rollouts.selected_groups import DrawGroups, GroupsToSelect
 from service.settings import RequestLimits
+
+if TYPE_CHECKING:
+    from service.rollout_records.recorder import RolloutRecorder
 
 MOST_BYTES_PREPARED_INLINE = 2**12
 MOST_GENERATIONS_PREPARED_INLINE = 16
@@ -67,7 +67,7 @@ class RolloutService:
         observer: RolloutObserver = UNOBSERVED,
         agents_of: Callable[[Caller], Agents] | None = None,
         images: RequestImages | None = None,
-        records: RolloutRecords | None = None,
+        records: "RolloutRecorder | None" = None,
     ) -> None:
         """Plays the tasks that have agents with those of each caller; reports the progress of rollouts to `observer`.
 
@@ -81,9 +81,9 @@ class RolloutService:
         self.limits = limits
         self.task_sampler = task_sampler
         self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
-        self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
+        self.collections = PacedCollections()
         self._generator = generator
-        self._episode_factory = replace(episode_factory, keeps_states=records is not None)
+        self.episode_factory = replace(episode_factory, keeps_states=records is not None)
         self._pacer = LoopPacer()
         self._response_parser = response_parser
         self._observer = observer
@@ -119,7 +119,7 @@ class RolloutService:
             request,
             self._records,
             caller,
-            self._episode_factory.tokenizer,
+            self.episode_factory.tokenizer,
             self.limits.max_body_bytes,
             lambda size: hold(body_bytes + size),
             progress,
@@ -157,7 +157,7 @@ class RolloutService:
         tasks = await task_descriptions(request, request_id, self.environments)
         is_small = body_bytes <= MOST_BYTES_PREPARED_INLINE
         is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
-        await _done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
+        await _done_in_thread_unless(is_small, partial(self.episode_factory.refuse_invalid, request, tasks))
         await refuse_bad_extra_env_info(request, request_id, self.environments)
         request = await self._with_named_images(request, caller)
         valid = ValidRequest.of(request.model_copy(), request_id, tasks, caller)
@@ -205,7 +205,7 @@ class RolloutService:
 
         def made() -> list[Episode]:
             began = monotonic()
-            episodes = self._episode_factory.groups(valid, places, not_started, images)
+            episodes = self.episode_factory.groups(valid, places, not_started, images)
             self._observer.took("tokenize", monotonic() - began)
             return episodes
 
@@ -241,11 +241,8 @@ class RolloutService:
             self._records.note(episode, result, ago_s)
 
     async def _with_named_images(self, request: RolloutRequest, caller: Caller) -> RolloutRequest:
-        """Raises what `RequestImages.named` raises. Of a request that had others, the samples move to the copy."""
-        if self._request_images is None:
-            await refuse_images(request)
-            return request
-        named = await self._request_images.named(request, caller)
+        """Raises what `with_names` raises. Of a request that had others, the samples move to the copy."""
+        named = await with_names(self._request_images, request, caller)
         if named is not request:
             # Its sender may hold it until the answer is whole, and with it megabytes of each image.
             samples, request.samples = request.samples, []
@@ -254,9 +251,9 @@ class RolloutService:
 
     def _context(self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None) -> RolloutContext:
         return RolloutContext(
-            self.admission.metered(self._generator, caller),
+            self._generator,
             self.environments,
-            LockstepSchedule() if request.schedule == "lockstep" else AsyncSchedule(),
+            LockstepSchedule() if request.schedule == "lockstep" else Schedule(),
             pacer=self._pacer,
             versions=self.policy,
             response_parser=self._response_parser,
@@ -265,27 +262,6 @@ class RolloutService:
             observer=self._observer,
             images=self._images,
         )
-
-    def info(self) -> ServiceInfo:
-        factory = self._episode_factory
-        return service_info(
-            factory.generator,
-            factory.tokenizer.info,
-            self.limits,
-            self.admission.settings,
-            self.policy.version,
-            self.environments,
-        )
-
-    @property
-    def generator(self) -> GeneratorDescription:
-        """The limits of its engines."""
-        return self._episode_factory.generator
-
-    @property
-    def vocabulary(self) -> list[str | None]:
-        """The token of each id."""
-        return self._episode_factory.tokenizer.vocabulary
 
 
 def _groups_to_select(request: RolloutRequest, draw: DrawGroups) -> GroupsToSelect | None:

@@ -13,7 +13,6 @@ from service.problems import SAMPLE_FAILED, RequestProblem
 from service.rollout_requests.garbage_collection import free_items
 from service.rollout_requests.result_encoding import encode_beside_others, sample_line, size_of
 from service.rollouts.episode import Episode
-from service.rollouts.episode_records import Echo
 from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.metrics import RequestMetricsAccumulator
@@ -22,12 +21,12 @@ from service.rollouts.selected_groups import GroupsToSelect, play_selected_group
 MOST_SAMPLES_FREED_INLINE = 512
 MOST_ROLLOUTS_INLINE = 512
 """Computing the metrics of so many takes some milliseconds."""
-EndedRollout = tuple[int, SampleResult, Echo | None]
+EndedRollout = tuple[int, SampleResult]
 Encoded = TypeVar("Encoded")
 
 
 class RunningRollout:
-    """One request that is played while it is iterated. Yields (position in the response, result, echo) as samples end.
+    """One request that is played while it is iterated. Yields (position in the response, result) as samples end.
 
     Guarantees: every sample is yielded exactly once; nothing is started before the first iteration, so one that is
     never iterated needs no closing; after `aclose`, no call of the request is under way.
@@ -80,7 +79,7 @@ class RunningRollout:
         await self._results.aclose()
 
     async def encoded(
-        self, encode: Callable[[int, SampleResult, Echo | None], Encoded], skipped: Container[int] = ()
+        self, encode: Callable[[int, SampleResult], Encoded], skipped: Container[int] = ()
     ) -> AsyncGenerator[tuple[int, Encoded], None]:
         """Yields each rollout, encoded, with its position; those at the `skipped` positions count in the summary alone.
 
@@ -88,16 +87,16 @@ class RunningRollout:
             RequestProblem: a sample failed, and the request has `on_error: fail`.
         """
         async with aclosing(self) as ended:
-            async for position, result, echo in ended:
+            async for position, result in ended:
                 if position not in skipped:
                     size = size_of(result, self.echoed_bytes)
                     self.size += size
-                    work = partial(encode, position, result, echo)
+                    work = partial(encode, position, result)
                     yield position, await encode_beside_others(size, work, self._context.observer)
 
     def lines(self, skipped: Container[int] = ()) -> AsyncGenerator[tuple[int, bytes], None]:
         """`encoded` as the lines of a stream."""
-        return self.encoded(lambda position, result, _: sample_line(position, result), skipped)
+        return self.encoded(sample_line, skipped)
 
     @property
     def summary(self) -> RolloutSummary:
@@ -161,7 +160,7 @@ class RunningRollout:
                 result = episode.result()
                 self._note_end(episode, result)
                 self._count(episode, result)
-                yield episode.identity.position, result, episode.start.echo
+                yield episode.identity.position, result
                 self._raise_failure(episode)
 
     async def _play_selected(
@@ -177,8 +176,8 @@ class RunningRollout:
                 if group.is_kept:
                     begin = size * len(self._kept)
                     self._kept.append(group.place)
-                    for position, (episode, result) in enumerate(group.rollouts, begin):
-                        yield position, result, episode.start.echo
+                    for position, (_, result) in enumerate(group.rollouts, begin):
+                        yield position, result
 
     def _note_end(self, episode: Episode, result: SampleResult) -> None:
         """Everything that counts or keeps the end of a rollout is told of it from here, by its delivery."""

@@ -20,7 +20,7 @@ from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from rollout_env import ChatMessage, StepOutcome
-from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
+from service.problems import MOST_PROBLEMS, dotted, invalid_request
 from service.rollouts.progress import ProgressLog
 from service.rollouts.retries import RetryBudget, with_retries, with_timeout
 
@@ -48,29 +48,16 @@ async def refuse_bad_extra_env_info(
         checked = environments[task_name].refused_fields(extra_env_infos)
         refused = await _answer(checked, "The check of the samples", task_name, request_id)
         if not isinstance(refused, RolloutFailure):
-            problems += (
-                problem_of(task_name, of_task[field.place], extra_env_infos[field.place], field) for field in refused
-            )
+            problems += (_problem_of(task_name, of_task[field.place], field) for field in refused)
     if problems:
         raise invalid_request(*problems[:MOST_PROBLEMS])
 
 
-def problem_of(task_name: str, position: int, extra_env_info: dict[str, Any], refused: RefusedField) -> FieldProblem:
+def _problem_of(task_name: str, position: int, refused: RefusedField) -> FieldProblem:
     return FieldProblem(
         field=dotted(("samples", position, "extra_env_info", *refused.location)),
         message=f"{refused.message}; GET /tasks shows the fields of task {task_name!r} and an example",
-        value=shown(value_at(extra_env_info, refused.location)),
     )
-
-
-def value_at(extra_env_info: dict[str, Any], location: tuple[str | int, ...]) -> Any:
-    """The value of the field; that of the object around it if the field is missing."""
-    value: Any = extra_env_info
-    for part in location:
-        if isinstance(value, dict) and part not in value:
-            return value
-        value = value[part]
-    return value
 
 
 TaskDescriptions = Mapping[str, TaskDescription | RolloutFailure]
@@ -154,7 +141,7 @@ async def start_samples(
         if isinstance(outcome, RolloutFailure):
             failures[position] = outcome
         else:
-            request.samples[position] = started(request.samples[position], outcome)
+            request.samples[position] = _started(request.samples[position], outcome)
     if progress is not None and (now_started := starts.keys() - failures.keys()):
         await progress.note_started({position: request.samples[position] for position in now_started})
     return failures
@@ -168,9 +155,9 @@ async def outcome_of(call: Callable[[], Awaitable[Answer]], retries: RetryBudget
         return failure
 
 
-def started(sample: SampleInput, outcome: StepOutcome) -> SampleInput:
+def _started(sample: SampleInput, outcome: StepOutcome) -> SampleInput:
     """The sample with the additions of its environment."""
-    added = [PromptMessage.model_validate(shown_message(message)) for message in outcome.observations]
+    added = [PromptMessage.model_validate(_shown_message(message)) for message in outcome.observations]
     update: dict[str, Any] = {"messages": [*(sample.messages or ()), *added]}
     if outcome.metadata is not None:
         update["extra_env_info"] = outcome.metadata
@@ -179,7 +166,7 @@ def started(sample: SampleInput, outcome: StepOutcome) -> SampleInput:
     return sample.model_copy(update=update)
 
 
-def shown_message(message: ChatMessage) -> dict[str, Any]:
+def _shown_message(message: ChatMessage) -> dict[str, Any]:
     """The message as a prompt's: its images are parts of its content, before its text."""
     fields: dict[str, Any] = {**message}
     if images := fields.pop("images", None):

@@ -5,34 +5,30 @@ Readiness asks each deployment, replica by replica, and names what does not answ
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Environment, Generator
 from deployments.protocols.model_server import public_model_name
-from deployments.protocols.replicas import GeneratorDescription
-from deployments.rpc.background_tasks import SharedCall
-from rollout_client.contract.info import DegradedPart, ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
+from deployments.rpc.background_tasks import SharedCalls
+from rollout_client.contract.info import DegradedPart, ModelInfo, ServiceInfo, ServiceVersions
 from rollout_client.version import CONTRACT_VERSION
+from service.rollout_requests.episodes import version_of
 from service.rollouts.retries import with_timeout
-from service.settings import AdmissionSettings, RequestLimits
+
+if TYPE_CHECKING:
+    from service.rollout_requests.rollout_service import RolloutService
 
 NOT_LIMITS = {"model", "revision", "vocab_size", "max_model_len", "engine", "image_token_ids", "settings_hash"}
 """Fields of a `GeneratorDescription` that `ServiceInfo` has elsewhere, or that only requests and results need. The
 others say what one engine can do."""
 
 
-def service_info(
-    generator: GeneratorDescription,
-    tokenizer: TokenizerInfo,
-    limits: RequestLimits,
-    admission: AdmissionSettings,
-    policy_version: int | None,
-    tasks: Iterable[str],
-) -> ServiceInfo:
+def service_info(rollouts: "RolloutService") -> ServiceInfo:
+    """The description of the service, without what other rooms add."""
+    generator = rollouts.episode_factory.generator
     return ServiceInfo(
         model=ModelInfo(
             name=public_model_name(generator.model),
@@ -40,12 +36,12 @@ def service_info(
             vocab_size=generator.vocab_size,
             max_model_len=generator.max_model_len,
         ),
-        tokenizer=tokenizer,
+        tokenizer=rollouts.episode_factory.tokenizer.info,
         limits={
             "max_seq_len": generator.max_model_len,
             **{name: value for name, value in asdict(generator).items() if name not in NOT_LIMITS},
-            **limits.model_dump(),
-            "admission": admission.model_dump(),
+            **rollouts.limits.model_dump(),
+            "admission": rollouts.admission.settings.model_dump(),
         },
         versions=ServiceVersions(
             service=version_of("rollout-service"),
@@ -54,17 +50,9 @@ def service_info(
             ray=version_of("ray"),
             transformers=version_of("transformers"),
         ),
-        policy_version=policy_version,
-        tasks=sorted(tasks),
+        policy_version=rollouts.policy.version,
+        tasks=sorted(rollouts.environments),
     )
-
-
-def version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        # A source tree that was never installed has no metadata.
-        return "unknown"
 
 
 ANSWER_WITHIN_S = 5.0
@@ -72,26 +60,20 @@ StorePart = Literal["data", "policy", "jobs", "sessions", "images"]
 logger = logging.getLogger("rollout_service.readiness")
 
 
-_Answers = dict[str | None, RolloutFailure | None]
-"""The failure of each replica of one deployment, `None` for those that answered. The replica `None` stands for
-whichever was asked, where none is known."""
+class _Check(NamedTuple):
+    """One question, whether a deployment or one of its replicas serves."""
 
+    part: Literal["generator", "environment", StorePart]
+    answer: Awaitable[object]
+    task_name: str | None = None
+    replica: str | None = None
+    """`None` for whichever is asked, where none is known."""
 
-def _is_serving(answers: _Answers) -> bool:
-    return None in answers.values()
-
-
-def _degraded(
-    answers: _Answers, part: Literal["generator", "environment"], task_name: str | None = None
-) -> list[DegradedPart]:
-    failures = {replica: failure for replica, failure in answers.items() if failure is not None}
-    if not _is_serving(answers):
-        # One line for the whole deployment.
-        failures = {None: next(iter(failures.values()))}
-    return [
-        DegradedPart(part=part, task_name=task_name, replica_id=replica, reason=str(failure))
-        for replica, failure in failures.items()
-    ]
+    @property
+    def who(self) -> str:
+        of = {"generator": "generator", "environment": f"environment {self.task_name!r}"}
+        deployment = of.get(self.part, f"deployment {self.part.title()}")
+        return f"replica {self.replica} of the {deployment}" if self.replica else deployment
 
 
 class Readiness:
@@ -116,7 +98,7 @@ class Readiness:
         self._generator = generator
         self._environments = environments
         self._stores = stores
-        self._checking = SharedCall(self._check_all)
+        self._checking = SharedCalls(lambda _: self._check_all())
 
     async def check(self) -> list[DegradedPart]:
         """The parts that do not answer, although rollouts can be played.
@@ -128,36 +110,30 @@ class Readiness:
         return await self._checking.result()
 
     async def _check_all(self) -> list[DegradedPart]:
-        asked = (_check_replicas(f"environment {name!r}", asked) for name, asked in self._environments.items())
-        generator, stores, environments = await asyncio.gather(
-            _check_replicas("generator", self._generator),
-            asyncio.gather(
-                *(_failure_of_check(f"deployment {part.title()}", ask()) for part, ask in self._stores.items())
-            ),
-            asyncio.gather(*asked),
-        )
-        degraded = _degraded(generator, "generator")
-        if not _is_serving(generator):
-            raise RolloutFailure(degraded[0].reason)
-        for name, answers in zip(self._environments, environments, strict=True):
-            degraded += _degraded(answers, "environment", name)
-        if not any(map(_is_serving, environments)):
-            raise RolloutFailure(" ".join(part.reason for part in degraded if part.part == "environment"))
-        return degraded + [
-            DegradedPart(part=part, reason=str(failure))
-            for part, failure in zip(self._stores, stores, strict=True)
+        checks = _checks("generator", self._generator)
+        for name, environment in self._environments.items():
+            checks += _checks("environment", environment, name)
+        checks += [_Check(part, ask()) for part, ask in self._stores.items()]
+        failures = await asyncio.gather(*(_failure_of_check(check.who, check.answer) for check in checks))
+        serving = {check.part for check, failure in zip(checks, failures, strict=True) if failure is None}
+        degraded = [
+            DegradedPart(part=check.part, task_name=check.task_name, replica_id=check.replica, reason=str(failure))
+            for check, failure in zip(checks, failures, strict=True)
             if failure is not None
         ]
+        for part in ("generator", "environment"):
+            if part not in serving:
+                raise RolloutFailure(" ".join(lost.reason for lost in degraded if lost.part == part))
+        return degraded
 
 
-async def _check_replicas(who: str, asked: Generator | Environment) -> _Answers:
+def _checks(
+    part: Literal["generator", "environment"], asked: Generator | Environment, task_name: str | None = None
+) -> list[_Check]:
     replicas = asked.replicas()
     if not replicas:
-        return {None: await _failure_of_check(who, asked.describe())}
-    failures = await asyncio.gather(
-        *(_failure_of_check(f"replica {replica} of the {who}", asked.answer(replica)) for replica in replicas)
-    )
-    return dict(zip(replicas, failures, strict=True))
+        return [_Check(part, asked.describe(), task_name)]
+    return [_Check(part, asked.answer(replica), task_name, replica) for replica in replicas]
 
 
 async def _failure_of_check(who: str, answer: Awaitable[object]) -> RolloutFailure | None:

@@ -8,9 +8,8 @@ from itertools import chain
 
 from pydantic_core import to_json
 
-from deployments.data.reader import DataReader, DataRefused, within_bytes
-from deployments.protocols.generation import Environment
-from deployments.seeds import derived_seed
+from deployments.data.rows import DataReader, DataRefused, within_bytes
+from deployments.protocols.generation import Environment, derived_seed
 from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
@@ -19,7 +18,7 @@ from service.http.request_body import JSON
 from service.problems import invalid_request, unknown_task
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.parsing import rollouts_problem
-from service.rollout_requests.validation import DRAW_AT_MOST, draws_problem, keep_problems
+from service.rollout_requests.validation import keep_problems
 from service.settings import RequestLimits
 
 BEGIN = b'{"samples":['
@@ -83,7 +82,7 @@ class TaskSampler:
     async def _with_revision(self, drawn: SampleRange, field: str) -> SampleRange:
         revision = None
         if self.data is not None and drawn.task_name in self.tasks_with_data:
-            with refusals(field):
+            with _refusals(field):
                 revision = await self.data.revision(drawn)
         if drawn.revision is not None and drawn.revision != revision:
             message = (
@@ -118,10 +117,7 @@ class TaskSampler:
             lines = self._lines(wanted, limits.max_body_bytes - len(body), needs_all=True)
             if await self._add(body, lines, field, hold) < wanted.size:
                 message = f"the samples take more than {limits.max_body_bytes} bytes; ask for fewer"
-                at, value = f"{field}.count", wanted.count
-                if request.keep.where is not None:
-                    at, value = DRAW_AT_MOST, request.sample_count
-                raise invalid_request(FieldProblem(field=at, message=message, value=value))
+                raise invalid_request(FieldProblem(field=f"{field}.count", message=message, value=wanted.count))
         size = len(body)
         request.samples = (await parser.parse(_document(body, {}), JSON)).samples
         return size
@@ -132,9 +128,6 @@ class TaskSampler:
         wanted: Iterable[SampleRange] = given
         if request.keep.where is not None:
             wanted = drawn_ranges(given, request.sample_count)
-            if len(given) == 1 and given[0].task_name in self.tasks_with_data:
-                # Data have the same samples in one range; what an environment makes depends on where a range starts.
-                wanted = _joined_ranges(list(wanted))
         for place, drawn in enumerate(wanted):
             yield f"samples_from[{place % len(given)}]", drawn
 
@@ -146,12 +139,10 @@ class TaskSampler:
         ]
         most = limits.max_rollouts_per_request
         if request.keep.where is not None:
-            too_many = draws_problem(request, most)
             problems += keep_problems(request)
-        elif too_many := rollouts_problem(request.sample_count, request.num_generations, most):
-            too_many = too_many.model_copy(update={"field": "samples_from"})
-        if too_many is not None:
-            problems.append(too_many)
+        if too_many := rollouts_problem(request.sample_count, request.num_generations, most):
+            at = "samples_from" if request.keep.where is None else "keep.draw_at_most"
+            problems.append(too_many.model_copy(update={"field": at}))
         if problems:
             raise invalid_request(*problems)
 
@@ -164,7 +155,7 @@ class TaskSampler:
     ) -> int:
         """Adds samples to the document, whose JSON is not parsed. Returns how many."""
         count = 0
-        with refusals(field):
+        with _refusals(field):
             async with aclosing(lines) as parts:
                 async for part in parts:
                     hold(len(document) + len(part))
@@ -200,15 +191,8 @@ class TaskSampler:
         yield await asyncio.to_thread(lambda: b"".join(sample + b"\n" for sample in samples))
 
 
-def _joined_ranges(ranges: Sequence[SampleRange]) -> list[SampleRange]:
-    """One range of ranges that follow one another in the same data."""
-    without = [left_out for drawn in ranges for left_out in drawn.without]
-    count = ranges[-1].end - ranges[0].start
-    return [ranges[0].model_copy(update={"count": count, "without": without})]
-
-
 @contextmanager
-def refusals(field: str) -> Iterator[None]:
+def _refusals(field: str) -> Iterator[None]:
     """Raises `RequestProblem` (422) for `DataRefused` in the block; `field` is that of the range."""
     try:
         yield

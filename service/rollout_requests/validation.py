@@ -13,18 +13,13 @@ from pydantic import JsonValue
 from deployments.chat.chat_template import RENDERING_ARGUMENTS
 from deployments.protocols.generation import TIED_TOKENS
 from deployments.protocols.replicas import GeneratorDescription
-from rollout_client.contract.group_conditions import Bounds, Condition
 from rollout_client.contract.messages import Message
 from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.rollouts import DRAWN_PER_GROUP, Keep, RolloutRequest, SampleInput, SampleResult
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
 from rollout_client.contract.sessions import SessionRequest
-from service.problems import NON_FINITE, invalid_request, unknown_task, unknown_token
+from service.problems import invalid_request, unknown_task, unknown_token
 from service.rollout_requests.parsing import rollouts_problem
 from service.settings import RequestLimits
-
-JSON_FIELDS = ("extra_env_info", "tools", "chat_template_kwargs")
-"""Fields of a sample that hold any JSON."""
-DRAW_AT_MOST = "keep.draw_at_most"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,7 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
         message = f"a program plays {', '.join(sorted(played))}, and has no turns in lockstep; choose async"
         yield FieldProblem(field="schedule", message=message, value=request.schedule)
     for position, sample in enumerate(request.samples):
-        yield from sample_problems(f"samples[{position}]", sample, capabilities)
+        yield from _sample_problems(f"samples[{position}]", sample, capabilities)
 
 
 def refuse_large_echo(request: RolloutRequest, body_bytes: int, limits: RequestLimits) -> None:
@@ -87,131 +82,50 @@ def _size_problems(request: RolloutRequest, capabilities: Capabilities) -> Itera
 def keep_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
     keep, samples = request.keep, request.sample_count
     if (keep.per_group or 0) > request.num_generations:
-        yield FieldProblem(
-            field="keep.per_group",
-            message=f"a group has only {request.num_generations} rollouts; keep fewer or raise num_generations",
-            value=keep.per_group,
-        )
-    if keep.where is not None:
-        yield from _where_problems(request)
-        return
+        message = f"a group has only {request.num_generations} rollouts; keep fewer or raise num_generations"
+        yield FieldProblem(field="keep.per_group", message=message, value=keep.per_group)
     if (keep.groups or 0) > samples:
-        yield FieldProblem(
-            field="keep.groups",
-            message=f"there are only {samples} groups, one per sample; keep fewer",
-            value=keep.groups,
-        )
-    if keep.draw_at_most is not None:
-        message = "it bounds what keep.where draws, and there is no where; give one, or leave draw_at_most out"
-        yield FieldProblem(field=DRAW_AT_MOST, message=message, value=keep.draw_at_most)
-
-
-def draws_problem(request: RolloutRequest, max_rollouts: int) -> FieldProblem | None:
-    """The problem of a request that may draw more rollouts than a request may have, if it may."""
-    drawn, size = request.sample_count, request.num_generations
-    if drawn * size <= max_rollouts:
-        return None
-    by_default = "" if request.keep.draw_at_most else f", {DRAWN_PER_GROUP} for each of keep.groups by default,"
-    message = (
-        f"{drawn} samples{by_default} x {size} generations are more than {max_rollouts} rollouts; draw at most "
-        f"{max_rollouts // size}"
-    )
-    return FieldProblem(field=DRAW_AT_MOST, message=message, value=request.keep.draw_at_most)
-
-
-def _where_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
-    """The problems of a request that selects groups."""
-    keep = request.keep
+        message = f"there are only {samples} groups, one per sample; keep fewer, or draw more"
+        yield FieldProblem(field="keep.groups", message=message, value=keep.groups)
+    if keep.where is None:
+        return
     if keep.groups is None:
         message = "it is missing, and keep.where draws samples until so many groups are kept; send it"
         yield FieldProblem(field="keep.groups", message=message)
-    else:
-        yield from _draw_problems(request, keep, keep.groups)
     if request.schedule == "lockstep":
         message = "keep.where draws further groups while others play, which have no turns in lockstep; choose async"
         yield FieldProblem(field="schedule", message=message, value=request.schedule)
-    assert keep.where is not None
-    conditions = keep.where.conditions()
-    if not conditions:
-        message = 'it has no condition, so every group passes; give one, such as {"reward_std": {"gt": 0}}'
-        yield FieldProblem(field="keep.where", message=message)
-    for condition in conditions:
-        yield from _bounds_problems(
-            f"keep.where.{condition.path}", condition, keep.per_group or request.num_generations
-        )
-
-
-def _draw_problems(request: RolloutRequest, keep: Keep, groups: int) -> Iterator[FieldProblem]:
-    if keep.draw_at_most is not None and keep.draw_at_most < groups:
-        message = f"keep.groups asks for {groups} groups, one per sample; draw at least as many, or keep fewer"
-        yield FieldProblem(field=DRAW_AT_MOST, message=message, value=keep.draw_at_most)
-    if not request.samples_from and len(request.samples) < groups:
-        message = f"there are only {len(request.samples)} groups, one per sample; keep fewer, or send samples_from"
-        yield FieldProblem(field="keep.groups", message=message, value=groups)
-    if not request.samples_from and (keep.draw_at_most or 0) > len(request.samples):
-        message = f"there are only {len(request.samples)} samples; draw fewer, or send samples_from"
-        yield FieldProblem(field=DRAW_AT_MOST, message=message, value=keep.draw_at_most)
-
-
-def _bounds_problems(field: str, condition: Condition, group_size: int) -> Iterator[FieldProblem]:
-    bounds = condition.bounds
-    value = bounds.model_dump(exclude_none=True)
-    if not value:
-        yield FieldProblem(field=field, message="it has no bound; give one of gt, ge, lt, le", value=value)
-    for one, other in (("gt", "ge"), ("lt", "le")):
-        if one in value and other in value:
-            yield FieldProblem(field=field, message=f"{one} and {other} are both given; send one of them", value=value)
-    if is_empty(bounds, condition.statistic == "std"):
-        least = ", and a standard deviation is at least 0" if condition.statistic == "std" else ""
-        message = f"no number is within these bounds{least}; every group would be dropped"
-        yield FieldProblem(field=field, message=message, value=value)
-    elif condition.statistic == "std" and group_size == 1 and bounds.broken_by(0.0) is not None:
-        message = "groups of one rollout have no spread, so all would be dropped; raise num_generations and per_group"
-        yield FieldProblem(field=field, message=message, value=value)
-
-
-def is_empty(bounds: Bounds, is_at_least_0: bool) -> bool:
-    """Whether no number is within the bounds."""
-    lower = [bound for bound in (bounds.gt, bounds.ge, 0.0 if is_at_least_0 else None) if bound is not None]
-    upper = [bound for bound in (bounds.lt, bounds.le) if bound is not None]
-    if not (lower and upper):
-        return False
-    lowest, highest = max(lower), min(upper)
-    # Where both are one number, it is the only one that could pass.
-    return lowest > highest or (lowest == highest and bounds.broken_by(lowest) is not None)
 
 
 def include_problems(
     request: RolloutRequest | SessionRequest, generator: GeneratorDescription
 ) -> Iterator[FieldProblem]:
-    """Yields the problems of what is included, which the engines must have and the sampling must allow."""
+    """Checks that the engines and the sampling support the requested `include` columns."""
     most, sampling = generator.max_logprobs, request.sampling
+    highest = math.inf if most is None else most - TIED_TOKENS
     for place, name in enumerate(request.include):
         kind, _, count = name.partition(":")
-        field = f"include[{place}]"
+        message = ""
         if kind == "routed_experts" and not generator.returns_experts:
             message = (
                 "the engines do not return the experts of tokens; serve a mixture of experts with "
                 "enable_return_routed_experts: true under engine"
             )
-            yield FieldProblem(field=field, message=message, value=name)
         if kind == "top_logprobs" and most is not None and int(count) > most:
             message = f"the engines name at most {most} tokens; ask for fewer, or raise max_logprobs under engine"
-            yield FieldProblem(field=field, message=message, value=name)
         if kind in ("sampling_mask", "entropy"):
-            highest = None if most is None else most - TIED_TOKENS
             if sampling.greedy or not sampling.temperature:
                 message = "greedy decoding draws from no distribution; leave it out, or set sampling.temperature"
-                yield FieldProblem(field=field, message=message, value=name)
-            elif sampling.top_k < 1 or (highest is not None and sampling.top_k > highest):
-                bound = "at least 1" if highest is None else f"from 1 to {highest}"
+            elif not 1 <= sampling.top_k <= highest:
+                bound = "at least 1" if most is None else f"from 1 to {highest}"
                 message = (
                     f"it needs sampling.top_k {bound}: without a bound all tokens of the vocabulary could be sampled"
                 )
-                yield FieldProblem(field=field, message=message, value=name)
+        if message:
+            yield FieldProblem(field=f"include[{place}]", message=message, value=name)
 
 
-def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities) -> Iterator[FieldProblem]:
+def _sample_problems(field: str, sample: SampleInput, capabilities: Capabilities) -> Iterator[FieldProblem]:
     """Yields the problems of one sample; `field` is its path in the request."""
     if sample.task_name not in capabilities.task_names:
         yield unknown_task(f"{field}.task_name", sample.task_name, capabilities.task_names)
@@ -251,27 +165,21 @@ def further_field_problems(
     field: str, sample: SampleInput, result: type[SampleResult] = SampleResult
 ) -> Iterator[FieldProblem]:
     """Yields the problems of the fields that come back unchanged, in a `result`."""
-    further_fields = sample.model_extra or {}
-    own_fields = {name: getattr(sample, name) for name in JSON_FIELDS}
-    for name, value in (own_fields | further_fields).items():
-        if holds_non_finite(value):
-            yield FieldProblem(field=f"{field}.{name}", message=NON_FINITE)
-    for name in further_fields:
-        if name in result.model_fields:
-            yield FieldProblem(
-                field=f"{field}.{name}", message="this is a field of the result; give the further field another name"
-            )
+    for name in (sample.model_extra or {}).keys() & result.model_fields.keys():
+        message = "this is a field of the result; give the further field another name"
+        yield FieldProblem(field=f"{field}.{name}", message=message)
+    for name, value in (sample.model_extra or {}).items():
+        if not _is_finite(value):
+            message = "it holds a number beyond those of 64 bits, such as 1e999, which would come back as null"
+            yield FieldProblem(field=f"{field}.{name}", message=message)
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _template_problems(field: str, chat_template_kwargs: dict[str, JsonValue] | None) -> Iterator[FieldProblem]:
     for name in RENDERING_ARGUMENTS & (chat_template_kwargs or {}).keys():
         yield FieldProblem(field=f"{field}.{name}", message="the service sets this argument itself; leave it out")
-
-
-def holds_non_finite(value: JsonValue) -> bool:
-    """Whether NaN or infinity is anywhere in `value`."""
-    if isinstance(value, dict):
-        return any(map(holds_non_finite, value.values()))
-    if isinstance(value, list):
-        return any(map(holds_non_finite, value))
-    return isinstance(value, float) and not math.isfinite(value)

@@ -6,7 +6,7 @@ Guarantees, beside those of `Episode`: the message log is that of one branch of 
 a run that is repeated takes the place of the one before; a rollout whose run failed has no reward, unless its session
 had reached a limit: then that limit is how it ended, and it is judged like any other.
 
-The loop runs agents through the port `Agents`, which `RequestAgents` (`service/agents/runs.py`) implements.
+The loop runs agents through the port `Agents`, which `RequestAgents` (`service/agents/sessions.py`) implements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -187,7 +187,7 @@ class AgentEpisode(Episode):
             others = [branch for branch in self._branches if branch is not main]
             plain: list[Any] = [
                 {
-                    "message_log": list(map(plain_message, branch.message_log)),
+                    "message_log": list(map(_plain_message, branch.message_log)),
                     "shared_messages": branch.shared_messages,
                     **({} if branch.rewards is None else {"rewards": branch.rewards}),
                 }
@@ -216,8 +216,7 @@ class AgentEpisode(Episode):
         length, has_generated = 0, False
         for message in main.message_log:
             if message.generation_logprobs is not None:
-                self.metrics.add_generation(length, len(message.token_ids))
-                self.metrics.end_generation(message.finish_reason)
+                self.metrics.add_generation(length, len(message.token_ids), message.finish_reason)
                 spans = message.weight_versions or ()
                 self.versions.add(WeightSpan(span.version, span.start, span.end) for span in spans)
                 has_generated = True
@@ -227,7 +226,7 @@ class AgentEpisode(Episode):
         self.log.replace(main.message_log)
 
 
-def plain_message(message: Message) -> dict[str, Any]:
+def _plain_message(message: Message) -> dict[str, Any]:
     fields = set_fields(message)
     fields["token_ids"] = list(message.token_ids)
     if message.mm_ranges is not None:

@@ -159,7 +159,6 @@ class Episode:
             rollout_id=rollout_id,
             group=self.identity.group_id,
             request_id=self.identity.request_id,
-            token_timeout_s=limits.token_timeout_s,
             turn=turn,
             share=start.share,
             policy=start.bounds.policy,
@@ -189,9 +188,8 @@ class Episode:
         start = 0 if self.log.partial is None else len(self.log.partial.token_ids)
         self.log.add_response(generation, self._tokenizer)
         self.generations.append(PlayedGeneration.of(generation, len(self.log.added) - 1, start, self._stop_strings))
-        self.metrics.add_generation(length, tokens, goes_on)
-        self.metrics.add_tokens_of(generation.replica, tokens)
-        self.metrics.end_generation(self.log.added[-1].finish_reason)
+        finish_reason = self.log.added[-1].finish_reason
+        self.metrics.add_generation(length, tokens, finish_reason, goes_on, generation.replica)
         self.versions.add(generation.weight_versions)
         self.status = self._cut_off_by
 
@@ -238,9 +236,8 @@ class Episode:
         if not outcome.observations:
             return []
         response = self.log.added[-1]
-        *before, calls = (message.tool_calls or () for message in self.log)
         return self._tokenizer.observations(
-            outcome.observations, response.token_ids, self.start.chat, self.log.room, calls, sum(map(len, before))
+            outcome.observations, response.token_ids, self.start.chat, self.log.room, response.tool_calls or ()
         )
 
     def add_outcome(self, outcome: StepOutcome, observed: Sequence[TokenizedObservation] | None = None) -> None:

@@ -5,7 +5,7 @@ seed derived from the one above it.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -19,11 +19,11 @@ from deployments.protocols.generation import (
     IncludedColumns,
     RequestShare,
     SamplingOptions,
+    derived_seed,
     packed_ids,
 )
 from deployments.protocols.images import ImageSpan, image_spans
 from deployments.protocols.token_columns import RoutedExperts
-from deployments.seeds import derived_seed
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import SampleError, SampleStatus
 from service.rollouts.metrics import MetricCounts
@@ -121,16 +121,6 @@ class Prompt:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Echo:
-    """Parts of their sample that all results of a group repeat: the same objects."""
-
-    messages: tuple[Message, ...]
-    """The messages with which the log of every result begins."""
-    fields: Mapping[str, Any]
-    """By name. A result repeats a field if its value is this object, and not one that is equal to it."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServiceBuild:
     """The software that plays: all results of an ingress replica have the same."""
@@ -155,8 +145,6 @@ class EpisodeStart:
     share: RequestShare = UNNAMED_REQUEST
     include: IncludedColumns = NO_COLUMNS
     """Is the same object in all episodes of a request."""
-    echo: Echo | None = None
-    """Set for a group of more than one episode."""
     build: ServiceBuild = ServiceBuild()
     """Is the same object in all episodes."""
     keeps_states: bool = False
@@ -171,15 +159,13 @@ class EpisodeLimits:
 
     `max_seq_len` bounds the whole message log, `max_new_tokens` each generation (`None`: only `max_seq_len` does).
     `max_rollout_turns` bounds the turns, those of the message log that was posted included. `retries` bounds how many
-    calls of the episode are retried after a failure of the fleet. After `token_timeout_s` seconds without a new token a
-    generation is given up (`None`: never).
+    calls of the episode are retried after a failure of the fleet.
     """
 
     max_seq_len: int
     max_new_tokens: int | None
     max_rollout_turns: int
     retries: int = 0
-    token_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

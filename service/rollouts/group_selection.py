@@ -11,9 +11,9 @@ some are in flight; never more than `most_at_once`.
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from statistics import mean, pstdev
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from rollout_client.contract.group_conditions import Condition, GroupConditions, GroupCounts
 from rollout_client.contract.rollouts import Keep, SampleResult
@@ -22,14 +22,6 @@ from service.rollouts.metrics import STATUSES_WITH_FINAL_REWARD
 PRIOR_VERDICTS = 4
 """Groups that count as passed before any has ended, so that the first verdicts do not double what is in flight."""
 NOT_FULL = "not_full"
-
-
-class Decided(NamedTuple):
-    """A group that has been judged, with all before it."""
-
-    place: int
-    """That of its sample among those that are drawn, from 0."""
-    is_kept: bool
 
 
 class GroupSelection:
@@ -51,25 +43,21 @@ class GroupSelection:
         self._passed = 0
         self._verdicts: dict[int, str | None] = {}
         """By place, for groups that have ended and are not decided: why one is dropped, or `None` if it passes."""
-        self._decided = 0
+        self.decided = 0
+        """How many groups are decided: those of the first so many samples."""
         self._kept = 0
         self._dropped: Counter[str] = Counter()
 
     @property
     def is_done(self) -> bool:
         """Whether nothing that is drawn or in flight can change which groups are kept."""
-        return self._kept == self._groups or self._decided == self._most_drawn
-
-    @property
-    def decided(self) -> int:
-        """How many groups are decided: those of the first so many samples."""
-        return self._decided
+        return self._kept == self._groups or self.decided == self._most_drawn
 
     @property
     def counts(self) -> GroupCounts:
         """The counts for the answer."""
         return GroupCounts(
-            drawn=self._decided, kept=self._kept, dropped=dict(self._dropped), ahead=self._begun - self._decided
+            drawn=self.decided, kept=self._kept, dropped=dict(self._dropped), ahead=self._begun - self.decided
         )
 
     def draw(self, at_least: int = 0) -> range:
@@ -94,8 +82,10 @@ class GroupSelection:
         """Draws no group any more."""
         self._most_drawn = self._begun
 
-    def end(self, place: int, fault: str | None) -> list[Decided]:
+    def end(self, place: int, fault: str | None) -> list[tuple[int, bool]]:
         """Records that all rollouts of a group have ended. Returns the groups that are decided by it, in order.
+
+        Each is the place of its sample, and whether it is kept.
 
         Args:
             fault: why the group is dropped; `None` if it passes.
@@ -103,11 +93,11 @@ class GroupSelection:
         self._ended += 1
         self._passed += fault is None
         self._verdicts[place] = fault
-        decided = list[Decided]()
-        while self._decided in self._verdicts and not self.is_done:
-            fault = self._verdicts.pop(self._decided)
-            decided.append(Decided(self._decided, fault is None))
-            self._decided += 1
+        decided: list[tuple[int, bool]] = []
+        while self.decided in self._verdicts and not self.is_done:
+            fault = self._verdicts.pop(self.decided)
+            decided.append((self.decided, fault is None))
+            self.decided += 1
             if fault is None:
                 self._kept += 1
             else:
@@ -120,7 +110,7 @@ class GroupSelection:
             return range(0)
         passed = sorted(place for place, fault in self._verdicts.items() if fault is None)
         missing = self._groups - self._kept
-        return range(passed[missing - 1] + 1 if missing else self._decided, self._begun)
+        return range(passed[missing - 1] + 1 if missing else self.decided, self._begun)
 
 
 def fault_of(results: Sequence[SampleResult], where: GroupConditions, full: int) -> str | None:
@@ -177,11 +167,10 @@ class EarlyStopping(Generic[Rollout]):
     def add(self, group_of: Mapping[Rollout, int]) -> None:
         """Further groups run, with all their rollouts."""
         self._group_of.update(group_of)
-        added: dict[int, set[Rollout]] = {}
         for rollout, group in group_of.items():
-            added.setdefault(group, set()).add(rollout)
-        self._running.update(added)
-        self._still_needed |= {group: self._per_group or len(rollouts) for group, rollouts in added.items()}
+            self._running.setdefault(group, set()).add(rollout)
+        for group in set(group_of.values()):
+            self._still_needed[group] = self._per_group or len(self._running[group])
 
     def unneeded_after(self, ended: Rollout, succeeded: bool) -> Set[Rollout]:
         """The running rollouts that nobody needs, now that this one has ended. A rollout ends once: later calls for it
@@ -199,7 +188,5 @@ class EarlyStopping(Generic[Rollout]):
         if self._still_needed[group] > 0:
             return frozenset()
         self._full_groups += 1
-        return self._take_running(self._running if self._full_groups == self._groups_needed else (group,))
-
-    def _take_running(self, groups: Iterable[int]) -> Set[Rollout]:
-        return {rollout for group in tuple(groups) for rollout in self._running.pop(group, ())}
+        unneeded = list(self._running) if self._full_groups == self._groups_needed else [group]
+        return {rollout for group in unneeded for rollout in self._running.pop(group, ())}

@@ -22,7 +22,7 @@ from service.rollouts.agent_episode import AgentEpisode, Agents
 from service.rollouts.episode import CutOff, Episode
 from service.rollouts.episode_records import PlayedStep
 from service.rollouts.group_selection import EarlyStopping
-from service.rollouts.images import ImageReader
+from service.rollouts.messages import ImageReader
 from service.rollouts.pacing import LoopPacer, PacedWork, Schedule
 from service.rollouts.progress import UNOBSERVED, ProgressLog, RolloutObserver, traced
 from service.rollouts.retries import with_retries
@@ -56,7 +56,7 @@ class RolloutContext:
     """`None` where no model sees."""
 
 
-async def play_turn(episode: Episode, context: RolloutContext) -> None:
+async def _play_turn(episode: Episode, context: RolloutContext) -> None:
     """Plays one generation and one environment step.
 
     A message log that was posted may end with a generation that was not stepped: its first turn is the step alone. A
@@ -71,7 +71,7 @@ async def play_turn(episode: Episode, context: RolloutContext) -> None:
     await context.schedule.wait_for_phase()
     if not begins_with_the_step:
         await _play_generation(episode, context)
-    await parse_response(episode, context)
+    await _parse_response(episode, context)
     if not episode.done:
         await context.schedule.wait_for_phase()
         await _play_step(episode, context)
@@ -114,7 +114,7 @@ async def _generate_part(episode: Episode, context: RolloutContext) -> None:
         raise generation.failure
 
 
-async def parse_response(episode: Episode, context: RolloutContext) -> None:
+async def _parse_response(episode: Episode, context: RolloutContext) -> None:
     """Parses calls and reasoning out of the response that is stepped next. An unreadable response fails no sample."""
     if context.response_parser is None or (response := episode.response_to_parse()) is None:
         return
@@ -168,13 +168,13 @@ async def _play_turns(episode: Episode, context: RolloutContext) -> None:
     """Plays until the episode is done, and notes each turn that has ended."""
     while not episode.done:
         with context.observer.during("turn", episode):
-            await play_turn(episode, context)
+            await _play_turn(episode, context)
         # A journal holds turns. A rollout of an agent that it would have to take up is played anew.
         if context.progress is not None and not isinstance(episode, AgentEpisode):
             await context.progress.turn_ended(episode)
 
 
-async def play_sample(episode: Episode, context: RolloutContext) -> Episode:
+async def _play_sample(episode: Episode, context: RolloutContext) -> Episode:
     """Plays until the episode is done. Whatever exception is raised becomes the episode's error."""
     episode.began_at = time()
     try:
@@ -282,7 +282,7 @@ class RunningEpisodes:
 
     async def _play(self, episode: Episode) -> None:
         try:
-            await play_sample(episode, self._context)
+            await _play_sample(episode, self._context)
         except asyncio.CancelledError as error:
             if not episode.was_cut_off:
                 # A deployment call cancelled itself: the sample must not be lost.
@@ -358,7 +358,7 @@ class RunningEpisodes:
             episode.cut_off(status)
         self._cancelling.add(self._cancel, unfinished)
         # Those that have ended may be referenced here alone: freeing thousands of them takes long.
-        self._dropping.add(drop, episodes)
+        self._dropping.add(_drop, episodes)
 
     def _cancel(self, episode: Episode) -> None:
         if task := self._tasks.get(episode):
@@ -381,17 +381,17 @@ class RunningEpisodes:
         await self._checking.finish()
         await self._interrupting.finish()
         await self._cancelling.finish()
-        self._dropping.add(drop, taken_out(self.ended))
+        self._dropping.add(_drop, _taken_out(self.ended))
         await self._dropping.finish()
         while self._tasks:
             await asyncio.wait([next(iter(self._tasks.values()))])
 
 
-def taken_out(queue: asyncio.Queue[Episode]) -> Iterator[Episode]:
+def _taken_out(queue: asyncio.Queue[Episode]) -> Iterator[Episode]:
     """Empties the queue."""
     while not queue.empty():
         yield queue.get_nowait()
 
 
-def drop(_: Episode) -> None:
+def _drop(_: Episode) -> None:
     """Its caller drops the last reference."""

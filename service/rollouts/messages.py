@@ -1,4 +1,4 @@
-"""The messages that an episode adds to its log: responses and observations. No I/O.
+"""The messages that an episode adds to its log: responses and observations, and the tokens of their images.
 
 A response is made from one generation, or from the parts of one that was interrupted, and has what was parsed out of
 it. An observation has the tokens that it got.
@@ -12,7 +12,9 @@ a stop string, so no occurrence begins in T and ends after it. T holds no whole 
 ended the generation there. Hence every occurrence begins after T, where the next generation sees all of it.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
@@ -24,9 +26,11 @@ from deployments.protocols.chat import (
     TokenizedObservation,
     fields_of,
 )
-from deployments.protocols.generation import Generation, packed_ids, packed_logprobs
+from deployments.protocols.generation import Generation, Generator, packed_ids, packed_logprobs
+from deployments.protocols.images import ImageTokens
 from deployments.protocols.token_columns import EXPERTS, first_rows, joined_columns, rows_between
 from deployments.protocols.weight_versions import joined_spans
+from deployments.rpc.background_tasks import SharedCalls
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, WeightVersionSpan
 from rollout_env import ChatMessage
@@ -40,7 +44,7 @@ OF_WHOLE = frozenset({"reward", "tool_calls", "reasoning_content", "parsed_conte
 Pieces = Sequence[str | None]
 
 
-def tokens_to_keep(length: int, stop_strings: Sequence[str], pieces_from: Callable[[int], Pieces]) -> int:
+def _tokens_to_keep(length: int, stop_strings: Sequence[str], pieces_from: Callable[[int], Pieces]) -> int:
     """How many of the first tokens of an interrupted generation can stay.
 
     Args:
@@ -66,36 +70,29 @@ def _last_closed_end(pieces: Pieces, stop_strings: Sequence[str], hidden: int) -
     Ends within the first `hidden` characters do not count. `None` if there is no such end but that of no piece.
     """
     text = "".join(piece or "" for piece in pieces)
-    open_matches = [open_match_lengths(text, stop_string) for stop_string in stop_strings]
+    are_open = [_open_ends(text, stop_string) for stop_string in stop_strings]
     ends = list(accumulate((len(piece or "") for piece in pieces), initial=0))
     for kept in range(len(pieces), 0, -1):
         end = ends[kept]
         is_whole = pieces[kept - 1] is not None
-        if is_whole and end >= hidden and not any(lengths[end] for lengths in open_matches):
+        if is_whole and end >= hidden and not any(is_open[end] for is_open in are_open):
             return kept
     return None
 
 
-def open_match_lengths(text: str, stop_string: str) -> list[int]:
-    """At index i: how many characters at the end of `text[:i]` are a beginning of `stop_string`, at most and not all.
+def _open_ends(text: str, stop_string: str) -> list[bool]:
+    """Whether `text[:i]` ends with a beginning of the stop string that is not all of it, for each i from 0 on.
 
-    The algorithm of Knuth, Morris and Pratt: linear in both lengths.
+    The algorithm of Knuth, Morris and Pratt: linear in both lengths, because callers choose both.
     """
-    borders = [0]
-    for character in stop_string[1:]:
-        borders.append(_longer_match(stop_string, borders, borders[-1], character))
-    lengths = [0]
-    for character in text:
-        matched = _longer_match(stop_string, borders, lengths[-1], character)
-        lengths.append(borders[-1] if matched == len(stop_string) else matched)
-    return lengths
-
-
-def _longer_match(stop_string: str, borders: Sequence[int], matched: int, character: str) -> int:
-    """The longest match after one more character, given the longest one before it, which is proper."""
-    while matched and stop_string[matched] != character:
-        matched = borders[matched - 1]
-    return matched + (stop_string[matched] == character)
+    size, matched = len(stop_string), [0]
+    # `None` is no character: no match goes on from the stop string into the text.
+    for character in (*stop_string[1:], None, *text):
+        length = matched[-1]
+        while length and (length == size or stop_string[length] != character):
+            length = matched[length - 1]
+        matched.append(length + (stop_string[length] == character))
+    return [0 < length < size or (length == size and matched[size - 1] > 0) for length in matched[size:]]
 
 
 def response_of(generation: Generation, tokenizer: ChatTokenizer) -> Message:
@@ -150,7 +147,7 @@ def _closed_length(
         context = [*before[-CONTEXT_TOKENS:], *token_ids[max(first - CONTEXT_TOKENS, 0) : first]]
         return tokenizer.pieces(token_ids[first:], context[-CONTEXT_TOKENS:])
 
-    return tokens_to_keep(len(token_ids), stop_strings, pieces_from)
+    return _tokens_to_keep(len(token_ids), stop_strings, pieces_from)
 
 
 def without_open_stop_string(
@@ -239,3 +236,35 @@ def observation_message(message: ChatMessage, tokens: TokenizedObservation) -> M
     """The message with the tokens that it got, and the text that they cover."""
     fields = fields_of(message, packed_ids(tokens.token_ids), tokens.mm_ranges)
     return Message.model_construct(**fields | {"content": tokens.content})
+
+
+MOST_KNOWN = 2**14
+"""An image has some hundred to some thousand tokens, of 4 bytes each."""
+
+
+class ImageReader:
+    """Asks an engine once for the tokens of each image. All requests of an event loop share it."""
+
+    def __init__(self, generator: Generator, most_known: int = MOST_KNOWN) -> None:
+        self._generator = generator
+        self._most_known = most_known
+        self._known: OrderedDict[str, ImageTokens] = OrderedDict()
+        self._asked = SharedCalls(self._ask)
+
+    async def learn(self, names: Iterable[str], into: dict[str, ImageTokens]) -> None:
+        """Adds the tokens of these images to `into`, where they are missing. Raises what `image_tokens` raises."""
+        missing = [name for name in dict.fromkeys(names) if name not in into]
+        into.update(zip(missing, await asyncio.gather(*map(self._tokens, missing)), strict=True))
+
+    async def _tokens(self, name: str) -> ImageTokens:
+        if (known := self._known.get(name)) is not None:
+            self._known.move_to_end(name)
+            return known
+        return await self._asked.result(name)
+
+    async def _ask(self, name: str) -> ImageTokens:
+        [tokens] = await self._generator.image_tokens([name])
+        self._known[name] = tokens
+        if len(self._known) > self._most_known:
+            self._known.popitem(last=False)
+        return tokens

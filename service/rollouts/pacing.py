@@ -4,23 +4,18 @@ When one message brings the results of thousands of generations, all their episo
 nothing else would run for a second.
 
 A schedule says when the samples of a request may begin their next phase, each on its own or all together. A phase is a
-generation or an environment step. A new schedule implements `Schedule`.
+generation or an environment step.
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 Item = TypeVar("Item")
 EPISODES_PER_ITERATION = 64
 """Half a turn of an episode takes about 0.1 ms: an iteration with this many takes about 6 ms. Fewer would make the
 batches of calls, which are made once per iteration, smaller than an engine can use."""
-FEWEST_EPISODES_PER_ITERATION = 16
-LONGEST_ITERATION_S = 0.015
-"""Processor time of the thread. An iteration that took longer, on a busy machine or because each turn renders a long
-conversation, is followed by ones with half as many episodes."""
 TOKENS_PER_EPISODE = 1024
 """Tokens that take as long to decode and to copy as the rest of half a turn."""
 
@@ -28,23 +23,13 @@ TOKENS_PER_EPISODE = 1024
 class LoopPacer:
     """Lets at most `per_iteration` episodes go on in one iteration of the event loop; the others wait in order.
 
-    After a long iteration it lets half as many go on, down to `fewest`, and one more again after each short one. An
-    episode with many new tokens counts for several. One pacer serves all requests of an event loop. It adds no delay
-    while fewer go on.
+    An episode with many new tokens counts for several. One pacer serves all requests of an event loop. It adds no
+    delay while fewer go on.
     """
 
-    def __init__(
-        self,
-        per_iteration: int = EPISODES_PER_ITERATION,
-        fewest: int = FEWEST_EPISODES_PER_ITERATION,
-        processor_time: Callable[[], float] = time.thread_time,
-    ) -> None:
-        self._most = self._per_iteration = per_iteration
-        self._fewest = min(per_iteration, fewest)
-        self._processor_time = processor_time
+    def __init__(self, per_iteration: int = EPISODES_PER_ITERATION) -> None:
+        self._per_iteration = per_iteration
         self._is_counting = False
-        self._began_at = 0.0
-        """When the iteration began, in seconds of processor time."""
         self._used = 0
         """Shares of the episodes that have gone on in this iteration."""
         self._used_of_next = 0
@@ -63,7 +48,6 @@ class LoopPacer:
         loop = asyncio.get_running_loop()
         if not self._is_counting:
             self._is_counting = True
-            self._began_at = self._processor_time()
             loop.call_soon(self._begin_iteration)
         if self._used < self._per_iteration and not self._waiting:
             self._used += share
@@ -78,7 +62,6 @@ class LoopPacer:
 
     def _begin_iteration(self) -> None:
         """Runs right after the episodes that the call before has woken."""
-        self._adapt()
         self._used, self._used_of_next = self._used_of_next, 0
         while self._waiting and self._used_of_next < self._per_iteration:
             turn, share = self._waiting.popleft()
@@ -89,14 +72,6 @@ class LoopPacer:
         self._is_counting = self._used + self._used_of_next > 0
         if self._is_counting:
             asyncio.get_running_loop().call_soon(self._begin_iteration)
-
-    def _adapt(self) -> None:
-        now = self._processor_time()
-        if now - self._began_at > LONGEST_ITERATION_S:
-            self._per_iteration = max(self._fewest, self._per_iteration // 2)
-        else:
-            self._per_iteration = min(self._most, self._per_iteration + 1)
-        self._began_at = now
 
 
 class PacedWork(Generic[Item]):
@@ -136,38 +111,20 @@ class PacedWork(Generic[Item]):
             do(item)
 
 
-class Schedule(Protocol):
-    """One schedule serves one request."""
+class Schedule:
+    """When the samples of one request may begin their next phase: here each on its own."""
 
-    in_lockstep: ClassVar[bool]
+    in_lockstep: ClassVar[bool] = False
     """Whether the steps of one turn of the request belong together."""
 
     def add_sample(self) -> None:
         """Called once for each sample, before any of them waits for a phase."""
-        ...
 
     async def wait_for_phase(self) -> None:
         """Returns when the calling sample may begin its next phase."""
-        ...
 
     def remove_sample(self) -> None:
         """Called once for each sample, after it has ended or was cancelled."""
-        ...
-
-
-class AsyncSchedule(Schedule):
-    """No sample waits for another."""
-
-    in_lockstep = False
-
-    def add_sample(self) -> None:
-        pass
-
-    async def wait_for_phase(self) -> None:
-        pass
-
-    def remove_sample(self) -> None:
-        pass
 
 
 class LockstepSchedule(Schedule):

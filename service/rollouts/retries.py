@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class _Retry:
     """A call that was made again, or a rollout that was played anew."""
 
     at: float
@@ -44,12 +44,12 @@ class RetryBudget:
     log_fields: Mapping[str, Any]
     """The `extra` of the log record of a retry: for what the calls are made."""
     left: int
-    noted: list[Retry] = field(default_factory=list)
+    noted: list[_Retry] = field(default_factory=list)
     """The last retries, in order; those of an earlier process are not known."""
 
     def note(self, failure: RolloutFailure) -> None:
         """Remembers a retry after this failure."""
-        self.noted.append(Retry(time.time(), failure.kind, str(failure)[:LONGEST_NOTE]))
+        self.noted.append(_Retry(time.time(), failure.kind, str(failure)[:LONGEST_NOTE]))
         del self.noted[:-MOST_NOTED]
 
     def take(self) -> bool:

@@ -19,12 +19,10 @@ DrawGroups = Callable[[range], Awaitable[Sequence[Episode]]]
 """Makes the episodes of the groups at these places."""
 
 
-class _EndedEpisode(NamedTuple):
-    episode: Episode
-    result: SampleResult
+_EndedEpisode = tuple[Episode, SampleResult]
 
 
-class JudgedGroup(NamedTuple):
+class _JudgedGroup(NamedTuple):
     """A group that is decided, with all before it."""
 
     place: int
@@ -49,7 +47,7 @@ async def play_selected_groups(
     context: RolloutContext,
     note_end: Callable[[Episode, SampleResult], None],
     deadline_s: float | None = None,
-) -> AsyncGenerator[JudgedGroup, None]:
+) -> AsyncGenerator[_JudgedGroup, None]:
     """Plays the groups of `first` and those that are drawn, and yields each when it is decided, in order.
 
     Nothing is started before the first iteration. Closing the generator cancels what runs.
@@ -58,7 +56,7 @@ async def play_selected_groups(
         note_end: called with each episode that has ended. What it raises ends the request.
         deadline_s: seconds after which the rollouts that run end as `deadline`, and nothing is drawn any more.
     """
-    judged: asyncio.Queue[JudgedGroup | None] = asyncio.Queue()
+    judged: asyncio.Queue[_JudgedGroup | None] = asyncio.Queue()
     selecting = _SelectingGroups(first, groups, context, note_end, judged)
     if deadline_s is not None:
         selecting.running.cut_off_after(deadline_s)
@@ -83,7 +81,7 @@ class _SelectingGroups:
         groups: GroupsToSelect,
         context: RolloutContext,
         note_end: Callable[[Episode, SampleResult], None],
-        judged: "asyncio.Queue[JudgedGroup | None]",
+        judged: "asyncio.Queue[_JudgedGroup | None]",
     ) -> None:
         self._groups = groups
         self._note_end = note_end
@@ -136,7 +134,7 @@ class _SelectingGroups:
     def _end(self, episode: Episode) -> None:
         place, result = episode.identity.group, episode.result()
         self._note_end(episode, result)
-        self._ended[place].append(_EndedEpisode(episode, result))
+        self._ended[place].append((episode, result))
         self._in_flight[place].discard(episode)
         if self._in_flight[place]:
             return
@@ -144,10 +142,10 @@ class _SelectingGroups:
         selection = self._groups.selection
         if self.running.is_over:
             selection.stop_drawing()
-        fault = self._groups.fault_of([ended.result for ended in self._ended[place]])
-        for decided in selection.end(place, fault):
-            rollouts = sorted(self._ended.pop(decided.place), key=lambda ended: ended.episode.identity.position)
-            self._judged.put_nowait(JudgedGroup(decided.place, decided.is_kept, rollouts))
+        fault = self._groups.fault_of([ended for _, ended in self._ended[place]])
+        for decided, is_kept in selection.end(place, fault):
+            rollouts = sorted(self._ended.pop(decided), key=lambda ended: ended[0].identity.position)
+            self._judged.put_nowait(_JudgedGroup(decided, is_kept, rollouts))
         for unneeded in selection.unneeded():
             self.running.cut_off(self._in_flight.get(unneeded, ()), "cancelled")
 

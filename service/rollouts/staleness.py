@@ -81,28 +81,20 @@ class VersionBounds:
 class RolloutVersions:
     """The versions that generated the tokens of one rollout, those of the message log that was posted included."""
 
-    __slots__ = ("_at_end", "_bounds", "_oldest", "_oldest_under_way")
+    __slots__ = ("_oldest", "_oldest_under_way", "at_end", "bounds")
 
     def __init__(self, bounds: VersionBounds, oldest: int | None = None) -> None:
         """Begins with `oldest`, the oldest version that generated a token of the posted message log."""
-        self._bounds = bounds
+        self.bounds = bounds
         self._oldest = oldest
         self._oldest_under_way: int | None = None
         """No token of the generation under way is of an older version; `None` while that is not known."""
-        self._at_end: int | None = None
-
-    @property
-    def bounds(self) -> VersionBounds:
-        return self._bounds
+        self.at_end: int | None = None
+        """The staleness at the end of the rollout; `None` without tokens, or if it is not known."""
 
     @property
     def is_stale(self) -> bool:
-        return self._bounds.max_staleness is not None and not self._bounds.allows(self._oldest)
-
-    @property
-    def at_end(self) -> int | None:
-        """The staleness at the end of the rollout; `None` without tokens, or if it is not known."""
-        return self._at_end
+        return not self.bounds.allows(self._oldest)
 
     def begin_generation(self) -> None:
         """Records that a generation begins, of whose tokens nothing is known.
@@ -111,9 +103,9 @@ class RolloutVersions:
             VersionReplaced: the version that must generate them is not current any more.
             PolicyDropped: the policy that must generate them has no version any more.
         """
-        refuse_dropped(self._bounds.policy, self._bounds.is_dropped)
+        refuse_dropped(self.bounds.policy, self.bounds.is_dropped)
         self._oldest_under_way = None
-        demanded, current = self._bounds.version, self._bounds.current
+        demanded, current = self.bounds.version, self.bounds.current
         if demanded is not None and current is not None and current > demanded:
             raise VersionReplaced(
                 f"Version {demanded} must generate every token of the rollout, and version {current} took its place "
@@ -128,12 +120,12 @@ class RolloutVersions:
         Raises:
             GenerationLost: a version is demanded, and the engine does not say which one has generated the tokens.
         """
-        if self._bounds.version is None:
+        if self.bounds.version is None:
             return generation
         if generation.token_ids and not generation.weight_versions:
             raise GenerationLost("The engine did not say which version of the weights has generated its tokens.")
-        demanded = label_of(self._bounds.policy, self._bounds.version)
-        kept = tokens_of_version(generation.weight_versions, demanded)
+        demanded = label_of(self.bounds.policy, self.bounds.version)
+        kept = _tokens_of_version(generation.weight_versions, demanded)
         return generation if kept >= len(generation.token_ids) else first_tokens(generation, kept)
 
     def add(self, spans: Iterable[WeightSpan]) -> None:
@@ -153,7 +145,7 @@ class RolloutVersions:
             before: the version that was current before.
             is_at_replica: whether a generation is at a replica, none of which has an older version than `before`.
         """
-        bounds = self._bounds
+        bounds = self.bounds
         if bounds.version is not None and bounds.current is not None and bounds.current > bounds.version:
             return True
         if not is_at_replica:
@@ -165,16 +157,16 @@ class RolloutVersions:
     def restore(self, spans: Iterable[WeightVersionSpan], at_end: int | None) -> None:
         """Tokens of these versions belong to the rollout, which ended before with this staleness if it has ended."""
         self.add(WeightSpan(span.version, span.start, span.end) for span in spans)
-        self._at_end = at_end
+        self.at_end = at_end
 
     def note_end(self) -> None:
         """Records the end of the rollout."""
-        if self._at_end is None and self._oldest is not None and self._bounds.current is not None:
+        if self.at_end is None and self._oldest is not None and self.bounds.current is not None:
             # Replicas have a version shortly before it is called current.
-            self._at_end = max(self._bounds.current - self._oldest, 0)
+            self.at_end = max(self.bounds.current - self._oldest, 0)
 
 
-def tokens_of_version(spans: Iterable[WeightSpan], version: str) -> int:
+def _tokens_of_version(spans: Iterable[WeightSpan], version: str) -> int:
     """How many tokens this version has generated, from the first token of a generation on."""
     tokens = 0
     for span in spans:

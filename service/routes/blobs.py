@@ -8,18 +8,17 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
-from deployments.images.failures import ImagesFull, ImagesNotConfigured, ImageUnknown
+from deployments.images.book import ImagesFull, ImagesNotConfigured, ImageUnknown
 from rollout_client.contract.blobs import BlobInfo
 from rollout_client.contract.messages import IMAGE_NAME
-from service.http.authorization import AuthorizedCaller, needs
-from service.http.openapi import BINARY, content, limited, refusals
+from service.http.openapi import BINARY, AuthorizedCaller, content, limited, needs, refusals
 from service.http.request_body import OCTETS, media_type_of, read_body
 from service.problems import unsupported_media_type
 from service.rollout_requests.result_encoding import JSON, json_of
 from service.routes.dependencies import Admitted, Images
 
 IMAGE = "image/"
-TYPES = ("image/png", "image/jpeg", "image/webp")
+TYPES = ("image/png", "image/jpeg")
 ADVICE = "send a smaller image, or raise images.max_image_bytes in the service's config"
 FILE = {media_type: content(BINARY) for media_type in TYPES}
 HEADERS = {
@@ -45,7 +44,7 @@ router = APIRouter(prefix="/blobs", tags=["blobs"], responses=refusals(ImagesNot
     openapi_extra={"requestBody": {"required": True, "content": FILE}},
 )
 async def _upload_blob(request: Request, images: Images, admitted: Admitted, caller: AuthorizedCaller) -> Response:
-    """Keeps a PNG, JPEG or WebP file, for messages that name it: `{"type": "image", "image": "sha256:..."}`.
+    """Keeps a PNG or JPEG file, for messages that name it: `{"type": "image", "image": "sha256:..."}`.
 
     The body is the file. Sent again it has the same name, and is kept for the whole time from then on.
     """
@@ -68,16 +67,3 @@ async def _blob(name: BlobName, images: Images, caller: AuthorizedCaller) -> Res
     """The file as it was uploaded, or as an environment has shown it. Reading it is a use."""
     data, media_type = await images.download(name, caller)
     return Response(data, headers=HEADERS, media_type=media_type)
-
-
-@router.head(
-    "/{name}",
-    response_class=Response,
-    **needs("rollout"),
-    summary="Ask for an image",
-    responses={200: {"description": "It is kept"}, **refusals(ImageUnknown)},
-)
-async def _blob_headers(name: BlobName, images: Images, caller: AuthorizedCaller) -> Response:
-    """The headers of `GET`, without the file. Asking for it is a use."""
-    data, media_type = await images.download(name, caller)
-    return Response(headers={**HEADERS, "Content-Length": str(len(data))}, media_type=media_type)

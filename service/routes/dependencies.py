@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 
-from deployments.images.failures import ImagesNotConfigured
-from deployments.rollout_records.failures import records_not_configured
-from deployments.sessions.failures import SessionsNotConfigured
+from deployments.images.book import ImagesNotConfigured
+from deployments.rollout_records.book import records_not_configured
+from deployments.sessions.records import SessionsNotConfigured
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.agents.sessions import AgentSessions
-from service.http.authorization import AuthorizedCaller
 from service.http.middlewares import request_id_of
+from service.http.openapi import AuthorizedCaller
 from service.http.request_body import stated_length
 from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
@@ -63,11 +63,11 @@ _NO_IMAGES = partial(
 )
 
 
-async def request_id(request: Request) -> str:
+async def _request_id(request: Request) -> str:
     return request_id_of(request)
 
 
-async def admitted(request: Request, caller: AuthorizedCaller) -> AsyncGenerator[AdmittedRequest]:
+async def _admitted(request: Request, caller: AuthorizedCaller) -> AsyncGenerator[AdmittedRequest]:
     """See `held_request`. FastAPI resumes this when the response has been sent or broke."""
     with held_request(request, caller) as held:
         yield held
@@ -89,7 +89,7 @@ def held_request(request: Request, caller: Caller, is_of_rollout: bool = False) 
 
 
 Rollouts = Annotated[RolloutService, _part(attrgetter("rollouts"))]
-Admitted = Annotated[AdmittedRequest, Depends(admitted)]
+Admitted = Annotated[AdmittedRequest, Depends(_admitted)]
 Store = Annotated["PolicyStore", _part(attrgetter("rollouts.policy.store"))]
 Jobs = Annotated[JobRunner, _part(lambda services: required(services.jobs))]
 OptionalJobs = Annotated[JobRunner | None, _part(attrgetter("jobs"))]
@@ -99,4 +99,4 @@ Sessions = Annotated[AgentSessions, _part(attrgetter("sessions"), _NO_SESSIONS)]
 Images = Annotated[RequestImages, _part(attrgetter("images"), _NO_IMAGES)]
 Records = Annotated[RolloutRecorder, _part(attrgetter("records"), records_not_configured)]
 Reports = Annotated[TrainerReports, _part(attrgetter("reports"), records_not_configured)]
-RequestId = Annotated[str, Depends(request_id)]
+RequestId = Annotated[str, Depends(_request_id)]

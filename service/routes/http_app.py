@@ -10,12 +10,10 @@ from service.routes import (
     jobs,
     model_server,
     policy,
-    replay,
     rollout,
     rollout_records,
     score,
     sessions,
-    sglang,
     status,
     tinker,
 )
@@ -25,13 +23,11 @@ from service.ui import routes as ui
 ROUTERS = (
     rollout.router,
     rollout_records.router,
-    replay.router,
-    rollout_records.mismatch_router,
+    rollout_records.unprefixed_router,
     jobs.router,
     score.router,
     blobs.router,
     model_server.router,
-    sglang.router,
     sessions.router,
     status.tasks_router,
     status.info_router,
@@ -45,7 +41,8 @@ API_VERSION = "1"
 DESCRIPTION = """Plays prompts against environments with the current policy, for reinforcement learning.
 
 - Every path also exists without the prefix `/v1`, with the same meaning.
-- Every response has the header `X-Request-ID`: the caller's own, or a new one.
+- Every response has the header `X-Request-ID`, which every log line about it has too: the caller's own, or a new one.
+- A response with status 429 or 503 has the header `Retry-After`: seconds to wait before trying again.
 - Every response has the header `X-Rollout-Contract`: the version of these types.
 - Where the service asks for keys, a request carries `Authorization: Bearer KEY`, and the key has the route's scope.
 - An error of a whole request is a problem document (RFC 9457, `application/problem+json`) that names the field, its

@@ -6,58 +6,48 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from deployments.jobs.failures import (
+from deployments.jobs.records import (
     EventsAcknowledged,
     EventUnknown,
+    JobRecord,
     JobsFull,
     JobsNotConfigured,
     JobUnknown,
     KeyReused,
     NoDataSet,
 )
-from deployments.jobs.records import JobRecord
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured
+from deployments.rollout_records.book import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
-from rollout_client.contract.rollouts import RolloutRequest, Sampling
-from rollout_client.contract.sample_ranges import PlaceRange, SampleRange
-from service.http.authorization import AuthorizedCaller, needs
-from service.http.examples import FORKED, REQUEST_ID, SAMPLE
+from rollout_client.contract.messages import PromptMessage
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
 from service.http.openapi import (
     BINARY,
+    AuthorizedCaller,
     content,
     header_parameter,
     json_content,
     json_request,
-    json_response,
     limited,
+    needs,
     refusals,
     schema_of,
 )
 from service.http.request_body import read_json_body
 from service.http.streaming import PERIOD_S, with_heartbeats
-from service.jobs.cursor import cursor_of
-from service.jobs.events import job_event_lines, pages_of
+from service.jobs.codec import cursor_of
+from service.jobs.events import events_after, job_event_lines
 from service.jobs.submission import heartbeat_s, required_key, submitted
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of
 from service.routes.dependencies import Admitted, Jobs, OptionalJobs, RequestId, Rollouts
 
 MOST_BYTES_OF_AN_ACKNOWLEDGEMENT = 1024
 JobId = Annotated[str, Path(description="The `job_id` that `POST /jobs` has answered.")]
-JOB_STATUS = JobStatus(
-    job_id="5f2b8c1e9d3a4c70b6e1f0a2d4c8e6b3",
-    state="running",
-    request_id=REQUEST_ID,
-    created_at=1764000000.0,
-    last_event=3,
-    acknowledged=2,
-    idempotency_key="step-17",
-)
-JOB_CURSOR = JobCursor(
-    job_id=JOB_STATUS.job_id,
-    event=2,
-    samples_from=[SampleRange(task_name="math", start=512, count=64, without=[PlaceRange(start=515, count=1)])],
+_SAMPLE = SampleInput(
+    task_name="math",
+    messages=[PromptMessage(role="user", content="What is 2 + 2?")],
+    extra_env_info={"ground_truth": "4"},
 )
 IDEMPOTENCY_KEY = header_parameter(
     "Idempotency-Key",
@@ -74,9 +64,7 @@ ROLLOUT_BODY = {
     "required": True,
     "content": {
         JSON: json_content(
-            RolloutRequest(
-                samples=[SAMPLE, FORKED], num_generations=1, sampling=Sampling(temperature=1.0, max_new_tokens=64)
-            )
+            RolloutRequest(samples=[_SAMPLE], num_generations=1, sampling=Sampling(temperature=1.0, max_new_tokens=64))
         ),
         ARROW: content(BINARY),
     },
@@ -92,7 +80,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
     summary="Play samples as a job",
     status_code=202,
     responses={
-        202: {**json_response(JOB_STATUS), "description": "The job has begun; see `Location`"},
+        202: {"description": "The job has begun; see `Location`"},
         429: limited(JobsFull),
         **refusals(
             PolicyNotCurrent, PolicyUnknown, KeyReused, JobsNotConfigured, RolloutRecordsNotConfigured, reads_body=True
@@ -100,7 +88,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
     },
     openapi_extra={"requestBody": ROLLOUT_BODY, "parameters": [IDEMPOTENCY_KEY, CONTENT_ENCODING]},
 )
-async def submit_job(
+async def _submit_job(
     request: Request,
     rollouts: Rollouts,
     jobs: OptionalJobs,
@@ -118,9 +106,9 @@ async def submit_job(
     "",
     **needs("rollout"),
     summary="List the jobs",
-    responses={200: json_response(JobList(jobs=[JOB_STATUS])), **refusals(JobsNotConfigured)},
+    responses=refusals(JobsNotConfigured),
 )
-async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
+async def _jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     """The jobs of the caller's key, newest first."""
     return JobList(jobs=[_status_of(record) for record in await jobs.store.records(caller.namespace)])
 
@@ -129,9 +117,9 @@ async def jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     "/{job_id}",
     **needs("rollout"),
     summary="Get the state of a job",
-    responses={200: json_response(JOB_STATUS), **refusals(JobUnknown, JobsNotConfigured)},
+    responses=refusals(JobUnknown, JobsNotConfigured),
 )
-async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
+async def _job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """State and progress of the job."""
     return _status_of(await jobs.store.record(job_id, caller.namespace))
 
@@ -150,7 +138,7 @@ async def job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     },
     openapi_extra={"parameters": [PREFER]},
 )
-async def job_events(
+async def _job_events(
     request: Request,
     job_id: JobId,
     jobs: Jobs,
@@ -162,9 +150,8 @@ async def job_events(
 
     JSON lines, each a `JobEvent`. A stream that is silent for 15 s sends an empty line.
     """
-    pages = pages_of(jobs.store, job_id, caller.namespace, after, follow)
-    lines = job_event_lines(await anext(pages), pages)
-    stream = with_heartbeats(lines, heartbeat_s(request.headers) or PERIOD_S)
+    events = await events_after(jobs.store, job_id, caller.namespace, after, follow)
+    stream = with_heartbeats(job_event_lines(events), heartbeat_s(request.headers) or PERIOD_S)
     return StreamingResponse(stream, media_type=NDJSON)
 
 
@@ -172,12 +159,9 @@ async def job_events(
     "/{job_id}/cursor",
     **needs("rollout"),
     summary="Get the cursor of a job over a data set",
-    responses={
-        200: json_response(JOB_CURSOR),
-        **refusals(JobUnknown, EventUnknown, NoDataSet, JobsNotConfigured),
-    },
+    responses=refusals(JobUnknown, EventUnknown, NoDataSet, JobsNotConfigured),
 )
-async def job_cursor(
+async def _job_cursor(
     job_id: JobId,
     jobs: Jobs,
     caller: AuthorizedCaller,
@@ -196,13 +180,10 @@ async def job_cursor(
     response_model=JobStatus,
     **needs("rollout"),
     summary="Acknowledge events of a job",
-    responses={
-        200: json_response(JOB_STATUS),
-        **refusals(JobUnknown, EventUnknown, JobsNotConfigured, reads_body=True),
-    },
+    responses=refusals(JobUnknown, EventUnknown, JobsNotConfigured, reads_body=True),
     openapi_extra=json_request(Acknowledgement(last=2)),
 )
-async def acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
+async def _acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """Confirms the events up to `last`, which the service then need not keep."""
     acknowledged = await read_json_body(request, Acknowledgement, MOST_BYTES_OF_AN_ACKNOWLEDGEMENT, "send one number")
     return _status_of(await jobs.store.acknowledge(job_id, caller.namespace, acknowledged.last))
@@ -216,7 +197,7 @@ async def acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: Autho
     responses=refusals(JobUnknown, JobsNotConfigured),
     openapi_extra={"parameters": [IDEMPOTENCY_KEY]},
 )
-async def delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) -> Response:
+async def _delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) -> Response:
     """As `DELETE /jobs/{job_id}`, for the job or the run that was posted with this `Idempotency-Key`."""
     await jobs.store.delete_key(required_key(request.headers), caller.namespace)
     return Response(status_code=204)
@@ -229,20 +210,12 @@ async def delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) -> 
     status_code=204,
     responses=refusals(JobUnknown, JobsNotConfigured),
 )
-async def delete_job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> Response:
+async def _delete_job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> Response:
     """Cancels the rollouts that still run, and deletes the job with its events and its key."""
     await jobs.store.delete(job_id, caller.namespace)
     return Response(status_code=204)
 
 
 def _status_of(record: JobRecord) -> JobStatus:
-    return JobStatus(
-        job_id=record.job_id,
-        state=record.state,
-        request_id=record.request_id,
-        created_at=record.created_at,
-        ended_at=record.ended_at,
-        last_event=record.last_event,
-        acknowledged=record.acknowledged,
-        idempotency_key=record.key,
-    )
+    fields = {name: getattr(record, name) for name in JobStatus.model_fields.keys() - {"idempotency_key"}}
+    return JobStatus(**fields, idempotency_key=record.key)

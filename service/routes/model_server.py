@@ -4,47 +4,48 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import uuid4
 
-from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import Response
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import PlainTextResponse, Response
 from pydantic import JsonValue
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.generation import RequestShare
-from deployments.protocols.model_server import GENERATED, TOKEN_ENDPOINTS, Endpoint
+from deployments.protocols.model_server import TOKEN_ENDPOINTS, Endpoint
 from deployments.sessions.records import OpenSession
 from rollout_client.contract.base import PolicyDemand, PolicyName, Priority
+from rollout_client.contract.info import Ready
 from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
+from rollout_client.contract.sglang import (
+    AbortRequest,
+    SGLangLoad,
+    SGLangLoads,
+    SGLangModelInfo,
+    SGLangWorker,
+    SGLangWorkers,
+)
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
-from service.http.authorization import AuthorizedCaller, needs
-from service.http.openapi import content, json_content, json_request, json_response, limited, refusals
-from service.http.request_body import JSON, read_body, refuse_other_than_json
+from service.http.openapi import OPEN, AuthorizedCaller, content, json_request, limited, needs, refusals, schema_of
+from service.http.request_body import JSON, read_body, read_json_body, refuse_other_than_json
 from service.model_server.answers import response_to
 from service.model_server.call_bodies import (
     CHOICES_FIELD,
-    CHOICES_FIELDS,
     asks_for_stream,
     choices_of,
     demand_of,
     fields_of,
-    refuse_demand,
 )
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
-from service.routes.dependencies import Admitted, Calls, RequestId, Services
-from service.scheduling.priority import share_of
+from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts, Services
+from service.scheduling.fair_queue import share_of
 from service.services import AppServices
 
 SHORTEN = "shorten the conversation"
-ROUTING_KEY = "x-smg-routing-key"
+_ROUTING_KEY = "x-smg-routing-key"
 """The header with which trainers tell SGLang's router that calls share a prefix."""
-MODEL_SERVER_ANSWER = ModelServerAnswer.model_validate(
-    {"id": "chatcmpl-1f0c", "object": "chat.completion", "model": "models/tiny"}
-)
-MODEL_SERVER_ERROR = ModelServerAnswer.model_validate(
-    {"error": {"message": "Unknown.", "type": "BadRequestError", "code": 400}}
-)
-QUESTION: JsonValue = [{"role": "user", "content": "What is 2 + 2?"}]
+_ANSWER = content(schema_of(ModelServerAnswer))
+_QUESTION: JsonValue = [{"role": "user", "content": "What is 2 + 2?"}]
 router = APIRouter(tags=["model server"])
 
 
@@ -70,24 +71,18 @@ async def answer_call(
     body = bytes(await read_body(request, most_bytes, SHORTEN, admitted.hold_body))
     fields = await fields_of(body)
     choices = choices_of(endpoint, fields, limits.max_rollouts_per_request)
-    admitted.hold_call(choices, CHOICES_FIELDS.get(endpoint, CHOICES_FIELD))
+    admitted.hold_call(choices, CHOICES_FIELD)
     routing_key = None
     if endpoint in TOKEN_ENDPOINTS:
-        if session is None:
-            demand = demand_of(fields, demand)
-            routing_key = request.headers.get(ROUTING_KEY)
-        else:
-            refuse_demand(fields)
+        demand = demand_of(fields, demand, session is not None)
+        routing_key = None if session is not None else request.headers.get(_ROUTING_KEY)
     if session is not None or services.images is not None:
         body = await with_names_of_images(endpoint, body, fields, services.images, caller)
     answer = services.calls.answer(endpoint, body, request_id, caller, session, choices, demand, share, routing_key)
     return await response_to(endpoint, answer, request_id, asks_for_stream(fields))
 
 
-MODELS: dict[str, Any] = {
-    "summary": "List the model",
-    "responses": {200: json_response(MODEL_SERVER_ANSWER)},
-}
+MODELS: dict[str, Any] = {"summary": "List the model", "responses": {200: {"content": {JSON: _ANSWER}}}}
 
 
 @router.get("/models", response_model=None, **needs("read", also_api_key=True), **MODELS)
@@ -96,44 +91,19 @@ async def _models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller)
     return await response_to("models", calls.answer("models", b"", request_id, caller), request_id)
 
 
-async def _demanded(
-    policy: Annotated[
-        PolicyName | None, Query(description="The named policy that answers; by default the one without a name.")
-    ] = None,
-    version: Annotated[
-        int | None,
-        Query(
-            ge=0, description="The version of the weights that make all of the answer; 409 if another takes its place."
-        ),
-    ] = None,
-) -> PolicyDemand:
-    return PolicyDemand(name=policy, version=version)
+_Policy = Annotated[
+    PolicyName | None, Query(description="The named policy that answers; by default the one without a name.")
+]
+_VERSION = "The version of the weights that make all of the answer; 409 if another takes its place."
+_Version = Annotated[int | None, Query(ge=0, description=_VERSION)]
+_PRIORITY = "The share of the engines: `train` by default for calls of token ids, `interactive` for others."
 
 
-async def _nothing_demanded() -> PolicyDemand:
-    return ANY_WEIGHTS
-
-
-async def _share_of_trainer(
-    caller: AuthorizedCaller,
-    priority: Annotated[Priority, Query(description="The share of the engines that calls of the key get.")] = "train",
-) -> RequestShare:
-    # A trainer makes a call for each sample: all of them are one party, as the rollouts of a request are.
-    return share_of(f"tokens {priority} {caller.name or ''}", priority, caller)
-
-
-async def _share_of_its_own(
-    caller: AuthorizedCaller,
-    priority: Annotated[
-        Priority | None, Query(description="The share of the engines that the call gets; `interactive` by default.")
-    ] = None,
-) -> RequestShare | None:
-    """Each call is a party."""
+def _share_of(endpoint: Endpoint, priority: Priority | None, caller: Caller) -> RequestShare | None:
+    if endpoint in TOKEN_ENDPOINTS:
+        # A trainer makes a call for each sample: all of them are one party, as the rollouts of a request are.
+        return share_of(f"tokens {priority or 'train'} {caller.name or ''}", priority or "train", caller)
     return None if priority is None else share_of(uuid4().hex, priority, caller)
-
-
-async def _no_share() -> None:
-    """The call generates nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +123,20 @@ class _CallRoute:
 
     def documented(self) -> dict[str, Any]:
         """Summary, responses and body, as arguments of a route's decorator."""
-        error = json_content(MODEL_SERVER_ERROR)
         events = {"text/event-stream": content({"type": "string"})}
         refused = refusals(reads_body=True)
-        of_policy = refusals(PolicyNotCurrent, PolicyUnknown) if self.endpoint in GENERATED else {}
-        unknown = of_policy.get(404, {"content": {}})["content"]
+        of_policy = refusals(PolicyNotCurrent, PolicyUnknown)
         return {
             "summary": self.summary,
             "responses": {
-                200: {
-                    "description": "As vLLM's own server answers",
-                    "content": {JSON: json_content(MODEL_SERVER_ANSWER), **events},
-                },
+                200: {"description": "As vLLM's own server answers", "content": {JSON: _ANSWER, **events}},
                 **refused,
-                400: {**refused[400], "content": {**refused[400]["content"], JSON: error}},
-                404: {"description": "The model is not known, or the policy", "content": {**unknown, JSON: error}},
-                **({409: of_policy[409]} if of_policy else {}),
+                400: {**refused[400], "content": {**refused[400]["content"], JSON: _ANSWER}},
+                404: {
+                    "description": "Unknown model, or policy",
+                    "content": {**of_policy[404]["content"], JSON: _ANSWER},
+                },
+                409: of_policy[409],
                 429: limited(),
             },
             "openapi_extra": json_request(ModelServerCall.model_validate(self.example)),
@@ -180,19 +148,16 @@ CALL_ROUTES = (
         "chat/completions",
         "chat_completions",
         "Complete a chat",
-        "OpenAI's chat completions: text, tools, JSON schemas, log-probabilities; `stream: true` for server-sent "
-        "events.\n\nWith `return_token_ids` the answer has the ids of prompt and response, and `weight_versions`: "
-        "which weights made which tokens.",
-        {"messages": QUESTION, "max_tokens": 64, "return_token_ids": True},
+        "OpenAI's chat completions. With `return_token_ids` the answer has the ids of prompt and response, and "
+        "`weight_versions`: which weights made which tokens.",
+        {"messages": _QUESTION, "max_tokens": 64, "return_token_ids": True},
     ),
     _CallRoute(
         "completions",
         "completions",
         "Complete a text",
-        "OpenAI's text completions of texts or token ids, several at once in a list. With `echo` and `logprobs` the "
-        "answer has the log-probabilities of the prompt too, as evaluation harnesses ask for them.\n\nWith `logprobs` "
-        "or `return_token_ids` each choice has `weight_versions`: which weights made which of its generated tokens. "
-        "Those of the first one computed the whole prompt.",
+        "OpenAI's text completions of texts or token ids. With `logprobs` or `return_token_ids` each choice has "
+        "`weight_versions`; with `echo` log-probabilities of the prompt too, by the weights of its first token.",
         {"prompt": "What is 2 + 2?", "max_tokens": 1, "logprobs": 1, "echo": True},
     ),
     _CallRoute(
@@ -207,48 +172,39 @@ CALL_ROUTES = (
         "messages",
         "Create a message",
         "Anthropic's messages, streaming included.",
-        {"model": "any", "messages": QUESTION, "max_tokens": 64},
+        {"model": "any", "messages": _QUESTION, "max_tokens": 64},
     ),
     _CallRoute(
         "messages/count_tokens",
         "count_tokens",
         "Count the tokens of a prompt",
         "How many tokens the prompt of a message has.",
-        {"model": "any", "messages": QUESTION, "max_tokens": 64},
+        {"model": "any", "messages": _QUESTION, "max_tokens": 64},
     ),
     _CallRoute(
         "tokenize",
         "tokenize",
         "Tokenize",
         "The token ids of a text, or of messages as the chat template renders them.",
-        {"messages": QUESTION},
+        {"messages": _QUESTION},
     ),
     _CallRoute("detokenize", "detokenize", "Decode token ids", "The text of token ids.", {"tokens": [5, 6, 7]}),
     _CallRoute(
         "generate",
         "generate",
         "Generate from token ids or a text, as SGLang does",
-        "SGLang's `/generate`: prompts of ids or texts, one or several, and answers of ids with `meta_info`, for "
-        "trainers that were written for it.\n\n`weight_version` of the body says which weights may answer, `lora_path` "
-        "which named policy. A field that is not served is refused by its name. Log-probabilities are those of the "
-        "distribution that was sampled from.",
+        "SGLang's `/generate`. `weight_version` of the body says which weights may answer, `lora_path` which named "
+        "policy. Log-probabilities are those of the distribution that was sampled from.",
         {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 64}, "return_logprob": True},
     ),
     _CallRoute(
         "inference/v1/generate",
         "generate_tokens",
         "Generate from token ids, as vLLM does",
-        "vLLM's API of token ids: a prompt of ids, and choices of ids with `weight_versions`: which weights made which "
-        "of them.\n\n`weight_version` of the body says which weights may answer, as in `POST /generate`.",
+        "vLLM's API of token ids. `weight_version` of the body says which weights may answer, as in `POST /generate`.",
         {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 64, "logprobs": 0}},
     ),
 )
-
-
-def _share_dependency(endpoint: Endpoint) -> Any:
-    if endpoint in TOKEN_ENDPOINTS:
-        return _share_of_trainer
-    return _share_of_its_own if endpoint in GENERATED else _no_share
 
 
 def _answers_calls_of(endpoint: Endpoint) -> Any:
@@ -260,9 +216,11 @@ def _answers_calls_of(endpoint: Endpoint) -> Any:
         admitted: Admitted,
         request_id: RequestId,
         caller: AuthorizedCaller,
-        demand: Annotated[PolicyDemand, Depends(_demanded if endpoint in GENERATED else _nothing_demanded)],
-        share: Annotated[RequestShare | None, Depends(_share_dependency(endpoint))],
+        policy: _Policy = None,
+        version: _Version = None,
+        priority: Annotated[Priority | None, Query(description=_PRIORITY)] = None,
     ) -> Response:
+        demand, share = PolicyDemand(name=policy, version=version), _share_of(endpoint, priority, caller)
         return await answer_call(endpoint, request, services, admitted, request_id, caller, demand=demand, share=share)
 
     return call
@@ -279,3 +237,65 @@ for route in CALL_ROUTES:
         **needs("rollout", also_api_key=True),
         **route.documented(),
     )
+
+
+MOST_BYTES_OF_AN_ABORT = 2**16
+_NOTHING_FLUSHED = "Nothing was flushed: scores use no prefix cache, and new weights empty it.\n"
+
+
+@router.post(
+    "/abort_request",
+    response_class=Response,
+    **needs("rollout"),
+    summary="Abort calls of SGLang's API",
+    responses={200: {"description": "They have ended"}, **refusals(reads_body=True)},
+    openapi_extra=json_request(AbortRequest(abort_all=True)),
+)
+async def _abort_request(request: Request, calls: Calls, caller: AuthorizedCaller) -> Response:
+    """Ends calls of `POST /generate` with the tokens that they have; calls that wait for their turn end without any."""
+    asked = await read_json_body(request, AbortRequest, MOST_BYTES_OF_AN_ABORT, "name fewer calls")
+    await calls.abort(asked.rid or "", caller)
+    return Response()
+
+
+@router.get("/get_model_info", name="get_model_info", **needs("read"), summary="Describe the model, as SGLang did")
+@router.get("/model_info", **needs("read"), summary="Describe the model, as SGLang does")
+async def _model_info(rollouts: Rollouts) -> SGLangModelInfo:
+    """The model and the current version of its weights."""
+    name, version = rollouts.episode_factory.generator.model, rollouts.policy.version or 0
+    return SGLangModelInfo(model_path=name, tokenizer_path=name, weight_version=str(version))
+
+
+@router.get("/workers", **needs("read"), summary="List the workers, as SGLang's router does")
+async def _workers(request: Request) -> SGLangWorkers:
+    """One worker: the service, by the address at which it was reached."""
+    return SGLangWorkers(workers=[SGLangWorker(url=str(request.base_url).rstrip("/"))])
+
+
+@router.get("/loads", **needs("read"), summary="Count the calls in flight, as SGLang does")
+async def _loads(calls: Calls, caller: AuthorizedCaller) -> SGLangLoads:
+    """The calls of token ids of the caller's key."""
+    return SGLangLoads(loads=[SGLangLoad(num_running_reqs=calls.token_calls_of(caller))])
+
+
+@router.get(
+    "/health_generate",
+    name="health_generate",
+    **OPEN,
+    summary="Check that calls can be served, as SGLang does by generating",
+)
+@router.get("/health", **OPEN, summary="Check that calls can be served, as SGLang does")
+async def _health(services: Services) -> Ready:
+    """As `GET /readyz`."""
+    return Ready(degraded=await services.readiness.check())
+
+
+@router.post(
+    "/flush_cache",
+    response_class=PlainTextResponse,
+    **needs("rollout"),
+    summary="Do nothing, where SGLang flushes its cache",
+)
+async def _flush_cache() -> Response:
+    """Trainers call it before they let prompts be scored, which uses no cache here."""
+    return PlainTextResponse(_NOTHING_FLUSHED)

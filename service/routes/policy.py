@@ -1,6 +1,5 @@
 """The routes of `/policy`: each reads its request and calls the policy store."""
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
@@ -14,10 +13,8 @@ from deployments.policy.failures import (
     PolicyUnknown,
     SourceRefused,
     TrainerNotTrusted,
-    TransferNotConfigured,
     TransferRefused,
     UpdateUnderWay,
-    UploadsFull,
     VersionRefused,
     VersionUnknown,
     VersionUntried,
@@ -32,28 +29,20 @@ from rollout_client.contract.policy import (
     PolicyState,
     PolicyUpdate,
     PushOptions,
-    ReplicaPolicy,
-    ReplicaUpdate,
     RollbackTarget,
     SwitchOptions,
-    TensorLayout,
     TransferInit,
     TransferUpdate,
     TransferWorld,
     UploadState,
-    VersionInfo,
 )
-from service.http.authorization import needs
-from service.http.examples import CHECKSUM
-from service.http.openapi import BINARY, content, header_parameter, json_content, json_request, json_response, refusals
+from service.http.openapi import BINARY, content, header_parameter, json_content, json_request, needs, refusals
 from service.http.request_body import JSON, read_json_body, weights_media_type
 from service.http.upload_chunk import checked_parts, chunk_of
 from service.routes.dependencies import Store
 
 LONGEST_CHECKSUMS_S = 600.0
 LARGEST_VERSION = 2**63 - 1
-LONGEST_AGENT = 200
-"""Characters of a User-Agent that the state of an upload shows."""
 LARGEST_SOURCE_BYTES = 2**20
 """A larger JSON body is not a `CheckpointSource`."""
 SOURCE_ADVICE = "JSON names a checkpoint; send weights as application/vnd.safetensors"
@@ -63,26 +52,6 @@ LARGEST_TRANSFER_BYTES = 64 * 2**20
 TRANSFER_ADVICE = "send the tensors in several updates"
 Name = Annotated[PolicyName | None, Query(description="The named policy; by default the one without a name.")]
 NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION, description="Number of the version, from 1.")]
-POLICY_STATE = PolicyState(
-    current=7,
-    versions=[
-        VersionInfo(
-            version=7,
-            kind="full",
-            checksum=CHECKSUM,
-            size_bytes=1_781_248,
-            created_at=datetime(2026, 1, 1, tzinfo=UTC),
-        )
-    ],
-    replicas=[ReplicaPolicy(replica_id="b3x9k2", version=7, checksum=CHECKSUM)],
-    transfer_world_size=2,
-)
-UPLOAD_STATE = UploadState(version=8, received_bytes=67_108_864, total_bytes=268_435_456)
-POLICY_UPDATE = PolicyUpdate(
-    version=8,
-    checksum=CHECKSUM,
-    replicas=[ReplicaUpdate(replica_id="b3x9k2", status="swapped", load_s=0.4, swap_s=0.02, pause_s=0.02)],
-)
 TRANSFER_INIT = TransferInit(
     init_info={"master_address": "10.0.0.4", "master_port": 29500, "rank_offset": 1, "world_size": 3}
 )
@@ -96,9 +65,9 @@ router = APIRouter(prefix="/policy", tags=["policy"])
     "",
     **needs("read"),
     summary="Get the state of the weights",
-    responses={200: json_response(POLICY_STATE), **refusals(PolicyNotCurrent)},
+    responses=refusals(PolicyNotCurrent),
 )
-async def policy(
+async def _policy(
     store: Store,
     min_version: Annotated[int, Query(ge=0, description="Waits until this version or a newer one is current.")] = 0,
     wait_s: Annotated[float, Query(ge=0, description="Longest wait for `min_version`; then 409.")] = 0,
@@ -125,12 +94,8 @@ async def policy(
     "/layout",
     **needs("read"),
     summary="List the tensors of the model",
-    responses={
-        200: json_response(PolicyLayout(tensors={"model.norm.weight": TensorLayout(dtype="BF16", shape=[128])})),
-        **refusals(),
-    },
 )
-async def policy_layout(store: Store) -> PolicyLayout:
+async def _policy_layout(store: Store) -> PolicyLayout:
     """Names, dtypes and shapes of the tensors that full weights have."""
     return await store.layout()
 
@@ -139,9 +104,9 @@ async def policy_layout(store: Store) -> PolicyLayout:
     "/versions/{version}/upload",
     **needs("policy"),
     summary="Get the state of an upload",
-    responses={200: json_response(UPLOAD_STATE), **refusals(VersionUnknown)},
+    responses=refusals(VersionUnknown),
 )
-async def upload_state(store: Store, version: NewVersion, name: Name = None) -> UploadState:
+async def _upload_state(store: Store, version: NewVersion, name: Name = None) -> UploadState:
     """Progress of the upload of a version, so that an interrupted upload can continue."""
     return await store.upload_state(version, name)
 
@@ -153,15 +118,8 @@ async def upload_state(store: Store, version: NewVersion, name: Name = None) -> 
     summary="Push weights",
     description=policy_contract.__doc__,
     responses={
-        200: {
-            "description": "Every replica serves the new weights",
-            **json_response(POLICY_UPDATE),
-        },
-        202: {
-            "description": "Chunks of the weights are missing",
-            **json_response(UPLOAD_STATE),
-            "model": UploadState,
-        },
+        200: {"description": "Every replica serves the new weights"},
+        202: {"description": "Chunks of the weights are missing", "model": UploadState},
         **refusals(
             WeightsRefused,
             VersionUntried,
@@ -171,7 +129,6 @@ async def upload_state(store: Store, version: NewVersion, name: Name = None) -> 
             ChunkMisplaced,
             ChunkDamaged,
             UpdateUnderWay,
-            UploadsFull,
             reads_body=True,
         ),
     },
@@ -194,13 +151,13 @@ async def upload_state(store: Store, version: NewVersion, name: Name = None) -> 
                 "Weights-Digest",
                 "With the last chunk: names the content of the file, as `rollout_client.weights.checksum.file_digest` "
                 "computes it. A repeated push is known by it.",
-                CHECKSUM,
+                "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
             ),
             header_parameter("Content-Encoding", "`zstd` if the whole upload is one zstd stream.", "zstd"),
         ],
     },
 )
-async def push_version(
+async def _push_version(
     store: Store, version: NewVersion, options: Annotated[PushOptions, Query()], request: Request
 ) -> Response:
     if weights_media_type(request.headers) == JSON:
@@ -209,15 +166,14 @@ async def push_version(
     chunk, name = chunk_of(request.headers), options.name
     if (repeated := await store.repeated_update(version, chunk.weights_digest, name)) is not None:
         return _json_reply(repeated)
-    sender = await store.begin_chunk(version, chunk.first, _sender_of(request), name)
-    end = chunk.first
+    sender: str | None = None
+    received_bytes = 0
     async for offset, data in checked_parts(chunk, request.stream()):
-        await store.write_chunk(version, sender, offset, data, name)
-        end = offset + len(data)
-    state = await store.end_chunk(version, sender, chunk.total_after(end), name)
-    if not chunk.completes(state.received_bytes):
-        return _json_reply(state, 202)
-    return _json_reply(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.weights_digest))
+        sender = await store.write_chunk(version, sender, offset, data, name)
+        received_bytes = offset + len(data)
+    if not chunk.completes(received_bytes):
+        return _json_reply(UploadState(version=version, received_bytes=received_bytes), 202)
+    return _json_reply(await store.complete_upload(version, str(sender), options, chunk.is_zstd, chunk.weights_digest))
 
 
 @router.delete(
@@ -227,7 +183,7 @@ async def push_version(
     status_code=204,
     responses=refusals(PolicyUnknown),
 )
-async def drop_policy(store: Store, name: Annotated[PolicyName, Path(description="The named policy.")]) -> None:
+async def _drop_policy(store: Store, name: Annotated[PolicyName, Path(description="The named policy.")]) -> None:
     """Stops serving a named policy. Generations in flight end; rollouts that need more fail (kind `policy`)."""
     await store.drop_policy(name)
 
@@ -236,13 +192,10 @@ async def drop_policy(store: Store, name: Annotated[PolicyName, Path(description
     "/rollback",
     **needs("policy"),
     summary="Go back to the weights of an older version",
-    responses={
-        200: json_response(POLICY_UPDATE),
-        **refusals(VersionUnknown, VersionRefused, WeightsRefused, UpdateUnderWay, reads_body=True),
-    },
+    responses=refusals(VersionUnknown, VersionRefused, WeightsRefused, UpdateUnderWay, reads_body=True),
     openapi_extra=json_request(RollbackTarget(to=5)),
 )
-async def rollback(store: Store, options: Annotated[SwitchOptions, Query()], request: Request) -> PolicyUpdate:
+async def _rollback(store: Store, options: Annotated[SwitchOptions, Query()], request: Request) -> PolicyUpdate:
     """Makes the weights of an older version current again, as a new version; numbers only go up."""
     body = await read_json_body(request, RollbackTarget, LARGEST_SOURCE_BYTES, ROLLBACK_ADVICE)
     return await store.roll_back(body.to, body.version, options, body.name)
@@ -252,13 +205,10 @@ async def rollback(store: Store, options: Annotated[SwitchOptions, Query()], req
     "/transfer/init",
     **needs("policy"),
     summary="Connect the replicas with the trainer",
-    responses={
-        200: json_response(TransferWorld(world_size=3)),
-        **refusals(TransferNotConfigured, TrainerNotTrusted, TransferRefused, reads_body=True),
-    },
+    responses=refusals(TrainerNotTrusted, TransferRefused, reads_body=True),
     openapi_extra=json_request(TRANSFER_INIT),
 )
-async def init_transfer(store: Store, request: Request) -> TransferWorld:
+async def _init_transfer(store: Store, request: Request) -> TransferWorld:
     """Connects every replica with the trainer, each at ranks of its own; returns when all are connected."""
     body = await read_json_body(request, TransferInit, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
     return TransferWorld(world_size=await store.init_transfer(body.init_info))
@@ -269,9 +219,9 @@ async def init_transfer(store: Store, request: Request) -> TransferWorld:
     **needs("policy"),
     summary="Pause the replicas for new weights",
     status_code=204,
-    responses=refusals(TransferNotConfigured, TransferRefused, UpdateUnderWay),
+    responses=refusals(TransferRefused, UpdateUnderWay),
 )
-async def start_transfer(store: Store, options: Annotated[SwitchOptions, Query()]) -> None:
+async def _start_transfer(store: Store, options: Annotated[SwitchOptions, Query()]) -> None:
     """Pauses every replica for the new weights."""
     await store.start_transfer(options)
 
@@ -281,10 +231,10 @@ async def start_transfer(store: Store, options: Annotated[SwitchOptions, Query()
     **needs("policy"),
     summary="Receive tensors from the trainer",
     status_code=204,
-    responses=refusals(TransferNotConfigured, TransferRefused, reads_body=True),
+    responses=refusals(TransferRefused, reads_body=True),
     openapi_extra=json_request(TRANSFER_UPDATE),
 )
-async def update_transfer(store: Store, request: Request) -> None:
+async def _update_transfer(store: Store, request: Request) -> None:
     """Receives the tensors that the trainer sends at the same time."""
     body = await read_json_body(request, TransferUpdate, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
     await store.update_transfer(body.update_info)
@@ -294,12 +244,9 @@ async def update_transfer(store: Store, request: Request) -> None:
     "/transfer/finish",
     **needs("policy"),
     summary="Make the received tensors a version",
-    responses={
-        200: json_response(POLICY_UPDATE),
-        **refusals(TransferNotConfigured, TransferRefused, VersionRefused),
-    },
+    responses=refusals(TransferRefused, VersionRefused),
 )
-async def finish_transfer(
+async def _finish_transfer(
     store: Store,
     version: Annotated[
         int | None, Query(ge=1, le=LARGEST_VERSION, description="By default one more than the newest version.")
@@ -307,12 +254,6 @@ async def finish_transfer(
 ) -> PolicyUpdate:
     """Makes the sent tensors `version`, by default the next one; every replica goes on with it."""
     return await store.finish_transfer(version)
-
-
-def _sender_of(request: Request) -> str:
-    """Who sent the request, for the state of an upload: its User-Agent and its address."""
-    address = "an unknown address" if request.client is None else request.client.host
-    return f"{request.headers.get('user-agent', 'unknown client')[:LONGEST_AGENT]} at {address}"
 
 
 def _json_reply(model: BaseModel, status: int = 200) -> Response:

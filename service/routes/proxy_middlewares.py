@@ -23,7 +23,7 @@ GATHERED_WITHIN_S = 10.0
 BODY = "http.request"
 
 
-class GatheredBodies:
+class _GatheredBodies:
     """Passes bodies on in parts of `GATHERED_BYTES`, or of what has arrived within `GATHERED_WITHIN_S`.
 
     Each part is a call between two processes, which stops the event loop of the ingress replica for about 0.2 ms: a
@@ -38,7 +38,7 @@ class GatheredBodies:
 
 
 async def _gathered(receive: Receive) -> Message:
-    """The next message of a request, with as much of its body as `GatheredBodies` says."""
+    """The next message of a request, with as much of its body as `_GatheredBodies` says."""
     first = await receive()
     if first["type"] != BODY or not first.get("more_body", False):
         return first
@@ -91,4 +91,4 @@ def _normalized(header: bytes) -> str:
 
 def proxy_middlewares() -> list[Middleware]:
     """The middlewares that Serve puts before its own."""
-    return [Middleware(_HeadersOfServe), Middleware(GatheredBodies)]
+    return [Middleware(_HeadersOfServe), Middleware(_GatheredBodies)]

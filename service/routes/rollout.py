@@ -6,27 +6,25 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
-from deployments.jobs.failures import EventsAcknowledged, JobsFull, JobsNotConfigured, KeyReused
+from deployments.jobs.records import EventsAcknowledged, JobsFull, JobsNotConfigured, KeyReused
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured
+from deployments.rollout_records.book import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
-from rollout_client.contract.rollouts import PolicyVersions, RolloutResponse
-from service.http.authorization import AuthorizedCaller, needs
-from service.http.examples import REQUEST_ID, RESULT
+from rollout_client.contract.rollouts import RolloutResponse
 from service.http.middlewares import log_unexpected_error
 from service.http.openapi import (
     BINARY,
+    AuthorizedCaller,
     content,
-    json_content,
     limited,
+    needs,
     refusal,
     refusals,
     schema_of,
 )
-from service.http.request_body import JSON
 from service.http.streaming import response_in_parts, with_heartbeats
-from service.jobs.events import answer_of, pages_of
+from service.jobs.events import answer_of, events_after
 from service.jobs.submission import (
     heartbeat_s,
     idempotency_key,
@@ -49,12 +47,6 @@ from service.rollout_requests.running_rollout import RunningRollout
 from service.routes.dependencies import Admitted, OptionalJobs, RequestId, Rollouts
 from service.routes.jobs import CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER, ROLLOUT_BODY
 
-ROLLOUT_RESPONSE = RolloutResponse(
-    request_id=REQUEST_ID,
-    metrics={"total_turns": 1, "mean_total_reward": 1.0},
-    policy=PolicyVersions(oldest="7", newest="7", current="7"),
-    samples=[RESULT],
-)
 router = APIRouter(tags=["rollouts"])
 
 
@@ -67,7 +59,6 @@ router = APIRouter(tags=["rollouts"])
         200: {
             "description": "All rollouts in input order; as NDJSON one line per rollout, then one with the summary",
             "content": {
-                JSON: json_content(ROLLOUT_RESPONSE),
                 NDJSON: content(schema_of(StreamLine)),
                 ARROW: content(BINARY),
             },
@@ -86,7 +77,7 @@ router = APIRouter(tags=["rollouts"])
     },
     openapi_extra={"requestBody": ROLLOUT_BODY, "parameters": [CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER]},
 )
-async def rollout(
+async def _rollout(
     request: Request,
     rollouts: Rollouts,
     jobs: OptionalJobs,
@@ -103,9 +94,9 @@ async def rollout(
     if idempotency_key(request.headers) is not None:
         opened = await submitted(request, request_id, caller, rollouts.limits.max_body_bytes, admitted, jobs)
         runner, job_id = required(jobs), opened.record.job_id
-        pages = pages_of(runner.store, job_id, caller.namespace, after=0)
+        events = await events_after(runner.store, job_id, caller.namespace, after=0)
         accepted_types, gathering = request.headers.get("accept", ""), runner.gathering(job_id)
-        return await answer_of(pages, accepted_types, heartbeat_s(request.headers), gathering)
+        return await answer_of(events, accepted_types, heartbeat_s(request.headers), gathering)
     limits, parser = rollouts.limits, rollouts.body_parser
     asked, body_bytes = await read_rollout_request(request, limits.max_body_bytes, parser, admitted)
     body_bytes = await rollouts.take_samples(asked, admitted.hold_body, caller, body_bytes)

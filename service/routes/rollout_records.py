@@ -1,37 +1,29 @@
-"""The routes of `/rollouts` and `/mismatch`: records of rollouts that have ended, and what trainers say of them."""
+"""The routes of `/rollouts`, `/mismatch` and `/replay`: rollouts that have ended, and what they are compared with."""
 
 import asyncio
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from deployments.rollout_records.failures import RolloutRecordsNotConfigured, RolloutUnknown
+from deployments.policy.failures import PolicyNotCurrent
+from deployments.rollout_records.book import RolloutRecordsNotConfigured, RolloutUnknown, records_not_configured
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract.mismatch import (
-    LogprobsReport,
-    Mismatch,
-    MismatchCause,
-    RefusedReport,
-    ReportAnswer,
-    ReportedRollout,
-)
-from rollout_client.contract.rollout_records import (
-    RecordedRollouts,
-    RolloutRecord,
-)
-from service.http.authorization import AuthorizedCaller, needs
-from service.http.openapi import BINARY, content, json_content, refusals
-from service.http.request_body import read_body, rollout_media_type
+from rollout_client.contract.mismatch import LogprobsReport, Mismatch, ReportAnswer, ReportedRollout
+from rollout_client.contract.replay import ReplayRequest, ReplayResponse
+from rollout_client.contract.rollout_records import RecordedRollouts, RolloutRecord
+from service.http.openapi import BINARY, AuthorizedCaller, content, json_content, json_request, limited, needs, refusals
+from service.http.request_body import read_body, refuse_other_than_json, rollout_media_type
 from service.http.streaming import response_in_parts
+from service.images.request_images import Source, names_of
+from service.problems import parsed_model
 from service.rollout_records.trainer_reports import reports_of_arrow, reports_of_json
 from service.rollout_requests.result_encoding import JSON, json_of, pieces
-from service.routes.dependencies import Admitted, Records, Reports, Rollouts
+from service.routes.dependencies import Admitted, Records, Reports, RequestId, Rollouts, Services
 
 ROLLOUT_ID = "step-7-a1b2c3d4e5f60718-0-0"
 router = APIRouter(prefix="/rollouts", tags=["rollouts"], responses=refusals(RolloutRecordsNotConfigured))
-mismatch_router = APIRouter(tags=["rollouts"], responses=refusals(RolloutRecordsNotConfigured))
+unprefixed_router = APIRouter(tags=["rollouts"], responses=refusals(RolloutRecordsNotConfigured))
 RolloutId = Annotated[str, Path(description="The `rollout_id` of a result.")]
 
 
@@ -58,16 +50,8 @@ async def _report_logprobs(
     """
     read = reports_of_arrow if rollout_media_type(request.headers) == ARROW else reports_of_json
     body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
-    outcome = await reports.report(await asyncio.to_thread(read, body), caller)
-    said = ReportAnswer(
-        compared=outcome.compared,
-        mean_ratio=outcome.all.mean_ratio,
-        share_beyond=outcome.all.share_beyond,
-        largest_ratio=outcome.all.largest_ratio,
-        refused=[RefusedReport(rollout_id=name, message=message) for name, message in outcome.refused],
-        causes=[MismatchCause(**asdict(finding)) for finding in outcome.causes],
-    )
-    return Response(json_of(said), media_type=JSON)
+    answer = await reports.report(await asyncio.to_thread(read, body), caller)
+    return Response(json_of(answer), media_type=JSON)
 
 
 @router.get("", response_model=RecordedRollouts, **needs("rollout"), summary="List the rollouts that ended last")
@@ -90,15 +74,56 @@ async def _rollout_records(
 async def _rollout_record(rollout_id: RolloutId, records: Records, caller: AuthorizedCaller) -> Response:
     """The result of a rollout that has ended, with where and how each of its generations was made.
 
-    It is kept for `rollout_records.keep_s` of the config, for the key that has played it.
+    It is kept for the key that has played it, until newer ones need its room (`rollout_records.max_bytes`).
     """
     record = json_of(await records.record(rollout_id, caller))
     return await response_in_parts(pieces(record), JSON)
 
 
-@mismatch_router.get("/mismatch", response_model=Mismatch, **needs("read"), summary="Get the mismatch ledger")
+@unprefixed_router.post(
+    "/replay",
+    response_model=ReplayResponse,
+    **needs("rollout"),
+    summary="Generate a rollout again",
+    responses={
+        429: limited(),
+        **refusals(PolicyNotCurrent, RolloutUnknown, RolloutRecordsNotConfigured, reads_body=True),
+    },
+    openapi_extra=json_request(ReplayRequest(rollout_id=ROLLOUT_ID)),
+)
+async def _replay(
+    request: Request, services: Services, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
+) -> Response:
+    """Makes each generation of a rollout again: with the recorded tokens before it, its seed and stop strings, under
+    the same weights, on the replica that generated then if it runs.
+
+    The verdict says whether the tokens and their log-probabilities are equal, or where they part.
+    """
+    refuse_other_than_json(request.headers)
+    limits = services.rollouts.limits
+    body = await read_body(request, limits.max_body_bytes, "send the result alone", admitted.hold_body)
+    asked = await asyncio.to_thread(parsed_model, body, ReplayRequest, strict=False)
+    del body
+    result = asked.rollout
+    if result is None:
+        if services.records is None:
+            raise records_not_configured()
+        result = (await services.records.record(str(asked.rollout_id), caller)).rollout
+    recorded = await asyncio.to_thread(services.replayer.read, result)
+    sources: list[Source] = [
+        (shown.media, ("rollout", "message_log", place, "mm_ranges", number))
+        for place, message in enumerate(result.message_log)
+        for number, shown in enumerate(message.mm_ranges or ())
+    ]
+    await names_of(services.images, sources, caller, is_bounded=False)
+    admitted.hold_call(1, "rollout", len(recorded.token_ids))
+    answer = await services.replayer.replay(recorded, request_id, caller)
+    return Response(answer.model_dump_json(exclude_none=True), media_type=JSON)
+
+
+@unprefixed_router.get("/mismatch", response_model=Mismatch, **needs("read"), summary="Get the mismatch ledger")
 async def _mismatch(records: Records, caller: AuthorizedCaller) -> Response:
-    """How far the log-probabilities that trainers reported part from those that were sampled with, by what is known of
-    where and how each token was made; the worst rollouts; and the causes that were found.
+    """How far the log-probabilities that trainers reported part from those that were sampled with, by replica, version
+    and policy; the worst rollouts; and the causes that were found.
     """
     return Response(json_of(await records.store.mismatch(caller.namespace)), media_type=JSON)

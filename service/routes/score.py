@@ -3,8 +3,6 @@
 Counterpart: `rollout_client/calls/async_client/info.py`.
 """
 
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import orjson
@@ -13,35 +11,14 @@ from fastapi.responses import Response
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.generation import ScoredPrompt
-from rollout_client.contract.rollouts import PolicyVersions, SampleError
+from rollout_client.contract.rollouts import SampleError
 from rollout_client.contract.scores import ScoreRequest, ScoreResponse
-from service.http.authorization import AuthorizedCaller, needs
-from service.http.openapi import json_request, limited, refusals
+from service.http.openapi import AuthorizedCaller, json_request, limited, needs, refusals
 from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import response_in_parts
-from service.rollout_requests.result_encoding import document_in_parts, encode_beside_others
+from service.rollout_requests.result_encoding import JSON, document_in_parts, encode_beside_others
 from service.routes.dependencies import Admitted, RequestId, Services
 from service.scoring.scoring import Score
-
-
-class _ScoreEncoder:
-    """Encodes each score as soon as it is there, so that little work is left after the last one."""
-
-    media_type = "application/json"
-
-    def __init__(self, top_k: int) -> None:
-        self._top_k = top_k
-        self._encoded: dict[int, bytes] = {}
-        """JSON of each score by position."""
-
-    def add(self, position: int, start: int, score: ScoredPrompt | SampleError) -> None:
-        """`start` is the first position of the sequence that was asked for."""
-        self._encoded[position] = orjson.dumps(_fields_of(score, start, self._top_k))
-
-    def body(self, request_id: str, policy: PolicyVersions) -> Iterator[bytes]:
-        """The scores in order of their positions, in parts."""
-        summary = orjson.dumps({"request_id": request_id, "policy": policy.model_dump()})
-        yield from document_in_parts(summary, b"scores", ((score,) for _, score in sorted(self._encoded.items())))
 
 
 def _fields_of(score: ScoredPrompt | SampleError, start: int, top_k: int) -> dict[str, Any]:
@@ -87,13 +64,15 @@ async def _score(
     parsed = await rollouts.body_parser.parse_score_request(body, scoring.bounds)
     admitted.hold_sequences(len(parsed.sequences), parsed.tokens)
     del body
-    top_k = parsed.top_k
-    encoder = _ScoreEncoder(top_k)
+    top_k, encoded = parsed.top_k, dict[int, bytes]()
 
     async def encode(position: int, score: Score) -> None:
+        """Encodes each score as soon as it is there, so that little work is left after the last one."""
         start = parsed.starts[position]
         size = (len(parsed.sequences[position]) - start) * (1 + top_k)
-        await encode_beside_others(size, partial(encoder.add, position, start, score))
+        encoded[position] = await encode_beside_others(size, lambda: orjson.dumps(_fields_of(score, start, top_k)))
 
     policy = await scoring.score(parsed, request_id, encode, caller)
-    return await response_in_parts(encoder.body(request_id, policy), encoder.media_type)
+    summary = orjson.dumps({"request_id": request_id, "policy": policy.model_dump()})
+    scores = (score for _, score in sorted(encoded.items()))
+    return await response_in_parts(document_in_parts(summary, b"scores", scores), JSON)

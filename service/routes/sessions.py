@@ -10,18 +10,17 @@ from fastapi.responses import Response
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.model_server import Endpoint
-from deployments.sessions.failures import (
+from deployments.sessions.records import (
     GenerationUnknown,
     JudgementFailed,
+    OpenSession,
     SessionClosed,
     SessionLimitReached,
     SessionNotJudgeable,
     SessionsNotConfigured,
     SessionUnknown,
 )
-from deployments.sessions.records import OpenSession
-from rollout_client.arrow.schema import ARROW
-from rollout_client.contract.rollouts import RolloutSummary, Sampling
+from rollout_client.contract.rollouts import Sampling
 from rollout_client.contract.sessions import (
     DriftReport,
     SessionInfo,
@@ -33,16 +32,22 @@ from rollout_client.contract.sessions import (
 )
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
-from service.http.authorization import AuthorizedCaller, given_keys, needs, with_session_key
-from service.http.openapi import content, json_request, limited, refusal, refusals
+from service.http.openapi import (
+    AuthorizedCaller,
+    given_keys,
+    json_request,
+    limited,
+    needs,
+    refusal,
+    refusals,
+    with_session_key,
+)
 from service.http.request_body import read_json_body
-from service.images.request_images import refuse_images_of_sample
+from service.images.request_images import sample_with_names
 from service.model_server.answers import response_to
 from service.problems import MOST_PROBLEMS, invalid_request
-from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from service.rollout_requests.result_encoding import JSON, NDJSON, json_of, sample_line, summary_line
+from service.rollout_requests.result_encoding import JSON, json_of
 from service.rollout_requests.validation import further_field_problems, include_problems
-from service.rollouts.metrics import RequestMetricsAccumulator
 from service.routes.dependencies import Calls, RequestId, Rollouts, Services, Sessions, held_request
 from service.routes.model_server import CALL_ROUTES, MODELS, answer_call
 
@@ -72,18 +77,16 @@ async def _open_session(
     Every call of the engine under it is recorded: prompt ids, generated ids, log-probabilities, weight versions.
     """
     asked = await read_json_body(request, SessionRequest, rollouts.limits.max_sample_bytes, "shorten the sample")
-    problems = include_problems(asked, rollouts.generator)
+    problems = include_problems(asked, rollouts.episode_factory.generator)
     if asked.sample is not None:
         problems = chain(problems, further_field_problems("sample", asked.sample, SessionSample))
-    if found := list(islice(problems, MOST_PROBLEMS)):
+    # In a thread: it looks at each value of the sample.
+    if found := await asyncio.to_thread(list, islice(problems, MOST_PROBLEMS)):
         raise invalid_request(*found)
     if asked.sample is not None:
         # The session is stored: it has the names of images, not the images.
-        if services.images is None:
-            refuse_images_of_sample(asked.sample)
-        else:
-            named = await services.images.named_sample(asked.sample, caller)
-            asked = asked.model_copy(update={"sample": named})
+        named = await sample_with_names(services.images, asked.sample, caller)
+        asked = asked.model_copy(update={"sample": named})
     info = await sessions.open(asked, caller, str(request.base_url))
     return Response(json_of(info), 201, {"Location": f"/v1/sessions/{info.id}"}, media_type=JSON)
 
@@ -111,43 +114,12 @@ async def _session(session_id: _SessionId, sessions: Sessions, caller: Authorize
     response_model=SessionSamples,
     **needs("rollout"),
     summary="Get the branches of a session as rollouts",
-    responses={
-        200: {
-            "description": "All branches; as NDJSON one line for each",
-            "content": {NDJSON: content({"type": "string"})},
-        },
-        **refusals(SessionUnknown),
-    },
+    responses=refusals(SessionUnknown),
 )
-async def _session_samples(
-    request: Request, session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller
-) -> Response:
-    """The branches of the session as rollouts, with their rewards.
-
-    `Accept: application/x-ndjson` and `application/vnd.apache.arrow.stream` give them in the form of `POST /rollout`,
-    with a summary whose `request_id` is the session.
-    """
+async def _session_samples(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> Response:
+    """The branches of the session as rollouts, with their rewards."""
     samples = await sessions.store.samples(session_id, caller.namespace)
-    return await asyncio.to_thread(_encoded, samples, request.headers.get("accept", ""))
-
-
-def _encoded(samples: SessionSamples, accepted: str) -> Response:
-    if NDJSON in accepted:
-        lines = [sample_line(position, sample) for position, sample in enumerate(samples.samples)]
-        return Response(b"".join([*lines, summary_line(_summary_of(samples))]), media_type=NDJSON)
-    if ARROW in accepted:
-        encoder = ArrowResponseEncoder()
-        for position, sample in enumerate(samples.samples):
-            encoder.add(position, sample)
-        return Response(b"".join(encoder.body(_summary_of(samples))), media_type=ARROW)
-    return Response(json_of(samples), media_type=JSON)
-
-
-def _summary_of(samples: SessionSamples) -> RolloutSummary:
-    metrics = RequestMetricsAccumulator()
-    for sample in samples.samples:
-        metrics.add(sample)
-    return RolloutSummary(request_id=samples.session_id, metrics=metrics.metrics(), policy=samples.policy)
+    return Response(await asyncio.to_thread(json_of, samples), media_type=JSON)
 
 
 @router.get(

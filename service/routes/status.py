@@ -12,12 +12,12 @@ from pydantic import BaseModel, ConfigDict
 
 from rollout_client.contract.info import Ready, ServiceInfo, TaskList, TaskSamples, Vocabulary
 from rollout_client.contract.sample_ranges import SampleRange
-from service.http.authorization import OPEN, needs
-from service.http.openapi import refusal
+from service.http.openapi import OPEN, needs, refusal
 from service.http.streaming import response_in_parts
-from service.metrics.exposition import ExportersLost, all_metrics
+from service.metrics.ingress_metrics import ExportersLost, all_metrics
 from service.problems import TASK_UNKNOWN, RequestProblem, not_ready, unknown_task
 from service.rollout_requests.result_encoding import JSON, PART_BYTES, pieces
+from service.rollout_requests.service_status import service_info
 from service.routes.dependencies import Rollouts, Services
 
 info_router = APIRouter(prefix="/info", tags=["info"])
@@ -27,14 +27,14 @@ info_router = APIRouter(prefix="/info", tags=["info"])
 async def _info(rollouts: Rollouts, services: Services) -> ServiceInfo:
     """Model, tokenizer, limits, versions and tasks: what a client or a trainer has to match."""
     further = {"follow": await rollouts.policy.follow_state(), "keeps_records": services.records is not None}
-    return rollouts.info().model_copy(update=further)
+    return service_info(rollouts).model_copy(update=further)
 
 
 @info_router.get("/vocabulary", response_model=Vocabulary, **needs("read"), summary="List the tokens of the model")
 async def _vocabulary(rollouts: Rollouts) -> Response:
     """The token of each id, to see which differ where `vocabulary_sha256` is not what a trainer has."""
     # A vocabulary has hundreds of thousands of tokens: orjson encodes them in milliseconds.
-    return Response(orjson.dumps({"tokens": rollouts.vocabulary}), media_type=JSON)
+    return Response(orjson.dumps({"tokens": rollouts.episode_factory.tokenizer.vocabulary}), media_type=JSON)
 
 
 _SEED = "Shuffles the data, or seeds what the environment makes. Equal seeds give equal samples."
@@ -88,7 +88,7 @@ metrics_router = APIRouter(tags=["health"])
         200: {"description": "In Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}},
     },
 )
-async def metrics() -> Response:
+async def _metrics() -> Response:
     """Metrics of rollouts, engines and Ray Serve on all nodes. They are up to ten seconds old."""
     try:
         exposition = await all_metrics()

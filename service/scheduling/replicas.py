@@ -1,23 +1,23 @@
 """The generator replicas as one ingress replica knows them. State machines: no I/O, no clock, no Ray.
 
-`ReplicaSet` has their windows, and which versions they have; a replica that is listed again still counts the
-generations that it had when it was not. `ReplicaQueues` has the generations that wait for each, and which of them is
-next there: one of the flow with the lowest virtual time (`fair_queue.py`) among those whose policy may start there
-(`AdapterTurns`). A flow whose policy may not start falls behind those that go on; when it is behind by more than a
-turn, the turn of the policy that would go on ends.
+`ReplicaSet` has their windows, and which versions they have. `ReplicaQueues` has the generations that wait for each,
+and which of them is next there: one of the flow with the lowest virtual time (`fair_queue.py`) among those whose policy
+may start there. A flow whose policy may not start, because the engine holds no more adapters, falls behind those that
+go on; when it is behind by more than a turn, they wait until the generations of one policy have ended.
 
 `ScheduledGeneration` is one that waits or has started, `RequestState` the request that it is of.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.model_server import ServedRequest
 from deployments.protocols.weight_versions import RollingActivation
 from service.scheduling.affinity import Assignment
 from service.scheduling.fair_queue import FairQueue, Flow
-from service.scheduling.window import AdapterTurns, EngineCapacity, ReplicaWindow
+from service.scheduling.window import EngineCapacity, ReplicaWindow
 
 PREFILL_COST = 0.1
 """Cost of computing a prompt token, in generated tokens: engines compute about ten times as many prompt tokens a
@@ -54,11 +54,9 @@ class ScheduledGeneration:
     cost: float = 0.0
     """The charge to its request, in generated tokens."""
     kv_tokens: float = 0.0
-    """Tokens of the KV cache that it needs at its end, without `shared_tokens`."""
+    """Tokens of the KV cache that it needs at its end, without those that another rollout of its group holds there."""
     sequences: int = 1
     """Texts that the engine generates for it at once."""
-    shared_tokens: int = 0
-    """Tokens of its prompt that another rollout of its group holds there."""
     replica: str = UNKNOWN_REPLICA
     """The replica where it waits or runs."""
     window: ReplicaWindow | None = None
@@ -84,8 +82,7 @@ class ScheduledGeneration:
         prompt_tokens = len(self.request.prompt_token_ids)
         new_tokens = self.sequences * min(self.of_request.expected_tokens, self.request.max_new_tokens)
         self.cost = new_tokens + PREFILL_COST * max(prompt_tokens - self.assignment.cached_tokens, 0)
-        self.shared_tokens = self.assignment.shared_tokens
-        self.kv_tokens = new_tokens + prompt_tokens - self.shared_tokens
+        self.kv_tokens = new_tokens + prompt_tokens - self.assignment.shared_tokens
 
 
 RequestFlow = Flow[ScheduledGeneration, tuple[str, str | None]]
@@ -128,45 +125,20 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, ReplicaLane]):
         """All that wait for the replica, the oldest first within each policy."""
         return [item for policy in self._policies.get(replica, ()) for item in self.items_of((replica, policy))]
 
-    def next_at(self, replica: str, turns: AdapterTurns, turn: float) -> ScheduledGeneration | None:
+    def next_at(self, replica: str, window: ReplicaWindow, turn: float) -> ScheduledGeneration | None:
         """The generation that is next on the replica; `None` if none waits there that may start.
 
         Args:
             turn: how far others may get ahead of a flow whose policy may not start, in virtual time at weight 1.
         """
-        policies = self._policies.get(replica)
-        if policies is None:
-            return None
-        if policies.keys() == {None} and not turns.needs_turn(None):
-            return self.first_of((replica, None))
-        may_start = [policy for policy in policies if turns.may_start(policy)]
-        for policy in sorted(may_start, key=lambda policy: self.first_flow_of((replica, policy)).virtual_time):
-            flow = self.first_flow_of((replica, policy))
-            if not self._turn_is_over(replica, policy, flow.virtual_time, turns, turn):
+        flows = {policy: self.first_flow_of((replica, policy)) for policy in self._policies.get(replica, ())}
+        blocked = [flow for policy, flow in flows.items() if not window.may_start(policy)]
+        able = [policy for policy in flows if window.may_start(policy)]
+        for policy in sorted(able, key=lambda policy: flows[policy].virtual_time):
+            ahead = flows[policy].virtual_time
+            if policy is None or all(ahead - flow.virtual_time <= turn / flow.weight for flow in blocked):
                 return self.first_of((replica, policy))
-            turns.end_turn(policy)
         return None
-
-    def _turn_is_over(
-        self, replica: str, policy: str | None, virtual_time: float, turns: AdapterTurns, turn: float
-    ) -> bool:
-        """Whether another policy, which may not start, has waited for more than a turn, here or in another ingress."""
-        if not turns.needs_turn(policy):
-            return False
-        if turns.passes_over_others(policy, turn):
-            return True
-        if turns.may_start_without_end_of(policy):
-            return False
-        behind = [
-            flow for flow in self._blocked(replica, turns) if virtual_time - flow.virtual_time > turn / flow.weight
-        ]
-        return len(behind) > turns.ending
-
-    def _blocked(self, replica: str, turns: AdapterTurns) -> Iterator[Flow[ScheduledGeneration, ReplicaLane]]:
-        """The first flow of each policy that may not start."""
-        for policy in self._policies.get(replica, ()):
-            if not turns.may_start(policy):
-                yield self.first_flow_of((replica, policy))
 
 
 class ReplicaSet:
@@ -176,16 +148,12 @@ class ReplicaSet:
         self.capacity = EngineCapacity()
         self._window_factor = window_factor
         self.windows = {UNKNOWN_REPLICA: ReplicaWindow(self.capacity, window_factor)}
-        self._windows_of_gone: dict[str, ReplicaWindow] = {}
-        """Windows of replicas that are not listed any more: one that is listed again may still run generations."""
+        self._known = WeakValueDictionary(self.windows)
+        """With those of replicas that are not listed any more while they run generations: they may be listed again."""
         self.load_of_others: dict[str, int] = {}
         """Generations that count as load of a replica beside those of this ingress."""
         self.rolling: RollingActivation | None = None
         """Which replicas have which version, while they change one by one."""
-
-    @property
-    def has_suspects(self) -> bool:
-        return any(window.is_suspect for window in self.windows.values())
 
     @property
     def are_all_suspect(self) -> bool:
@@ -219,24 +187,14 @@ class ReplicaSet:
         gone = self.windows.keys() - names
         for replica in names:
             if replica not in self.windows:
-                window = self._windows_of_gone.pop(replica, None) or ReplicaWindow(self.capacity, self._window_factor)
+                window = self._known.get(replica) or ReplicaWindow(self.capacity, self._window_factor)
                 window.resize(self.capacity)
-                self.windows[replica] = window
+                self.windows[replica] = self._known[replica] = window
                 self.note_load(replica, window)
         for replica in gone:
-            window = self.windows.pop(replica)
-            if window.generations:
-                self._windows_of_gone[replica] = window
+            del self.windows[replica]
             self.load_of_others.pop(replica, None)
         return gone
-
-    def is_listed(self, replica: str, window: ReplicaWindow) -> bool:
-        """Whether the window is that of a replica that takes calls. Forgets that of another one if it is empty."""
-        if self.windows.get(replica) is window:
-            return True
-        if not window.generations:
-            self._windows_of_gone.pop(replica, None)
-        return False
 
     def note_load(self, replica: str, window: ReplicaWindow) -> None:
         if window.of_others or window.is_suspect:

@@ -75,11 +75,6 @@ class GenerationScheduler:
         return len(self._queue)
 
     @property
-    def has_suspects(self) -> bool:
-        """Whether `try_suspects` is to be called in some seconds."""
-        return self._replicas.has_suspects
-
-    @property
     def waiting_by_weight(self) -> Counter[float]:
         """How many generations wait, by the weight that their request has for its priority."""
         return Counter(generation.request.share.weight for generation in self._queue)
@@ -101,18 +96,18 @@ class GenerationScheduler:
         self._place(generation)
         return generation
 
-    def try_suspects(self) -> Started:
-        """Lets one generation try each suspect replica that has none: the oldest one that waits, else the next one."""
-        windows = self._replicas.windows.items()
-        self._to_try = {replica for replica, window in windows if window.is_suspect and not window.generations}
-        started: list[ScheduledGeneration] = []
-        for replica in sorted(self._to_try):
-            generation = next((waiting for waiting in self._queue if waiting.may_try(replica)), None)
-            if generation is not None:
-                self._queue.remove(generation)
-                self._try(generation, replica)
-                started.append(generation)
-        return started
+    def let_try(self, replica: str) -> Started:
+        """Lets one generation try the replica, if it is suspect and has none: the oldest that waits, else the next."""
+        window = self._replicas.windows.get(replica)
+        if window is None or not window.is_suspect or window.generations:
+            return ()
+        generation = next((waiting for waiting in self._queue if waiting.may_try(replica)), None)
+        if generation is None:
+            self._to_try.add(replica)
+            return ()
+        self._queue.remove(generation)
+        self._try(generation, replica)
+        return (generation,)
 
     def end(
         self,
@@ -125,12 +120,12 @@ class GenerationScheduler:
 
         Args:
             new_tokens: its length; `None` if it has no result.
-            replica_failed: the rollout's next generation goes to another replica, if there is one.
+            replica_failed: the rollout's next generation goes to another replica, if there is one. The caller calls
+                `let_try` in some seconds.
         """
         window, replica = generation.window, generation.replica
         assert window is not None
-        policy = generation.request.policy
-        window.remove(generation.kv_tokens, generation.shared_tokens, policy, generation.sequences)
+        window.remove(generation.kv_tokens, generation.request.policy, generation.sequences)
         generation.window = None
         if new_tokens is not None:
             self._queue.advance(generation.virtual_time)
@@ -141,12 +136,14 @@ class GenerationScheduler:
         if replica_failed:
             self._affinity.mark_failed(generation.request.rollout_id)
             window.note_failure()
-        if not self._replicas.is_listed(replica, window):
+        if self._replicas.windows.get(replica) is not window:
             return ()
         if replica_failed or replica in self._replicas.load_of_others:
             self._replicas.note_load(replica, window)
         moved = self._place_elsewhere(replica) if window.is_suspect else ()
-        return [*moved, *self._fill(replica, window)]
+        # One that was cancelled has not told whether the replica works.
+        tries = () if replica_failed else self.let_try(replica)
+        return [*moved, *tries, *self._fill(replica, window)]
 
     def leave_replica(self, rollout_id: str) -> None:
         """Lets the rollout's next generation go to another replica, if there is one. Ignores unknown ids."""
@@ -208,7 +205,8 @@ class GenerationScheduler:
         for replica, window in self._replicas.windows.items():
             self._note_free(replica, window)
         moved = [generation for replica in gone for generation in self._place_elsewhere(replica)]
-        return moved + list(self._fill_all())
+        tries = [tried for replica in self._replicas.windows for tried in self.let_try(replica)]
+        return moved + tries + list(self._fill_all())
 
     def _place_elsewhere(self, replica: str) -> Started:
         """Moves all that waits for a replica that is gone, or is suspect while another is not."""
@@ -238,11 +236,11 @@ class GenerationScheduler:
         replica = generation.assignment.replica
         assert replica is not None
         window, policy = self._replicas.windows[replica], generation.request.policy
-        if self._free and not (window.has_free_sequence and window.turns.may_start(policy)):
+        if self._free and not (window.has_free_sequence and window.may_start(policy)):
             able = (
                 name
                 for name, free in self._free.items()
-                if free.turns.may_start(policy) and self._replicas.admits(name, generation.request)
+                if free.may_start(policy) and self._replicas.admits(name, generation.request)
             )
             other = min(able, key=lambda name: self._free[name].ongoing, default=None)
             if other is not None and self._pays(generation, replica, other):
@@ -250,7 +248,7 @@ class GenerationScheduler:
                 replica, window = other, self._replicas.windows[other]
         self._wait(generation, replica)
         has_room = window.has_room(generation.kv_tokens, generation.sequences)
-        if has_room and self._queue.next_at(replica, window.turns, self._turn) is generation:
+        if has_room and self._queue.next_at(replica, window, self._turn) is generation:
             self._start(generation, window)
 
     def _try(self, generation: ScheduledGeneration, replica: str) -> None:
@@ -262,9 +260,7 @@ class GenerationScheduler:
     def _start(self, generation: ScheduledGeneration, window: ReplicaWindow) -> None:
         """Starts a generation that waits for this replica."""
         virtual_time = self._queue.start(generation, generation.cost)
-        cost = generation.cost / generation.of_request.flow.weight
-        policy = generation.request.policy
-        window.add(generation.kv_tokens, generation.shared_tokens, policy, cost, generation.sequences)
+        window.add(generation.kv_tokens, generation.request.policy, generation.sequences)
         generation.window = window
         if self._window_factor is not None:
             generation.virtual_time = int(virtual_time)
@@ -280,7 +276,7 @@ class GenerationScheduler:
         """Starts generations that wait for this replica, then some that wait for others, while its window has room."""
         started: list[ScheduledGeneration] = []
         while self._queue:
-            generation = self._queue.next_at(replica, window.turns, self._turn)
+            generation = self._queue.next_at(replica, window, self._turn)
             if (
                 generation is None
                 and not self._queue.size_at(replica)
@@ -305,7 +301,7 @@ class GenerationScheduler:
         window = self._replicas.windows[replica]
         tokens = generation.kv_tokens + generation.assignment.shared_tokens
         has_room = window.has_room(tokens, generation.sequences)
-        can_start = has_room and window.turns.may_start(generation.request.policy)
+        can_start = has_room and window.may_start(generation.request.policy)
         can_start = can_start and self._replicas.admits(replica, generation.request)
         return generation if can_start and self._pays(generation, longest[0], replica) else None
 
@@ -326,7 +322,7 @@ class GenerationScheduler:
         """Generations that must end before one of this policy that comes last there can run."""
         window = self._replicas.windows[replica]
         ongoing = window.ongoing + self._queue.size_at(replica)
-        is_closed = window.is_suspect or not window.turns.may_start(policy)
+        is_closed = window.is_suspect or not window.may_start(policy)
         return math.inf if is_closed else max(ongoing + 1 - self._replicas.capacity.sequences, 0)
 
     @property

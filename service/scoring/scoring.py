@@ -7,23 +7,22 @@ sequences share the engines with the generations of all other requests; cancelli
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from uuid import uuid4
 
 from deployments.failures import RolloutFailure, failure_of
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.protocols.generation import Generator, SamplingOptions, ScoredPrompt, ScoringRequest
+from deployments.protocols.generation import Generator, ScoredPrompt, ScoringRequest, scoring_request
 from deployments.protocols.replicas import GeneratorDescription
-from rollout_client.contract.base import PolicyDemand, label_of, read_label
+from rollout_client.contract.base import read_label
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, SampleError
 from service.access.keys import ANYBODY, Caller
 from service.remote.policy import RemotePolicy
+from service.rollout_requests.parsing import ParsedScoreRequest, ScoreBounds
 from service.rollouts.metrics import policy_versions
 from service.rollouts.retries import RetryBudget, with_retries
 from service.rollouts.staleness import refuse_dropped
-from service.scheduling.priority import share_of
-from service.scoring.parsing import ParsedScoreRequest, ScoreBounds
+from service.scheduling.fair_queue import share_of
 from service.settings import RequestLimits
 
 MOST_AT_ONCE = 2048
@@ -37,18 +36,17 @@ class Scoring:
     """Scores the sequences of requests.
 
     Args:
-        generator_for: gives the generator of a caller's requests.
         engine: the limits of the engines.
     """
 
     def __init__(
         self,
-        generator_for: Callable[[Caller], Generator],
+        generator: Generator,
         policy: RemotePolicy,
         limits: RequestLimits,
         engine: GeneratorDescription,
     ) -> None:
-        self._generator_for = generator_for
+        self._generator = generator
         self._policy = policy
         self._limits = limits
         most = limits.max_rollouts_per_request
@@ -73,40 +71,29 @@ class Scoring:
         """
         demanded = request.policy
         await self._policy.wait_for_version(demanded)
-        generator = self._generator_for(caller)
-        asked = ScoringRequest(
-            generation_id="",
-            prompt_token_ids=(),
-            max_new_tokens=1,
-            stop_strings=(),
-            sampling=SamplingOptions(),
-            min_weight_version=max(demanded.min_version or 0, demanded.version or 0),
-            request_id=request_id,
-            token_timeout_s=self._limits.generation_timeout_s,
-            share=share_of(f"{request_id}-{uuid4().hex[:16]}", request.priority, caller),
-            policy=demanded.name,
-            top_k=request.top_k,
-        )
+        share = share_of(f"{request_id}-{uuid4().hex[:16]}", request.priority, caller)
+        asked = {
+            "min_weight_version": max(demanded.min_version or 0, demanded.version or 0),
+            "request_id": request_id,
+            "share": share,
+            "policy": demanded.name,
+            "top_k": request.top_k,
+        }
         versions: set[int] = set()
         waiting = enumerate(zip(request.sequences, request.starts, strict=True))
 
         async def score_next() -> None:
             for position, (token_ids, start) in waiting:
-                rollout_id = f"{asked.share.id}-{position}"
-                of_sequence = replace(
-                    asked,
-                    generation_id=rollout_id,
-                    rollout_id=rollout_id,
-                    group=rollout_id,
-                    prompt_token_ids=token_ids,
-                    start=start,
-                )
-                score = await self._score_of(of_sequence, position, request.retries, generator)
+                of_sequence = scoring_request(f"{share.id}-{position}", token_ids, start, **asked)
+                score = await self._score_of(of_sequence, position, request.retries)
                 if isinstance(score, ScoredPrompt):
                     scored_by = read_label(score.weight_version).number
                     versions.add(scored_by)
                     if demanded.version not in (None, scored_by):
-                        raise _replaced(demanded, scored_by)
+                        message = f"a newer one has taken its place; version {score.weight_version} scored a sequence"
+                        raise PolicyNotCurrent(
+                            FieldProblem(field="policy.version", message=message, value=demanded.version)
+                        )
                 await on_score(position, score)
 
         try:
@@ -119,31 +106,26 @@ class Scoring:
             raise
         return policy_versions(demanded.name, versions, self._policy.current(demanded.name))
 
-    async def _score_of(self, asked: ScoringRequest, position: int, retries: int, generator: Generator) -> Score:
+    async def _score_of(self, asked: ScoringRequest, position: int, retries: int) -> Score:
         """The score of the sequence at this position, or the failure that broke it."""
         log_fields = {"request_id": asked.request_id, "rollout_id": asked.rollout_id, "sample": position}
+
+        async def scored() -> ScoredPrompt:
+            # Until no update of the weights interrupts it.
+            while True:
+                refuse_dropped(asked.policy, asked.policy is not None and self._policy.current(asked.policy) is None)
+                result = await self._generator.generate(asked)
+                if isinstance(result, ScoredPrompt) and result.finish_reason != "abort":
+                    return result
+                if result.failure is not None:
+                    raise result.failure
+
         try:
-            return await with_retries(lambda: self._scored(asked, generator), RetryBudget(log_fields, retries))
+            return await with_retries(scored, RetryBudget(log_fields, retries))
         except Exception as error:
             # A named failure was logged with its traceback where it was noticed.
             unknown = None if isinstance(error, RolloutFailure) else error
             logger.warning("A sequence was not scored: %s", error, exc_info=unknown, extra=log_fields)
             return failure_of(error)
         finally:
-            generator.release(asked.rollout_id)
-
-    async def _scored(self, asked: ScoringRequest, generator: Generator) -> ScoredPrompt:
-        """Asks again until no update of the weights interrupts it."""
-        while True:
-            refuse_dropped(asked.policy, asked.policy is not None and self._policy.current(asked.policy) is None)
-            result = await generator.generate(asked)
-            if isinstance(result, ScoredPrompt) and result.finish_reason != "abort":
-                return result
-            if result.failure is not None:
-                raise result.failure
-
-
-def _replaced(demanded: PolicyDemand, scored_by: int) -> PolicyNotCurrent:
-    """The failure of a request whose demanded version was replaced before all sequences were scored."""
-    message = f"a newer one has taken its place; version {label_of(demanded.name, scored_by)} scored a sequence"
-    return PolicyNotCurrent(FieldProblem(field="policy.version", message=message, value=demanded.version))
+            self._generator.release(asked.rollout_id)

@@ -9,18 +9,9 @@ from typing import Any
 
 import yaml
 from dotenv import load_dotenv
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
-from ray.serve.config import AutoscalingConfig
-from ray.serve.schema import (
-    DeploymentSchema,
-    HTTPOptionsSchema,
-    RayActorOptionsSchema,
-    ServeApplicationSchema,
-    ServeDeploySchema,
-)
-
-from service.startup.commands import ServiceNotStarted
+from ray.serve.schema import ServeDeploySchema
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 BUNDLED = REPOSITORY / "service" / "bundled"
@@ -28,18 +19,13 @@ BUNDLED = REPOSITORY / "service" / "bundled"
 LOOPBACK = "127.0.0.1"
 APP_BUILDER = "service.app:build"
 ENVIRONMENT_FILE = "serve.env"
-_SCHEMAS: dict[str, type[BaseModel]] = {
-    "": ServeDeploySchema,
-    "http_options": HTTPOptionsSchema,
-    "applications": ServeApplicationSchema,
-    "deployments": DeploymentSchema,
-    "ray_actor_options": RayActorOptionsSchema,
-    "autoscaling_config": AutoscalingConfig,
-}
-"""By the field of a config that holds one, or a list of them."""
 _PORTS = range(20_000, 32_768)
 """Above the ports of Ray's workers, below those that Linux gives to connections and to programs that ask for any."""
 _TRIES = 100
+
+
+class ServiceNotStarted(Exception):
+    """The service did not start; the message is for the user and says what to change."""
 
 
 def read_config(path: Path, host: str | None = None, port: int | None = None) -> ServeDeploySchema:
@@ -68,7 +54,7 @@ def config_of(content: Any, path: Path) -> ServeDeploySchema:
         # Serve itself would ignore keys that it does not know.
         config = ServeDeploySchema.model_validate(content, extra="forbid")
     except ValidationError as error:
-        problems = map(_problem_line, error.errors())
+        problems = map(problem_line, error.errors())
         raise ServiceNotStarted("\n".join([f"{path} is not a Serve config:", *problems])) from error
     _set_environment(path)
     _resolve_paths(config, path.resolve().parent)
@@ -135,17 +121,11 @@ def _set_environment(config_path: Path) -> None:
 def problem_line(problem: ErrorDetails, *above: str) -> str:
     """The field below `above`, the problem with it, and the value that was given."""
     given, message = problem["input"], problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden" and not above:
+        message = "unknown to Ray Serve"
     # Of what holds other fields, the field and the message say enough.
     shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
     return f"  {'.'.join(map(str, [*above, *problem['loc']]))}: {message}{shown}"
-
-
-def _problem_line(problem: ErrorDetails) -> str:
-    if problem["type"] == "extra_forbidden":
-        holder = next((name for name in reversed(problem["loc"][:-1]) if isinstance(name, str)), "")
-        known = f"; permitted are {', '.join(sorted(_SCHEMAS[holder].model_fields))}" if holder in _SCHEMAS else ""
-        problem["msg"] = f"unknown to Ray Serve{known}"
-    return problem_line(problem)
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -49,7 +49,7 @@ def stages_shown(console: Console) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def replica_logs_shown(console: Console, folder: Path) -> Iterator[None]:
     """Follows the logs in `folder` for the length of the block, and shows what remains when it is left."""
-    logs = ReplicaLogs(folder)
+    logs = _ReplicaLogs(folder)
 
     def show() -> None:
         for text in logs.new_texts():
@@ -64,43 +64,40 @@ def replica_logs_shown(console: Console, folder: Path) -> Iterator[None]:
         show()
 
 
-class ReplicaLogs:
-    """Records for the console in the log files of a folder, from the moment that each is first seen."""
+class _ReplicaLogs:
+    """Records for the console in the log files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open_files: dict[Path, BinaryIO] = {}
+        self._read_bytes: dict[int, int] = {}
+        """By inode, the end of the last line that was read: a log that has grown too long gets another name."""
 
     def new_texts(self) -> Iterator[str]:
         """Yields one text for each record that was written since the last call and that the user should see."""
-        for path in sorted(self._folder.glob("*.jsonl")):
-            texts = [text for line in self._new_lines(path) if (text := text_for_the_console(json.loads(line)))]
+        for path in [*sorted(self._folder.glob("*.jsonl.*")), *sorted(self._folder.glob("*.jsonl"))]:
+            texts = [text for line in self._new_lines(path) if (text := _text_for_the_console(json.loads(line)))]
             yield from texts[:_MOST_RECORDS_AT_ONCE]
             if (unseen := len(texts) - _MOST_RECORDS_AT_ONCE) > 0:
                 yield f"{unseen} more lines are in {path}"
 
-    def _new_lines(self, path: Path) -> Iterator[bytes]:
-        file = self._open_files.get(path)
-        if file is None:
-            file = self._open_files[path] = path.open("rb")
-        yield from _complete_lines(file)
-        # A log that has grown too long goes on in a new file under the same name, which may be about to be made.
-        if not path.exists():
-            return
-        if path.stat().st_ino != os.fstat(file.fileno()).st_ino:
-            file.close()
-            self._open_files[path] = path.open("rb")
-            yield from _complete_lines(self._open_files[path])
+    def _new_lines(self, path: Path) -> list[bytes]:
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return []  # It has just got another name.
+        with file:
+            stat = os.fstat(file.fileno())
+            begin = self._read_bytes.get(stat.st_ino, 0)
+            if begin > stat.st_size:
+                begin = 0  # A new file has the inode of one that was removed.
+            file.seek(begin)
+            # A line that is being written is left for the next time.
+            text, newline, _ = file.read().rpartition(b"\n")
+        self._read_bytes[stat.st_ino] = begin + len(text) + len(newline)
+        return text.splitlines()
 
 
-def _complete_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Reads to the end of the file, and leaves a line that is being written for the next time."""
-    while (line := file.readline()).endswith(b"\n"):
-        yield line
-    file.seek(-len(line), 1)
-
-
-def text_for_the_console(record: dict[str, Any]) -> str | None:
+def _text_for_the_console(record: dict[str, Any]) -> str | None:
     """A printed line, or a warning or an error with its traceback; None for everything else."""
     name = f"[{record['deployment']}]"
     if record["logger"] in OUTPUT_LOGGERS:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rollout_client import RolloutClient, Sampling
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from service.startup.commands import Gpus, ModelToServe, Tasks
+from service.startup.serve_command import Gpus, Model, Tasks, make_importable
 
 _SAMPLES_PER_TASK = 16
 _NUM_GENERATIONS = 4
@@ -19,7 +19,7 @@ _MAX_ROLLOUT_TURNS = 8
 _MAX_NEW_TOKENS = 128
 
 
-def demo(model: ModelToServe = None, env: Tasks = None, gpus: Gpus = None) -> None:
+def demo(model: Model = None, env: Tasks = None, gpus: Gpus = None) -> None:
     """Play some rollouts with a service of this machine that starts for them and stops after them."""
     from service.startup.config import BUNDLED, config_of, free_port
     from service.startup.generated_config import (
@@ -30,7 +30,6 @@ def demo(model: ModelToServe = None, env: Tasks = None, gpus: Gpus = None) -> No
         model_and_tasks,
     )
     from service.startup.local_service import local_service, sentences_for_the_user
-    from service.startup.serve_command import make_importable
 
     console = Console()
     with sentences_for_the_user(console):

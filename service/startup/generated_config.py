@@ -13,8 +13,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from deployments.upstream.ray_serve.serve_internals import resources_of_this_machine
-from service.startup.commands import ServiceNotStarted
-from service.startup.config import BUNDLED
+from service.startup.config import BUNDLED, ServiceNotStarted
 
 EMBEDDED_MODEL = BUNDLED / "tiny"
 EMBEDDED_MODEL_THAT_SEES = BUNDLED / "shapes"
@@ -41,8 +40,6 @@ class ServedModel:
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the config's `engine`, which take precedence. By default `max_model_len` is the model's own
     limit, on processors at most that of the shipped config."""
-    images: bool | None = None
-    """Whether the service takes images; by default if the model sees."""
 
 
 def generated_config(
@@ -66,7 +63,7 @@ def generated_config(
     if served.gpus:
         generator["num_replicas"] = served.gpus // served.tensor_parallel_size
     optional: dict[str, Any] = {"access": dict(access)} if access else {}
-    if sees(served.model) if served.images is None else served.images:
+    if sees(served.model):
         optional["images"] = {}
     application["args"] = {**optional, "engine": engine_of(served), "environments": environments}
     application["deployments"] = [ingress, generator, *(deepcopy(of_a_task) | {"name": name} for name in environments)]
@@ -97,19 +94,16 @@ def engine_of(served: ServedModel) -> dict[str, Any]:
     """The `engine` of the shipped config for this hardware, with what was asked for."""
     [application] = _shipped_config("serve_config.yaml" if served.gpus else "serve_config.cpu.yaml")["applications"]
     engine: dict[str, Any] = application["args"]["engine"] | {"model": served.model}
+    # Without a GPU one engine runs, on the processors.
+    if max(served.gpus, 1) % served.tensor_parallel_size:
+        raise ServiceNotStarted(
+            f"--gpus: {served.gpus} is not a multiple of --tensor-parallel-size {served.tensor_parallel_size}, which "
+            "each replica of the model needs."
+        )
     if served.gpus:
-        if served.gpus % served.tensor_parallel_size:
-            raise ServiceNotStarted(
-                f"--gpus: {served.gpus} is not a multiple of --tensor-parallel-size {served.tensor_parallel_size}, "
-                "which each replica of the model needs."
-            )
         del engine["max_model_len"]  # By default the model's own.
         return engine | {"tensor_parallel_size": served.tensor_parallel_size} | dict(served.engine)
-    if served.tensor_parallel_size > 1:
-        raise ServiceNotStarted("--tensor-parallel-size: there are no GPUs to divide the model between; leave it out.")
-    length = served.engine.get("max_model_len") or min(longest_context(served.model), engine["max_model_len"])
-    if length == "auto":
-        raise ServiceNotStarted("max_model_len: auto fits the memory of a GPU, and there is none; give a number.")
+    length = served.engine.get("max_model_len") or min(_longest_context(served.model), engine["max_model_len"])
     # Without chunked prefill a batch must have room for the longest prompt.
     return engine | {"max_model_len": length, "max_num_batched_tokens": length} | dict(served.engine)
 
@@ -123,7 +117,7 @@ def engine_fields(given: Sequence[str]) -> dict[str, Any]:
     """Fields of the config's `engine` from `KEY=VALUE`, whose values are YAML.
 
     Raises:
-        ServiceNotStarted: one has no name, is not YAML, or is there twice.
+        ServiceNotStarted: one has no name, or is not YAML.
     """
     fields: dict[str, Any] = {}
     for text in given:
@@ -131,8 +125,6 @@ def engine_fields(given: Sequence[str]) -> dict[str, Any]:
         name = name.strip().replace("-", "_")
         if not name.isidentifier() or not equals:
             raise ServiceNotStarted(f"--engine: {text!r} is not KEY=VALUE, such as max_num_seqs=512.")
-        if name in fields:
-            raise ServiceNotStarted(f"--engine: {name} is there twice.")
         try:
             fields[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
@@ -140,7 +132,7 @@ def engine_fields(given: Sequence[str]) -> dict[str, Any]:
     return fields
 
 
-def longest_context(model: str) -> int:
+def _longest_context(model: str) -> int:
     """Positions that a model has, by its config; what cannot be looked up is taken for large enough."""
     config = _hugging_face_config(model)
     of_text = config.get("text_config")

@@ -26,20 +26,18 @@ import typer
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
-from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 from rich.console import Console
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from deployments.logs import serve_logs_folder
+from deployments.logs import serve_logs_folder, session_folder
 from deployments.policy.cluster import cluster_weights_folder
-from deployments.rpc.own_address import own_address
-from deployments.storage.databases import cluster_folder, session_folder
-from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES
+from deployments.storage.databases import cluster_folder
+from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES, own_address
 from deployments.upstream.ray_serve.serve_internals import read_environment_again, route_in_own_loop
 from deployments.workers.cleanup import free_left_over, remove_left_over
-from service.access.exposure import HAPROXY
-from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
-from service.startup.config import APP_BUILDER
+from service.access.access_control import HAPROXY
+from service.startup.config import APP_BUILDER, ServiceNotStarted
 from service.startup.console_logs import replica_logs_shown, stages_shown
 from service.startup.preflight import check_config
 from service.startup.processes import adopt_orphans, end_descendants, interruptible, orphans_reaped
@@ -66,13 +64,13 @@ def _finish_rollouts(config: ServeDeploySchema, console: Console) -> None:
     rollouts whose engines and environments are gone.
     """
     for application in (each for each in config.applications if each.import_path == APP_BUILDER):
-        bound_s = shutdown_bound_s(application)
+        bound_s = _shutdown_bound_s(application)
         try:
             handle: Any = serve.get_deployment_handle(INGRESS, app_name=application.name)
             route_in_own_loop(handle)
             with stages_shown(console) as show:
                 show(f"Finishing the rollouts under way, for at most {bound_s:g} s")
-                left = drain_replicas(handle, bound_s)
+                left = _drain_replicas(handle, bound_s)
         except (RayError, RayServeException, TimeoutError) as error:
             console.print(f"The rollouts under way could not be waited for: {error}", markup=False, soft_wrap=True)
             continue
@@ -86,7 +84,7 @@ def _finish_rollouts(config: ServeDeploySchema, console: Console) -> None:
     wait=wait_fixed(REPLICAS_KNOWN_POLL_S),
     reraise=True,
 )
-def drain_replicas(handle: Any, bound_s: float) -> int:
+def _drain_replicas(handle: Any, bound_s: float) -> int:
     """How many rollouts are left on all replicas of the ingress.
 
     Ray Serve 2.60 tells a new handle its deployment's config and its replicas in two messages. Between them
@@ -96,10 +94,9 @@ def drain_replicas(handle: Any, bound_s: float) -> int:
     return sum(answers)
 
 
-def shutdown_bound_s(application: ServeApplicationSchema) -> float:
+def _shutdown_bound_s(application: ServeApplicationSchema) -> float:
     """`graceful_shutdown_timeout_s` of the ingress, in seconds."""
-    ingress = next((each for each in application.deployments if each.name == INGRESS), DeploymentSchema(name=INGRESS))
-    given = ingress.graceful_shutdown_timeout_s
+    given = next((each.graceful_shutdown_timeout_s for each in application.deployments if each.name == INGRESS), None)
     return float(given) if isinstance(given, int | float) else GRACEFUL_SHUTDOWN_TIMEOUT_S
 
 
@@ -119,34 +116,31 @@ def sentences_for_the_user(console: Console) -> Iterator[None]:
 
 
 @contextmanager
-def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: float = ROOM_TIMEOUT_S) -> Iterator[str]:
+def local_service(config: ServeDeploySchema, console: Console) -> Iterator[str]:
     """Runs the service for the length of the block and yields its base URL once it is ready.
 
     Every process that it started has ended when the block is left, however it is left. After SIGTERM the rollouts under
     way are finished before, until a second signal comes. What replicas print and warn of is shown on the console.
-
-    Args:
-        room_timeout_s: how long a deployment may wait for free cores or GPUs.
 
     Raises:
         ServiceNotStarted: the config cannot work, the port is taken, or a deployment cannot start.
     """
     host, port = config.http_options.host, config.http_options.port
     check_config(config)
-    refuse_taken_port(host, port)
+    _refuse_taken_port(host, port)
     adopt_orphans()
     started_at = time.monotonic()
     with ExitStack() as to_undo:
         to_undo.callback(_stop, console)
         with stages_shown(console) as show:
             show("Starting Ray")
-            start_ray(port)
+            _start_ray(port)
             to_undo.enter_context(orphans_reaped())
             to_undo.enter_context(replica_logs_shown(console, serve_logs_folder()))
             with interruptible():
                 show("Starting Ray Serve")
                 deploy(config)
-                for starting in deployments_not_ready(config, room_timeout_s):
+                for starting in deployments_not_ready(config):
                     show(f"Starting {starting}")
         url = own_address(config.http_options)
         console.print(f"Ready after {time.monotonic() - started_at:.0f} s: {url}")
@@ -159,14 +153,14 @@ def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: f
                 raise
 
 
-def serve_until_stopped(config: ServeDeploySchema, console: Console, room_timeout_s: float) -> None:
+def serve_until_stopped(config: ServeDeploySchema, console: Console) -> None:
     """Runs the service until SIGINT or SIGTERM. Raises what `local_service` raises."""
-    with local_service(config, console, room_timeout_s) as url:
+    with local_service(config, console) as url:
         console.print(f"Routes and their fields: {url}/docs. Ctrl-C stops the service.")
         threading.Event().wait()
 
 
-def start_ray(port: int) -> None:
+def _start_ray(port: int) -> None:
     """Starts a Ray whose ingress replicas will listen on the port, unless HAProxy shall.
 
     Raises:
@@ -195,7 +189,7 @@ def start_ray(port: int) -> None:
         raise ServiceNotStarted(f"Ray did not start: {error}") from error
 
 
-def refuse_taken_port(host: str, port: int) -> None:
+def _refuse_taken_port(host: str, port: int) -> None:
     """Raises `ServiceNotStarted` if the service cannot listen on the port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -222,7 +216,7 @@ def require_cluster_token() -> None:
     path = Path(os.environ.get(_TOKEN_PATH) or "~/.ray/auth_token").expanduser()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        make_token(path)
+        _make_token(path)
         if path.stat().st_mode & _OTHERS:
             path.chmod(0o600)
             logger.warning("%s was open to other users, and is no longer.", path)
@@ -233,7 +227,7 @@ def require_cluster_token() -> None:
         ) from error
 
 
-def make_token(path: Path) -> None:
+def _make_token(path: Path) -> None:
     """Writes a new token, unless the file is there. Nobody reads a part of it, also while two services start."""
     if path.exists():
         return

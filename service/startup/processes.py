@@ -25,7 +25,7 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
-class OrphanReaper:
+class _OrphanReaper:
     """Reaps adopted processes that have ended: each engine that dies would leave some for as long as the service runs.
 
     Children that this process has started itself are left to whoever waits for their exit code.
@@ -65,7 +65,7 @@ def repeated(work: Callable[[], None], every_s: float, name: str) -> Iterator[No
 
 def orphans_reaped() -> AbstractContextManager[None]:
     """Reaps adopted processes for the length of the block."""
-    return repeated(OrphanReaper().reap, _REAP_EVERY_S, "orphans")
+    return repeated(_OrphanReaper().reap, _REAP_EVERY_S, "orphans")
 
 
 def wait_for_ends(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:

@@ -9,22 +9,27 @@ from collections.abc import Iterator, Mapping
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeDeploySchema
 
-from deployments.upstream.ray_serve.direct_ingress import own_port
-from deployments.upstream.ray_serve.serve_internals import deploy_apps, proxy_port
-from service.startup.commands import ROOM_TIMEOUT_S, ServiceNotStarted
-from service.startup.config import free_port
+from deployments.upstream.ray_serve.direct_ingress import own_port, proxy_port
+from deployments.upstream.ray_serve.serve_internals import deploy_apps
+from service.startup.config import ServiceNotStarted, free_port
 
-POLL_S = 0.5
-REPLICA_FAILED = "A replica failed to start with exception."
+_ROOM_TIMEOUT_S = 60.0
+"""How long a deployment may wait for cores or GPUs before the start is given up."""
+_HINT = (
+    "Give a deployment less in its entry under `deployments`, such as `ray_actor_options: {num_cpus: 0.1}`, and the "
+    "generator by `engine.num_cpus` and `engine.device`: a reservation is not a limit: a replica may use more."
+)
+_POLL_S = 0.5
+_REPLICA_FAILED = "A replica failed to start with exception."
 """Prefix of Serve's message while it retries a replica whose constructor raised."""
-NO_ROOM = re.compile(r"Resources required for each replica: (\{.*?\}), total resources available: (\{.*?\})\.")
+_NO_ROOM = re.compile(r"Resources required for each replica: (\{.*?\}), total resources available: (\{.*?\})\.")
 """Part of Serve's message about replicas for which the Ray cluster lacks resources."""
-TRACEBACK = "Traceback (most recent call last):"
-SERVE_RAISES = f"RuntimeError: {TRACEBACK}"
+_TRACEBACK = "Traceback (most recent call last):"
+_SERVE_RAISES = f"RuntimeError: {_TRACEBACK}"
 """Serve raises the traceback of a constructor as the text of an exception of its own."""
-REFUSAL = re.compile(r"^deployments\.[\w.]+\.(?:UnsupportedTokenizer|ParserUnusable): ", re.MULTILINE)
+_REFUSAL = re.compile(r"^(?:deployments|service)\.[\w.]+: ", re.MULTILINE)
 """Prefix of a traceback's last line that is a sentence for the user, who needs nothing else of the traceback."""
-RAY_FRAME = re.compile(r'^  File "[^"]*/site-packages/ray/.*\n(?:    .*\n)*', re.MULTILINE)
+_RAY_FRAME = re.compile(r'^  File "[^"]*/site-packages/ray/.*\n(?:    .*\n)*', re.MULTILINE)
 
 
 def deploy(config: ServeDeploySchema) -> None:
@@ -41,24 +46,23 @@ def _behind_the_port(config: ServeDeploySchema) -> ServeDeploySchema:
     return config.model_copy(update={"http_options": http_options})
 
 
-def deployments_not_ready(config: ServeDeploySchema, room_timeout_s: float = ROOM_TIMEOUT_S) -> Iterator[str]:
+def deployments_not_ready(config: ServeDeploySchema) -> Iterator[str]:
     """Yields the deployments that are still starting, twice a second, until every application runs.
 
     Raises:
-        ServiceNotStarted: as `Startup.observe`.
+        ServiceNotStarted: as `_Startup.observe`.
     """
-    startup = Startup([application.name for application in config.applications], room_timeout_s)
+    startup = _Startup([application.name for application in config.applications])
     while (starting := startup.observe(serve.status().applications, time.monotonic())) is not None:
         yield starting
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
 
 
-class Startup:
+class _Startup:
     """Classifies the states that Serve reports: ready, starting, or failed."""
 
-    def __init__(self, application_names: list[str], room_timeout_s: float) -> None:
+    def __init__(self, application_names: list[str]) -> None:
         self._application_names = application_names
-        self._room_timeout_s = room_timeout_s
         self._without_room_since: dict[str, float] = {}
         """By deployment name; seconds of the caller's clock."""
 
@@ -67,14 +71,13 @@ class Startup:
 
         Raises:
             ServiceNotStarted: an application cannot be built, the constructor of a replica raised, or a deployment has
-                waited `room_timeout_s` for resources that the Ray cluster does not have.
+                waited `_ROOM_TIMEOUT_S` for resources that the Ray cluster does not have.
         """
         started = [applications[name] for name in self._application_names if name in applications]
         if failures := [failure for app in started for failure in _failures_of(app)]:
             raise ServiceNotStarted("\n".join(failures))
-        if len(started) == len(self._application_names) and all(
-            app.status == ApplicationStatus.RUNNING for app in started
-        ):
+        running = [app for app in started if app.status == ApplicationStatus.RUNNING]
+        if len(running) == len(self._application_names):
             return None
         starting = {
             name: deployment
@@ -85,32 +88,29 @@ class Startup:
         without_room = {
             name: needs for name, deployment in starting.items() if (needs := _missing_room(name, deployment))
         }
-        self._give_up_waiting(without_room, now)
-        return ", ".join(without_room.get(name, name) for name in starting) or "Ray Serve"
-
-    def _give_up_waiting(self, without_room: Mapping[str, str], now: float) -> None:
         self._without_room_since = {name: self._without_room_since.get(name, now) for name in without_room}
         for name, since in self._without_room_since.items():
-            if now - since >= self._room_timeout_s:
-                raise ServiceNotStarted(f"Given up after {now - since:.0f} s: {without_room[name]}.")
+            if now - since >= _ROOM_TIMEOUT_S:
+                raise ServiceNotStarted(f"Given up after {now - since:.0f} s: {without_room[name]}.\n{_HINT}")
+        return ", ".join(without_room.get(name, name) for name in starting) or "Ray Serve"
 
 
 def _failures_of(app: ApplicationStatusOverview) -> list[str]:
     """Reasons why an application will not run: one for each failed deployment, or Serve's own for the application."""
     failed = [
-        f"{name} failed to start. {reason_in(deployment.message)}"
+        f"{name} failed to start. {_reason_in(deployment.message)}"
         for name, deployment in app.deployments.items()
         if deployment.status == "DEPLOY_FAILED"
-        or (deployment.status == "UPDATING" and deployment.message.startswith(REPLICA_FAILED))
+        or (deployment.status == "UPDATING" and deployment.message.startswith(_REPLICA_FAILED))
     ]
     if app.status == ApplicationStatus.DEPLOY_FAILED and not failed:
-        return [f"The application could not be built. {reason_in(app.message)}"]
+        return [f"The application could not be built. {_reason_in(app.message)}"]
     return failed
 
 
 def _missing_room(name: str, deployment: DeploymentStatusOverview) -> str | None:
     """The resources that a deployment waits for; `None` if the Ray cluster has them free."""
-    if (match := NO_ROOM.search(deployment.message)) is None:
+    if (match := _NO_ROOM.search(deployment.message)) is None:
         return None
     required, available = json.loads(match[1]), json.loads(match[2])
     # Serve also writes this message while the process of a replica that has its room starts slowly.
@@ -122,13 +122,13 @@ def _missing_room(name: str, deployment: DeploymentStatusOverview) -> str | None
     return f"{name} waits for room: a replica asks for {asked}, free are {free}"
 
 
-def reason_in(message: str) -> str:
+def _reason_in(message: str) -> str:
     """The user's part of the traceback in Serve's message, without Ray's frames; a message without one unchanged.
 
     For a refusal by the service itself it is the sentence alone.
     """
-    if (refusal := REFUSAL.search(message)) is not None:
-        return message[refusal.end() :].strip()
-    start = message.rfind(SERVE_RAISES)
-    start = message.find(TRACEBACK, max(start, 0))
-    return RAY_FRAME.sub("", message[start:] if start >= 0 else message).strip()
+    if refusals := [*_REFUSAL.finditer(message)]:
+        return message[refusals[-1].end() :].strip()
+    start = message.rfind(_SERVE_RAISES)
+    start = message.find(_TRACEBACK, max(start, 0))
+    return _RAY_FRAME.sub("", message[start:] if start >= 0 else message).strip()

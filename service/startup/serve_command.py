@@ -11,47 +11,43 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from service.startup.commands import (
-    ROOM_TIMEOUT_S,
-    Gpus,
-    GuardedBy,
-    Host,
-    KeysFile,
-    ModelToServe,
-    Port,
-    RoomTimeout,
-    Tasks,
-)
+Host = Annotated[str | None, typer.Option(help="Listen on this address instead of the config's.")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Listen on this port instead of the config's.")]
+KeysFile = Annotated[
+    Path | None, typer.Option(envvar="ROLLOUT_KEYS_FILE", help="In place of the config's access.keys_file.")
+]
+GuardedBy = Annotated[
+    str | None,
+    typer.Option(
+        envvar="ROLLOUT_GUARDED_BY", help="What stands in front of a service without keys (access.guarded_by)."
+    ),
+]
+Model = Annotated[
+    str | None, typer.Argument(help="A local path or a Hugging Face repository; by default the embedded model.")
+]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option(help="A task: NAME of a built-in one, MODULE:CLASS, or NAME=MODULE:CLASS. Can be repeated."),
+]
+Gpus = Annotated[int | None, typer.Option(min=0, help="GPUs that the engines use; by default all of this machine.")]
 
 
 def serve(
-    model: ModelToServe = None,
+    model: Model = None,
     env: Tasks = None,
     gpus: Gpus = None,
-    tensor_parallel_size: Annotated[
-        int, typer.Option("--tensor-parallel-size", "--tensor-parallel", min=1, help="GPUs of one replica.")
-    ] = 1,
-    max_model_len: Annotated[
-        str | None, typer.Option(help="Tokens of prompt and generation; auto: as many as the memory holds.")
-    ] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Generations that an engine runs at once.")] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs of one replica.")] = 1,
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="A field of `engine` in the config: the service's or vLLM's. Repeatable."
-        ),
-    ] = None,
-    images: Annotated[
-        bool | None,
-        typer.Option(
-            "--images/--no-images", help="Take images; by default if the config of the model has a vision_config."
+            metavar="KEY=VALUE",
+            help="A field of `engine` in the config: the service's or vLLM's, such as max_model_len=4096. Repeatable.",
         ),
     ] = None,
     host: Host = None,
     port: Port = None,
     keys_file: KeysFile = None,
     guarded_by: GuardedBy = None,
-    room_timeout_s: RoomTimeout = ROOM_TIMEOUT_S,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the Serve config and start nothing.")
     ] = False,
@@ -71,18 +67,15 @@ def serve(
 
     console = Console(stderr=True)
     http_options = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    lengths = (("max_model_len", max_model_len), ("max_num_seqs", max_num_seqs))
     with sentences_for_the_user(console):
         name, tasks = model_and_tasks(model, env)
-        fields = engine_fields([f"{name}={value}" for name, value in lengths if value is not None])
-        fields |= engine_fields(engine or ())
-        served = ServedModel(name, gpus_or_all(gpus), tensor_parallel_size, fields, images)
+        served = ServedModel(name, gpus_or_all(gpus), tensor_parallel_size, engine_fields(engine or ()))
         config = generated_config(served, tasks, http_options, given_access(keys_file, guarded_by))
         if print_config:
             typer.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
             return
         make_importable(Path.cwd())
-        serve_until_stopped(config_of(config, BUNDLED / "serve_config.yaml"), console, room_timeout_s)
+        serve_until_stopped(config_of(config, BUNDLED / "serve_config.yaml"), console)
 
 
 def make_importable(folder: Path) -> None:

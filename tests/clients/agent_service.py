@@ -7,7 +7,7 @@ import httpx
 from httpx import URL
 
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client import AsyncRolloutClient
 from tests.deployments.storage.scripted_storage import ScriptedStorage

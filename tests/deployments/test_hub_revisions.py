@@ -23,18 +23,18 @@ import json
 import sys
 from pathlib import Path
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.generation.response_parser import ParserChoice, VLLMResponseParser
-from deployments.policy.initial_version import InitialVersion
+from deployments.generation.response_parser import ParserChoice, _VLLMResponseParser
+from deployments.policy.versions import InitialVersion
 from deployments.protocols.chat import FromHub
 
 found = {}
 for name, hub in (("main", FromHub()), ("v2", FromHub("v2")), ("mixed", FromHub("v2", "main"))):
     tokenizer = TransformersChatTokenizer.load("acme/model", "acme/model", hub=hub)
-    parser = VLLMResponseParser(ParserChoice("acme/model", "hermes", None, hub=hub))
+    parser = _VLLMResponseParser(ParserChoice("acme/model", "hermes", None, hub=hub))
     initial = InitialVersion("acme/model", Path(sys.argv[1]) / name / "file", None, hub.revision)
     found[name] = [
         tokenizer.info.vocabulary_size, len(parser._tokenizer), sorted(tokenizer.ends_of_turn), initial.checksum,
-        len(initial.layout_on_disk.tensors),
+        len(initial.layout.tensors),
     ]
 print(json.dumps(found))
 """

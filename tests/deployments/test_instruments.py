@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments import instruments
-from deployments.instruments import LastingGauge, SummedCounter, SummedHistogram, flush_periodically
+from deployments.instruments import SummedCounter, SummedHistogram, flush_periodically
 from tests import virtual_time
 
 Given = list[tuple[str, dict[str, str], float]]
@@ -45,24 +45,6 @@ def test_a_counter_gives_ray_the_sum_of_what_was_added_once(given: Given, source
     counter.add(4, "math")
     counter.flush()
     assert given == [("name", {"task_name": "math"}, 6), ("name", {"task_name": "math"}, 4)]
-
-
-def test_a_gauge_gives_ray_the_latest_value_when_it_has_changed(given: Given, source: Any) -> None:
-    gauge = LastingGauge("name", "Description.", ("engine",), source)
-    for value in (1, 2, 2):
-        gauge.set(value, "0")
-    gauge.flush()
-    gauge.set(2, "0")
-    gauge.flush()
-    assert given == [("name", {"engine": "0"}, 2)]
-
-
-def test_a_gauge_that_has_not_changed_is_given_again_when_all_are(given: Given, source: Any) -> None:
-    gauge = LastingGauge("name", "Description.", ("engine",), source)
-    gauge.set(2, "0")
-    gauge.flush()
-    gauge.flush(repeats=True)
-    assert given == [("name", {"engine": "0"}, 2)] * 2
 
 
 def test_a_histogram_has_cumulative_buckets_by_tags_a_sum_and_a_count(given: Given, source: Any) -> None:

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from deployments import logs
-from deployments.logs import JsonLinesFormatter, JsonLinesHandler, LoggedStream
-from deployments.upstream.ray_serve.console import keep_serve_log_open
+from deployments.logs import _json_lines_handler, _JsonLinesFormatter, _LoggedStream
+from deployments.upstream.ray_serve.serve_internals import keep_serve_log_open
 
 LOGGED_AT = 1_800_000_000.25
 
 
 @pytest.fixture
 def logger(tmp_path: Path) -> Iterator[logging.Logger]:
-    handler = JsonLinesHandler(tmp_path / "replica.jsonl")
-    handler.setFormatter(JsonLinesFormatter("math", "abc123"))
+    handler = _json_lines_handler(tmp_path / "replica.jsonl")
+    handler.setFormatter(_JsonLinesFormatter("math", "abc123"))
     logger = logging.getLogger("rollout_service.environments")
     logger.addHandler(handler)
     yield logger
@@ -40,7 +40,7 @@ def record(message: str, **extra: Any) -> logging.LogRecord:
 
 
 def test_a_line_holds_exactly_what_is_known() -> None:
-    line = JsonLinesFormatter("Ingress", "abc123").format(record("The step was lost.", request_id="r1", sample=0))
+    line = _JsonLinesFormatter("Ingress", "abc123").format(record("The step was lost.", request_id="r1", sample=0))
     assert line == (
         '{"time": "2027-01-15T08:00:00.250000+00:00", "level": "WARNING", "logger": "rollout_service.rollouts", '
         '"message": "The step was lost.", "deployment": "Ingress", "replica_id": "abc123", '
@@ -50,7 +50,7 @@ def test_a_line_holds_exactly_what_is_known() -> None:
 
 def test_every_context_field_is_written_and_other_extras_are_not() -> None:
     context = {name: f"the {name}" for name in logs.CONTEXT_FIELDS}
-    line = json.loads(JsonLinesFormatter("Ingress", "abc123").format(record("Lost.", **context, password="secret")))
+    line = json.loads(_JsonLinesFormatter("Ingress", "abc123").format(record("Lost.", **context, password="secret")))
     assert line == {
         "time": "2027-01-15T08:00:00.250000+00:00",
         "level": "WARNING",
@@ -92,12 +92,12 @@ def test_outside_a_replica_the_logs_of_the_process_stay_as_they_are() -> None:
 
 
 @pytest.fixture
-def stream(logger: logging.Logger) -> LoggedStream:
+def stream(logger: logging.Logger) -> _LoggedStream:
     logger.setLevel(logging.INFO)
-    return LoggedStream(logger, io.StringIO())
+    return _LoggedStream(logger, io.StringIO())
 
 
-def test_each_printed_line_is_a_line_of_the_log(stream: LoggedStream, tmp_path: Path) -> None:
+def test_each_printed_line_is_a_line_of_the_log(stream: _LoggedStream, tmp_path: Path) -> None:
     print("one\ntwo", file=stream)
     print("thr", end="", file=stream)
     print("ee  \n", file=stream)
@@ -105,7 +105,7 @@ def test_each_printed_line_is_a_line_of_the_log(stream: LoggedStream, tmp_path: 
     assert {line["level"] for line in lines_in(tmp_path)} == {"INFO"}
 
 
-def test_a_flush_ends_a_line(stream: LoggedStream, tmp_path: Path) -> None:
+def test_a_flush_ends_a_line(stream: _LoggedStream, tmp_path: Path) -> None:
     print("half", end="", file=stream, flush=True)
     print("rest", file=stream)
     assert [line["message"] for line in lines_in(tmp_path)] == ["half", "rest"]
@@ -116,7 +116,7 @@ def test_a_log_that_cannot_be_written_is_reported_on_the_original_stream() -> No
     logger = logging.getLogger("broken")
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    stream = LoggedStream(logger, original)
+    stream = _LoggedStream(logger, original)
 
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -127,7 +127,7 @@ def test_a_log_that_cannot_be_written_is_reported_on_the_original_stream() -> No
     assert original.getvalue() == "cannot write 'a line'\n"
 
 
-def test_percent_signs_in_printed_lines_are_no_placeholders(stream: LoggedStream, tmp_path: Path) -> None:
+def test_percent_signs_in_printed_lines_are_no_placeholders(stream: _LoggedStream, tmp_path: Path) -> None:
     print("100%s", file=stream)
     assert [line["message"] for line in lines_in(tmp_path)] == ["100%s"]
 

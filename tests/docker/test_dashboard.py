@@ -23,18 +23,12 @@ def test_every_metric_of_the_rollouts_that_is_documented_is_on_the_dashboard_and
     documented = set(re.findall(r"^\| `(rollout_\w+)` \|", OPERATING, re.MULTILINE))
     asked = {PARTS.sub("", name.removeprefix("ray_")) for panel in PANELS for name in names_in(panel)}
     not_drawn = {
-        "rollout_requested_tokens_in_flight",
-        "rollout_body_bytes_in_flight",
         "rollout_generations_not_finite",
         # Of services that keep records of rollouts alone.
         "rollout_records_dropped",
         # Of services whose trainers report log-probabilities alone.
         "rollout_mismatch_mean_ratio",
-        "rollout_mismatch_share_beyond",
-        "rollout_mismatch_largest_ratio",
         "rollout_mismatch_causes",
-        # Of tasks in Harbor's format alone.
-        "rollout_sandbox_seconds",
         # Of services that follow a folder alone.
         "rollout_published_versions_refused",
         "rollout_published_versions_behind",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import examples.asking_agent
-from deployments.agents.programs import load_agent
+from deployments.agents.programs import _load_agent
 from rollout_client import SampleInput
 from tests.paths import REPOSITORY
 
@@ -36,7 +36,7 @@ def test_it_asks_twice_and_goes_on_with_its_first_answer(monkeypatch: pytest.Mon
     Answered.asked = []
     monkeypatch.setattr(examples.asking_agent, "AsyncOpenAI", Answered)
     sample = SampleInput.model_validate({"task_name": "math", "messages": [{"role": "user", "content": "2+2?"}]})
-    asyncio.run(load_agent("examples.asking_agent:agent")("http://service/v1", "key", sample))  # type: ignore[arg-type]
+    asyncio.run(_load_agent("examples.asking_agent:agent")("http://service/v1", "key", sample))  # type: ignore[arg-type]
     assert [[message["role"] for message in asked] for asked in Answered.asked] == [
         ["user"],
         ["user", "assistant", "user"],

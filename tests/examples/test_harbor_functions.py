@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.harbor.tasks import HarborSettings, HarborTask, load_tasks
+from deployments.harbor.tasks import HarborSettings, HarborTask, _load_tasks
 from examples import harbor_functions
 from tests.deployments.agents.test_harbor_program import played, works
 from tests.examples.scripted_model import ScriptedModel, says
@@ -16,7 +16,7 @@ COUNT = 40
 @pytest.fixture
 def tasks(tmp_path: Path) -> dict[str, HarborTask]:
     harbor_functions.write_tasks(tmp_path, COUNT, seed=1)
-    return load_tasks(HarborSettings(tasks=str(tmp_path)))
+    return _load_tasks(HarborSettings(tasks=str(tmp_path)))
 
 
 def solution(task: HarborTask) -> str:
@@ -29,7 +29,7 @@ def test_tasks_of_a_seed_are_the_same_and_no_two_ask_for_the_same_numbers(
     tmp_path: Path, tasks: dict[str, HarborTask]
 ) -> None:
     harbor_functions.write_tasks(tmp_path / "again", COUNT, seed=1)
-    again = load_tasks(HarborSettings(tasks=str(tmp_path / "again")))
+    again = _load_tasks(HarborSettings(tasks=str(tmp_path / "again")))
     assert {task.name: (task.instruction, solution(task)) for task in again.values()} == {
         task.name: (task.instruction, solution(task)) for task in tasks.values()
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments.models.chat_client import HttpChatModel
+from deployments.models.clients import HttpChatModel
 from deployments.models.settings import ChatModelSettings
 from deployments.tasks.llm_judge import LlmJudgeEnvironment
 from examples.stand_ins import SERVERS, stand_in_server, stand_ins

@@ -13,7 +13,7 @@ from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.rollouts import SampleInput, SampleResult
 from rollout_env.loading import checked_arguments, load_environment_class
 from service.settings import EnvironmentSettings
-from service.startup.commands import ServiceNotStarted
+from service.startup.config import ServiceNotStarted
 from service.startup.generated_config import EMBEDDED_MODEL_THAT_SEES
 from tests.clients.message_logs import generated, given_message, rollout
 from tests.paths import REPOSITORY

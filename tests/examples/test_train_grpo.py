@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoProcessor
 
-from deployments.tasks.shapes_pictures import scene, scene_picture
+from deployments.tasks.shapes import _scene, _scene_picture
 from examples import train_grpo
 from examples.train_grpo import (
     CLIP,
@@ -131,7 +131,7 @@ def pictured(model: Any, numbers: list[int]) -> tuple[Any, RolloutResponse, dict
     processor = AutoProcessor.from_pretrained(EMBEDDED_MODEL_THAT_SEES)
     parts = [{"type": "image"}, {"type": "text", "text": "How many?"}]
     text = processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
-    pictures = {f"sha256:{number:064x}": scene_picture(scene(number, 64, 6, 6), 64) for number in numbers}
+    pictures = {f"sha256:{number:064x}": _scene_picture(_scene(number, 64, 6, 6), 64) for number in numbers}
     token_ids = processor(text=text, images=[Image.new("RGB", (64, 64))])["input_ids"][0]
     first, last = token_ids.index(model.config.image_token_id), len(token_ids)
     shown = [{"media": name, "start": first, "end": first + 16} for name in pictures]

@@ -43,13 +43,13 @@ def logprob_differences(
     return {version: each.abs() for version, each in differences(results, models, temperature).items()}
 
 
-def of_other_weights(results: Iterable[SampleResult], models: Mapping[str, Any], temperature: float = 1.0) -> int:
-    """How many tokens are clearly of other weights than the version that they are labelled with says.
+def of_other_weights(results: Iterable[SampleResult], models: Mapping[str, Any], temperature: float = 1.0) -> list[str]:
+    """The tokens that are clearly of other weights than the version that they are labelled with says.
 
     Of a token whose log-probabilities by the models differ by more than `TOLD_APART`, the one that the service says
     must be nearest to that of its version. A mean over thousands of tokens does not show a span that ends one too late.
     """
-    count = 0
+    found = []
     for result in results:
         ids = token_ids_of(result)
         by_model = {version: logprobs_of(model, ids, temperature) for version, model in models.items()}
@@ -58,5 +58,9 @@ def of_other_weights(results: Iterable[SampleResult], models: Mapping[str, Any],
             for version in models.keys() - {named}:
                 other = by_model[version][places]
                 is_other = ((own - other).abs() > TOLD_APART) & ((said - other).abs() < (said - own).abs())
-                count += int(is_other.sum())
-    return count
+                found += [
+                    f"token {place} of {len(said)} of version {named}, sample {result.idx}: {said[place]:.2f}, and "
+                    f"it gives {own[place]:.2f} and version {version} {other[place]:.2f}"
+                    for place in is_other.nonzero()[:, 0].tolist()
+                ]
+    return found

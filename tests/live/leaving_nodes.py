@@ -31,7 +31,6 @@ from service.startup.config import free_port
 from service.startup.local_service import require_cluster_token
 from service.startup.processes import wait_for_ends
 from service.startup.readiness import deploy, deployments_not_ready
-from service.startup.reload import ServeCluster
 from tests.endurance.chaos.counted_puzzle import StepLog, counted_puzzle, turns_done_again
 from tests.endurance.chaos.parts import TASK_NAME
 from tests.paths import REPOSITORY, SIMULATED_REPLICA
@@ -231,7 +230,8 @@ async def until(holds: Any) -> float:
 
 def replicas_on(node_id: str) -> list[psutil.Process]:
     """Replicas of the service there, by their processes."""
-    deployments = ServeCluster().applications()["rollout"]["deployments"].values()
+    client: Any = serve.context._get_global_client()
+    deployments = client.get_serve_details()["applications"]["rollout"]["deployments"].values()
     pids = [one.get("pid") for each in deployments for one in each["replicas"] if one.get("node_id") == node_id]
     return [psutil.Process(pid) for pid in pids if pid is not None and psutil.pid_exists(pid)]
 

@@ -22,8 +22,8 @@ from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from deployments.policy.node_files import NodeWeights
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
+from deployments.rpc.handle_calls import policy_store_client
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
-from deployments.rpc.store_client import policy_store_client
 from service.app import deployment
 
 REPLICAS_PER_NODE = 2
@@ -48,8 +48,7 @@ class MappedWeights:
 
     def __init__(self) -> None:
         self.loaded = LoadedWeights()
-        self.needed_adapters: set[int] = set()
-        self.is_on_trial = False
+        self.is_on_trial = self.in_transfer = False
         self.sha256 = ""
         self.inode = 0
         self._staged: tuple[int, mmap.mmap] | None = None
@@ -68,11 +67,8 @@ class MappedWeights:
         self.loaded = LoadedWeights(version)
         return CommandCosts()
 
-    def accept(self) -> float:
+    def accept(self) -> None:
         self.is_on_trial = False
-        return 0.0
-
-    stages_other_full_weights = False
 
     async def try_current(self) -> bool:
         assert self.is_on_trial
@@ -91,10 +87,10 @@ class MappedGenerator:
         self._node_weights = NodeWeights(node_weights_folder(), RayCluster().node_id(), store.read_weights)
         self._node_weights.join()
         weights: Any = MappedWeights()
-        named: Any = SimpleNamespace(versions={})
-        engine: Any = SimpleNamespace(weights=weights, canary=weights, is_alive=weights.is_alive)
+        adapters = SimpleNamespace(versions={}, needed=set())
+        engine: Any = SimpleNamespace(weights=weights, canary=weights, is_alive=weights.is_alive, adapters=adapters)
         self._weights: MappedWeights = weights
-        commands = CommandRunner(engine, named, store, lambda loaded: registration_of(1, loaded), self._node_weights)
+        commands = CommandRunner(engine, store, lambda loaded: registration_of(1, loaded), self._node_weights)
         self._running = asyncio.create_task(commands.run())
         await commands.is_current.wait()
 

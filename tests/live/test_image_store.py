@@ -14,7 +14,7 @@ from rich.console import Console
 
 from deployments.protocols.images import name_of_image
 from rollout_client import RequestRejected, RolloutClient
-from service.images.request_images import MODEL_TAKES_NONE
+from service.images.request_images import NOT_TAKEN
 from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
 from tests.live.painting_environment import painted
@@ -37,7 +37,7 @@ def images_config() -> Any:
         "painting": {"import_path": "tests.live.painting_environment:PaintingEnvironment"}
     }
     application.args["jobs"] = {}
-    application.args["images"] = {"max_bytes": MOST_BYTES, "keep_at_least_s": 0}
+    application.args["images"] = {"max_bytes": MOST_BYTES, "keep_s": 0}
     replicas_of = {"Ingress": 2, "painting": 1, "Generator": 1}
     application.deployments = [
         DeploymentSchema(name=name, num_replicas=count, ray_actor_options=RayActorOptionsSchema(num_cpus=0.1))
@@ -92,7 +92,7 @@ def test_a_model_that_takes_no_images_is_shown_none_in_requests_and_jobs(client:
         with pytest.raises(RequestRejected) as refused:
             start(samples)
         [error] = refused.value.problem.errors
-        assert (error.field, error.message) == ("samples[0].messages[0].content[0].image", MODEL_TAKES_NONE)
+        assert (error.field, error.message) == ("samples[0].messages[0].content[0].image", NOT_TAKEN)
     assert [job.state for job in client.jobs.all()] == ["failed"]
 
 

@@ -27,10 +27,11 @@ from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.tensors import PaddingSide, image_inputs, images_shown, to_tensors
 from rollout_env import StepOutcome
-from service.rollouts.images import ImageReader
-from service.rollouts.loop import RolloutContext, play_sample
-from service.rollouts.pacing import AsyncSchedule
+from service.rollouts.loop import RolloutContext, _play_sample
+from service.rollouts.messages import ImageReader
+from service.rollouts.pacing import Schedule
 from tests.deployments.images.pictures import ImagesInProcess
+from tests.live.prefix_cache import found_in_prefix_cache
 from tests.live.test_engine import EngineGenerator
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment
 from tests.vision_model import TOKENS_OF_TILE, SeenByTransformers, picture, save_vision_model
@@ -122,8 +123,8 @@ async def play(
         tokenizer=tokenizer,
         sampling=SamplingOptions(temperature=temperature, ignore_eos=True, seed=draw.randrange(1000)),
     )
-    context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, AsyncSchedule(), images=reader)
-    return (await play_sample(recipe.make(), context)).result()
+    context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, Schedule(), images=reader)
+    return (await _play_sample(recipe.make(), context)).result()
 
 
 BLOCK = 128
@@ -212,7 +213,7 @@ def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
 
     loop.run(shown(3))
     assert images.read == names
-    monkeypatch.setattr(engine_images, "USED_EVERY_S", 0.0)
+    monkeypatch.setattr(engine_images, "_USED_EVERY_S", 0.0)
     loop.run(shown(2))
     assert images.read == names * 3
 
@@ -248,9 +249,9 @@ def test_a_later_turn_finds_what_the_engine_has_computed_of_the_pictures(
     options = SamplingOptions(temperature=0.0, ignore_eos=True)
 
     def found(request: GenerationRequest) -> tuple[int, list[int]]:
-        before = running.prefix_cache_tokens().found
+        before = found_in_prefix_cache()
         made = loop.run(running.generate(request))
-        return running.prefix_cache_tokens().found - before, [*made.token_ids]
+        return found_in_prefix_cache() - before, [*made.token_ids]
 
     first, made = found(GenerationRequest("first", ids, 4, (), options, images=tuple(spans)))
     later = [*ids, *made, 33, 34]
@@ -322,7 +323,7 @@ def test_weights_that_are_pushed_beside_a_kept_prefix_cache_are_what_sees_pictur
     for version, state in enumerate((doubled, original), 11):
         file = tmp_path / f"{version}.safetensors"
         save_file(state, file)
-        loop.run(running.canary.remember())
+        loop.run(running.canary.try_current())
         loop.run(running.weights.stage(version, file))
         loop.run(running.weights.swap(SwapOptions(reset_prefix_cache=False)))
         loop.run(running.canary.try_current())

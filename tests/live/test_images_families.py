@@ -32,6 +32,7 @@ from rollout_client.tensors.images import TOKEN_TYPES
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_service import result
 from tests.deployments.images.pictures import ImagesInProcess
+from tests.live.prefix_cache import found_in_prefix_cache
 from tests.live.test_images import BLOCK, CUTS_S, NEAR, SIZES, differences_of_batch, play, seeing_engine
 from tests.vision_families import FAMILIES
 from tests.vision_model import SeenByTransformers, picture
@@ -125,9 +126,9 @@ def test_a_conversation_that_is_played_again_is_found_in_the_prefix_cache(
     running, loop = engine
     found, results = [], []
     for _ in range(2):
-        before = running.prefix_cache_tokens().found
+        before = found_in_prefix_cache()
         results.append(loop.run(play(running, images, folder, random.Random(40), [], temperature=0.0)))
-        found.append(running.prefix_cache_tokens().found - before)
+        found.append(found_in_prefix_cache() - before)
     first, again = results
     assert images_shown(first.message_log)
     assert [message.token_ids for message in again.message_log] == [message.token_ids for message in first.message_log]

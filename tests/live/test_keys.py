@@ -19,9 +19,8 @@ from rich.console import Console
 import service.startup.local_service
 from rollout_client import RequestRejected, RolloutClient
 from service.access.keys import new_key
-from service.access.new_key import add, entry_of
-from service.startup.commands import ServiceNotStarted
-from service.startup.config import free_port, read_config
+from service.access.new_key import _add, _entry_of
+from service.startup.config import ServiceNotStarted, free_port, read_config
 from service.startup.local_service import local_service
 from tests.paths import REPOSITORY, SIMULATED_REPLICA
 
@@ -92,7 +91,7 @@ class KeyedService:
 
 def added_key(file: Path, name: str, *scopes: str) -> str:
     key = new_key()
-    add(entry_of(name, key, list(scopes), 1.0, {}), file)
+    _add(_entry_of(name, key, list(scopes)), file)
     return key
 
 

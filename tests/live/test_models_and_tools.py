@@ -10,7 +10,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from benchmarks.reward_model import write_reward_model
-from deployments.models.reward_replica import ClassificationModel
+from deployments.models.reward_replica import _ClassificationModel
 from deployments.models.settings import RewardModelSettings
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse
@@ -146,7 +146,7 @@ def test_a_judge_that_does_not_answer_costs_its_own_samples_only(client: Rollout
     assert fine.status == "completed"
     assert broken.error is not None
     assert (broken.error.kind, broken.error.retryable) == ("environment", True)
-    assert "The model judge did not answer in 2 attempts: status 503." in broken.error.message
+    assert "The model judge did not answer (attempts: 2): status 503." in broken.error.message
 
 
 def test_scores_of_the_reward_models_deployment_are_those_of_the_model(
@@ -154,7 +154,7 @@ def test_scores_of_the_reward_models_deployment_are_those_of_the_model(
 ) -> None:
     sample = {"task_name": "chat", "messages": QUESTION}
     answer = client.rollout([sample], num_generations=16, sampling={"max_new_tokens": 8})
-    model = ClassificationModel(RewardModelSettings(model=str(reward_model)))
+    model = _ClassificationModel(RewardModelSettings(model=str(reward_model)))
     for each in answer.samples:
         log = [{"role": message.role, "content": message.content} for message in each.message_log[:2]]
         [expected] = model.scores([model.tokens(log)])  # type: ignore[arg-type]

@@ -125,7 +125,7 @@ def test_a_rollout_goes_on_with_the_next_version_of_its_policy(
     models = {label: model_of(state) for label, state in of_label.items()}
     for label, difference in logprob_differences(results, models).items():
         assert difference.mean().item() <= LONG_GAMES_TOLERANCE, label
-    assert of_other_weights(results, models) == 0
+    assert of_other_weights(results, models) == []
     assert versions_of(play(client, 4, policy={"name": "run-c"}).samples) == {after}
     # A policy beside it has not changed.
     assert_of_weights(

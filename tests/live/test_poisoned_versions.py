@@ -83,7 +83,7 @@ def push_adapter_of_another_model(client: RolloutClient, folder: Path) -> None:
     [
         (push_nan, "NaN or infinity"),
         (push_cut_short, "it is not whole"),
-        (push_other_shape, r"its shape is \[2, 64\]; the model's is \[128\]"),
+        (push_other_shape, r"the tensor is BF16 \[2, 64\]; the model has BF16 \[128\]"),
         (push_adapter_of_another_model, r"its shape is \[4, 64\]; model.layers.0.self_attn.o_proj takes \[rank, 128\]"),
         (push_adapter_of_no_module, r"base_model\.model\.lm\..*the model has no module lm\.model\.layers\.0"),
         (push_dora, "the engine cannot take them: .*vLLM does not yet support DoRA"),

@@ -141,7 +141,7 @@ def test_a_request_with_a_sample_that_its_environment_cannot_take_is_refused(cli
         client.rollout([good, without_truth, unsolvable, prose], sampling=Sampling(max_new_tokens=16))
     assert sorted(error.field for error in refusal.value.problem.errors) == [
         "samples[1].extra_env_info.ground_truth",
-        "samples[2].extra_env_info",
+        "samples[2].extra_env_info.board",
         "samples[3].extra_env_info.ground_truth",
     ]
 

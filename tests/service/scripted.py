@@ -53,7 +53,6 @@ class CharacterChatTokenizer(ChatTokenizer):
         options: ChatOptions,
         room: int,
         calls: Sequence[Mapping[str, Any]] = (),
-        calls_before: int = 0,
     ) -> list[TokenizedObservation]:
         observed: list[TokenizedObservation] = []
         kept = max(room, 0)
@@ -75,7 +74,6 @@ class AskedFor(NamedTuple):
     options: ChatOptions
     room: int
     calls: Sequence[Mapping[str, Any]]
-    calls_before: int
     thread: int
 
 
@@ -92,10 +90,9 @@ class RecordingChatTokenizer(CharacterChatTokenizer):
         options: ChatOptions,
         room: int,
         calls: Sequence[Mapping[str, Any]] = (),
-        calls_before: int = 0,
     ) -> list[TokenizedObservation]:
-        self.asked.append(AskedFor(list(after), options, room, calls, calls_before, threading.get_ident()))
-        return super().observations(messages, after, options, room, calls, calls_before)
+        self.asked.append(AskedFor(list(after), options, room, calls, threading.get_ident()))
+        return super().observations(messages, after, options, room, calls)
 
 
 @dataclass

@@ -18,14 +18,13 @@ from deployments.protocols.replicas import GeneratorDescription
 from rollout_client import AsyncRolloutClient
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
-from service.agents.session_judge import SessionJudge
 from service.agents.sessions import AgentSessions
 from service.images.request_images import RequestImages
 from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.policy import RemotePolicy
-from service.replay.replayer import Replayer, ReplayReplicas, served_weights
+from service.replay.replayer import Replayer, served_weights
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.episodes import EpisodeFactory
@@ -50,7 +49,7 @@ tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
 Returned = TypeVar("Returned")
 
 
-class ScriptedReplicas(ReplayReplicas):
+class ScriptedReplicas:
     """One replica without a name, which a scripted generator is."""
 
     def __init__(self, generator: Generator) -> None:
@@ -99,7 +98,7 @@ class ScriptedHttp:
         calls = None if model_server is None else ModelCalls(model_server, policy, self.admission)
         sessions = None
         if calls is not None and session_store is not None:
-            sessions = AgentSessions(session_store, policy, access, SessionJudge(self.environments))
+            sessions = AgentSessions(session_store, policy, access, self.environments)
         self.app = app_of(
             self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, reports
         )
@@ -155,10 +154,9 @@ def app_of(
     calls = calls or ModelCalls(ScriptedModelServer(REFUSED), rollouts.policy, admission)
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
-    scoring = Scoring(partial(admission.metered, generator), rollouts.policy, rollouts.limits, DESCRIPTION)
-    replayer = Replayer(
-        ScriptedReplicas(generator), partial(served_weights, rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild()
-    )
+    scoring = Scoring(generator, rollouts.policy, rollouts.limits, DESCRIPTION)
+    replicas: Any = ScriptedReplicas(generator)
+    replayer = Replayer(replicas, partial(served_weights, rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild())
     app.state.services = AppServices(
         rollouts=rollouts,
         replayer=replayer,

@@ -27,7 +27,6 @@ class ScriptedStore:
         self.failures: dict[str, Exception] = {}
         self.repeated: PolicyUpdate | None = None
         self.current = 3
-        self.owner: str | None = None
         """Of the last chunk that was begun."""
 
     def note(self, method: str, *arguments: Any) -> None:
@@ -63,28 +62,19 @@ class ScriptedStore:
 
     async def upload_state(self, version: int, name: str | None = None) -> UploadState:
         self.note("upload_state", version, *given(name))
-        return UploadState(version=version, received_bytes=len(self.arrived), total_bytes=9)
+        return UploadState(version=version, received_bytes=len(self.arrived))
 
-    async def begin_chunk(
-        self, version: int, first_byte: int, owner: str | None = None, name: str | None = None
+    async def write_chunk(
+        self, version: int, sender: str | None, offset: int, data: bytes, name: str | None = None
     ) -> str:
-        self.owner = owner
-        self.note("begin_chunk", version, first_byte, *given(name))
-        del self.arrived[first_byte:]
-        return SENDER
-
-    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes, name: str | None = None) -> None:
-        assert sender == SENDER
         self.note("write_chunk", version, offset, len(data), *given(name))
+        if sender is None:
+            del self.arrived[offset:]
+        else:
+            assert sender == SENDER
         assert len(self.arrived) == offset
         self.arrived += data
-
-    async def end_chunk(
-        self, version: int, sender: str, total_bytes: int | None, name: str | None = None
-    ) -> UploadState:
-        assert sender == SENDER
-        self.note("end_chunk", version, total_bytes, *given(name))
-        return UploadState(version=version, received_bytes=len(self.arrived), total_bytes=total_bytes)
+        return SENDER
 
     async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
         self.note("repeated_update", version, digest, *given(name))

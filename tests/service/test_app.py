@@ -1,18 +1,22 @@
 """What the app builder refuses, whichever way Serve was started."""
 
 import asyncio
+import inspect
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
 from ray import serve
+from ray.serve import Application
 from ray.serve.config import HTTPOptions
 
 from service import app
-from service.access.exposure import ServiceExposed
+from service.access.access_control import ServiceExposed
 from service.app import build
 from service.ingress import http_options
-from service.services import load_chat
+from service.services import _load_chat
 from service.settings import AccessSettings, ServiceSettings
 from tests.paths import TINY_MODEL
 
@@ -23,6 +27,65 @@ SETTINGS = ServiceSettings.model_validate(
         "environments": {"math": {"import_path": "deployments.tasks.math:MathEnvironment"}},
     }
 )
+
+
+EVERYTHING = ServiceSettings.model_validate(
+    {
+        "engine": {"device": "cpu", "model": "models/tiny", "max_model_len": 64},
+        "environments": {
+            "math": {"import_path": "deployments.tasks.math:MathEnvironment", "reward_models": ["judge"]},
+            "played": {
+                "import_path": "deployments.tasks.sliding_puzzle:SlidingPuzzleEnvironment",
+                "agent": {"import_path": "examples.agents:play"},
+            },
+        },
+        "reward_models": {"judge": {"model": "models/tiny"}},
+        "sessions": {},
+        "images": {},
+        "jobs": {},
+        "rollout_records": {},
+    }
+)
+
+
+STORES = {
+    "policy_store": "Policy",
+    "sessions": "Sessions",
+    "images": "Images",
+    "jobs": "Jobs",
+    "records": "Records",
+}
+"""The deployment that each argument is."""
+
+
+def applications(bound: Application) -> Iterator[Application]:
+    """This one, and those that it is given."""
+    yield bound
+    deployment: Any = bound._bound_deployment
+    for argument in (*deployment.init_args, *deployment.init_kwargs.values()):
+        for each in argument.values() if isinstance(argument, dict) else [argument]:
+            if isinstance(each, Application):
+                yield from applications(each)
+
+
+def test_each_deployment_takes_what_it_is_given() -> None:
+    stores = {}
+    for each in applications(build(EVERYTHING)):
+        deployment: Any = each._bound_deployment
+        bound = inspect.signature(deployment.func_or_class).bind(*deployment.init_args, **deployment.init_kwargs)
+        given = bound.arguments | deployment.init_kwargs
+        stores[deployment.name] = {
+            name: given[name]._bound_deployment.name for name in STORES if isinstance(given.get(name), Application)
+        }
+    assert stores == {
+        "Ingress": STORES,
+        "Generator": {name: STORES[name] for name in ("policy_store", "sessions", "images")},
+        "math": {"images": "Images"},
+        "played": {"images": "Images"},
+        "played_agent": {},
+        "judge": {},
+        **{name: {} for name in STORES.values()},
+    }
 
 
 def listening(monkeypatch: pytest.MonkeyPatch, options: HTTPOptions | None) -> None:
@@ -73,5 +136,5 @@ def test_the_tokenizer_is_that_of_the_model_unless_another_one_is_named(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     settings = SETTINGS.model_copy(update={"engine": SETTINGS.engine.model_copy(update=engine)})
-    tokenizer, parser = asyncio.run(load_chat(settings))
+    tokenizer, parser = asyncio.run(_load_chat(settings))
     assert (len(tokenizer.vocabulary), parser) == (262, None)

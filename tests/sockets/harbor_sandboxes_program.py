@@ -19,7 +19,6 @@ from harbor.environments.definition import require_agent_environment_definition
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
-    ExecTimedOut,
     ProviderUnusable,
     SandboxFile,
     SandboxProvider,
@@ -127,8 +126,8 @@ async def played() -> dict[str, Any]:
     found["missing"] = await sandbox.read_file(f"{folder}/b") is None
     try:
         await sandbox.exec(["sleep", "60"], timeout_s=0.5)
-    except ExecTimedOut as error:
-        found["timed_out"] = str(error)
+    except TimeoutError:
+        found["timed_out"] = True
     found["reach"] = await sandbox.reach("https://service")
     OnThisMachine.broken = True
     await sandbox.close()
@@ -146,13 +145,6 @@ async def played() -> dict[str, Any]:
         "no Dockerfile": await refusal(provider, image=None, folder=Path(folder)),
         "slow": await refusal(provider, image="slow", build_timeout_s=0.2),
     }
-    kept = await provider.open(SandboxSpec(image="debian", network=True))
-    provider.close()
-    for _ in range(100):
-        if kept.id not in RUNNING:
-            break
-        await asyncio.sleep(0.05)
-    found["left_after_close"] = sorted(RUNNING)
     shutil.rmtree(folder)
     return found
 

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from deployments.seeds import derived_seed
+from deployments.protocols.generation import derived_seed
 from rollout_client import RolloutClient, Sampling
 from rollout_client.contract.rollouts import SampleInput, SampleResult
 from service.startup.config import free_port, read_config

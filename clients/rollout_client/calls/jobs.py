@@ -30,14 +30,15 @@ def cursor_call(job_id: str, event: int) -> Call[JobCursor]:
 
 
 def goes_on(cursor: JobCursor, status: JobStatus) -> bool:
-    """Whether the events after the cursor are all kept, or to come."""
-    has_nothing_more = status.state == "failed" and cursor.event >= status.last_event - 1
+    """Whether the events after the cursor are all kept, or to come, and bring groups."""
+    has_ended = status.state in ("completed", "failed")
+    has_nothing_more = has_ended and cursor.event >= status.last_event - 1
     return status.acknowledged <= cursor.event and not has_nothing_more
 
 
 def has_nothing_left(cursor: JobCursor, status: JobStatus) -> bool:
     """Whether the job has selected all its groups, and the cursor has them."""
-    return cursor.kept is not None and status.state == "completed" and cursor.event >= status.last_event
+    return cursor.kept is not None and status.state == "completed" and cursor.event >= status.last_event - 1
 
 
 def acknowledge_call(job_id: str, last: int) -> Call[JobStatus]:

@@ -130,21 +130,13 @@ def with_logged_warnings(update: PolicyUpdate) -> PolicyUpdate:
 
 def push_query(
     kind: WeightsKind,
-    base: Version | str | None,
+    base: Version | None,
     options: PushCallOptions,
     checksum: str | None = None,
     name: str | None = None,
 ) -> Query:
-    """The query of a push, with the given options only. Raises `ValueError` for options that the service refuses.
-
-    Args:
-        base: of an adapter also the checksum of its base.
-    """
-    optional: dict[str, Any] = {
-        "base_checksum" if isinstance(base, str) else "base": base,
-        "checksum": checksum,
-        "name": name,
-    }
+    """The query of a push, with the given options only. Raises `ValueError` for options that the service refuses."""
+    optional: dict[str, Any] = {"base": base, "checksum": checksum, "name": name}
     if (kind == "delta" and base is None) or (kind == "full" and base is not None):
         raise ValueError(
             f"kind={kind!r} and base={base!r}: a delta needs the version that it changes, partial weights may name the "

@@ -4,7 +4,6 @@ The name of an image is that of its content, so that equal images have one name.
 image may name it; where the service asks for no keys, everybody may.
 """
 
-from datetime import datetime
 from typing import Annotated
 
 from pydantic import Field
@@ -23,10 +22,8 @@ class BlobInfo(Lenient):
     bytes: int = Field(ge=0)
     """Size of the file."""
     media_type: str
-    """`image/png`, `image/jpeg` or `image/webp`, by its content."""
+    """`image/png` or `image/jpeg`, by its content."""
     width: int = Field(ge=1)
     """In pixels."""
     height: int = Field(ge=1)
     """In pixels."""
-    expires_at: datetime
-    """When it is forgotten if nobody uses it meanwhile. A use, such as a rollout that shows it, moves this on."""

@@ -66,24 +66,21 @@ class JobCursor(Lenient):
     """Events up to this one have arrived, and the checkpoint has what they brought."""
     samples_from: list[SampleRange]
     """The job's ranges without the samples that are in those events: posted as `samples_from`, they are played, and no
-    other sample is. With the revision of their data: they are refused where the data have changed."""
-    failed: list[SampleRange] = []  # noqa: RUF012 - pydantic copies it
-    """The samples that are in those events and whose group has failed: none of its rollouts was played to its end, and
-    each has the status `error`, `deadline`, `stale` or `cancelled`. Posted as `samples_from`, they are played again.
-    `resume` does so where it begins a new job; whoever has asked for them takes them out."""
+    other sample is. A sample whose group has failed is left in them: none of its rollouts was played to its end, and
+    each has the status `error`, `deadline`, `stale` or `cancelled`. With the revision of their data: they are refused
+    where the data have changed."""
     kept: int | None = None
     """With `keep.where`: how many groups those events have; null before the first. `samples_from` begins after the last
-    sample that was drawn for them, and `failed` is empty: other groups were kept in their place. A job for the rest has
-    that many fewer in `keep.groups`."""
+    sample that was drawn for them. A job for the rest has that many fewer in `keep.groups`."""
 
     @property
     def samples_left(self) -> int:
-        """How many samples no event up to `event` has brought."""
+        """How many samples have no group that was played in the events up to `event`."""
         return sum(drawn.size for drawn in self.samples_from)
 
     def ranges_to_play(self) -> list[SampleRange]:
-        """Those that have samples: of what no event has brought, then of what has failed."""
-        return [drawn for drawn in (*self.samples_from, *self.failed) if drawn.size]
+        """The ranges that have samples."""
+        return [drawn for drawn in self.samples_from if drawn.size]
 
 
 class PositionedResult(Lenient):

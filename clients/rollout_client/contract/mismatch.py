@@ -54,20 +54,14 @@ class RefusedReport(Lenient):
 class MismatchCause(Lenient):
     """A cause that the recent reports show."""
 
-    kind: Literal[
-        "replica", "missing_mask", "other_tokens", "wrong_temperature", "wrong_version", "other_prompt", "misaligned"
-    ]
+    kind: Literal["replica", "missing_mask", "other_tokens", "wrong_temperature", "wrong_version", "misaligned"]
     """`replica`: a generator replica computes other numbers than its siblings, and was taken out of service. The others
-    are at the trainer: its mask, its token ids, its temperature, its weights, its prompt, or which numbers belong to
-    which tokens."""
+    are at the trainer: its mask, its token ids, its temperature, its weights, or which numbers belong to which
+    tokens."""
     message: str
     """The cause, as a sentence that says what to look at."""
     replica: str | None = None
     """The replica."""
-    version: str | None = None
-    """The version that the trainer seems to have."""
-    since: float | None = None
-    """When it was found first, in seconds since 1970."""
     last: float | None = None
     """When it was found last, in seconds since 1970."""
 
@@ -102,28 +96,11 @@ class MismatchSums(Lenient):
     """The largest ratio."""
 
 
-class MismatchPeriod(MismatchSums):
-    """The mismatch of the tokens of one replica and version that were reported in one minute."""
-
-    at: float
-    """When the minute began, in seconds since 1970."""
-    replica: str
-    """The generator replica."""
-    version: str
-    """The version of the weights."""
-
-
-class MismatchedRollout(Lenient):
+class MismatchedRollout(MismatchSums):
     """A rollout whose numbers part from the trainer's."""
 
     rollout_id: str
     """The rollout; `GET /rollouts/{rollout_id}` has its tokens with both numbers."""
-    mean_ratio: float
-    """The mean ratio of its tokens, each 10 at most."""
-    share_beyond: float = 0.0
-    """The share of the tokens whose ratio is beyond 10, from 0 to 1."""
-    largest_ratio: float
-    """The largest ratio of a token."""
 
 
 class Mismatch(MismatchSums):
@@ -132,11 +109,7 @@ class Mismatch(MismatchSums):
     rollouts: int
     """How many rollouts were compared."""
     by: dict[str, dict[str, MismatchSums]]
-    """By attribute and value: `replica`, `node`, `version`, `policy`, `position` (`head`: the first four tokens of a
-    message), `prefix_cache` (whether the prompt was found in it), `batch_size` of the engine, and `engine`, a hash of
-    its settings."""
-    history: list[MismatchPeriod]
-    """The last two hours, the latest last."""
+    """By attribute and value: `replica`, `version`, `policy`."""
     worst: list[MismatchedRollout]
     """The caller's own rollouts that part the most."""
     causes: list[MismatchCause]

@@ -12,7 +12,7 @@ never changes. There are two ways to send one.
   With `Content-Encoding: zstd`, all chunks together are one zstd stream. The last chunk, or the only one, may name the
   content of the file by `Weights-Digest`: 64 hexadecimal digits, `rollout_client.weights.checksum.weights_digest`. The
   service verifies it in the pass over the data that it makes anyway, and answers 400 (`chunk-damaged`) where what has
-  arrived differs. It knows a repeated push by it, too. No other digest is taken.
+  arrived differs. It knows a repeated push by it, too.
 - `Content-Type: application/json`: a `CheckpointSource`, which the service reads itself.
 
 With `kind=adapter&name=run-b` in the query, the version is one of the named policy `run-b`, which is served beside the
@@ -78,8 +78,6 @@ class PushOptions(SwitchOptions):
     for `kind=partial` by default the full weights that are current when all of the upload has arrived. For
     `kind=adapter` the full weights that it was trained on: it is refused (409) if others are current. Not allowed for
     `kind=full`."""
-    base_checksum: Sha256 | None = None
-    """For `kind=adapter`, in place of `base`: the checksum of the full weights that it was trained on."""
     checksum: Sha256 | None = None
     """Sha-256 over all tensors of the full weights or the adapter, as in `VersionInfo`; weights with another one are
     refused. With it a delta of the current version goes to the engines' nodes as it is, and is applied there; without
@@ -90,9 +88,8 @@ class PushOptions(SwitchOptions):
 
     @model_validator(mode="after")
     def check_options_of_adapters(self) -> Self:
-        option = f"name={self.name}" if self.base_checksum is None else "base_checksum"
-        if self.kind != "adapter" and (self.base_checksum, self.name) != (None, None):
-            raise ValueError(f"{option} goes with kind=adapter, and the kind is {self.kind}")
+        if self.kind != "adapter" and self.name is not None:
+            raise ValueError(f"name={self.name} goes with kind=adapter, and the kind is {self.kind}")
         return self
 
 
@@ -185,22 +182,16 @@ class ReplicaPolicy(Lenient):
 class UploadState(Lenient):
     """`GET /policy/versions/{version}/upload`: how much of an unfinished upload has arrived.
 
-    An upload that was refused after all of it had arrived stays until it expires, or until another upload needs its
-    room. To try again, send its last chunk once more, with other `PushOptions` if they were at fault.
+    An upload that was refused because another update was under way, or because no replica could try the weights, stays:
+    to try again, send its last chunk once more.
     """
 
     version: Version
     """The version that is being uploaded."""
     received_bytes: int
     """Number of bytes that have arrived, and the place where the next chunk begins."""
-    total_bytes: int | None = None
-    """Size of the whole upload; null while it is unknown."""
-    owner: str | None = None
-    """Who sent its first byte: the User-Agent and the address of that request."""
-    refused: str | None = None
-    """Why the complete upload was refused; null if it was not."""
     expires_at: datetime | None = None
-    """When the upload is removed unless something of it arrives before."""
+    """When the upload is removed unless something of it arrives before; null in the answer to a chunk."""
 
 
 class NamedPolicyState(Lenient):
@@ -299,9 +290,6 @@ class ReplicaUpdate(Lenient):
     """Seconds to replace the old weights in the engine."""
     pause_s: float = 0.0
     """Seconds during which the replica generated no token."""
-    recomputed_tokens: int = 0
-    """The cost of the pause, about: tokens of the generations under way, prompts included, that the engine
-    computes again with the new weights. 0 with `mode=wait`, for adapters, and with `reset_prefix_cache=false`."""
     canary_s: float = 0.0
     """Seconds after that in which its generations waited until it had tried the weights; 0 for all but the replica that
     tried them for all."""
@@ -347,8 +335,8 @@ class PolicyUpdate(Lenient):
     base: Version | None = None
     """The version of the full weights that an adapter is served on; null for all other kinds."""
     warnings: list[str] = Field(default_factory=list)
-    """Doubts about the version although it is served, a sentence each: an adapter is served on other full
-    weights than the one before; the weights change no log-probability of the prompts on which a replica tried them."""
+    """Doubts about the version although it is served, a sentence each: the weights change no log-probability of the
+    prompts on which a replica tried them."""
 
     @property
     def label(self) -> str:

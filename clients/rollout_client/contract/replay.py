@@ -10,7 +10,7 @@ from pydantic import model_validator
 from rollout_client.contract.base import Lenient, Strict
 from rollout_client.contract.rollouts import SampleResult
 
-ReplayVerdict = Literal["equal", "equal_ids", "scored", "not_compared", "parts"]
+ReplayVerdict = Literal["equal", "equal_ids", "not_compared", "parts"]
 
 
 class ReplayRequest(Strict):
@@ -20,23 +20,11 @@ class ReplayRequest(Strict):
     """A result, as a request returned it or a file keeps it."""
     rollout_id: str | None = None
     """The `rollout_id` of one whose record the service keeps (`rollout_records` of its config)."""
-    environment: bool = False
-    """Always false: the observations are those of the log. A result has the environment's state as the last step left
-    it, from which it cannot begin again."""
 
     @model_validator(mode="after")
     def has_one_rollout(self) -> Self:
         if (self.rollout is None) == (self.rollout_id is None):
             raise ValueError("send one of rollout, a result, and rollout_id, that of a record")
-        return self
-
-    @model_validator(mode="after")
-    def has_its_observations(self) -> Self:
-        if self.environment:
-            raise ValueError(
-                "environment: a result has the environment's state after the last step, from which it cannot begin "
-                "again; leave environment out, or post the sample again with the seed of its request"
-            )
         return self
 
 
@@ -73,19 +61,16 @@ class ReplayedGeneration(Lenient):
     weight_version: str | None = None
     """The version that made them, as `weight_versions` has it; null if the log does not say it."""
     verdict: ReplayVerdict
-    """`equal`: the ids, and the log-probabilities within float rounding; `equal_ids`: the ids; `scored`: they cannot be
-    drawn again, and their log-probabilities under the same version are as near as rounding explains; `not_compared`:
-    `reason` says why; `parts`: neither."""
+    """`equal`: the ids, and the log-probabilities within float rounding; `equal_ids`: the ids; `not_compared`: `reason`
+    says why; `parts`: neither."""
     tokens: int = 0
     """Tokens of the log up to the first that differs."""
     largest_difference: float | None = None
     """The largest difference of two log-probabilities of one token, over these; null without one."""
-    mean_difference: float | None = None
-    """Their mean."""
     difference: TokenDifference | None = None
     """Where it differs first, in its ids, or else in its log-probabilities."""
     reason: str | None = None
-    """Why they were not compared, or not drawn again."""
+    """Why they were not compared."""
     replica: str | None = None
     """The generator replica of the replay."""
     batch_size: int | None = None
@@ -100,7 +85,7 @@ class ReplayResponse(Lenient):
     rollout_id: str | None = None
     """That of the rollout."""
     verdict: ReplayVerdict
-    """The worst of its generations, in this order: `equal`, `equal_ids`, `scored`, `not_compared`, `parts`."""
+    """The worst of its generations, in this order: `equal`, `equal_ids`, `not_compared`, `parts`."""
     tokens: int
     """Tokens of the log that were compared."""
     largest_difference: float | None = None
@@ -110,4 +95,4 @@ class ReplayResponse(Lenient):
     generations: list[ReplayedGeneration]
     """One for each generation and version, in order."""
     notes: list[str] = []  # noqa: RUF012 - pydantic copies it
-    """Sentences on what is not as it was: software, settings, replica, other generations in the engine."""
+    """Sentences on what is not as it was: software, settings, other generations in the engine."""

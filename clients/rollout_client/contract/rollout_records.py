@@ -21,8 +21,6 @@ class RecordedGeneration(Lenient):
     """Index after the last token."""
     replica: str
     """Id of the generator replica; empty if it is not known."""
-    node: str = ""
-    """Id of its node in the cluster; empty if it is not known."""
     cached_tokens: int = 0
     """How many tokens of its prompt the engine found in its prefix cache."""
     batch_size: int = 0
@@ -33,11 +31,6 @@ class RecordedGeneration(Lenient):
     """How long it took from its turn to its end."""
     began_at: float | None = None
     """When it began to wait; null if it is not known."""
-    moved_from: str | None = None
-    """The replica of the generation before it, if that was another one."""
-    moved_because: str | None = None
-    """The failure after which it moved, as a sentence; null if the scheduler moved it without one, such as to a replica
-    with room."""
 
 
 class RecordedStep(Lenient):

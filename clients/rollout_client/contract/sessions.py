@@ -41,8 +41,6 @@ MOST_TOKENS = 2**26
 LONGEST_IDLE_S = 86_400.0
 LONGEST_GENERATION_ID = 256
 MOST_REWARD_PARTS = 64
-LONGEST_DRIFT_TEXT = 500
-"""Characters that a drift report shows of a text."""
 RewardName = Annotated[str, Field(min_length=1, max_length=128)]
 SessionStatus = Literal["open", "ended", "deadline", "expired"]
 DriftAction = Literal["generated_ids", "new_branch", "rendered_anew"]
@@ -52,7 +50,7 @@ class SessionLimits(Strict):
     """Bounds of one session. A call that would begin beyond one of them is refused (429); the record stays."""
 
     max_calls: int = Field(default=1000, ge=1, le=MOST_CALLS)
-    """Calls of the engine that may begin."""
+    """Calls of the engine that may be recorded."""
     max_tokens: int = Field(default=2**22, ge=1, le=MOST_TOKENS)
     """Tokens that the record may hold, prompts and responses together, each counted once however many branches share
     it. A call that has begun below the bound is recorded whole."""
@@ -107,7 +105,7 @@ class SessionInfo(Lenient):
     """`open`: it takes calls; `ended`: by `DELETE` or its environment; `deadline`: its `deadline_s` is over; `expired`:
     it was dropped, and its record with it."""
     calls: int = 0
-    """Calls of the engine that have begun."""
+    """Calls of the engine that are recorded or in flight."""
     calls_in_flight: int = 0
     """Those of them that have not ended."""
     branches: int = 0
@@ -196,15 +194,10 @@ class MessageDrift(Lenient):
     tokenized."""
     fields: list[str] = []  # noqa: RUF012 - pydantic copies it
     """With `generated_ids`: the fields that differ, of `content`, `reasoning_content` and `tool_calls`."""
-    recorded: str | None = None
-    """With `generated_ids` and `new_branch`: the newest message that the session has at this place, at most 500
-    characters from the first difference on."""
-    received: str
-    """The message as it was sent, likewise."""
 
 
 class CallDrift(Lenient):
-    """The differences of one call. A form that a message has in several calls is reported with the first."""
+    """The differences of one call. A generated message is compared by the calls that continue it."""
 
     generation_ids: list[str]
     """The messages that the call generated."""

@@ -5,7 +5,7 @@ where a session asks, before their callers see their ends. An answer that shows 
 so does a text completion that shows log-probabilities.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -13,7 +13,7 @@ import orjson
 from fastapi import Request
 from pydantic import BaseModel
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
@@ -26,16 +26,14 @@ from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
+from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall, answered_failures
-from deployments.generation.serving.session_call import DATA, shown_message, shown_output
-from deployments.protocols.generation import TIED_TOKENS
-from deployments.seeds import derived_seed
-from deployments.sessions.records import ChatMessage
-from deployments.upstream.vllm.streamed_parsing import ending_as_they_end
+from deployments.generation.serving.session_call import DATA, shown_message
+from deployments.protocols.generation import TIED_TOKENS, derived_seed
 from rollout_client.contract.rollouts import LOWEST_TEMPERATURE, Sampling
 
 
-def prepare_chat(request: Any, call: ServedCall) -> None:
+def _prepare_chat(request: Any, call: ServedCall) -> None:
     """Prepares vLLM's `ChatCompletionRequest`. Raises `VLLMValidationError`."""
     if request.use_beam_search:
         raise VLLMValidationError("A session records samples, not beams.", parameter="use_beam_search")
@@ -61,23 +59,21 @@ def refuse_without_columns(request: Any, call: ServedCall, most_logprobs: int) -
     """
     include = call.request.include
     of_sampling = [name for name in ("sampling_mask", "entropy") if getattr(include, name)]
+    included = ", ".join(["top_logprobs"] * bool(include.top_logprobs) + of_sampling)
     for name in ("logprob_token_ids", "prompt_logprobs"):
-        if (of_sampling or include.top_logprobs) and getattr(request, name, None) is not None:
-            included = ", ".join(["top_logprobs"] * bool(include.top_logprobs) + of_sampling)
+        if included and getattr(request, name, None) is not None:
             message = f"A session that includes {included} takes no `{name}`: leave it out."
             raise VLLMValidationError(message, parameter=name)
     if not of_sampling:
         return
-    included = f"The session includes {', '.join(of_sampling)}"
     if request.temperature < LOWEST_TEMPERATURE:
-        lowest = f"send a temperature of at least {LOWEST_TEMPERATURE}"
-        message = f"{included}, and greedy decoding draws from no distribution: {lowest}."
-        raise VLLMValidationError(message, parameter="temperature")
+        message = f"send a temperature of at least {LOWEST_TEMPERATURE}: greedy decoding draws from no distribution"
+        raise VLLMValidationError(f"The session includes {included}: {message}.", parameter="temperature")
     highest = None if most_logprobs < 0 else most_logprobs - TIED_TOKENS
     if request.top_k < 1 or (highest is not None and request.top_k > highest):
         bound = "of at least 1" if highest is None else f"from 1 to {highest}"
-        message = f"{included}, which a call has with a top_k {bound}: send one, or leave top_k to the session."
-        raise VLLMValidationError(message, parameter="top_k")
+        message = f"send a top_k {bound}, or leave it to the session"
+        raise VLLMValidationError(f"The session includes {included}: {message}.", parameter="top_k")
 
 
 def _fill(request: Any, call: ServedCall, length: str, has_length: bool) -> None:
@@ -127,10 +123,10 @@ class AnsweredChat(OpenAIServingChat):
         call = CURRENT_CALL.get()
         if call.session is not None:
             call.session.answer_id = f"chatcmpl-{call.request.generation_id}"
-            prepare_chat(request, call)
+            _prepare_chat(request, call)
             refuse_without_columns(request, call, self.model_config.max_logprobs)
         answer = await super().create_chat_completion(request, raw_request)
-        return await _noted(answer, call, bool(request.return_token_ids), _shown_choices)
+        return await _noted(answer, call, bool(request.return_token_ids))
 
 
 class AnsweredMessages(AnsweredChat, AnthropicServingMessages):
@@ -163,8 +159,8 @@ class AnsweredResponses(OpenAIServingResponses):
         if isinstance(answer, ErrorResponse):
             return answer
         if not isinstance(answer, ResponsesResponse):
-            return _sent_responses(ending_as_they_end(answer), call)
-        await call.record({0: shown_output(answer.output)})
+            return _sent_responses(answer, call)
+        await call.record({0: _shown_output(answer.output)})
         return answer
 
 
@@ -202,33 +198,19 @@ def _fill_params(request: GenerateRequest, call: ServedCall) -> None:
     params.__post_init__()
 
 
-def _no_messages(_answer: Any) -> Mapping[int, ChatMessage]:
-    return {}
-
-
-def _shown_choices(answer: ChatCompletionResponse) -> Mapping[int, ChatMessage]:
-    return {choice.index: shown_message(choice.message.model_dump()) for choice in answer.choices}
-
-
-async def _noted(
-    answer: Any,
-    call: ServedCall,
-    shows_versions: bool,
-    shown: Callable[[Any], Mapping[int, ChatMessage]] = _no_messages,
-) -> Any:
-    """The answer once its call is recorded, with the versions of its choices where they are shown; or its events.
-
-    Args:
-        shown: the messages of a whole answer, by their index.
-    """
+async def _noted(answer: Any, call: ServedCall, shows_versions: bool) -> Any:
+    """The answer once its call is recorded, with the versions of its choices where they are shown; or its events."""
     if isinstance(answer, ErrorResponse):
         return answer
     if not isinstance(answer, BaseModel):
         return _answered_events(answer, call, shows_versions)
-    await call.record(shown(answer))
-    for choice in getattr(answer, "choices", ()) if shows_versions else ():
+    choices = getattr(answer, "choices", ())
+    # Choices of token ids show no message.
+    messages = {choice.index: choice.message for choice in choices if hasattr(choice, "message")}
+    await call.record({index: shown_message(message.model_dump()) for index, message in messages.items()})
+    for choice in choices if shows_versions else ():
         # vLLM's types of answers take further fields.
-        setattr(choice, _VERSIONS, versions_of(call, choice.index))
+        setattr(choice, _VERSIONS, _versions_of(call, choice.index))
     return answer
 
 
@@ -261,7 +243,7 @@ async def _sent_responses(events: AsyncGenerator[Any, None], call: ServedCall) -
         async for event in events:
             response = getattr(event, "response", None)
             if event.type in ("response.completed", "response.incomplete") and response is not None:
-                await call.record({0: shown_output(response.output)})
+                await call.record({0: _shown_output(response.output)})
             yield f"event: {event.type}\ndata: {event.model_dump_json(indent=None, by_alias=True)}\n\n"
 
 
@@ -270,10 +252,28 @@ def _with_versions(event: str, call: ServedCall) -> str:
     chunk = orjson.loads(event.removeprefix(DATA))
     for choice in chunk.get("choices", ()):
         if choice.get("finish_reason") is not None:
-            choice[_VERSIONS] = versions_of(call, choice["index"])
+            choice[_VERSIONS] = _versions_of(call, choice["index"])
     return f"{DATA}{orjson.dumps(chunk).decode()}\n\n"
 
 
-def versions_of(call: ServedCall, index: int) -> list[dict[str, Any]]:
-    spans = call.choices[index].weight_versions if index in call.choices else ()
-    return [{"version": span.version, "start": span.start, "end": span.end} for span in spans]
+def _versions_of(call: ServedCall, index: int) -> list[dict[str, Any]]:
+    return shown_versions(call.choices[index]) if index in call.choices else []
+
+
+def shown_versions(choice: GeneratedChoice) -> list[dict[str, Any]]:
+    return [{"version": span.version, "start": span.start, "end": span.end} for span in choice.weight_versions]
+
+
+def _shown_output(items: Sequence[Any]) -> dict[str, Any]:
+    """The items of OpenAI's responses API as the one message that they are when they come back."""
+    message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
+    for item in items:
+        match item.type:
+            case "message":
+                message["content"] += "".join(getattr(part, "text", "") for part in item.content)
+            case "reasoning":
+                message["reasoning"] += "".join(part.text for part in item.content or ())
+            case "function_call":
+                function = {"name": item.name, "arguments": item.arguments}
+                message["tool_calls"].append({"id": item.call_id, "function": function})
+    return shown_message(message)

@@ -1,6 +1,6 @@
 """Calls of SGLang's API that are aborted by their request ids: they end with the tokens that they have.
 
-`AbortedCalls` decides without I/O. Guarantees: a call that an ingress received before an abort of it is aborted, also
+Guarantees: a call that an ingress received before an abort of it is aborted, also
 if it reaches the replica later, because it has waited for its turn or is made again; one that was received after the
 answer to an abort is not. Where another ingress received the abort, the first holds for calls that were received
 earlier by more than they take from there to the replica. No clock is compared with that of another process.
@@ -30,15 +30,18 @@ class AbortableCall:
     generation_id: str
 
 
-class AbortedCalls:
-    """Aborts so far, the last `MOST_REMEMBERED` of them."""
+class CallAborts:
+    """The calls of SGLang's API in one replica, and the last `MOST_REMEMBERED` aborts."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupt: Callable[[Sequence[str]], Awaitable[None]]) -> None:
+        """`interrupt` lets generations of these ids end with the tokens that they have."""
+        self._interrupt = interrupt
         self._until: dict[tuple[str | None, str, str], tuple[float, float]] = {}
         """By key, beginning of request ids and ingress, the one that was given last at the end: the last time of the
         ingress, and when the replica was told, by its own clock."""
+        self._running: set[AbortableCall] = set()
 
-    def note(self, calls: CallsToAbort, now: float) -> None:
+    def _note(self, calls: CallsToAbort, now: float) -> None:
         """`now` is of the monotonic clock of this process."""
         name = calls.key, calls.rid, calls.ingress
         last, _ = self._until.pop(name, (calls.until, now))
@@ -46,7 +49,7 @@ class AbortedCalls:
         if len(self._until) > MOST_REMEMBERED:
             del self._until[next(iter(self._until))]
 
-    def has(self, call: AbortableCall) -> bool:
+    def is_aborted(self, call: AbortableCall) -> bool:
         request = call.request
         here = request.arrived_at - request.age_s
         return any(
@@ -55,19 +58,6 @@ class AbortedCalls:
             and (request.received_at < until if ingress == request.ingress else here < told_at)
             for (key, rid, ingress), (until, told_at) in self._until.items()
         )
-
-
-class CallAborts:
-    """The calls of SGLang's API in one replica."""
-
-    def __init__(self, interrupt: Callable[[Sequence[str]], Awaitable[None]]) -> None:
-        """`interrupt` lets generations of these ids end with the tokens that they have."""
-        self._interrupt = interrupt
-        self._aborted = AbortedCalls()
-        self._running: set[AbortableCall] = set()
-
-    def is_aborted(self, call: AbortableCall) -> bool:
-        return self._aborted.has(call)
 
     @contextmanager
     def running(self, call: AbortableCall) -> Iterator[None]:
@@ -80,7 +70,7 @@ class CallAborts:
 
     async def abort(self, calls: CallsToAbort) -> None:
         """Returns when all of them have ended, after `_WITHIN_S` seconds at the latest."""
-        self._aborted.note(calls, time.monotonic())
+        self._note(calls, time.monotonic())
         with suppress(TimeoutError):
             async with asyncio.timeout(_WITHIN_S):
                 # Again and again, because a call reaches the engine some time after it has begun here.

@@ -13,14 +13,14 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
-from fastapi import HTTPException, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.handlers.validation import validation_exception_handler
-from vllm.exceptions import VLLMError
+from vllm.exceptions import VLLMError, VLLMValidationError
 
 from deployments.failures import RolloutFailure
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
@@ -38,7 +38,7 @@ logger = logging.getLogger("rollout_service.generation")
 
 
 @dataclass(frozen=True, slots=True)
-class ServedAnswer:
+class _ServedAnswer:
     """An answer of one of vLLM's servers: its whole body, or the events of a stream."""
 
     status: int
@@ -61,7 +61,7 @@ class VLLMEndpoint:
     error: Callable[[ErrorResponse], JSONResponse] = _openai_error
     """Writes the errors of `answer`. Those of a body are OpenAI's everywhere."""
 
-    async def answered(self, call: ServedCall) -> ServedAnswer:
+    async def answered(self, call: ServedCall) -> _ServedAnswer:
         """Returns when the answer has begun. What the endpoint raises is an answer too."""
         # vLLM names its answer after the header.
         headers = [(b"x-request-id", call.request.generation_id.encode())]
@@ -73,61 +73,48 @@ class VLLMEndpoint:
             return self._written(await self.answer(request, raw_request))
         except RequestValidationError as error:
             return _whole(await validation_exception_handler(raw_request, error))
-        except HTTPException as error:
-            return _whole(JSONResponse({"detail": error.detail}, error.status_code))
         except Exception as error:
             answer = create_error_response(error)
             if answer.error.code >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, VLLMError):
                 logger.warning("A call broke before it was answered.", exc_info=error, extra=call.request.log_fields)
             return _whole(write_error(answer))
 
-    def _written(self, made: Any) -> ServedAnswer:
+    def _written(self, made: Any) -> _ServedAnswer:
         match made:
             case ErrorResponse():
                 return _whole(self.error(made))
             case BaseModel():
                 return _whole(JSONResponse(made.model_dump(**self.dumped)))
             case bytes():
-                return ServedAnswer(HTTPStatus.OK, _JSON, made)
-        return ServedAnswer(HTTPStatus.OK, _EVENTS, made)
+                return _ServedAnswer(HTTPStatus.OK, _JSON, made)
+        return _ServedAnswer(HTTPStatus.OK, _EVENTS, made)
 
 
-def _whole(response: JSONResponse) -> ServedAnswer:
-    return ServedAnswer(response.status_code, _JSON, bytes(response.body))
+def _whole(response: JSONResponse) -> _ServedAnswer:
+    return _ServedAnswer(response.status_code, _JSON, bytes(response.body))
 
 
 def _parsed(body: "TypeAdapter[Any]", content: bytes) -> Any:
-    """The body of a call as FastAPI reads it for vLLM's router. Raises the same problems."""
+    """The body of a call. Raises the problems that FastAPI has with it for vLLM's router."""
     try:
-        fields = json.loads(content) if content else None
-    except json.JSONDecodeError as error:
-        problem = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
-        raise RequestValidationError([problem | {"ctx": {"error": error.msg}}]) from error
-    except Exception as error:
-        raise HTTPException(HTTPStatus.BAD_REQUEST, "There was an error parsing the body") from error
-    if fields is None:
-        raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}])
-    try:
-        return body.validate_python(fields, from_attributes=True)
+        return body.validate_python(json.loads(content), from_attributes=True)
     except ValidationError as error:
         problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
         raise RequestValidationError(problems) from error
+    except (ValueError, RecursionError) as error:
+        raise VLLMValidationError(f"The body cannot be read as JSON: {error}", parameter="body") from error
 
 
 class _RunningCall:
-    def __init__(self, answer: Callable[[ServedCall], Awaitable[ServedAnswer]], call: ServedCall) -> None:
+    def __init__(self, answer: Callable[[ServedCall], Awaitable[_ServedAnswer]], call: ServedCall) -> None:
         self._call = call
         self._bytes = bytearray()
         self._some = asyncio.Event()
         self._failure: Exception | None = None
-        self.begun: ServedAnswer | None = None
+        self.begun: _ServedAnswer | None = None
         """Once the answer has begun."""
         self.ended = asyncio.Event()
-        self._task = running_calls.start(self._run(answer))
-
-    def leave(self) -> None:
-        """The caller does not wait any longer."""
-        self._task.cancel()
+        self.task = running_calls.start(self._run(answer))
 
     async def next(self) -> bytes:
         """The bytes that have come since the last time; empty at the end alone.
@@ -145,38 +132,33 @@ class _RunningCall:
             self._some.clear()
         return taken
 
-    async def _run(self, answer: Callable[[ServedCall], Awaitable[ServedAnswer]]) -> None:
+    async def _run(self, answer: Callable[[ServedCall], Awaitable[_ServedAnswer]]) -> None:
         CURRENT_CALL.set(self._call)
         try:
             self.begun = await answer(self._call)
             if isinstance(self.begun.body, bytes):
                 self._bytes += self.begun.body
-            else:
-                await self._take(self.begun.body)
-        except Exception as error:  # noqa: BLE001 - the caller raises it
-            self._note_failure(error)
+                return
+            async with aclosing(self.begun.body) as events:
+                async for event in events:
+                    self._bytes += event.encode()
+                    self._some.set()
+        except Exception as error:
+            self._failure = error
+            if self.begun is not None:
+                logger.warning(
+                    "A call broke while it was answered.", exc_info=error, extra=self._call.request.log_fields
+                )
+                # An end like any other would hide from the caller that something is missing.
+                self._failure = RolloutFailure("The answer broke off.")
         finally:
             self._call.leave()
             self.ended.set()
             self._some.set()
 
-    async def _take(self, events: AsyncGenerator[str, None]) -> None:
-        async with aclosing(events):
-            async for event in events:
-                self._bytes += event.encode()
-                self._some.set()
-
-    def _note_failure(self, error: Exception) -> None:
-        if self.begun is None:
-            self._failure = error
-            return
-        logger.warning("A call broke while it was answered.", exc_info=error, extra=self._call.request.log_fields)
-        # An end like any other would hide from the caller that something is missing.
-        self._failure = RolloutFailure("The answer broke off.")
-
 
 async def answer_parts(
-    answer: Callable[[ServedCall], Awaitable[ServedAnswer]], call: ServedCall
+    answer: Callable[[ServedCall], Awaitable[_ServedAnswer]], call: ServedCall
 ) -> AsyncGenerator[ServedPart, None]:
     """The answer of the call, as it is made. Closing the generator breaks the call off.
 
@@ -207,4 +189,5 @@ async def answer_parts(
                 async with asyncio.timeout(_GATHER_S):
                     await running.ended.wait()
     finally:
-        running.leave()
+        # Nothing happens to one that has ended.
+        running.task.cancel()

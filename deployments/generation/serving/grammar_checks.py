@@ -11,8 +11,6 @@ import logging
 import os
 import re
 import resource
-from collections import OrderedDict
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from random import Random
@@ -22,7 +20,6 @@ import msgspec
 import numpy as np
 import psutil
 import torch
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -33,8 +30,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from deployments.failures import GenerationLost
 from deployments.upstream.vllm.structured_outputs import (
     CheckedOutputs,
-    backend_of,
-    compiled_with,
+    compiled,
     skip_checked_outputs,
     validated,
 )
@@ -48,17 +44,14 @@ MOST_MEMORY_BYTES = 1024**3
 _START_WITHIN_S = 600.0
 """Importing vLLM takes ten seconds on a machine that does nothing else."""
 _LOST_AFTER_S = 60.0
-MOST_KNOWN = 64
+_MOST_KNOWN = 64
 """How many that fit are kept, so that the calls of an agent are checked once."""
-_BACKEND_OF_OBJECTS = "xgrammar"
-"""With which vLLM compiles `json_object`, unless its config says otherwise."""
-_PRELOADED = (__name__, "vllm.v1.structured_output.backend_xgrammar", "vllm.v1.structured_output.backend_guidance")
+_PRELOADED = (__name__, "vllm.v1.structured_output.backend_xgrammar")
 """Modules that a worker process imports before its first call."""
 _CACHE_MB = "32"
 """Cache of compiled grammars, in the worker process."""
 WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 """How messages of xgrammar begin: with a time and a line of its source."""
-_FIELD = "structured_outputs"
 _TRIED_TOKENS = 512
 _LONGEST_REASON = 500
 """Characters."""
@@ -74,10 +67,8 @@ class GrammarChecks:
         self._time_limit_s = time_limit_s
         self._pool: WorkerPool | None = None
         self._starting = asyncio.Lock()
-        self._known: OrderedDict[bytes, CheckedOutputs] = OrderedDict()
+        self._known: dict[bytes, CheckedOutputs] = {}
         """By the hash of what was asked for."""
-        self._backends: frozenset[str] = frozenset()
-        """Backends of those that fit so far: the engine compiles with the first of them."""
 
     async def check(self, params: SamplingParams) -> None:
         """Replaces what the parameters ask for by what vLLM's validation makes of it.
@@ -87,49 +78,39 @@ class GrammarChecks:
             GenerationLost: no process could check it.
         """
         wanted = params.structured_outputs
-        if wanted is None or wanted.all_constraints_none():
-            return
-        if wanted.json_object is not None:
-            # It is always the same grammar, and not the caller's.
-            if self._config.structured_outputs_config.backend == "auto":
-                self._backends |= {_BACKEND_OF_OBJECTS}
+        # A JSON object is always the same grammar, and not the caller's.
+        if wanted is None or wanted.all_constraints_none() or wanted.json_object is not None:
             return
         asked = encoded(wanted)
         if len(asked) > MOST_BYTES:
             raise _refusal(f"it has {len(asked)} bytes; at most {MOST_BYTES} are taken")
         key = sha256(asked).digest()
-        if key not in self._known:
-            self._keep(key, await self._compiled(asked))
-        self._known.move_to_end(key)
-        params.structured_outputs = self._known[key]
+        if (valid := self._known.get(key)) is None:
+            valid = await self._compiled(asked)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = valid
+        params.structured_outputs = valid
 
     def close(self) -> None:
         """Ends the process."""
         if self._pool is not None:
             self._pool.close()
 
-    def _keep(self, key: bytes, valid: CheckedOutputs) -> None:
-        self._backends |= {backend_of(valid)}
-        self._known[key] = valid
-        if len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
-
     async def _compiled(self, asked: bytes) -> CheckedOutputs:
-        # A second attempt with another process: the first one was possibly out of memory.
-        attempts = AsyncRetrying(retry=retry_if_exception_type(WorkerEnded), stop=stop_after_attempt(2), reraise=True)
         try:
             pool = await self._started()
-            result: bytes | _Refused = await attempts(pool.run, self._time_limit_s, _compile, asked, self._backends)
+            result: bytes | str = await pool.run(self._time_limit_s, _compile, asked)
         except ProcessorTimeExceeded as error:
             raise _refusal(
                 f"compiling it and matching {_TRIED_TOKENS} tokens takes {error}; make it simpler"
             ) from error
         except WorkerEnded as error:
-            raise _refusal("the process that compiled it ended twice; make it simpler") from error
+            raise _refusal("the process that compiled it ended; make it simpler") from error
         except TemporaryFailure as error:
             raise GenerationLost(f"A schema or grammar could not be checked. {error}") from error
-        if isinstance(result, _Refused):
-            raise VLLMValidationError(result.reason, parameter=result.parameter)
+        if isinstance(result, str):
+            raise _refusal(result)
         return msgspec.msgpack.decode(result, type=CheckedOutputs)
 
     async def _started(self) -> WorkerPool:
@@ -151,57 +132,14 @@ def encoded(wanted: StructuredOutputsParams) -> bytes:
     try:
         return msgspec.msgpack.encode(wanted)
     except OverflowError:
-        raise VLLMValidationError(
-            "the JSON schema has an integer below -2**63 or above 2**64 - 1; write a smaller one", parameter="schema"
-        ) from None
+        raise _refusal("it has an integer below -2**63 or above 2**64 - 1; write a smaller one") from None
     except RecursionError:
         raise _refusal("it is nested too deeply") from None
 
 
 def _refusal(reason: str) -> VLLMValidationError:
-    return VLLMValidationError(f"The schema, regular expression or grammar is refused: {reason}", parameter=_FIELD)
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """Why vLLM cannot use it, as the process says."""
-
-    reason: str
-    parameter: str | None
-
-
-class _GrammarCompiler:
-    """vLLM's own, with a manager for each of its backends: an engine keeps to the first one that it needs."""
-
-    def __init__(self, config: VllmConfig) -> None:
-        self._config = config
-        self._tokenizer: Any = cached_tokenizer_from_config(config.model_config)
-        self._managers: dict[str, StructuredOutputManager] = {}
-        """By the name of the backend."""
-
-    def compile(self, wanted: StructuredOutputsParams, backends: frozenset[str]) -> StructuredOutputsParams:
-        """Validates it, compiles it, and matches tokens with it.
-
-        Args:
-            backends: with which it is compiled beside the one that suits it.
-
-        Returns:
-            The result of vLLM's validation.
-
-        Raises:
-            Exception: what vLLM and its backends raise.
-        """
-        valid = validated(wanted, self._config, self._tokenizer)
-        for backend in sorted({backend_of(valid), *backends}):
-            self._compile_with(backend, valid)
-        return valid
-
-    def _compile_with(self, name: str, valid: StructuredOutputsParams) -> None:
-        if (manager := self._managers.get(name)) is None:
-            manager = self._managers[name] = StructuredOutputManager(self._config)
-        grammar = compiled_with(manager, name, valid)
-        assert manager.backend is not None
-        _match_tokens(grammar, manager.backend.allocate_token_bitmask(1), self._tokenizer.eos_token_id)
+    message = f"The schema, regular expression or grammar is refused: {reason}"
+    return VLLMValidationError(message, parameter="structured_outputs")
 
 
 def _match_tokens(grammar: StructuredOutputGrammar, bitmask: torch.Tensor, eos_token_id: int | None) -> None:
@@ -216,7 +154,9 @@ def _match_tokens(grammar: StructuredOutputGrammar, bitmask: torch.Tensor, eos_t
             return
 
 
-_compiler: _GrammarCompiler
+_manager: StructuredOutputManager
+"""vLLM's own compiler, in a worker process."""
+_tokenizer: Any
 
 
 def _prepare(config: VllmConfig, most_bytes: int) -> None:
@@ -224,23 +164,27 @@ def _prepare(config: VllmConfig, most_bytes: int) -> None:
     # It would log each grammar that cannot be compiled with its trace.
     logging.disable(logging.CRITICAL)
     os.environ["VLLM_XGRAMMAR_CACHE_MB"] = _CACHE_MB
-    global _compiler
-    _compiler = _GrammarCompiler(config)
+    global _manager, _tokenizer
+    _manager, _tokenizer = StructuredOutputManager(config), cached_tokenizer_from_config(config.model_config)
     limit = psutil.Process().memory_info().data + most_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _compile(asked: bytes, backends: frozenset[str]) -> bytes | _Refused:
-    """As `_GrammarCompiler.compile` for and with the MessagePack of `StructuredOutputsParams`: what is nested deeply
-    cannot be pickled. What it raises is a value, because not all exceptions travel between processes.
+def _compile(asked: bytes) -> bytes | str:
+    """Validates a grammar, compiles it, and matches tokens with it, in a worker process.
+
+    Both sides are the MessagePack of `StructuredOutputsParams`: what is nested deeply cannot be pickled. Returns why
+    vLLM cannot use it as a text, because not all exceptions travel between processes.
     """
     try:
         wanted = msgspec.msgpack.decode(asked, type=StructuredOutputsParams)
-        return msgspec.msgpack.encode(_compiler.compile(wanted, backends))
+        valid = validated(wanted, _manager.vllm_config, _tokenizer)
+        grammar = compiled(_manager, valid)
+        assert _manager.backend is not None
+        _match_tokens(grammar, _manager.backend.allocate_token_bitmask(1), _tokenizer.eos_token_id)
+        return msgspec.msgpack.encode(valid)
     except MemoryError:
-        return _Refused("compiling it takes too much memory; make it smaller", _FIELD)
-    except VLLMValidationError as error:
-        return _Refused(str(error.args[0])[:_LONGEST_REASON], error.parameter)
+        return "compiling it takes too much memory; make it smaller"
     except Exception as error:  # noqa: BLE001 - the caller gets it as a sentence
-        reason = WHERE.sub("", str(error))
-        return _Refused(f"it cannot be compiled: {reason}"[:_LONGEST_REASON], _FIELD)
+        reason = WHERE.sub("", str(error.args[0] if isinstance(error, VLLMValidationError) else error))
+        return f"it cannot be compiled: {reason}"[:_LONGEST_REASON]

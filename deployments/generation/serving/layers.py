@@ -39,7 +39,6 @@ from deployments.generation.serving.answered_layers import (
 from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.serving.endpoints import VLLMEndpoint, answer_parts
 from deployments.generation.serving.grammar_checks import GrammarChecks
-from deployments.generation.serving.image_prompts import ImagePrompts
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.served_call import ServedCall
 from deployments.generation.serving.session_call import SessionCall, SessionCallClient
@@ -70,16 +69,15 @@ def _endpoints(
     client: RecordingClient,
     settings: ResponseSettings,
     aborts: CallAborts,
-    current_version: Callable[[str | None], str],
-    images: ImagePrompts | None = None,
+    vllm_engine: VLLMEngine,
+    template: TemplateRenderer | None,
 ) -> dict[Endpoint, VLLMEndpoint]:
     """The endpoints over vLLM's serving objects. Making these takes tenths of a second.
 
     Args:
         settings: its parsers, so that answers and rollouts are parsed alike.
         aborts: of calls of SGLang's API.
-        current_version: the label of the weights with which a policy generates now.
-        images: `None` for an engine that takes none.
+        template: `None` for a service without sessions whose engine takes no images.
     """
     # Before the types of bodies are used: they are patched.
     install_in_servers(REQUESTS, with_messages=(ChatCompletionRequest, TokenizeChatRequest))
@@ -95,7 +93,8 @@ def _endpoints(
     renderer = SessionOnlineRenderer(
         engine.model_config, engine.renderer, request_logger=None, **_PLAIN_TEMPLATE, **parsers
     )
-    renderer.images = images
+    if vllm_engine.images is not None and template is not None:
+        renderer.engine, renderer.template = vllm_engine, template
     renderer.warmup()
     shared: dict[str, Any] = {"request_logger": None, **_PLAIN_TEMPLATE, **parsers}
     of_chat: dict[str, Any] = {"response_role": "assistant", "online_renderer": renderer, **shared}
@@ -105,7 +104,7 @@ def _endpoints(
     messages = AnsweredMessages(engine, models, **of_chat, disabled_thinking_effort="none")
     responses = AnsweredResponses(engine, models, renderer, **shared)
     tokens = AnsweredTokens(engine, models, renderer, request_logger=None)
-    generate = AnsweredGenerate(engine, models, renderer, aborts, current_version)
+    generate = AnsweredGenerate(engine, models, renderer, aborts, partial(_current_version, vllm_engine))
     tokenization = ServingTokenization(models, renderer, **_PLAIN_TEMPLATE)
 
     async def show_models(_request: None, _raw_request: Request) -> Any:
@@ -169,15 +168,12 @@ class ServingLayers:
         """`sessions` is where calls of sessions are recorded; `None` for a service that keeps none."""
         self._grammars = GrammarChecks(engine.llm.vllm_config, settings.grammar_time_limit_s)
         self._sessions: SessionCallClient | None = None
-        images: ImagePrompts | None = None
+        template: TemplateRenderer | None = None
         if sessions is not None or engine.images is not None:
-            renderer = _template_renderer(engine, settings.split_special_tokens)
+            template = _template_renderer(engine, settings.split_special_tokens)
             if sessions is not None:
-                self._sessions = SessionCallClient(sessions, renderer, engine.interrupt, engine.image_tokens)
-            if engine.images is not None:
-                images = ImagePrompts(engine, renderer)
-        client = RecordingClient(engine, self._grammars)
-        self._endpoints = _endpoints(client, responses, aborts, partial(_current_version, engine), images)
+                self._sessions = SessionCallClient(sessions, template, engine.interrupt, engine.image_tokens)
+        self._endpoints = _endpoints(RecordingClient(engine, self._grammars), responses, aborts, engine, template)
 
     def answer(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
         """Yields the answer in parts. Closing the generator breaks the call off.

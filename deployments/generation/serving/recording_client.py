@@ -120,18 +120,13 @@ class RecordingClient:
             if output.finished or is_delta:
                 outputs.put_nowait(output)
 
-        async def read_choice(index: int, equal: range) -> None:
+        async def read_choice(index: int) -> None:
             of_choice = params_of_choice(params, index)
             async for made in self._engine.completions.stream(request, prompt, of_choice, index, **options):
                 _reject_unsatisfiable_schema(made, of_choice)
-                for output in _for_each(made, equal):
-                    give(output)
+                give(made)
 
-        # Nothing is drawn at temperature 0: one choice stands for all.
-        step = params.n if params.temperature == 0 else 1
-        reading = [
-            asyncio.create_task(read_choice(index, range(index, index + step))) for index in range(0, params.n, step)
-        ]
+        reading = [asyncio.create_task(read_choice(index)) for index in range(params.n)]
         try:
             await asyncio.gather(*reading)
             outputs.put_nowait(None)
@@ -154,15 +149,6 @@ class RecordingClient:
             except RolloutFailure as failure:
                 call.note_failure(failure)
                 raise
-
-
-def _for_each(output: RequestOutput, choices: range) -> list[RequestOutput]:
-    """The output of the first of these choices as those of all of them."""
-    [completion] = output.outputs
-    copies = [copy(output) for _ in choices[1:]]
-    for index, of_choice in zip(choices[1:], copies, strict=True):
-        of_choice.outputs = [replace(completion, index=index)]
-    return [output, *copies]
 
 
 def _ask_for_logprobs(params: SamplingParams) -> None:
@@ -227,12 +213,12 @@ def is_constrained(params: SamplingParams) -> bool:
 def sampled_with(params: SamplingParams, session: Sampling | None) -> SampledWith | None:
     """The distribution that the call samples from, if it is not the one that its session says."""
     asked = session or Sampling()
-    of_call = distribution(params.temperature, params.top_p, params.top_k, params.min_p)
+    of_call = _distribution(params.temperature, params.top_p, params.top_k, params.min_p)
     temperature = 0.0 if asked.greedy else asked.temperature
-    return None if of_call == distribution(temperature, asked.top_p, asked.top_k, asked.min_p) else of_call
+    return None if of_call == _distribution(temperature, asked.top_p, asked.top_k, asked.min_p) else of_call
 
 
-def distribution(temperature: float, top_p: float, top_k: int, min_p: float) -> SampledWith:
+def _distribution(temperature: float, top_p: float, top_k: int, min_p: float) -> SampledWith:
     """Greedy decoding is the same whatever the others are."""
     if not temperature:
         return SampledWith(temperature=0.0)

@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import GracefulHTTPError
 
 from deployments.failures import (
-    EnvironmentRejected,
     GenerationNotFinite,
     GenerationRejected,
-    OtherVersionLoaded,
-    Overloaded,
-    PromptRejected,
     RolloutFailure,
     StoreFailure,
-    TokensTooOld,
     VersionReplaced,
 )
 from deployments.generation.engine_outputs import ColumnReader, GeneratedChoice
@@ -38,23 +33,19 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 
-_STATUSES: dict[type[RolloutFailure], HTTPStatus] = {
-    PromptRejected: HTTPStatus.BAD_REQUEST,
-    # The chat template refuses the role of a message.
-    EnvironmentRejected: HTTPStatus.BAD_REQUEST,
-    GenerationRejected: HTTPStatus.BAD_REQUEST,
-    OtherVersionLoaded: HTTPStatus.CONFLICT,
-    VersionReplaced: HTTPStatus.CONFLICT,
-    TokensTooOld: HTTPStatus.CONFLICT,
-    Overloaded: HTTPStatus.TOO_MANY_REQUESTS,
+_STATUSES = {
+    "policy": HTTPStatus.CONFLICT,
+    "overload": HTTPStatus.TOO_MANY_REQUESTS,
+    "internal": HTTPStatus.SERVICE_UNAVAILABLE,
 }
+"""By the kind of a failure."""
 
 
 def refusal_of(failure: RolloutFailure | StoreFailure) -> GracefulHTTPError:
     if isinstance(failure, StoreFailure):
         return GracefulHTTPError(str(failure), HTTPStatus(failure.status))
-    status = next((status for kind, status in _STATUSES.items() if isinstance(failure, kind)), None)
-    return GracefulHTTPError(str(failure), status or HTTPStatus.SERVICE_UNAVAILABLE)
+    otherwise = HTTPStatus.SERVICE_UNAVAILABLE if failure.retryable else HTTPStatus.BAD_REQUEST
+    return GracefulHTTPError(str(failure), _STATUSES.get(failure.kind, otherwise))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A session's calls in the replica that makes them: each one's plan, its prompt, and its record in the session store.
 
-`ShownChoices` joins what the caller has seen of a streamed answer to the message that it will send back. The store
+`_ShownChoices` joins what the caller has seen of a streamed answer to the message that it will send back. The store
 hears twice a second which calls are in flight, and says which to abort; a store that starts again learns of them in
 this way (its half: `deployments/sessions/session_table.py`).
 """
@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from deployments.failures import RolloutFailure
+from deployments.failures import GenerationRejected, RolloutFailure
 from deployments.generation.engine_outputs import GeneratedChoice
-from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.generation import GenerationRequest, packed_ids, packed_logprobs
-from deployments.protocols.images import ImageSpan, ImageTokens
+from deployments.protocols.images import ImagesByName, ImageSpan, ImageTokens
 from deployments.protocols.model_server import ServedRequest
 from deployments.rpc.background_tasks import BackgroundTasks
-from deployments.sessions.failures import SessionUnknown, call_not_recorded
 from deployments.sessions.records import (
     ChatContext,
     ChatMessage,
@@ -30,6 +28,7 @@ from deployments.sessions.records import (
     GeneratedMessage,
     Plan,
     PreparedPrompt,
+    SessionUnknown,
     TokenPrompt,
     new_images,
     prepared_prompt,
@@ -38,6 +37,7 @@ from deployments.sessions.records import (
 from rollout_client.contract.messages import SampledWith
 
 if TYPE_CHECKING:
+    from deployments.generation.serving.template_renderer import TemplateRenderer
     from deployments.sessions.store import SessionStore
 
 DATA = "data: "
@@ -52,7 +52,7 @@ _NO_IDS = packed_ids(())
 logger = logging.getLogger("rollout_service.generation")
 
 
-class ShownChoices:
+class _ShownChoices:
     """The messages of a chat's choices, joined from the events that were sent."""
 
     def __init__(self) -> None:
@@ -102,28 +102,13 @@ def shown_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def shown_output(items: Sequence[Any]) -> dict[str, Any]:
-    """The items of OpenAI's responses API as the one message that they are when they come back."""
-    message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
-    for item in items:
-        match item.type:
-            case "message":
-                message["content"] += "".join(getattr(part, "text", "") for part in item.content)
-            case "reasoning":
-                message["reasoning"] += "".join(part.text for part in item.content or ())
-            case "function_call":
-                function = {"name": item.name, "arguments": item.arguments}
-                message["tool_calls"].append({"id": item.call_id, "function": function})
-    return shown_message(message)
-
-
 class SessionCallClient:
     """The calls of sessions in one replica, over the session store."""
 
     def __init__(
         self,
         store: "SessionStore",
-        renderer: TemplateRenderer,
+        renderer: "TemplateRenderer",
         interrupt: Callable[[Sequence[str]], Awaitable[None]],
         image_tokens: Callable[[Sequence[str]], Awaitable[Sequence[ImageTokens]]],
     ) -> None:
@@ -212,7 +197,7 @@ class SessionCall:
         """Whether it makes tokens more or less likely whatever the policy says (`recording_client.py`)."""
         self.sampled_with: SampledWith | None = None
         """The distribution that it samples from, if it is not the session's."""
-        self.shown = ShownChoices()
+        self.shown = _ShownChoices()
         """Choices as the caller of a stream has seen them so far."""
 
     async def prepare(self, messages: Sequence[ChatMessage], context: ChatContext) -> Sequence[int]:
@@ -224,8 +209,7 @@ class SessionCall:
         """
         self._context = context
         plan = await self._begin(messages)
-        names = new_images(plan, messages)
-        images = dict(zip(names, await self._calls.image_tokens(names), strict=True)) if names else {}
+        images = await images_by_name(new_images(plan, messages), self._calls.image_tokens)
         prepare = partial(prepared_prompt, plan, messages, context, self._calls.renderer, images)
         self._prompt = await self._prepared(prepare, is_short=len(messages) <= _FEW_MESSAGES)
         return self._prompt.token_ids
@@ -266,9 +250,9 @@ class SessionCall:
         return () if self._prompt is None else self._prompt.images
 
     def refuse_unprepared(self) -> None:
-        """Raises `CallNotRecorded` if the prompt was put together past the session: nothing could be recorded of it."""
+        """Raises `GenerationRejected` if the prompt was put together past the session: nothing could be recorded."""
         if self._prompt is None:
-            raise call_not_recorded(self._session_id, _UNPREPARED)
+            raise GenerationRejected(_UNPREPARED)
 
     async def record(self, shown: Mapping[int, ChatMessage], choices: Mapping[int, GeneratedChoice]) -> None:
         """Records the call. When this returns, the record has what the caller is about to see.
@@ -338,8 +322,7 @@ class SessionCall:
         )
 
 
-def context_of(tools: Sequence[Mapping[str, Any]] | None, template_kwargs: Mapping[str, Any]) -> ChatContext:
-    """The context of a chat. `template_kwargs` are all that vLLM hands to the chat template."""
-    own = ("tools", "tokenize", "add_generation_prompt", "continue_final_message")
-    kwargs = {name: value for name, value in template_kwargs.items() if name not in own and value is not None}
-    return ChatContext(tools or None, kwargs or None)
+async def images_by_name(
+    names: Sequence[str], image_tokens: Callable[[Sequence[str]], Awaitable[Sequence[ImageTokens]]]
+) -> ImagesByName:
+    return dict(zip(names, await image_tokens(names), strict=True)) if names else {}

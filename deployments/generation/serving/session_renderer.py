@@ -1,22 +1,42 @@
-"""vLLM's renderer, which puts a session's own ids in the place of rendered text, and prompts with images in theirs."""
+"""vLLM's renderer, which puts a session's own ids in the place of rendered text, and prompts with images in theirs.
 
-from collections.abc import Iterator, Sequence
+The ingress has put `sha256:` and a hash in the place of each image (`service/model_server/call_images.py`). vLLM would
+fetch what it finds there, and expand its placeholder in each prompt again: it parses marks in the place of images, and
+gets a prompt whose images are expanded.
+"""
+
+import asyncio
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.renderers.chat_utils import parse_chat_messages_async
+from vllm.renderers.chat_utils import has_non_text_content, parse_chat_messages_async
 from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_content_format
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.params import ChatParams, merge_kwargs
 
-from deployments.generation.serving.image_prompts import ImagePrompts, with_marks, with_names
+from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.served_call import CURRENT_CALL, answered_failures
-from deployments.generation.serving.session_call import context_of
+from deployments.generation.serving.session_call import images_by_name
+from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.images import ImageSpan
 from deployments.sessions.message_comparison import plain_message
-from deployments.upstream.vllm.chat_messages import with_known_roles
+from deployments.sessions.records import (
+    NO_PLAN,
+    ChatContext,
+    new_images,
+    prepared_prompt,
+)
+from deployments.upstream.vllm.request_validation import with_known_roles
+from rollout_client.contract.messages import IMAGE_NAME
 
+_MARK = f"image-{secrets.token_hex(16)}-"
+"""Begins the text that stands for an image while vLLM parses the messages. No caller knows it."""
+IMAGE_NAMES = re.compile(IMAGE_NAME)
 _REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_template", "continue_final_message")
 """Fields with which a prompt would not be the session's own ids."""
 
@@ -24,8 +44,10 @@ _REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_templa
 class SessionOnlineRenderer(OnlineRenderer):
     """Chat, responses, messages and tokenizing all come through `preprocess_chat`."""
 
-    images: ImagePrompts | None = None
-    """`None` for an engine that takes none."""
+    engine: VLLMEngine | None = None
+    """`None` for one that takes no images."""
+    template: TemplateRenderer
+    """Beside an engine that takes images."""
 
     async def preprocess_chat(
         self,
@@ -42,8 +64,8 @@ class SessionOnlineRenderer(OnlineRenderer):
         call = CURRENT_CALL.get()
         session = call.session if call.is_generated else None
         shows_images = False
-        if self.images is not None:
-            messages, shows_images = with_marks(messages)
+        if self.engine is not None:
+            messages, shows_images = _with_marks(messages)
         conversation: list[Any] | None = None
         ids: Sequence[int] = ()
         images: Sequence[ImageSpan] = ()
@@ -57,24 +79,25 @@ class SessionOnlineRenderer(OnlineRenderer):
                 conversation, multi_modal = await self._parsed(messages, params, shows_images)
             if multi_modal:
                 raise VLLMValidationError("A session takes text alone, no images or sounds.", parameter="messages")
-            context = context_of(tool_dicts, params.chat_template_kwargs)
+            context = _context_of(tool_dicts, params.chat_template_kwargs)
             with answered_failures():
                 if session is not None:
                     may_constrain = _asks_for_grammar(request)
                     ids = await session.prepare(conversation, context)
                     images = session.images
-                elif self.images is not None:
-                    prompt = await self.images.prompt(conversation, context)
+                elif self.engine is not None:
+                    shown = await images_by_name(new_images(NO_PLAN, conversation), self.engine.image_tokens)
+                    make = partial(prepared_prompt, NO_PLAN, conversation, context, self.template, shown)
+                    prompt = await asyncio.to_thread(make)
                     ids, images = prompt.token_ids, prompt.images
             # vLLM's own door for prompts that were tokenized elsewhere: it takes them out of the request again.
             request.kv_transfer_params = {"prompt_token_ids": list(ids)}
         given = (request, messages, default_template, default_template_content_format, default_template_kwargs)
         with _too_deep_messages_refused():
             rendered, inputs = await super().preprocess_chat(*given, tool_dicts, parser, skip_mm_cache=skip_mm_cache)
-        if images and self.images is not None:
+        if images and self.engine is not None:
             with answered_failures():
-                salt: str | None = getattr(request, "cache_salt", None)
-                inputs = [await self.images.engine_input(ids, images, salt)]
+                inputs = [await self.engine.prompt_of(ids, images, getattr(request, "cache_salt", None))]
         if not may_constrain:
             # Log-probabilities under a grammar are not those of the policy. Some parsers want one for any call that has
             # tools, and all of them for `parallel_tool_calls: false`, after which only the first call is shown anyway.
@@ -100,7 +123,7 @@ class SessionOnlineRenderer(OnlineRenderer):
             messages, self.model_config, content_format=content_format
         )
         known = self._as_the_template_knows_roles(conversation, params)
-        return [plain_message(with_names(one) if shows_images else one) for one in known], multi_modal
+        return [plain_message(_with_names(one) if shows_images else one) for one in known], multi_modal
 
     def _as_the_template_knows_roles(self, conversation: list[Any], params: ChatParams) -> list[Any]:
         if all(message["role"] != "developer" for message in conversation):
@@ -136,13 +159,73 @@ def _asks_for_grammar(request: Any) -> bool:
 
 def _refuse_other_prompts(request: Any, asked: str) -> None:
     """Raises `VLLMValidationError`, whose sentence begins with what was asked."""
-    if getattr(request, "truncation", "disabled") not in (None, "disabled"):
-        raise VLLMValidationError(f"{asked} cuts no prompt: leave `truncation` out.", parameter="truncation")
-    for name in _REFUSED:
-        if getattr(request, name, None):
-            raise VLLMValidationError(f"{asked} takes no `{name}`: its prompt is made of its own ids.", parameter=name)
-    if getattr(request, "add_generation_prompt", True) is False:
+    changes_prompt = {name: getattr(request, name, None) for name in _REFUSED}
+    changes_prompt["truncation"] = getattr(request, "truncation", None) not in (None, "disabled")
+    changes_prompt["add_generation_prompt"] = getattr(request, "add_generation_prompt", True) is False
+    for name in filter(changes_prompt.get, changes_prompt):
+        raise VLLMValidationError(f"{asked} takes no `{name}`: its prompt is made of its own ids.", parameter=name)
+
+
+def _with_marks(messages: list[Any]) -> tuple[list[Any], bool]:
+    """The messages with marks in the place of images; and whether they show any.
+
+    Raises:
+        VLLMValidationError: a part is neither a text nor the name of an image.
+    """
+    marked = [_message_with_marks(message) for message in messages]
+    if has_non_text_content(marked):
         raise VLLMValidationError(
-            f"{asked} takes no `add_generation_prompt: false`: every call begins a response.",
-            parameter="add_generation_prompt",
+            "A message has a part that is neither a text nor an image: leave it out.", parameter="messages"
         )
+    texts = (part.get("text") for message in marked for part in _parts_of(message) if isinstance(part, Mapping))
+    return marked, any(isinstance(text, str) and text.startswith(_MARK) for text in texts)
+
+
+def _message_with_marks(message: Any) -> Any:
+    if not isinstance(message, Mapping):
+        return message
+    content = message.get("content")
+    # vLLM's requests have iterators, which give their parts once.
+    if content is None or isinstance(content, str) or not isinstance(content, Iterable):
+        return message
+    return {**message, "content": [_marked_part(part) for part in content]}
+
+
+def _parts_of(message: Any) -> Sequence[Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return content if isinstance(content, list) else ()
+
+
+def _marked_part(part: Any) -> Any:
+    given = part.get("image_url") if isinstance(part, Mapping) else None
+    name = given.get("url") if isinstance(given, Mapping) else given
+    return {"type": "text", "text": _MARK + name} if isinstance(name, str) and IMAGE_NAMES.match(name) else part
+
+
+def _with_names(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message that vLLM has parsed, with the names of images in the place of their marks.
+
+    Raises:
+        VLLMValidationError: vLLM made texts of the parts, as it does with those of a tool's result.
+    """
+    content = message.get("content")
+    if isinstance(content, str) and _MARK in content:
+        shown = f"A message of role {message.get('role')!r} shows no images"
+        raise VLLMValidationError(f"{shown}: show them in one of role 'user'.", parameter="messages")
+    if not isinstance(content, list):
+        return {**message}
+    return {**message, "content": [_named_part(part) for part in content]}
+
+
+def _named_part(part: Any) -> Any:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if not isinstance(text, str) or not text.startswith(_MARK):
+        return part
+    return {"type": "image", "image": text.removeprefix(_MARK)}
+
+
+def _context_of(tools: Sequence[Mapping[str, Any]] | None, template_kwargs: Mapping[str, Any]) -> ChatContext:
+    """The context of a chat. `template_kwargs` are all that vLLM hands to the chat template."""
+    own = ("tools", "tokenize", "add_generation_prompt", "continue_final_message")
+    kwargs = {name: value for name, value in template_kwargs.items() if name not in own and value is not None}
+    return ChatContext(tools or None, kwargs or None)

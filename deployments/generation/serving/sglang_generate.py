@@ -2,15 +2,13 @@
 
 Prompts and sampled tokens are ids; the answer has SGLang's fields (`meta_info`), with the log-probabilities of the
 distribution that was sampled from, and says which weights made which tokens. Events of a stream are cumulative, as
-SGLang's are by default; the log-probabilities of a prompt are in those that end a choice.
+SGLang's are by default; the log-probabilities of a prompt are in the one that ends it.
 """
 
 import time
-from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import cache, cached_property
 from typing import Any
 
 import orjson
@@ -20,7 +18,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.utils.async_utils import merge_async_iterators
 
 from deployments.generation.engine_outputs import GeneratedChoice
-from deployments.generation.serving.answered_layers import refuse_without_columns, versions_of
+from deployments.generation.serving.answered_layers import refuse_without_columns, shown_versions
 from deployments.generation.serving.call_aborts import AbortableCall, CallAborts
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall, answered_failures
 from deployments.generation.serving.session_call import DATA, DONE
@@ -33,56 +31,44 @@ with more tokens than this are rarer in the same measure, so that no stream hold
 share of its time."""
 _LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
-_TokenLogprob = tuple[float | None, int, str | None]
-"""The log-probability of a token, its id, and its text where texts are asked for: an entry of SGLang's lists."""
+_TokenLogprob = tuple[float | None, int, None]
+"""The log-probability of a token, its id, and no text of it: an entry of SGLang's lists."""
 
 
 @dataclass(eq=False)
-class PromptAnswer:
+class _PromptAnswer:
     """The answer to one prompt, as far as the engine's outputs have come."""
 
     request: SGLangRequest
     rid: str
     prompt_token_ids: Sequence[int]
     call: ServedCall
-    first: int
-    """Index of its first choice in the answer."""
-    text_of: Callable[[int], str | None]
-    """The text of a token; `None` where none are asked for."""
     version: str
     """The weights with which it begins."""
-    texts: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """The parts of each choice's text."""
-    lengths: Counter[int] = field(default_factory=Counter)
-    """Tokens of each choice: the call may have more of them already."""
-    stop_reasons: dict[int, int | str | None] = field(default_factory=dict)
-    """By choice that has ended."""
+    made: GeneratedChoice = field(default_factory=GeneratedChoice)
+    texts: list[str] = field(default_factory=list)
+    stop_reason: int | str | None = None
     prompt_logprobs: Sequence[Any] = ()
     """vLLM's, a mapping for each token but the first."""
     cached_tokens: int = 0
-    next_event_at: float = 0.0
 
-    def add(self, output: RequestOutput) -> list[int]:
-        """Takes an output of the engine, with the tokens since the one before. Returns the choices in it."""
-        if output.prompt_logprobs:
-            self.prompt_logprobs = output.prompt_logprobs
+    def add(self, output: RequestOutput) -> None:
+        """Takes an output of the engine, with the tokens since the one before."""
+        [completion] = output.outputs
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.cached_tokens = output.num_cached_tokens or self.cached_tokens
-        for completion in output.outputs:
-            self.texts[completion.index].append(completion.text)
-            self.lengths[completion.index] += len(completion.token_ids)
-            if completion.finished():
-                self.stop_reasons[completion.index] = completion.stop_reason
-        return [completion.index for completion in output.outputs]
+        self.made.add(completion, keeps_logprobs=self.request.return_logprob, columns=None)
+        self.texts.append(completion.text)
+        self.stop_reason = completion.stop_reason
 
-    def choice(self, place: int) -> dict[str, Any]:
-        """One choice as SGLang's server answers it. Until it has ended it is without what its prompt has in numbers."""
-        several = self.request.sampling_params.n > 1
-        choice, generates = self._choice(place), self.request.generates
-        token_ids = list(choice.token_ids[: self.lengths[place]]) if generates else []
-        spans = _cut_versions(versions_of(self.call, self.first + place), len(token_ids)) if generates else []
+    def shown(self) -> dict[str, Any]:
+        """As SGLang's server answers it. Until it has ended it is without what its prompt has in numbers."""
+        generates, made = self.request.generates, self.made
+        token_ids = list(made.token_ids) if generates else []
+        spans = shown_versions(made) if generates else []
         meta: dict[str, Any] = {
-            "id": f"{self.rid}_{place}" if several else self.rid,
-            "finish_reason": self._finish_reason(place),
+            "id": self.rid,
+            "finish_reason": self._finish_reason(),
             "prompt_tokens": len(self.prompt_token_ids),
             "weight_version": spans[-1]["version"] if spans else self.version,
             "weight_versions": spans,
@@ -90,59 +76,42 @@ class PromptAnswer:
             "cached_tokens": self.cached_tokens,
         }
         if self.call.session is not None:
-            name = self.call.session.answer_id
-            meta["generation_id"] = f"{name}-{place}" if several else name
+            meta["generation_id"] = self.call.session.answer_id
         if self.request.return_logprob:
-            shown = zip(choice.logprobs[: len(token_ids)], token_ids, strict=True)
-            meta["output_token_logprobs"] = [self._entry(logprob, token_id) for logprob, token_id in shown]
+            shown = zip(made.logprobs[: len(token_ids)], token_ids, strict=True)
+            meta["output_token_logprobs"] = [_entry(logprob, token_id) for logprob, token_id in shown]
             meta["output_token_logprobs_length"] = len(token_ids)
-            if place in self.stop_reasons:
-                meta["input_token_logprobs"] = self._of_prompt
-        return {"text": "".join(self.texts[place]) if generates else "", "output_ids": token_ids, "meta_info": meta}
+            if made.finish_reason is not None:
+                meta["input_token_logprobs"] = self._prompt_numbers()
+        return {"text": "".join(self.texts) if generates else "", "output_ids": token_ids, "meta_info": meta}
 
-    def _choice(self, place: int) -> GeneratedChoice:
-        return self.call.choices.get(self.first + place) or GeneratedChoice()
-
-    def _finish_reason(self, place: int) -> dict[str, Any] | None:
-        choice, stop_reason = self._choice(place), self.stop_reasons.get(place)
-        match choice.finish_reason if place in self.stop_reasons else None:
+    def _finish_reason(self) -> dict[str, Any] | None:
+        match self.made.finish_reason:
             case None:
                 return None
             case "abort":
-                return _aborted()
+                return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
             case _ if not self.request.generates:
                 return {"type": "length", "length": 0}
             case "stop":
-                return {"type": "stop", "matched": choice.token_ids[-1] if stop_reason is None else stop_reason}
+                matched = self.made.token_ids[-1] if self.stop_reason is None else self.stop_reason
+                return {"type": "stop", "matched": matched}
             case reason:
-                return {"type": reason, "length": len(choice.token_ids)}
-
-    @cached_property
-    def _of_prompt(self) -> orjson.Fragment:
-        """The log-probabilities of the prompt. The first one is null, wherever they begin."""
-        return orjson.Fragment(orjson.dumps(self._prompt_numbers()))
+                return {"type": reason, "length": len(self.made.token_ids)}
 
     def _prompt_numbers(self) -> list[_TokenLogprob]:
+        """The log-probabilities of the prompt. The first one is null, wherever they begin."""
         start = self.request.logprob_start_len
         if start == NO_INPUT_LOGPROBS:
             return []
         ids, positions = self.prompt_token_ids[start:], self.prompt_logprobs[start + 1 :]
         following = zip(positions, ids[1:], strict=False)
-        scored = [self._entry(position[token_id].logprob, token_id) for position, token_id in following]
-        first = [self._entry(None, token_id) for token_id in ids[:1]]
-        return [*first, *scored]
-
-    def _entry(self, logprob: float | None, token_id: int) -> _TokenLogprob:
-        return None if logprob is None else max(logprob, _LEAST_LOGPROB), token_id, self.text_of(token_id)
+        first: list[_TokenLogprob] = [(None, token_id, None) for token_id in ids[:1]]
+        return first + [_entry(position[token_id].logprob, token_id) for position, token_id in following]
 
 
-def _cut_versions(spans: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
-    """Those of the first `tokens`."""
-    return [span | {"end": min(span["end"], tokens)} for span in spans if span["start"] < max(tokens, 1)]
-
-
-def _aborted() -> dict[str, Any]:
-    return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+def _entry(logprob: float, token_id: int) -> _TokenLogprob:
+    return max(logprob, _LEAST_LOGPROB), token_id, None
 
 
 class AnsweredGenerate(GenerateBaseServing):
@@ -172,87 +141,60 @@ class AnsweredGenerate(GenerateBaseServing):
         """Returns an answer in JSON, or the events of a stream. Raises what becomes an answer of vLLM's servers."""
         call = CURRENT_CALL.get()
         self._preflight()
-        prompts = request.prompts
-        if request.text is None and any(min(ids) < 0 for ids in prompts):
-            raise VLLMValidationError("A token id is negative.", parameter="input_ids")
         inputs = await self._renderer.preprocess_completion(
-            request, prompt_input=prompts, prompt_embeds=None, skip_mm_cache=True
+            request, prompt_input=request.prompts, prompt_embeds=None, skip_mm_cache=True
         )
         if call.session is not None:
             await _prepare_session(call, request, [one["prompt_token_ids"] for one in inputs])
         answers, outputs = self._start(request, inputs, call)
         if request.stream:
-            return self._events(request, answers, outputs, call)
+            return self._events(answers[0], outputs, call)
         async with aclosing(outputs):
             async for place, output in outputs:
                 self._refuse_failed(output)
                 answers[place].add(output)
         await call.record({})
-        choices = [answer.choice(place) for answer in answers for place in range(request.sampling_params.n)]
-        is_single = request.is_single and len(choices) == 1
-        return orjson.dumps(choices[0] if is_single else choices)
+        shown = [answer.shown() for answer in answers]
+        return orjson.dumps(shown[0] if request.is_single else shown)
 
     def _start(
         self, request: SGLangRequest, inputs: Sequence[Any], call: ServedCall
-    ) -> tuple[list[PromptAnswer], AsyncGenerator[tuple[int, RequestOutput], None]]:
+    ) -> tuple[list[_PromptAnswer], AsyncGenerator[tuple[int, RequestOutput], None]]:
         """The answers, without anything yet, and the outputs that make them, each with the place of its prompt."""
-        answers: list[PromptAnswer] = []
+        answers: list[_PromptAnswer] = []
         running: list[AsyncGenerator[RequestOutput, None]] = []
-        # The same tokens are named again and again.
-        tokenizer = self.renderer.get_tokenizer()
-        text_of = cache(lambda token_id: tokenizer.decode([token_id])) if request.return_text_in_logprobs else _no_text
-        version = self._current_version(call.request.policy)
-        rid = request.rid or call.request.generation_id
-        for number, engine_input in enumerate(inputs):
+        version, rid = self._current_version(call.request.policy), request.rid or call.request.generation_id
+        for place, engine_input in enumerate(inputs):
             ids = engine_input["prompt_token_ids"]
-            params = params_of(request, ids, call, self.model_config.max_model_len)
+            params = params_of(request, place, ids, call, self.model_config.max_model_len)
             if call.session is not None:
                 refuse_without_columns(params, call, self.model_config.max_logprobs)
-            first = number * params.n
-            answer = PromptAnswer(
-                request, rid if request.is_single else f"{rid}_{number}", ids, call, first, text_of, version
-            )
-            answers.append(answer)
-            abortable = AbortableCall(call.request, answer.rid, call.generation_id(first))
+            name = rid if request.is_single else f"{rid}_{place}"
+            answers.append(_PromptAnswer(request, name, ids, call, version))
+            abortable = AbortableCall(call.request, name, call.generation_id(place))
             if self._aborts.is_aborted(abortable):
-                call.begin_prompt(params.n)
-                running.append(_aborted_at_once(call, first, params.n))
+                call.begin_prompt(1)
+                running.append(_aborted_at_once(call, place))
             else:
-                outputs = self.engine_client.generate(engine_input, params, call.generation_id(first))
+                outputs = self.engine_client.generate(engine_input, params, call.generation_id(place))
                 running.append(_abortable_outputs(self._aborts, abortable, outputs))
         return answers, merge_async_iterators(*running)
 
     async def _events(
-        self,
-        request: SGLangRequest,
-        answers: Sequence[PromptAnswer],
-        outputs: AsyncGenerator[tuple[int, RequestOutput], None],
-        call: ServedCall,
+        self, answer: _PromptAnswer, outputs: AsyncGenerator[tuple[int, RequestOutput], None], call: ServedCall
     ) -> AsyncGenerator[str, None]:
-        """The events of a stream. In a session those that end a choice wait until the call is recorded."""
-        held: list[str] = []
-        is_single = request.is_single and request.sampling_params.n == 1
+        """The events of a stream. In a session the last one waits until the call is recorded."""
+        next_at = 0.0
         try:
             async with aclosing(outputs):
-                async for number, output in outputs:
+                async for _, output in outputs:
                     self._refuse_failed(output)
-                    answer = answers[number]
-                    for place in answer.add(output):
-                        ends, now = place in answer.stop_reasons, time.monotonic()
-                        if not ends and now < answer.next_event_at:
-                            continue
-                        answer.next_event_at = now + EVENT_EVERY_S * max(answer.lengths[place] / TOKENS_OF_EVENT, 1)
-                        choice = answer.choice(place)
-                        if not is_single:
-                            choice["index"] = answer.first + place
-                        event = f"{DATA}{orjson.dumps(choice).decode()}\n\n"
-                        if ends and call.session is not None:
-                            held.append(event)
-                        else:
-                            yield event
+                    answer.add(output)
+                    if answer.made.finish_reason is None and (now := time.monotonic()) >= next_at:
+                        next_at = now + EVENT_EVERY_S * max(len(answer.made.token_ids) / TOKENS_OF_EVENT, 1)
+                        yield _event(answer)
             await call.record({})
-            for event in held:
-                yield event
+            yield _event(answer)
         except VLLMError as error:
             yield f"{DATA}{self.create_streaming_error_response(error)}\n\n"
         yield f"{DATA}{DONE}\n\n"
@@ -263,8 +205,8 @@ class AnsweredGenerate(GenerateBaseServing):
             self._raise_if_error(completion.finish_reason, output.request_id)
 
 
-def _no_text(_token_id: int) -> None:
-    """No text is shown."""
+def _event(answer: _PromptAnswer) -> str:
+    return f"{DATA}{orjson.dumps(answer.shown()).decode()}\n\n"
 
 
 async def _prepare_session(call: ServedCall, request: SGLangRequest, prompts: Sequence[Sequence[int]]) -> None:
@@ -288,12 +230,9 @@ async def _abortable_outputs(
                 yield output
 
 
-async def _aborted_at_once(call: ServedCall, first: int, choices: int) -> AsyncGenerator[RequestOutput, None]:
+async def _aborted_at_once(call: ServedCall, place: int) -> AsyncGenerator[RequestOutput, None]:
     """The output of a prompt that was aborted before the engine had it."""
-    made = [
-        CompletionOutput(place, "", [], cumulative_logprob=None, logprobs=None, finish_reason="abort")
-        for place in range(choices)
-    ]
-    output = RequestOutput(call.generation_id(first), None, [], None, made, finished=True)
-    call.note(output, is_delta=False, first=first)
+    made = CompletionOutput(0, "", [], cumulative_logprob=None, logprobs=None, finish_reason="abort")
+    output = RequestOutput(call.generation_id(place), None, [], None, [made], finished=True)
+    call.note(output, is_delta=False, first=place)
     yield output

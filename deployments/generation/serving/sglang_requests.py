@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers import TokenizeParams
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.generation.serving.answered_layers import sampling_of_session, seed_in_group
 from deployments.generation.serving.served_call import ServedCall
@@ -19,29 +19,28 @@ from deployments.upstream.vllm.token_texts import skip_logprob_texts
 _ALL_TOKENS = 1 << 30
 """SGLang's own number for a `top_k` that keeps all tokens; -1 is another."""
 NO_INPUT_LOGPROBS = -1
-_ADVICE: Mapping[str, str] = {
-    "image_data": "show images in `POST /v1/chat/completions`",
-    "lora_path": "a session names its policy when it is opened",
-    "priority": "send the query parameter `priority`",
-    "return_routed_experts": "ask for `include: [routed_experts]` in `POST /rollout` or of a session",
-    "custom_params": "ask for `include: [sampling_mask]` in `POST /rollout` or of a session",
-    "stop_regex": "give the texts in `stop`",
-    "top_logprobs_num": "ask for `include: [top_logprobs:N]` in `POST /rollout` or of a session",
-}
-"""Ways to the same, where there is one."""
 _READ_BY_INGRESS = frozenset({"lora_path", "weight_version"})
-_VLLM_NAMES: Mapping[str, str] = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
+_VLLM_NAMES: Mapping[str, str] = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "no_stop_trim": "include_stop_str_in_output",
+}
 
 
 def _only_served(fields: Any, served: type[BaseModel], within: str = "") -> Any:
-    """The fields without those that ask for nothing. Raises `VLLMValidationError` for one that is not served."""
+    """The fields without those that ask for nothing, or for the default by null.
+
+    Raises `VLLMValidationError` for one that is not served.
+    """
     if not isinstance(fields, dict):
         return fields
     for name, value in fields.items():
         if name not in served.model_fields and name not in _READ_BY_INGRESS and value:
-            advice = f": {_ADVICE[name]}" if name in _ADVICE else "; leave it out"
-            raise VLLMValidationError(f"`{within}{name}` of SGLang's API is not served here{advice}.", parameter=name)
-    return {name: value for name, value in fields.items() if name in served.model_fields}
+            message = f"`{within}{name}` of SGLang's API is not served here; leave it out."
+            raise VLLMValidationError(message, parameter=name)
+    given = ((name, value) for name, value in fields.items() if name in served.model_fields)
+    return {name: value for name, value in given if value is not None or name == "max_new_tokens"}
 
 
 class _SGLangSampling(BaseModel):
@@ -50,8 +49,11 @@ class _SGLangSampling(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     max_new_tokens: int | None = Field(default=128, ge=0)
+    min_new_tokens: int = 0
+    n: int = Field(default=1, ge=1)
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
+    ignore_eos: bool = False
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
@@ -59,39 +61,15 @@ class _SGLangSampling(BaseModel):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    min_new_tokens: int = 0
-    n: int = Field(default=1, ge=1)
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: str | None = None
-    ignore_eos: bool = False
+    sampling_seed: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     no_stop_trim: bool = False
-    stream_interval: int | None = None
-    logit_bias: dict[int, float] | None = None
-    sampling_seed: int | None = None
 
     @model_validator(mode="before")
     @classmethod
     def null_is_the_default(cls, fields: Any) -> Any:
-        served = _only_served(fields, cls, "sampling_params.")
-        if not isinstance(served, dict):
-            return served
-        return {name: value for name, value in served.items() if value is not None or name == "max_new_tokens"}
-
-    @property
-    def grammar(self) -> StructuredOutputsParams | None:
-        if not (self.json_schema or self.regex or self.ebnf or self.structural_tag):
-            return None
-        # It raises `VLLMValidationError` for two of them.
-        return StructuredOutputsParams(
-            json=self.json_schema or None,
-            regex=self.regex or None,
-            grammar=self.ebnf or None,
-            structural_tag=self.structural_tag or None,
-        )
+        return _only_served(fields, cls, "sampling_params.")
 
 
 class SGLangRequest(BaseModel):
@@ -106,42 +84,45 @@ class SGLangRequest(BaseModel):
     return_logprob: bool = False
     logprob_start_len: int = NO_INPUT_LOGPROBS
     """The first token of the prompt whose log-probability is shown; `NO_INPUT_LOGPROBS` for none."""
-    return_text_in_logprobs: bool = False
-    return_prompt_token_ids: bool = False
     stream: bool = False
     cache_salt: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def null_is_the_default(cls, fields: Any) -> Any:
-        served = _only_served(fields, cls)
-        if not isinstance(served, dict):
-            return served
-        return {name: value for name, value in served.items() if value is not None}
+        return _only_served(fields, cls)
 
     @model_validator(mode="after")
     def has_one_kind_of_prompt(self) -> Self:
         if (self.text is None) == (self.input_ids is None):
             raise VLLMValidationError("Send either `text` or `input_ids`.", parameter="input_ids")
+        if self.stream and not self.is_single:
+            raise VLLMValidationError("A stream answers one prompt, once: send one call for each.", parameter="stream")
         if not self.return_logprob:
             self.logprob_start_len = NO_INPUT_LOGPROBS
         return self
 
     @property
     def is_single(self) -> bool:
-        """Whether one prompt was sent as itself. The answer is a list otherwise, and with `n` above 1."""
+        """Whether one prompt was sent as itself, to be answered once. The answer is a list otherwise."""
+        return self.sampling_params.n == 1 and self._has_one_prompt
+
+    @property
+    def _has_one_prompt(self) -> bool:
         given: Any = self.input_ids if self.text is None else self.text
         return isinstance(given, str) or not given or isinstance(given[0], int)
 
     @property
     def prompts(self) -> list[Any]:
-        """The texts, or the ids, of each prompt. Raises `VLLMValidationError`: there is an empty one, or none."""
+        """The texts, or the ids, of each prompt, `n` times. Raises `VLLMValidationError` for one that is no prompt."""
         given: Any = self.input_ids if self.text is None else self.text
-        prompts = [given] if self.is_single else list(given)
+        prompts = [given] if self._has_one_prompt else list(given)
+        parameter = "input_ids" if self.text is None else "text"
         if not prompts or not all(prompts):
-            parameter = "input_ids" if self.text is None else "text"
             raise VLLMValidationError("A prompt is empty: send at least one token.", parameter=parameter)
-        return prompts
+        if self.text is None and any(min(ids) < 0 for ids in prompts):
+            raise VLLMValidationError("A token id is negative.", parameter=parameter)
+        return [prompt for prompt in prompts for _ in range(self.sampling_params.n)]
 
     @property
     def generates(self) -> bool:
@@ -154,33 +135,25 @@ class SGLangRequest(BaseModel):
 
 
 def params_of(
-    request: SGLangRequest, prompt_token_ids: Sequence[int], call: ServedCall, max_model_len: int
+    request: SGLangRequest, place: int, prompt_token_ids: Sequence[int], call: ServedCall, max_model_len: int
 ) -> SamplingParams:
-    """The parameters of vLLM for one prompt.
+    """The parameters of vLLM for the prompt at `place`. The seeds of a prompt's `n` answers follow one another, as
+    vLLM's do.
 
     Raises:
         VLLMValidationError: a value is out of range, or there is no room for so many tokens.
     """
     sampling = request.sampling_params
-    fields: dict[str, Any] = {
-        "max_tokens": sampling.max_new_tokens,
-        "min_tokens": sampling.min_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": 0 if sampling.top_k in (-1, _ALL_TOKENS) else sampling.top_k,
-        "min_p": sampling.min_p,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "seed": sampling.sampling_seed,
-        "stop": sampling.stop,
-        "stop_token_ids": sampling.stop_token_ids,
-        "ignore_eos": sampling.ignore_eos,
-        "logit_bias": sampling.logit_bias or None,
-        "structured_outputs": sampling.grammar,
-    }
+    fields: dict[str, Any] = {_VLLM_NAMES.get(name, name): value for name, value in sampling}
+    fields["top_k"] = 0 if sampling.top_k in (-1, _ALL_TOKENS) else sampling.top_k
     if call.session is not None:
-        fields |= _fields_of_session(sampling, call)
+        given = {_VLLM_NAMES.get(name, name) for name in sampling.model_fields_set}
+        fields |= {name: value for name, value in sampling_of_session(call).items() if name not in given}
+        if sampling.sampling_seed is not None:
+            fields["seed"] = seed_in_group(sampling.sampling_seed, call)
+    fields["n"] = 1
+    if fields["seed"] is not None:
+        fields["seed"] += place % sampling.n
     room = max_model_len - len(prompt_token_ids)
     if room < max(fields["max_tokens"] or 0, 1):
         message = (
@@ -192,27 +165,11 @@ def params_of(
     scores_prompt = NO_INPUT_LOGPROBS < request.logprob_start_len < len(prompt_token_ids)
     params = SamplingParams(
         **fields,
-        # vLLM refuses several greedy choices. They are equal, and the recording client makes one of them.
-        n=1 if fields["temperature"] == 0 else sampling.n,
-        skip_special_tokens=sampling.skip_special_tokens,
-        spaces_between_special_tokens=sampling.spaces_between_special_tokens,
-        include_stop_str_in_output=sampling.no_stop_trim,
-        stream_interval=sampling.stream_interval,
         logprobs=0 if request.return_logprob else None,
         prompt_logprobs=0 if scores_prompt else None,
         # Flat ones cost the engine less, and cannot be those of prompts.
         flat_logprobs=not scores_prompt,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )
-    params.n = sampling.n
     skip_logprob_texts(params)
     return params
-
-
-def _fields_of_session(sampling: _SGLangSampling, call: ServedCall) -> dict[str, Any]:
-    """The fields of vLLM's parameters that a call of a session leaves to its session, and its seed in its group."""
-    given = {_VLLM_NAMES.get(name, name) for name in sampling.model_fields_set}
-    fields = {name: value for name, value in sampling_of_session(call).items() if name not in given}
-    if sampling.sampling_seed is not None:
-        fields["seed"] = seed_in_group(sampling.sampling_seed, call)
-    return fields

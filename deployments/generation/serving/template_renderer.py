@@ -8,11 +8,13 @@ from deployments.protocols.chat import ChatOptions
 from deployments.sessions.message_comparison import text_of
 from deployments.sessions.records import ChatContext, ChatMessage, SessionRenderer, images_in
 
-ROOM = 2**31
+_ROOM = 2**31
 """No observation is cut: vLLM refuses what is too long for the model."""
 
 
 class TemplateRenderer(SessionRenderer):
+    """The model's own chat template and tokenizer, as the ingress uses them."""
+
     def __init__(self, tokenizer: TransformersChatTokenizer, max_model_len: int) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
@@ -27,11 +29,10 @@ class TemplateRenderer(SessionRenderer):
         after: Sequence[int],
         context: ChatContext,
         calls: Sequence[Mapping[str, Any]] = (),
-        calls_before: int = 0,
     ) -> list[Sequence[int]]:
         """Raises `EnvironmentRejected` for a message that the template refuses or drops."""
         given: Any = [_plain(message) for message in messages]
-        observed = self._tokenizer.observations(given, after, _options_of(context), ROOM, calls, calls_before)
+        observed = self._tokenizer.observations(given, after, _options_of(context), _ROOM, calls)
         return [message.token_ids for message in observed]
 
     def generation_prompt(self, context: ChatContext) -> Sequence[int]:

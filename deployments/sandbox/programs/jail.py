@@ -44,7 +44,7 @@ def _report(spec: "dict[str, Any]", name: str, value: int) -> None:
     os.write(spec["status_fd"], f'{{"{name}": {value}}}\n'.encode())
 
 
-def main(spec: "dict[str, Any]") -> None:
+def _main(spec: "dict[str, Any]") -> None:
     os.set_inheritable(spec["status_fd"], False)
     signal.signal(signal.SIGTERM, _stop)
     _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
@@ -136,11 +136,10 @@ def _end_descendants(uid: int | None) -> None:
         if uid is not None:
             _kill_all_of(uid)
         else:
-            for pid in _descendants():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            # Theirs become children of this process when they have ended.
+            with open("/proc/thread-self/children") as file:
+                for pid in file.read().split():
+                    os.kill(int(pid), signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -160,21 +159,6 @@ def _kill_all_of(uid: int) -> None:
     os.waitpid(child, 0)
 
 
-def _descendants() -> set[int]:
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}
-
-
 if __name__ == "__main__":
     # A Python literal that the service has written.
-    main(eval(sys.argv[1]))
+    _main(eval(sys.argv[1]))

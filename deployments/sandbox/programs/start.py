@@ -5,12 +5,12 @@ as its whole start without.
 """
 
 
-def start() -> None:
+def _start() -> None:
     import os
     import site
     import sys
 
-    here = start.__code__.co_filename
+    here = _start.__code__.co_filename
 
     def show_from_the_program_on(kind, error, trace):  # type: ignore[no-untyped-def]
         while trace is not None and trace.tb_frame.f_code.co_filename == here:
@@ -25,11 +25,11 @@ def start() -> None:
     sys.excepthook = show_from_the_program_on
     path = os.path.join(sys.path[0], sys.argv[0])
     names = globals()
-    del names["start"]
+    del names["_start"]
     names.update(__file__=path, __doc__=None, __cached__=None)
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, names)
 
 
-start()
+_start()

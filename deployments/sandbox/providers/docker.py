@@ -20,7 +20,6 @@ from uuid import uuid4
 import httpx
 
 from deployments.sandbox.interface import MIB, SandboxLost
-from deployments.sandbox.providers.files import files_below, name_of, tar_of
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
     KILLED,
@@ -34,10 +33,12 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
+    files_below,
+    state_of,
+    tar_of,
 )
 from deployments.sandbox.providers.leftover import FIRST
-from deployments.sandbox.providers.reaper import ReapedProvider
-from deployments.sandbox.providers.shell import ShellSandbox, unreadable
+from deployments.sandbox.providers.shell import ReapedProvider, RemoteSandbox
 
 SOCKET = "/var/run/docker.sock"
 _API = "http://docker/v1.41"
@@ -69,7 +70,6 @@ class DockerProvider(ReapedProvider):
         headers = {"accept-encoding": "identity"}
         self._client = httpx.AsyncClient(transport=transport, base_url=_API, headers=headers, timeout=_ANSWERS_WITHIN_S)
         self._building: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._has_limits = False
 
     @asynccontextmanager
     async def stream(
@@ -101,9 +101,8 @@ class DockerProvider(ReapedProvider):
         """See `SandboxProvider.open`."""
         spec.refuse_limits("a Docker engine bounds no files of a container with most storage drivers", "storage_mb")
         self.start_reaper()
-        await self._refuse_without_limits()
         image = spec.image or await self._built(spec)
-        sandbox = DockerSandbox(self, f"rollout-{uuid4().hex}", spec)
+        sandbox = _DockerSandbox(self, f"rollout-{uuid4().hex}", spec)
         creating = asyncio.ensure_future(self._create(sandbox.id, image, spec))
         try:
             await asyncio.shield(creating)
@@ -139,25 +138,15 @@ class DockerProvider(ReapedProvider):
         answer = await self.call("POST", f"/containers/create?name={name}", 400, 404, json=body)
         if not answer.is_success:
             raise SandboxRefused(f"{self._engine} cannot make a container of {image}: {answer.text}.")
+        # An engine without the controllers of control groups leaves limits out.
+        if warnings := [said for said in answer.json().get("Warnings") or () if "discarded" in said]:
+            raise SandboxRefused(f"{self._engine} bounds no container: {' '.join(warnings)}")
         await self.call("POST", f"/containers/{name}/start")
-
-    async def _refuse_without_limits(self) -> None:
-        """Raises `SandboxRefused` for an engine that would leave out limits in silence."""
-        if self._has_limits:
-            return
-        info = (await self.call("GET", "/info")).json()
-        limits = {"MemoryLimit": "memory", "PidsLimit": "processes"}
-        if missing := [limit for name, limit in limits.items() if not info.get(name)]:
-            raise SandboxRefused(
-                f"{self._engine} bounds no {' and no '.join(missing)} of a container: give it the controllers of "
-                "control groups, or use the provider local."
-            )
-        self._has_limits = True
 
     async def _built(self, spec: SandboxSpec) -> str:
         assert spec.folder is not None
         async with self._building[spec.folder]:
-            tag = f"rollout-sandbox:{(await name_of(spec.folder))[:32]}"
+            tag = f"rollout-sandbox:{(await asyncio.to_thread(state_of, spec.folder))[:32]}"
             if (await self.call("GET", f"/images/{tag}/json", 404)).is_success:
                 return tag
             context = await asyncio.to_thread(lambda folder: tar_of(files_below(folder, "/")), spec.folder)
@@ -183,7 +172,7 @@ class DockerProvider(ReapedProvider):
         return [container["Id"] for container in (await self.call("GET", "/containers/json", params=query)).json()]
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `ShellProvider.remove`."""
+        """See `RemoteProvider.remove`."""
         # 409: it is being removed already.
         answer = await self.call("DELETE", f"/containers/{sandbox_id}?force=1&v=1", 404, 409)
         is_left = answer.status_code == httpx.codes.CONFLICT
@@ -198,7 +187,7 @@ async def _close_after(creating: "asyncio.Future[None]", sandbox: RunningSandbox
     await sandbox.close()
 
 
-class DockerSandbox(ShellSandbox):
+class _DockerSandbox(RemoteSandbox):
     """One container."""
 
     _provider: DockerProvider
@@ -221,7 +210,7 @@ class DockerSandbox(ShellSandbox):
         environment: Mapping[str, str],
         timeout_s: float | None,  # noqa: ARG002
     ) -> ExecResult:
-        """See `ShellSandbox.run_command`. No list of processes, and no event of the engine, has the variables."""
+        """See `RemoteSandbox.run_command`. No list of processes, and no event of the engine, has the variables."""
         return await self._run(["/bin/sh", "-c", f'{start} && exec "$@"', "sh", *argv], environment)
 
     async def _run(self, argv: Sequence[str], environment: Mapping[str, str]) -> ExecResult:
@@ -281,18 +270,18 @@ class DockerSandbox(ShellSandbox):
             async for part in answer.aiter_bytes():
                 content += part
                 if len(content) > _MOST_ARCHIVE_BYTES:
-                    raise unreadable(path)
+                    raise self._unreadable(path)
         if answer.status_code == httpx.codes.NOT_FOUND and b"No such container" not in content:
             return None
         if answer.status_code == httpx.codes.BAD_REQUEST:
-            raise unreadable(path)
+            raise self._unreadable(path)
         if not answer.is_success:
             raise SandboxLost(f"{path} was not read: the engine answered {answer.status_code}: {content[:500]!r}.")
         try:
             with tarfile.open(fileobj=io.BytesIO(content)) as archive:
                 member = archive.next()
                 if member is None or not member.isreg() or member.size > LARGEST_FILE_BYTES:
-                    raise unreadable(path)
+                    raise self._unreadable(path)
                 file = archive.extractfile(member)
                 assert file is not None
                 return file.read()

@@ -1,20 +1,18 @@
-"""The part of the Dockerfile language that sandboxes without images carry out: `COPY`, `WORKDIR`, `ENV`, `ARG`, `RUN`.
+"""The part of the Dockerfile language that sandboxes without images carry out: what most tasks are written with.
 
-Without images there is no base image: the steps run over the programs of this machine. An instruction that would mean
-something else here than in Docker is refused, by its name and line.
+Without images there is no base image: the steps run over the programs of this machine. Any other instruction, and each
+option, is refused by its line.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from deployments.sandbox.providers.files import file_at, files_below
-from deployments.sandbox.providers.interface import SandboxFile, SandboxRefused
+from deployments.sandbox.providers.interface import SandboxFile, SandboxRefused, files_below
 
-WITHOUT_EFFECT = {"CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL"}
+_WITHOUT_EFFECT = {"CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL"}
 """Instructions that change nothing in which commands run."""
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 
@@ -27,7 +25,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    argv: tuple[str, ...]
+    command: str
+    """A line of shell."""
     environment: Mapping[str, str]
     workdir: str
     line: str
@@ -43,39 +42,50 @@ class BuildPlan:
     workdir: str
 
 
-@dataclass(slots=True)
-class _State:
-    environment: dict[str, str] = field(default_factory=dict)
-    arguments: dict[str, str] = field(default_factory=dict)
-    workdir: str = "/"
-    froms: int = 0
-
-    def expanded(self, text: str) -> str:
-        known = self.arguments | self.environment
-        return VARIABLE.sub(lambda found: known.get(found[1] or found[2]) or found[3] or "", text)
-
-    def absolute(self, path: str) -> str:
-        joined = PurePosixPath(self.workdir) / self.expanded(path)
-        return str(joined) + ("/" if path.endswith("/") and str(joined) != "/" else "")
-
-
 def build_plan(folder: Path) -> BuildPlan:
     """Reads `Dockerfile` in the folder, which is the context. Raises `SandboxRefused` with the instruction."""
-    state, steps = _State(), list[Copy | Run]()
-    for number, line in instructions(text_in(folder / "Dockerfile")):
+    environment, arguments, steps = dict[str, str](), dict[str, str](), list[Copy | Run]()
+    workdir, has_base = PurePosixPath("/"), False
+
+    def expanded(text: str) -> str:
+        known = arguments | environment
+        return VARIABLE.sub(lambda found: known.get(found[1] or found[2]) or found[3] or "", text)
+
+    for number, line in _instructions(text_in(folder / "Dockerfile")):
         keyword, _, rest = line.partition(" ")
         where = f"line {number} of the Dockerfile, `{line}`,"
         try:
-            step = _carried_out(keyword.upper(), rest.strip(), state, folder, where)
-        except SandboxRefused:
-            raise
-        # Such as a quotation or a list that has no end.
+            match keyword.upper():
+                case "FROM" if not has_base:
+                    has_base = True
+                case "WORKDIR":
+                    workdir /= expanded(rest)
+                    steps.append(Run(shlex.join(["/bin/mkdir", "-p", str(workdir)]), {}, "/", where))
+                case "ENV" | "ARG" as kind:
+                    words = [word.partition("=") for word in shlex.split(rest)]
+                    if kind == "ENV" and not all(is_assigned for _, is_assigned, _ in words):
+                        raise SandboxRefused(f"{where} is not of the form `ENV name=value`.")
+                    # As in Docker, each value sees the variables as they were before the instruction.
+                    variables = environment if kind == "ENV" else arguments
+                    variables |= {name: expanded(value) for name, _, value in words}
+                case "COPY" | "ADD" if not rest.startswith(("--", "[")) and "://" not in rest:
+                    steps.append(Copy(_copied(list(map(expanded, rest.split())), folder, workdir, where)))
+                case "RUN" if not re.match(r'--|\[\s*".*"\s*\]$', rest) and "<<" not in rest:
+                    steps.append(Run(rest, arguments | environment, str(workdir), where))
+                case other if other not in _WITHOUT_EFFECT:
+                    raise SandboxRefused(
+                        f"{where} is not carried out by sandboxes without images, which know one FROM, WORKDIR, ENV "
+                        "and ARG, RUN with a line of shell, and COPY and ADD of files beside the Dockerfile, without "
+                        "options. Use a provider that has images, such as docker."
+                    )
         except ValueError as error:
+            if isinstance(error, SandboxRefused):
+                raise
+            # Such as a quotation that has no end.
             raise SandboxRefused(f"{where} cannot be read: {error}.") from error
-        steps += [] if step is None else [step]
-    if not state.froms:
+    if not has_base:
         raise SandboxRefused(f"{folder / 'Dockerfile'} has no FROM instruction.")
-    return BuildPlan(tuple(steps), dict(state.environment), state.workdir)
+    return BuildPlan(tuple(steps), environment, str(workdir))
 
 
 def text_in(path: Path, refusal: Callable[[str], Exception] = SandboxRefused) -> str:
@@ -88,7 +98,7 @@ def text_in(path: Path, refusal: Callable[[str], Exception] = SandboxRefused) ->
         raise refusal(f"{path} is not UTF-8: {error}. Convert the file.") from error
 
 
-def instructions(text: str) -> Iterator[tuple[int, str]]:
+def _instructions(text: str) -> Iterator[tuple[int, str]]:
     """The instructions with the number of their first line; comments are dropped, continued lines joined."""
     begun, parts = 0, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
@@ -104,90 +114,21 @@ def instructions(text: str) -> Iterator[tuple[int, str]]:
         yield begun, " ".join(parts)
 
 
-def _carried_out(keyword: str, rest: str, state: _State, folder: Path, where: str) -> Copy | Run | None:
-    """Applies one instruction to the state; returns the step that it is, if it is one. Raises `SandboxRefused`."""
-    match keyword:
-        case "FROM":
-            state.froms += 1
-            if state.froms > 1:
-                raise SandboxRefused(f"{where} begins a second stage, which sandboxes without images do not have.")
-        case "WORKDIR":
-            state.workdir = state.absolute(rest).rstrip("/") or "/"
-            return Run(("/bin/mkdir", "-p", state.workdir), {}, "/", where)
-        case "ENV":
-            state.environment |= _assigned(state, rest, where)
-        case "ARG":
-            for word in shlex.split(rest):
-                name, _, value = word.partition("=")
-                state.arguments[name] = state.expanded(value)
-        case "COPY" | "ADD":
-            return Copy(copied(rest, state, folder, where))
-        case "RUN":
-            return Run(_argv_of(rest, where), {**state.arguments, **state.environment}, state.workdir, where)
-        case _ if keyword not in WITHOUT_EFFECT:
-            raise SandboxRefused(
-                f"{where} is not carried out by sandboxes without images, which know FROM, WORKDIR, ENV, ARG, COPY, "
-                "ADD and RUN. Use a provider that has images, such as docker."
-            )
-    return None
-
-
-def _assigned(state: _State, rest: str, where: str) -> dict[str, str]:
-    """The variables of `ENV`, in the form `name=value ...` or the older `name value`."""
-    words = shlex.split(rest)
-    if not words:
-        raise SandboxRefused(f"{where} assigns nothing.")
-    if "=" not in words[0]:
-        name, _, value = rest.partition(" ")
-        return {name: state.expanded(value.strip())}
-    pairs = [word.partition("=") for word in words]
-    return {name: state.expanded(value) for name, _, value in pairs}
-
-
-def _argv_of(rest: str, where: str) -> tuple[str, ...]:
-    """The command of `RUN`, in the form of a shell or of a JSON list."""
-    if rest.startswith("--") or "<<" in rest:
-        raise SandboxRefused(f"{where} has an option or a here-document, which sandboxes without images do not know.")
-    if rest.startswith("["):
-        try:
-            return tuple(map(str, json.loads(rest)))
-        except json.JSONDecodeError:
-            pass  # A shell command that begins with a bracket, as Docker reads it.
-    return ("/bin/sh", "-c", rest)
-
-
-def copied(rest: str, state: _State, folder: Path, where: str) -> dict[str, SandboxFile]:
+def _copied(words: list[str], folder: Path, workdir: PurePosixPath, where: str) -> dict[str, SandboxFile]:
     """The files of `COPY` or `ADD`, by absolute path in the sandbox."""
-    words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
-    executable: bool | None = None
-    while words and words[0].startswith("--"):
-        option, _, value = words.pop(0).partition("=")
-        if option == "--chown" and value in ("root", "root:root", "0", "0:0"):
-            continue
-        if option != "--chmod" or not re.fullmatch("[0-7]{3,4}", value):
-            raise SandboxRefused(f"{where} has the option {option}, which sandboxes without images do not know.")
-        executable = bool(int(value, 8) & 0o100)
     if len(words) < 2:
         raise SandboxRefused(f"{where} needs a source and a destination.")
-    *sources, given = [str(word) for word in words]
-    target = state.absolute(given)
+    *sources, given = words
+    target = workdir / given
     found: dict[str, SandboxFile] = {}
-    for source in map(state.expanded, sources):
-        if "://" in source:
-            raise SandboxRefused(
-                f"{where} copies from {source!r}: sandboxes without images copy from the folder alone."
-            )
+    for source in sources:
         matches = sorted(folder.glob(source.lstrip("/"))) if source.strip("./") else [folder]
-        if not matches:
+        if not matches or not all(path.resolve().is_relative_to(folder.resolve()) for path in matches):
             raise SandboxRefused(f"{where} copies {source!r}, which is not in {folder}.")
         for path in matches:
+            into = given.endswith(("/", ".")) or len(sources) + len(matches) > 2 or target == workdir
             if path.is_dir():
-                found |= files_below(path, target)
+                found |= files_below(path, str(target))
             else:
-                if not path.resolve().is_relative_to(folder.resolve()):
-                    raise SandboxRefused(f"{where} copies {source!r}, which is not in {folder}.")
-                into = given.endswith(("/", ".")) or len(sources) + len(matches) > 2 or target == state.workdir
-                found[f"{target.rstrip('/')}/{path.name}" if into else target] = file_at(path)
-    if executable is not None:
-        found = {path: SandboxFile(file.content, executable) for path, file in found.items()}
+                found[str(target / path.name if into else target)] = SandboxFile.at(path)
     return found

@@ -6,7 +6,6 @@ of a process that dies end by the time limit that the vendor or the backend's ow
 """
 
 import asyncio
-import logging
 import math
 import shutil
 import tempfile
@@ -23,7 +22,6 @@ from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPol
 from harbor.models.trial.paths import TrialPaths
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.files import tar_of
 from deployments.sandbox.providers.interface import (
     ExecResult,
     ProviderUnusable,
@@ -31,18 +29,22 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
+    tar_of,
 )
-from deployments.sandbox.providers.shell import CALLS_OF_OURS_S, ShellProvider, ShellSandbox, refuse_folders
+from deployments.sandbox.providers.shell import (
+    CALLS_OF_OURS_S,
+    RemoteProvider,
+    RemoteSandbox,
+)
 
 LONGEST_COMMAND_S = 86_400
 BOUNDS_FILES = ("daytona", "prime")
 """Backends that make a disk of `storage_mb`; Harbor has no flag that says so."""
 REFUSALS = (ValueError, FileNotFoundError, ImportError, SandboxBuildFailedError)
 """Errors by which a backend refuses what it is asked to make: another try would fail alike."""
-logger = logging.getLogger("rollout_service.sandbox")
 
 
-class HarborProvider(ShellProvider):
+class HarborProvider(RemoteProvider):
     name = "harbor"
     has_network = True
 
@@ -66,11 +68,10 @@ class HarborProvider(ShellProvider):
             raise ProviderUnusable(f"the backend {type or import_path} of harbor cannot be used: {error}") from error
         self._label = type or str(import_path)
         self._running: dict[str, _HarborSandbox] = {}
-        self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.open`."""
-        refuse_folders(self.name, spec)
+        spec.refuse_folders(self.name)
         self._refuse_unenforced(spec)
         name = f"rollout-{uuid4().hex}"
         paths = TrialPaths(Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{name}-")))
@@ -129,7 +130,7 @@ class HarborProvider(ShellProvider):
                 spec.refuse_limits(f"the backend {self._label} of harbor does not bound it", limit)
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `ShellProvider.remove`."""
+        """See `RemoteProvider.remove`."""
         if (sandbox := self._running.get(sandbox_id)) is not None:
             with _translated(self._label):
                 await sandbox.environment.stop(delete=True)
@@ -137,17 +138,10 @@ class HarborProvider(ShellProvider):
             await asyncio.to_thread(shutil.rmtree, sandbox.environment.trial_paths.trial_dir, ignore_errors=True)
 
     def close(self) -> None:
-        """Has what is left destroyed by the event loop, if one runs: Harbor's backends are asynchronous alone."""
-        for name, sandbox in self._running.items():
-            try:
-                loop = asyncio.get_running_loop()
-            except RuntimeError:
-                logger.warning("The sandbox %s was not destroyed: its vendor's time limit ends it.", name)
-                continue
-            self._closing.add(loop.create_task(sandbox.close()))
+        """Does nothing: Harbor's backends are asynchronous, and destroy a sandbox when it is closed."""
 
 
-class _HarborSandbox(ShellSandbox):
+class _HarborSandbox(RemoteSandbox):
     """One environment of a backend."""
 
     def __init__(self, provider: HarborProvider, name: str, spec: SandboxSpec, environment: BaseEnvironment) -> None:
@@ -170,9 +164,8 @@ class _HarborSandbox(ShellSandbox):
             await asyncio.to_thread(Path(file.name).write_bytes, content)
             with _translated(self._backend):
                 await self.environment.upload_file(file.name, archive)
-        done = await self.run_shell(f"tar --no-same-owner -xf {archive} -C / && rm {archive}", CALLS_OF_OURS_S)
-        if done.exit_code != 0:
-            raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")
+        line = f"tar --no-same-owner -xf {archive} -C / && rm {archive}"
+        self.refuse_unwritten(await self.run_shell(line, CALLS_OF_OURS_S))
 
 
 @contextmanager

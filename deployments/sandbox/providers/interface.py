@@ -5,15 +5,19 @@ processes from one command to the next, until it is destroyed. A `SandboxProvide
 
 Guarantees of every provider: a sandbox has the label of its owner, the process that created it, from its first moment
 on; `close` returns when nothing of it is left; a dead owner leaves nothing, except with `harbor`, and with `docker` and
-`kubernetes` where their reaper (`reaper.py`) dies with it.
+`kubernetes` where their reaper (`ReapedProvider`) dies with it.
 """
 
+import hashlib
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+import io
+import os
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from deployments.sandbox.interface import MIB
 
@@ -37,10 +41,6 @@ class ProviderUnusable(Exception):
 
 class OutOfMemory(Exception):
     """The processes of a sandbox used more than its memory, and it was destroyed."""
-
-
-class ExecTimedOut(Exception):
-    """A command was ended after its time. The sandbox goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,14 @@ class SandboxSpec:
                     f"{name} is {given:g}, and {reason}: leave {name} out, or use a provider that bounds it."
                 )
 
+    def refuse_folders(self, provider: str) -> None:
+        """Raises `SandboxRefused` for folders of this machine."""
+        if self.read_only_folders:
+            raise SandboxRefused(
+                f"The provider {provider} is not on this machine, and shows none of its folders: have the image hold "
+                f"what is in {', '.join(self.read_only_folders)}."
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
@@ -122,7 +130,7 @@ class RunningSandbox(Protocol):
             timeout_s: None for no limit.
 
         Raises:
-            ExecTimedOut: the command was ended after `timeout_s`.
+            TimeoutError: the command was ended after `timeout_s`. The sandbox goes on.
         """
         ...
 
@@ -193,17 +201,62 @@ def open_provider(name: str, options: Mapping[str, Any]) -> SandboxProvider:
         raise ProviderUnusable(
             f"the provider {name} needs the package {error.name}, which is not installed."
         ) from error
-    provider = getattr(module, f"{name.capitalize()}Provider")
+    make: Callable[..., SandboxProvider] = getattr(module, f"{name.capitalize()}Provider")
     try:
-        inspect.signature(provider).bind(**options)
+        inspect.signature(make).bind(**options)
     except TypeError as error:
-        known = ", ".join(inspect.signature(provider).parameters) or "none"
+        known = ", ".join(inspect.signature(make).parameters) or "none"
         raise ProviderUnusable(f"options: {error}; the provider {name} takes {known}.") from error
-    opened_provider: SandboxProvider = provider(**options)
-    return opened_provider
+    return make(**options)
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxFile:
     content: bytes
     executable: bool = False
+
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        return cls(path.read_bytes(), os.access(path, os.X_OK))
+
+
+def files_below(folder: Path, target: str) -> dict[str, SandboxFile]:
+    """The files of a folder of this machine, by their absolute path below `target`.
+
+    Links inside the folder are followed; one that leads out of it raises `SandboxRefused`.
+    """
+    files, root = {}, folder.resolve()
+    for path in sorted(folder.rglob("*")):
+        if not path.resolve().is_relative_to(root):
+            raise SandboxRefused(f"{path} is a link out of {folder}: replace it by the file itself.")
+        if path.is_file():
+            files[f"{target.rstrip('/')}/{path.relative_to(folder).as_posix()}"] = SandboxFile.at(path)
+    return files
+
+
+def tar_of(files: Mapping[str, SandboxFile]) -> bytes:
+    """The files as a tar archive, with paths relative to the root, owned by root."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, file in files.items():
+            member = tarfile.TarInfo(path.lstrip("/"))
+            member.size, member.mode = len(file.content), 0o755 if file.executable else 0o644
+            archive.addfile(member, io.BytesIO(file.content))
+    return buffer.getvalue()
+
+
+def state_of(folder: Path) -> str:
+    """A hash that is another one when a path, the size, the rights or a time of a file in the folder has changed.
+
+    Raises:
+        SandboxRefused: the folder cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        for path in sorted(folder.rglob("*")):
+            found = path.lstat()
+            entry = path.relative_to(folder), found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns
+            digest.update(f"{entry}{found.st_ctime_ns}\n".encode())
+    except OSError as error:
+        raise SandboxRefused(f"{folder} cannot be read: {error}.") from error
+    return digest.hexdigest()

@@ -5,20 +5,21 @@ label are added. A cluster builds no folders. A node enforces the pods' network 
 """
 
 import asyncio
+import copy
 import json
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from uuid import uuid4
 
 import yaml
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.launch import HeldFds
-from deployments.sandbox.providers.files import tar_of
+from deployments.sandbox.launch import held_file
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
+    LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
     OWNER_LABEL,
     ExecResult,
@@ -26,17 +27,21 @@ from deployments.sandbox.providers.interface import (
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
+    tar_of,
 )
 from deployments.sandbox.providers.leftover import FIRST
-from deployments.sandbox.providers.reaper import ReapedProvider
-from deployments.sandbox.providers.shell import CALLS_OF_OURS_S, ShellSandbox, refuse_folders
+from deployments.sandbox.providers.shell import (
+    CALLS_OF_OURS_S,
+    ReapedProvider,
+    RemoteSandbox,
+)
+from deployments.sandbox.supervisor import PipeOutput, ended, start_process
 
 _CONTAINER = "sandbox"
 _ANSWERS_WITHIN_S = 60.0
 _NO_SUCH_POD = "NotFound"
 _BAD_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
 _POLL_S = 1.0
-_CHUNK_BYTES = 65536
 
 
 class KubernetesProvider(ReapedProvider):
@@ -53,50 +58,36 @@ class KubernetesProvider(ReapedProvider):
         """
         super().__init__({"namespace": namespace, "template": template, "kubectl": kubectl})
         self._kubectl = [kubectl, "--namespace", namespace]
-        self._template: Mapping[str, Any] = {}
+        self._template: dict[str, Any] = {}
         if template is not None:
-            self._template = yaml.safe_load(Path(template).read_text(encoding="utf-8"))
+            self._template = yaml.safe_load(Path(template).read_text(encoding="utf-8")) or {}
 
     async def call(
         self,
         *arguments: str,
         stdin: bytes = b"",
         limit_s: float | None = _ANSWERS_WITHIN_S,
-        most_bytes: int | None = None,
+        most_bytes: int = LARGEST_FILE_BYTES,
     ) -> ExecResult:
-        """Runs `kubectl`. Cancelling the call ends it.
-
-        Args:
-            most_bytes: of each output, the last of which are kept; None for all of what the cluster itself says.
+        """Runs `kubectl`, whose last `most_bytes` of each output are kept. Cancelling the call ends it.
 
         Raises:
-            SandboxLost: it does not answer in time.
+            SandboxLost: it was not started, or does not answer in time.
         """
-        process = self._start(arguments, stdin)
-        try:
-            async with asyncio.timeout(limit_s):
-                out, err = await asyncio.gather(
-                    *(_last_of(pipe, most_bytes) for pipe in (process.stdout, process.stderr))
-                )
-                code = await asyncio.to_thread(process.wait)
-        except BaseException as error:
-            process.kill()
-            process.wait()
-            if isinstance(error, TimeoutError):
-                raise SandboxLost(f"kubectl did not answer within {limit_s:g} s.") from error
-            raise
-        return ExecResult(code, out.decode(errors="replace"), err.decode(errors="replace"))
-
-    def _start(self, arguments: Sequence[str], stdin: bytes) -> subprocess.Popen[bytes]:
-        """Starts `kubectl`. Not by the event loop: see `_start_process` of `deployments/agents/command_program.py`."""
-        argv = [*self._kubectl, *arguments]
-        try:
-            with HeldFds() as held:
-                return subprocess.Popen(
-                    argv, bufsize=0, stdin=held.add(stdin), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-                )
-        except OSError as error:
-            raise SandboxLost(f"kubectl was not started: {error}.") from error
+        with ExitStack() as closing:
+            stdout, stderr = (closing.enter_context(PipeOutput(most_bytes)) for _ in range(2))
+            files = {"stdin": held_file(closing, stdin), "stdout": stdout.fd, "stderr": stderr.fd}
+            process = start_process([*self._kubectl, *arguments], **files)
+            try:
+                async with asyncio.timeout(limit_s):
+                    code = await ended(process)
+            except BaseException as error:
+                process.kill()
+                process.wait()
+                if isinstance(error, TimeoutError):
+                    raise SandboxLost(f"kubectl did not answer within {limit_s:g} s.") from error
+                raise
+        return ExecResult(code, stdout.text(), stderr.text())
 
     async def _checked(self, *arguments: str, stdin: bytes = b"") -> str:
         """The output of `kubectl`. Raises `SandboxLost` if it fails."""
@@ -107,7 +98,7 @@ class KubernetesProvider(ReapedProvider):
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
         """See `SandboxProvider.open`."""
-        refuse_folders(self.name, spec)
+        spec.refuse_folders(self.name)
         if spec.image is None:
             raise SandboxRefused(
                 "The provider kubernetes builds no folders: push the image, and name it in docker_image."
@@ -119,7 +110,7 @@ class KubernetesProvider(ReapedProvider):
             )
         self.start_reaper()
         name = f"rollout-{uuid4().hex[:20]}"
-        sandbox = KubernetesSandbox(self, name, spec)
+        sandbox = _KubernetesSandbox(self, name, spec)
         try:
             await self._checked("create", "-f", "-", stdin=json.dumps(self._manifest(name, spec)).encode())
             await self._ready(name, spec)
@@ -129,28 +120,22 @@ class KubernetesProvider(ReapedProvider):
         return sandbox
 
     def _manifest(self, name: str, spec: SandboxSpec) -> dict[str, Any]:
-        manifest = json.loads(json.dumps(self._template)) or {}
+        manifest = copy.deepcopy(self._template)
         pod = manifest.setdefault("spec", {})
-        containers = pod.setdefault("containers", [{}])
+        container = pod.setdefault("containers", [{}])[0]
         asked = {
             "cpu": None if spec.cpus is None else str(spec.cpus),
             "memory": None if spec.memory_mb is None else f"{spec.memory_mb}Mi",
             "ephemeral-storage": None if spec.storage_mb is None else f"{spec.storage_mb}Mi",
         }
-        given = {key: value for key, value in asked.items() if value is not None}
-        resources = containers[0].get("resources") or {}
-        requests, limits = ({**(resources.get(name) or {}), **given} for name in ("requests", "limits"))
-        limits.setdefault("memory", requests.get("memory", f"{DEFAULT_MEMORY_MB}Mi"))
-        containers[0] |= {
-            "name": _CONTAINER,
-            "image": spec.image,
-            "command": ["/bin/sh", "-c", FIRST],
-            "env": [
-                *containers[0].get("env", []),
-                *({"name": key, "value": value} for key, value in spec.environment.items()),
-            ],
-            "resources": {**resources, "requests": requests, "limits": limits},
-        }
+        resources = container.setdefault("resources", {})
+        for kind in ("requests", "limits"):
+            given = {key: value for key, value in asked.items() if value is not None}
+            resources[kind] = {**resources.get(kind, {}), **given}
+        resources["limits"].setdefault("memory", resources["requests"].get("memory", f"{DEFAULT_MEMORY_MB}Mi"))
+        variables = [{"name": key, "value": value} for key, value in spec.environment.items()]
+        container |= {"name": _CONTAINER, "image": spec.image, "command": ["/bin/sh", "-c", FIRST]}
+        container["env"] = [*container.get("env", []), *variables]
         pod |= {"restartPolicy": "Never", "activeDeadlineSeconds": round(spec.lifetime_s)}
         pod.setdefault("automountServiceAccountToken", False)
         pod.setdefault("terminationGracePeriodSeconds", 0)
@@ -180,11 +165,11 @@ class KubernetesProvider(ReapedProvider):
         return [pod["metadata"]["name"] for pod in pods]
 
     async def remove(self, sandbox_id: str) -> None:
-        """See `ShellProvider.remove`."""
+        """See `RemoteProvider.remove`."""
         await self._checked("delete", "pod", sandbox_id, "--ignore-not-found", "--now", "--wait=true")
 
 
-class KubernetesSandbox(ShellSandbox):
+class _KubernetesSandbox(RemoteSandbox):
     _provider: KubernetesProvider
 
     async def run_shell(self, line: str, timeout_s: float | None, stdin: bytes = b"") -> ExecResult:  # noqa: ARG002
@@ -202,22 +187,4 @@ class KubernetesSandbox(ShellSandbox):
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
         archive = await asyncio.to_thread(tar_of, files)
-        done = await self.run_shell("tar --no-same-owner -xf - -C /", CALLS_OF_OURS_S, archive)
-        if done.exit_code != 0:
-            raise SandboxRefused(f"The files cannot be written in the sandbox: {done.stderr.strip()[-500:]}")
-
-
-async def _last_of(pipe: IO[bytes] | None, most_bytes: int | None) -> bytearray:
-    """Reads a pipe to its end, closes it, and keeps so many of its last bytes."""
-    reader, kept = asyncio.StreamReader(), bytearray()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), pipe
-    )
-    try:
-        while part := await reader.read(_CHUNK_BYTES):
-            kept += part
-            if most_bytes is not None:
-                del kept[:-most_bytes]
-    finally:
-        transport.close()
-    return kept
+        self.refuse_unwritten(await self.run_shell("tar --no-same-owner -xf - -C /", CALLS_OF_OURS_S, archive))

@@ -12,6 +12,12 @@ starting: until it has the rights to, such a process does not end with its paren
 
 import asyncio
 import contextlib
+import itertools
+import math
+import os
+import random
+import shutil
+import subprocess
 import tempfile
 import weakref
 from collections import OrderedDict, defaultdict
@@ -20,12 +26,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
+
 from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.launch import leased_uid
 from deployments.sandbox.providers.dockerfile import BuildPlan, Copy, build_plan
-from deployments.sandbox.providers.files import name_of
-from deployments.sandbox.providers.interface import KILLED, RunningSandbox, SandboxProvider, SandboxRefused, SandboxSpec
-from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
-from deployments.sandbox.providers.local_walls import FIRST_VARIABLES, Processors, check_bubblewrap, end_dead_owners
+from deployments.sandbox.providers.interface import (
+    KILLED,
+    OWNER_LABEL,
+    ProviderUnusable,
+    RunningSandbox,
+    SandboxProvider,
+    SandboxRefused,
+    SandboxSpec,
+    state_of,
+)
+from deployments.sandbox.providers.local_sandbox import (
+    FIRST_VARIABLES,
+    STARTS_WITHIN_S,
+    LocalRunningSandbox,
+    sandbox_launch,
+)
+from deployments.workers.cleanup import has_died
 
 EMPTY_IMAGE = "scratch"
 """The name of the image without files of its own."""
@@ -50,13 +72,13 @@ class LocalProvider(SandboxProvider):
 
     def __init__(self) -> None:
         """Checks that bubblewrap works. Raises `ProviderUnusable`."""
-        check_bubblewrap()
-        self._processors = Processors()
+        _check_bubblewrap()
+        self._processors = _Processors()
         self._images: OrderedDict[tuple[str, tuple[str, ...]], _Image] = OrderedDict()
         """By what they are made of, the one that was used last at the end."""
         self._building: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._running: weakref.WeakSet[LocalRunningSandbox] = weakref.WeakSet()
-        end_dead_owners()
+        _end_dead_owners()
 
     async def open(self, spec: SandboxSpec) -> RunningSandbox:
         if spec.network:
@@ -79,7 +101,7 @@ class LocalProvider(SandboxProvider):
             )
         assert spec.folder is not None
         async with self._building[spec.folder]:
-            key = await name_of(spec.folder), spec.read_only_folders
+            key = await asyncio.to_thread(state_of, spec.folder), spec.read_only_folders
             if key not in self._images:
                 try:
                     async with asyncio.timeout(spec.build_timeout_s):
@@ -104,7 +126,8 @@ class LocalProvider(SandboxProvider):
                 if isinstance(step, Copy):
                     await sandbox.write_files(step.files)
                     continue
-                done = await sandbox.exec(step.argv, environment=step.environment, cwd=step.workdir)
+                argv = ["/bin/sh", "-c", step.command]
+                done = await sandbox.exec(argv, environment=step.environment, cwd=step.workdir)
                 if done.exit_code == KILLED:
                     raise SandboxLost(f"{step.line} was killed.")
                 if done.exit_code != 0:
@@ -115,7 +138,7 @@ class LocalProvider(SandboxProvider):
                     )
             with contextlib.ExitStack() as closing:
                 archive = closing.enter_context(tempfile.TemporaryFile())
-                await sandbox.pack(archive)
+                await sandbox.pack(archive.fileno())
                 closing.pop_all()
             return _Image(archive, plan.environment, plan.workdir)
         finally:
@@ -130,8 +153,56 @@ class LocalProvider(SandboxProvider):
             try:
                 await sandbox.start()
                 if archive is not None:
-                    await sandbox.unpack(archive)
+                    await sandbox.unpack(archive.fileno())
             except BaseException:
                 await sandbox.close()
                 raise
         return sandbox
+
+
+def _check_bubblewrap() -> None:
+    """Raises `ProviderUnusable` unless a sandbox can be launched on this machine."""
+    if shutil.which("bwrap") is None:
+        raise ProviderUnusable("the provider local needs bubblewrap: apt-get install bubblewrap.")
+    with contextlib.ExitStack() as held, leased_uid() as uid:
+        launch = sandbox_launch(SandboxSpec(image="none"), uid, 0, 2, "/", held)
+        tried = subprocess.run(
+            [*launch.command[: launch.command.index("prlimit")], "/usr/bin/env", "true"],
+            check=False,
+            capture_output=True,
+            pass_fds=launch.pass_fds,
+            timeout=STARTS_WITHIN_S,
+            text=True,
+        )
+    if tried.returncode != 0:
+        said = tried.stderr.strip()
+        raise ProviderUnusable(f"the provider local: bubblewrap does not work on this machine: {said}")
+
+
+class _Processors:
+    """Spreads sandboxes over the processors that this process may use, by taking these in turn."""
+
+    def __init__(self) -> None:
+        known = os.sched_getaffinity(0)
+        self._count = len(known)
+        # Other replicas of the machine choose among the same ones.
+        self._in_turn = itertools.cycle(random.sample(sorted(known), len(known)))
+
+    def pinned(self, cpus: float | None) -> list[str]:
+        """The beginning of a command that may use so many of them, rounded up; empty for one that may use all."""
+        if cpus is None or math.ceil(cpus) >= self._count:
+            return []
+        chosen = itertools.islice(self._in_turn, math.ceil(cpus))
+        return ["taskset", "--cpu-list", ",".join(map(str, chosen))]
+
+
+def _end_dead_owners() -> None:
+    """Ends processes that were making a sandbox when their owner died.
+
+    Until bubblewrap has the rights to, such a process does not end with its parent. The label is among its arguments.
+    """
+    for process in psutil.process_iter(["cmdline"]):
+        labels = [part for part in process.info["cmdline"] or () if part.startswith(f"{OWNER_LABEL}=")]
+        if labels and has_died(labels[0].partition("=")[2]):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process.kill()

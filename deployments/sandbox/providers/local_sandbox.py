@@ -2,42 +2,61 @@
 
 import asyncio
 import contextlib
-import io
 import json
 import logging
 import os
 import socket
-import struct
 import subprocess
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO
+from functools import cache
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from deployments.sandbox.bubblewrap import SYSTEM_FOLDERS, bubblewrap_launch
 from deployments.sandbox.interface import MIB, SandboxLost
-from deployments.sandbox.launch import HeldFds, leased_uid
-from deployments.sandbox.providers.files import tar_of
+from deployments.sandbox.launch import Launch, default_interpreters, held_file, leased_uid
+from deployments.sandbox.programs import init
 from deployments.sandbox.providers.interface import (
     DEFAULT_MEMORY_MB,
-    LARGEST_FILE_BYTES,
+    KILLED,
     LARGEST_OUTPUT_BYTES,
+    MOST_PROCESSES,
+    OWNER_LABEL,
     ExecResult,
-    ExecTimedOut,
     OutOfMemory,
-    RunningSandbox,
+    ProviderUnusable,
     SandboxFile,
-    SandboxRefused,
     SandboxSpec,
+    tar_of,
 )
-from deployments.sandbox.providers.local_walls import PORT, STARTS_WITHIN_S, read_only_paths, sandbox_launch
-from deployments.sandbox.supervisor import ProcessTree
+from deployments.sandbox.providers.shell import ShellSandbox
+from deployments.sandbox.supervisor import PipeOutput, ProcessTree, readable
+from deployments.workers.cleanup import owner_of
 
 MEASURE_EVERY_S = 0.25
+PORT = 8000
+"""The port of the sandbox's own loopback that leads to the service."""
+STARTS_WITHIN_S = 30.0
+FIRST_VARIABLES = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+}
+_INIT = "/run/rollout/init.py"
+_DEFAULT_STORAGE_MB = 1024
+_MOST_OPEN_FILES = 4096
+_ACCOUNTS = {
+    "/etc/passwd": b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "/etc/group": b"root:x:0:\nnogroup:x:65534:\n",
+    "/etc/hosts": b"127.0.0.1 localhost sandbox\n",
+}
 logger = logging.getLogger("rollout_service.sandbox")
 
 
-class LocalRunningSandbox(RunningSandbox):
+class LocalRunningSandbox(ShellSandbox):
     """See `RunningSandbox`. `LocalProvider` makes it."""
 
     def __init__(
@@ -50,7 +69,7 @@ class LocalRunningSandbox(RunningSandbox):
         """Starts nothing yet.
 
         Args:
-            pinned: the beginning of the command that starts it, see `Processors`.
+            pinned: the beginning of the command that starts it, see `LocalProvider`.
             variables: of all commands, those of its image and of `spec`.
         """
         self._pinned = pinned
@@ -79,7 +98,7 @@ class LocalRunningSandbox(RunningSandbox):
         self._ready: asyncio.Future[int] = loop.create_future()
         stderr = os.memfd_create("sandbox", os.MFD_CLOEXEC)
         self._closing.callback(os.close, stderr)
-        with HeldFds() as held, self._control_inside as control:
+        with contextlib.ExitStack() as held, self._control_inside as control:
             inside, status = control.fileno(), self._tree.status_fd
             launch = sandbox_launch(self._spec, uid, inside, status, self.workdir, held)
             launch = replace(launch, command=[*self._pinned, *launch.command], pass_fds=(*launch.pass_fds, inside))
@@ -129,8 +148,7 @@ class LocalRunningSandbox(RunningSandbox):
         memory = (self._spec.memory_mb or DEFAULT_MEMORY_MB) * MIB
         while self._problem is None:
             await asyncio.sleep(MEASURE_EVERY_S)
-            used = self._tree.usage()
-            if used is not None and used.memory_bytes > memory:
+            if self._tree.usage()[0] > memory:
                 self._end(OutOfMemory(f"The sandbox used more than its memory of {memory // MIB} MiB."))
                 self.kill()
 
@@ -142,31 +160,6 @@ class LocalRunningSandbox(RunningSandbox):
             if not self._ready.done():
                 self._ready.set_exception(problem)
 
-    @contextlib.asynccontextmanager
-    async def _asked(
-        self, kind: bytes, request: object
-    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A stream to the first process, which has the request. Its end is one of the command."""
-        if self._problem is not None:
-            raise self._problem
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
-            try:
-                socket.send_fds(self._control, [kind], [theirs.fileno()])
-            except OSError as error:
-                ours.close()
-                raise self._problem or SandboxLost(f"The sandbox does not answer: {error}.") from error
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        try:
-            if request is not None:
-                writer.write(json.dumps(request).encode() + b"\n")
-            yield reader, writer
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise self._problem or SandboxLost("The sandbox ended during a command.") from error
-        finally:
-            writer.transport.abort()
-
     async def exec(
         self,
         argv: Sequence[str],
@@ -177,70 +170,67 @@ class LocalRunningSandbox(RunningSandbox):
         timeout_s: float | None = None,
     ) -> ExecResult:
         """See `RunningSandbox.exec`."""
-        request = {
-            "argv": list(argv),
-            "environment": {**self.variables, **(environment or {})},
-            "cwd": cwd,
-            "stdin_bytes": len(stdin),
-        }
-        output = {b"o": bytearray(), b"e": bytearray()}
-
-        def keep(stream: bytes, part: bytes) -> None:
-            kept = output[stream]
-            kept += part
-            del kept[:-LARGEST_OUTPUT_BYTES]
-
-        try:
+        variables = {**self.variables, **(environment or {})}
+        with contextlib.ExitStack() as closing:
+            stdout, stderr = (closing.enter_context(PipeOutput(LARGEST_OUTPUT_BYTES)) for _ in range(2))
+            files = held_file(closing, stdin), stdout.fd, stderr.fd
             async with asyncio.timeout(timeout_s):
-                ended = await self._answer(b"exec", request, keep, stdin)
-        except TimeoutError as error:
-            raise ExecTimedOut(f"The command was ended after {timeout_s:g} s.") from error
-        stdout, stderr = (kept.decode(errors="replace") for kept in output.values())
-        return ExecResult(ended["exit_code"], stdout, stderr)
+                code = await self._exit_code(argv, variables, cwd, *files)
+        return ExecResult(code, stdout.text(), stderr.text())
 
-    async def _answer(
-        self, kind: bytes, request: object, take: Callable[[bytes, bytes], object], sent: bytes = b""
-    ) -> dict[str, Any]:
-        """The end of an answer. `take` gets the kind and the content of each frame before it."""
-        async with self._asked(kind, request) as (reader, writer):
-            writer.write(sent)
-            await writer.drain()
-            while (frame := await _read_frame(reader))[0] != b"x":
-                take(*frame)
-        ended: dict[str, Any] = json.loads(frame[1])
-        return ended
+    async def _exit_code(
+        self, argv: Sequence[str], environment: Mapping[str, str], cwd: str | None, *files: int
+    ) -> int:
+        """Runs a command with its stdin, stdout and stderr to its end. Cancelling the call ends it."""
+        if self._problem is not None:
+            raise self._problem
+        request = json.dumps({"argv": list(argv), "environment": environment, "cwd": cwd}).encode()
+        ours, theirs = socket.socketpair()
+        with ours, contextlib.ExitStack() as closing:
+            with theirs:
+                try:
+                    socket.send_fds(self._control, [b"exec"], [held_file(closing, request), *files, theirs.fileno()])
+                except OSError as error:
+                    raise self._problem or SandboxLost(f"The sandbox does not answer: {error}.") from error
+            await readable(ours.fileno())
+            code = ours.recv(64)
+        if not code:
+            raise self._problem or SandboxLost("The sandbox ended during a command.")
+        return int(code)
+
+    async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
+        """See `ShellSandbox.run_shell`."""
+        try:
+            return await self.exec(["/bin/sh", "-c", line], environment=FIRST_VARIABLES, cwd="/", timeout_s=timeout_s)
+        except TimeoutError as error:
+            raise SandboxLost(f"The sandbox did not answer within {timeout_s:g} s.") from error
 
     async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
         """See `RunningSandbox.write_files`."""
-        await self.unpack(io.BytesIO(await asyncio.to_thread(tar_of, files)))
+        archive = await asyncio.to_thread(tar_of, files)
+        with contextlib.ExitStack() as closing:
+            await self.unpack(held_file(closing, archive))
 
-    async def unpack(self, archive: BinaryIO) -> None:
-        """Writes the files of a tar archive, such as one that `pack` wrote."""
-        async with self._asked(b"write", None) as (reader, writer):
-            while part := await asyncio.to_thread(archive.read, MIB):
-                writer.write(part)
-                await writer.drain()
-            writer.write_eof()
-            _, answer = await _read_frame(reader)
-        if problem := json.loads(answer).get("error"):
-            raise SandboxRefused(f"The files cannot be written in the sandbox: {problem}.")
+    async def unpack(self, archive: int) -> None:
+        """Writes the files of an open tar archive, such as one that `pack` wrote."""
+        await self._tar(["--extract", "--no-same-owner"], stdin=archive)
 
-    async def read_file(self, path: str) -> bytes | None:
-        """See `RunningSandbox.read_file`."""
-        content = bytearray()
-        asked = {"path": path, "most_bytes": LARGEST_FILE_BYTES}
-        ended = await self._answer(b"read", asked, lambda _, part: content.extend(part))
-        if problem := ended.get("error"):
-            raise SandboxRefused(f"{path} cannot be read: {problem}.")
-        return None if ended.get("missing") else bytes(content)
+    async def pack(self, archive: int) -> None:
+        """Writes the files of the sandbox's own to an open tar archive."""
+        left_out = [f"--exclude=.{path}" for path in _read_only_paths(self._spec)]
+        await self._tar(["--create", "--sparse", "--anchored", "--no-wildcards", *left_out, "."], stdout=archive)
 
-    async def pack(self, archive: BinaryIO) -> None:
-        """Writes the files of the sandbox's own to a tar archive."""
-        left_out = read_only_paths(self._spec)
-        ended = await self._answer(b"pack", left_out, lambda _, part: archive.write(part))
-        archive.flush()
-        if problem := ended.get("error"):
-            raise SandboxRefused(f"The files of the sandbox cannot be kept: {problem}.")
+    async def _tar(self, arguments: Sequence[str], stdin: int | None = None, stdout: int | None = None) -> None:
+        """Runs the machine's `tar` in the root folder. Raises `SandboxRefused` if it fails."""
+        argv = ["/bin/tar", "--directory=/", "--file=-", *arguments]
+        with contextlib.ExitStack() as closing:
+            stderr = closing.enter_context(PipeOutput(LARGEST_OUTPUT_BYTES))
+            given = held_file(closing, b"") if stdin is None else stdin
+            taken = stderr.fd if stdout is None else stdout
+            code = await self._exit_code(argv, FIRST_VARIABLES, "/", given, taken, stderr.fd)
+        if code == KILLED:
+            raise SandboxLost("The command that reads and writes files was killed.")
+        self.refuse_unwritten(ExecResult(code, "", stderr.text()))
 
     async def reach(self, base_url: str) -> str:
         """See `RunningSandbox.reach`."""
@@ -297,6 +287,46 @@ async def _forward_bytes(source: asyncio.StreamReader, target: asyncio.StreamWri
         target.close()
 
 
-async def _read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    head = await reader.readexactly(5)
-    return head[:1], await reader.readexactly(struct.unpack("<I", head[1:])[0])
+def sandbox_launch(
+    spec: SandboxSpec, uid: int | None, control_fd: int, status_fd: int, workdir: str, held: contextlib.ExitStack
+) -> Launch:
+    """The launch of a sandbox, whose first process is `programs/init.py`. Raises `ProviderUnusable`."""
+    python, python_folders = _interpreter()
+    owner = f"{OWNER_LABEL}={owner_of(os.getpid())}"
+    storage = (spec.storage_mb or _DEFAULT_STORAGE_MB) * MIB
+    limits = [f"--nproc={MOST_PROCESSES}", f"--nofile={_MOST_OPEN_FILES}", "--core=0", "--msgqueue=0"]
+    init_argv = [python, "-I", "-S", "-B", _INIT, str(control_fd), str(PORT), owner, workdir]
+    folders = [folder for folder in spec.read_only_folders if not Path(folder).is_relative_to("/usr")]
+    return bubblewrap_launch(
+        status_fd,
+        held,
+        outside=[] if uid is None else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
+        users=["--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL", "--as-pid-1"],
+        mounts=[
+            *("--size", str(storage), "--tmpfs", "/", "--perms", "1777", "--dir", "/tmp", "--dir", "/var"),
+            *("--perms", "1777", "--dir", "/var/tmp", "--perms", "0700", "--dir", "/root"),
+        ],
+        shared_memory_bytes=64 * MIB,
+        folders=[*python_folders, *folders],
+        files={**_ACCOUNTS, _INIT: Path(init.__file__).read_bytes()},
+        file_mode="0644",
+        variables=FIRST_VARIABLES,
+        inside=["prlimit", *limits, *init_argv],
+    )
+
+
+def _read_only_paths(spec: SandboxSpec) -> list[str]:
+    """Paths which are no files of the sandbox's own."""
+    return [
+        *("/proc", "/dev", "/run/rollout", *SYSTEM_FOLDERS),
+        *(*_interpreter()[1], *spec.read_only_folders, *_ACCOUNTS),
+    ]
+
+
+@cache
+def _interpreter() -> tuple[str, list[str]]:
+    """The Python of first processes, and its folders outside of the system's. Raises `ProviderUnusable`."""
+    for known in reversed(default_interpreters(())):
+        if known.executable.startswith("/usr/") or os.geteuid() != 0:
+            return known.executable, known.folders
+    raise ProviderUnusable("the provider local needs a Python below /usr: apt-get install python3.")

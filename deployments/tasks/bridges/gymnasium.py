@@ -1,10 +1,7 @@
-"""Environments of Gymnasium that are played in text or in pictures: what an action leads to is shown as a text, as a
-rendered picture or as both, and actions are named."""
+"""Environments of Gymnasium that are played in text or in pictures, by the names of their actions."""
 
-import importlib
 import json
 import re
-from collections.abc import Sequence
 from contextlib import closing
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,19 +9,18 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from deployments.tasks.replies import last_tagged
-from deployments.tasks.shapes_pictures import png
-from deployments.tasks.support import GameInfo, GameSession, PackageMissing, imported, seeds_from
+from deployments.tasks.shapes import png
+from deployments.tasks.support import GameInfo, GameSession, imported, seeds_from
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment
 
-COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
-COLOURED = re.compile(r"\x1b\[([0-9;]{0,40})m(.*?)(?:\x1b\[0m|\Z)", re.DOTALL)
-NO_ACTION = "There was no legal action."
-Observation = Literal["text", "image", "both"]
-TEXT_MODE, IMAGE_MODE = "ansi", "rgb_array"
+_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_COLOURED = re.compile(r"\x1b\[([0-9;]{0,40})m(.*?)(?:\x1b\[0m|\Z)", re.DOTALL)
+_NO_ACTION = "There was no legal action."
+_TEXT_MODE, _IMAGE_MODE = "ansi", "rgb_array"
 """Names that Gymnasium has for renderings as text and as an array of pixels."""
 
 
-class GymnasiumInfo(GameInfo):
+class _GymnasiumInfo(GameInfo):
     """The `extra_env_info` of an episode; further fields are ignored. The seed is that of `reset`."""
 
     options: dict[str, Any] | None = None
@@ -34,7 +30,7 @@ class GymnasiumInfo(GameInfo):
 class GymnasiumEnvironment(TaskEnvironment):
     """The model answers with `<action>NAME</action>`. Rewards are Gymnasium's; truncation ends the rollout too."""
 
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = GymnasiumInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _GymnasiumInfo
 
     def __init__(
         self,
@@ -42,100 +38,75 @@ class GymnasiumEnvironment(TaskEnvironment):
         kwargs: dict[str, Any] | None = None,
         actions: list[str] | None = None,
         instruction: str | None = None,
-        observation: Observation = "text",
-        modules: Sequence[str] = (),
+        observation: Literal["text", "image"] = "text",
         lost_session: LostSession = "reopen",
         max_sessions: Annotated[int, Field(ge=1)] | None = None,
     ) -> None:
         """Makes the environment once, to see that it can be played.
 
         Args:
-            env_id: as in `gymnasium.make`.
+            env_id: as in `gymnasium.make`; `package.module:ID` imports the module first.
             kwargs: of `gymnasium.make`.
             actions: names of the actions of a discrete space, in their order; by default their numbers.
             instruction: how to answer, before the first observation; by default it names the actions.
             observation: `text` shows the rendering as text, or else the observation as text; `image` the rendering as a
-                picture, for models that see; `both` the picture before the text.
-            modules: imported first, because they register the environment.
+                picture, for models that see.
             lost_session: `reopen` makes all actions so far again, which needs an environment that only its seed makes
                 random; `restart` for any other.
             max_sessions: how many episodes one replica holds at once.
 
         Raises:
-            PackageMissing: Gymnasium, or what the environment draws with, is not installed.
+            PackageMissing: Gymnasium is not installed.
             ValueError: the environment has no text or no pictures to show, or `actions` does not fit its actions.
         """
         self._gymnasium = imported("gymnasium", "gymnasium")
-        for module in modules:
-            importlib.import_module(module)
         self.env_id = env_id
         self.kwargs = dict(kwargs or {})
-        self.shows_text, self.shows_image = observation != "image", observation != "text"
         with closing(self.made()) as env:
-            self.text_mode = self._text_mode(env) if self.shows_text else None
+            self.render_mode = self._render_mode(env, observation)
             self.actions = _action_names(env.action_space, actions)
         self.lost_session = lost_session
         self.max_sessions = max_sessions
-        if (mode := IMAGE_MODE if self.shows_image else self.text_mode) is not None:
-            self.kwargs["render_mode"] = mode
-        if self.shows_image:
-            self._check_pictures()
+        if self.render_mode is not None:
+            self.kwargs["render_mode"] = self.render_mode
+        _GymnasiumEpisode(self, _GymnasiumInfo(seed=0)).close()
         self.instruction = _instruction_of(self.actions) if instruction is None else instruction
-        played_in = {"text": "text", "image": "pictures", "both": "text and pictures"}[observation]
-        self.description = f"{env_id} of Gymnasium, played in {played_in}."  # type: ignore[misc]
+        self.description = f"{env_id} of Gymnasium, shown as {observation}."  # type: ignore[misc]
 
     def made(self) -> Any:
         return self._gymnasium.make(self.env_id, **self.kwargs)
 
-    def start(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> StartOutcome:
+    def start(self, message_log: list[ChatMessage], extra_env_info: _GymnasiumInfo) -> StartOutcome:
         """Adds the instruction and the first observation."""
         with closing(_GymnasiumEpisode(self, extra_env_info)) as episode:
             shown = episode.shown_after(self.instruction, "\n\n")
         return StartOutcome(shown, {**extra_env_info.model_dump(), "prompt_messages": len(message_log)})
 
-    def open_session(self, message_log: list[ChatMessage], extra_env_info: GymnasiumInfo) -> Session:
+    def open_session(self, message_log: list[ChatMessage], extra_env_info: _GymnasiumInfo) -> Session:
         """Resets an environment, and makes the actions that the log has already."""
         return _GymnasiumEpisode(self, extra_env_info).replayed(message_log, extra_env_info)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         return [{"extra_env_info": {"seed": episode_seed}} for episode_seed in seeds_from(seed, count)]
 
-    def _text_mode(self, env: Any) -> str | None:
-        """The render mode for text, where the environment has one. Raises `ValueError` if it has no text at all."""
-        if TEXT_MODE in env.metadata.get("render_modes", []):
-            return TEXT_MODE
+    def _render_mode(self, env: Any, observation: str) -> str | None:
+        """How the environment is rendered; None where observations are shown. Raises `ValueError` if neither is."""
+        wanted, modes = _IMAGE_MODE if observation == "image" else _TEXT_MODE, env.metadata.get("render_modes", [])
+        if wanted in modes:
+            return wanted
         spaces = self._gymnasium.spaces
-        if isinstance(env.observation_space, spaces.Box | spaces.Dict | spaces.Graph):
+        if observation == "image" or isinstance(env.observation_space, spaces.Box | spaces.Dict | spaces.Graph):
             raise ValueError(
-                f"{self.env_id} has neither a rendering as text nor observations that are short as text: show it with "
-                "observation: image"
+                f"{self.env_id} has no rendering as {observation} ({wanted}) but {modes}, and observations that are no "
+                "short text: choose another observation"
             )
         return None
-
-    def _check_pictures(self) -> None:
-        """Renders once what each observation will show. Raises `PackageMissing` or `ValueError` if that cannot be."""
-        with closing(self.made()) as env:
-            modes = env.metadata.get("render_modes", [])
-            if IMAGE_MODE not in modes:
-                raise ValueError(
-                    f"{self.env_id} renders no pictures ({IMAGE_MODE}), but {modes}: leave out observation"
-                )
-            try:
-                env.reset(seed=0)
-                rendered = env.render()
-            except self._gymnasium.error.DependencyNotInstalled as error:
-                raise PackageMissing(f"{self.env_id} needs a package to draw: {error}") from error
-        if not _is_picture(rendered):
-            raise ValueError(
-                f"{self.env_id} renders {type(rendered).__name__} of shape {getattr(rendered, 'shape', None)} and not "
-                "uint8 pixels of shape [height, width, 3]: leave out observation"
-            )
 
 
 class _GymnasiumEpisode(GameSession):
     """One environment of Gymnasium, from its reset on."""
 
-    def __init__(self, task: GymnasiumEnvironment, info: GymnasiumInfo) -> None:
+    def __init__(self, task: GymnasiumEnvironment, info: _GymnasiumInfo) -> None:
         self._task = task
         self._env = task.made()
         observation, _ = self._env.reset(seed=info.seed, options=info.options)
@@ -149,7 +120,7 @@ class _GymnasiumEpisode(GameSession):
         named = last_tagged(reply, "action")
         action = None if named is None else _action_of(named, self._task.actions, self._env.action_space)
         if action is None:
-            return StepOutcome(self.shown_after(NO_ACTION, "\n"), reward=0.0, terminated=False, answer=named)
+            return StepOutcome(self.shown_after(_NO_ACTION, "\n"), reward=0.0, terminated=False, answer=named)
         observation, reward, terminated, truncated, _ = self._env.step(action)
         self._shown = self._message(observation)
         self.is_over = bool(terminated or truncated)
@@ -159,28 +130,11 @@ class _GymnasiumEpisode(GameSession):
         self._env.close()
 
     def _message(self, observation: Any) -> ChatMessage:
-        text = self._text_of(observation) if self._task.shows_text else ""
-        message: ChatMessage = {"role": "user", "content": text}
-        if self._task.shows_image:
-            message["images"] = [png(Image.fromarray(self._rendered(IMAGE_MODE)))]
-        return message
-
-    def _text_of(self, observation: Any) -> str:
-        if isinstance(observation, str):
-            return observation
-        if self._task.text_mode is not None:
-            return plain_text(self._rendered(self._task.text_mode))
-        return str(observation)
-
-    def _rendered(self, mode: str) -> Any:
-        # An environment is made for one mode, and two of them would not stay alike where more than the seed counts.
-        self._env.unwrapped.render_mode = mode
-        return self._env.render()
-
-
-def _is_picture(rendered: Any) -> bool:
-    shape: Sequence[int] = getattr(rendered, "shape", ())
-    return len(shape) == len("hwc") and shape[-1] == len("rgb") and str(rendered.dtype) == "uint8"
+        if self._task.render_mode == _IMAGE_MODE:
+            return {"role": "user", "content": "", "images": [png(Image.fromarray(self._env.render()))]}
+        if isinstance(observation, str) or self._task.render_mode is None:
+            return {"role": "user", "content": str(observation)}
+        return {"role": "user", "content": _plain_text(self._env.render())}
 
 
 def _action_names(space: Any, names: list[str] | None) -> list[str] | None:
@@ -221,9 +175,9 @@ def _action_of(named: str, actions: list[str] | None, space: Any) -> Any:
         return None
 
 
-def plain_text(rendered: str) -> str:
+def _plain_text(rendered: str) -> str:
     """A rendering without escape sequences: square brackets around what is highlighted, colours in words."""
-    return COLOURED.sub(_described, rendered).strip("\n")
+    return _COLOURED.sub(_described, rendered).strip("\n")
 
 
 def _described(coloured: "re.Match[str]") -> str:
@@ -231,7 +185,7 @@ def _described(coloured: "re.Match[str]") -> str:
     text = coloured[2]
     for code in codes:
         if 30 <= code < 38:
-            text = f"({text} {COLOURS[code - 30]})"
+            text = f"({text} {_COLOURS[code - 30]})"
         elif 40 <= code < 48:
             text = f"[{text}]"
     return text

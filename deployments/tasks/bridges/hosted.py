@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.util import get_temp_dir
@@ -32,11 +33,11 @@ from rollout_env import (
 from rollout_env.loopback import is_loopback
 from rollout_env.records import with_read_images
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-ANSWER_TIMEOUT_S = 5.0
-STOP_S = 10.0
+_REPOSITORY = Path(__file__).resolve().parents[3]
+_ANSWER_TIMEOUT_S = 5.0
+_STOP_S = 10.0
 """How long a host may take to end before it is killed."""
-PASSED_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
+_PASSED_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
 """Variables of the service that a host always gets, where they are set. The others may hold keys."""
 
 
@@ -44,11 +45,9 @@ class HostedEnvironmentError(Exception):
     """The exception that the environment raised in its own process. A note has its traceback."""
 
 
-RAISED: Mapping[str, type[Exception]] = {
-    "rejected": SampleRejected,
-    "temporary": TemporaryFailure,
-    "lost": TemporaryFailure,
-    "invalid": OutcomeInvalid,
+_RAISED: Mapping[str, type[Exception]] = {
+    **{"rejected": SampleRejected, "invalid": OutcomeInvalid},
+    **{"temporary": TemporaryFailure, "lost": TemporaryFailure},
 }
 """The exceptions of an environment by the kinds of answers; all others are a `HostedEnvironmentError`."""
 
@@ -57,7 +56,7 @@ class HostNotStarted(Exception):
     """The process of the environment did not start to answer. The message says what it did."""
 
 
-class HostSettings(BaseModel):
+class _HostSettings(BaseModel):
     """A host to start: an interpreter that has the packages of the environment, starlette and uvicorn."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -77,14 +76,14 @@ class HostSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class HostAddress:
+class _HostAddress:
     """Where a host is reached."""
 
     url: str
     socket: str | None = None
     """Path of its Unix socket; `None` if the URL is its address."""
 
-    def client(self, timeout_s: float | None) -> httpx.Client:
+    def client(self, timeout_s: float | None = None) -> httpx.Client:
         return httpx.Client(**self._options(httpx.HTTPTransport), timeout=timeout_s)
 
     def async_client(self) -> httpx.AsyncClient:
@@ -105,7 +104,7 @@ class HostedEnvironment(TaskEnvironment):
     description = "An environment in a Python environment of its own."
 
     def __init__(
-        self, host: HostSettings | None = None, url: str | None = None, start_timeout_s: float = 120.0
+        self, host: _HostSettings | None = None, url: str | None = None, start_timeout_s: float = 120.0
     ) -> None:
         """Starts the host, if it is not reached by a URL.
 
@@ -121,19 +120,18 @@ class HostedEnvironment(TaskEnvironment):
         if (host is None) == (url is None):
             raise ValueError("give either host or url")
         self._process = None if host is None else _HostProcess(host, start_timeout_s)
-        self._address = HostAddress(url or "") if self._process is None else self._process.address
+        self._address = _HostAddress(url or "") if self._process is None else self._process.address
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         with self._address.client(start_timeout_s) as client:
             described = client.get("/description").raise_for_status().json()
         self.description = described["description"]  # type: ignore[misc]
         self.ExtraEnvInfo = _fields_model(described["fields"])  # type: ignore[misc]
-        for attribute in ("tools", "lost_session", "max_sessions", "session_idle_s", "max_concurrent_steps"):
-            setattr(self, attribute, described[attribute])
+        limits = ("lost_session", "max_sessions", "session_idle_s", "max_concurrent_steps", "sample_count")
+        for attribute in ("tools", *limits):
+            setattr(self, attribute, described.get(attribute))
         if described.get("forks_sessions"):
             self.fork_session = partial(self.open_session, forks=True)  # type: ignore[method-assign]
-        # Hosts of an earlier rollout-env do not say it.
-        self.sample_count = described.get("sample_count")
 
     async def start(self, message_log: list[ChatMessage], extra_env_info: BaseModel) -> StartOutcome:
         """Starts the sample in the hosted environment; adds nothing if that has no start."""
@@ -156,7 +154,7 @@ class HostedEnvironment(TaskEnvironment):
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         if self._process is not None:
             self._process.ensure()
-        with self._address.client(timeout_s=None) as client:
+        with self._address.client() as client:
             samples: list[dict[str, Any]] = _result_of(client.post("/examples", json={"count": count, "seed": seed}))
         return samples
 
@@ -207,14 +205,14 @@ class _HostedSession(Session):
 class _HostProcess:
     """The process of a host, which is started anew when it has ended. It ends with this process, however that ends."""
 
-    def __init__(self, settings: HostSettings, start_timeout_s: float) -> None:
+    def __init__(self, settings: _HostSettings, start_timeout_s: float) -> None:
         """Returns when it answers. Raises `HostNotStarted`."""
         self._settings = settings
         self._start_timeout_s = start_timeout_s
         # In a replica that is its own folder, which somebody removes when the replica was killed.
         self._folder = tempfile.TemporaryDirectory(prefix="host-", dir=get_temp_dir())
         self._socket = str(Path(self._folder.name) / "socket")
-        self.address = HostAddress("http://host", self._socket)
+        self.address = _HostAddress("http://host", self._socket)
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
         """Held while the process is started: many rollouts notice its end at once, and one restarts it."""
@@ -229,10 +227,10 @@ class _HostProcess:
     def _start(self) -> None:
         Path(self._socket).unlink(missing_ok=True)
         settings = self._settings
-        folders = [*settings.folders, str(REPOSITORY), str(Path(rollout_env.__file__).parents[1])]
+        folders = [*settings.folders, str(_REPOSITORY), str(Path(rollout_env.__file__).parents[1])]
         command = [settings.python, "-m", "rollout_env", "serve", settings.import_path]
         options = ["--arguments", json.dumps(settings.arguments), "--socket", self._socket, "--until-input-ends"]
-        variables = {**variables_of(settings, os.environ), "PYTHONPATH": os.pathsep.join(folders)}
+        variables = {**_variables_of(settings, os.environ), "PYTHONPATH": os.pathsep.join(folders)}
         try:
             self._process = subprocess.Popen([*command, *options], stdin=subprocess.PIPE, env=variables)
         except OSError as error:
@@ -240,24 +238,17 @@ class _HostProcess:
         self._wait_until_it_answers(self._process)
 
     def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
-        gives_up_at = time.monotonic() + self._start_timeout_s
-        with self.address.client(ANSWER_TIMEOUT_S) as client:
+        host, gives_up_at = f"The host of {self._settings.import_path}", time.monotonic() + self._start_timeout_s
+        with self.address.client(_ANSWER_TIMEOUT_S) as client:
             while time.monotonic() < gives_up_at:
                 if process.poll() is not None:
-                    raise HostNotStarted(
-                        f"The host of {self._settings.import_path} ended with exit code {process.returncode}; what it "
-                        "wrote is above."
-                    )
-                try:
+                    raise HostNotStarted(f"{host} ended with exit code {process.returncode}; what it wrote is above.")
+                with suppress(httpx.TransportError):
                     client.get("/description")
-                except httpx.TransportError:
-                    time.sleep(0.05)
-                else:
                     return
+                time.sleep(0.05)
         self._end()
-        raise HostNotStarted(
-            f"The host of {self._settings.import_path} did not answer within {self._start_timeout_s:g} s."
-        )
+        raise HostNotStarted(f"{host} did not answer within {self._start_timeout_s:g} s.")
 
     def stop(self) -> None:
         """Ends the process for good."""
@@ -271,21 +262,15 @@ class _HostProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(STOP_S)
+            self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
 
-def variables_of(settings: HostSettings, own: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a host: those that the settings name or set, and a few that every process needs.
-
-    Raises:
-        HostNotStarted: a variable that the settings name is not set.
-    """
-    if missing := [name for name in settings.passed_variables if name not in own]:
-        raise HostNotStarted(f"passed_variables: {', '.join(missing)} is not set in the environment of the service.")
-    passed = {name: own[name] for name in (*PASSED_VARIABLES, *settings.passed_variables) if name in own}
+def _variables_of(settings: _HostSettings, own: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a host: those that the settings name or set, and a few that every process needs."""
+    passed = {name: own[name] for name in (*_PASSED_VARIABLES, *settings.passed_variables) if name in own}
     return {**passed, **settings.variables}
 
 
@@ -293,7 +278,7 @@ def _result_of(response: httpx.Response) -> Any:
     """The answer as JSON. Raises what the hosted environment raised."""
     if response.status_code == 409:
         problem = response.json()
-        raised: Exception = RAISED.get(problem["kind"], HostedEnvironmentError)(problem["message"])
+        raised: Exception = _RAISED.get(problem["kind"], HostedEnvironmentError)(problem["message"])
         if "traceback" in problem:
             raised.add_note(problem["traceback"])
         raise raised
@@ -311,11 +296,8 @@ def _fields_model(schema: dict[str, Any]) -> type[BaseModel]:
         @model_validator(mode="before")
         @classmethod
         def check(cls, fields: Any) -> Any:
-            errors = [
-                (".".join(map(str, error.instance_path)), error.message) for error in validator.iter_errors(fields)
-            ]
-            if errors:
-                raise ValueError("; ".join(f"{path}: {message}" if path else message for path, message in errors))
+            if (error := next(validator.iter_errors(fields), None)) is not None:
+                raise ValueError(": ".join(filter(None, (".".join(map(str, error.instance_path)), error.message))))
             return fields
 
         @classmethod

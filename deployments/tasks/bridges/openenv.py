@@ -7,7 +7,6 @@ retryable failure, and the rollout is played anew.
 import asyncio
 import hashlib
 import json
-import logging
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -30,14 +29,13 @@ from rollout_env import (
 )
 from rollout_env.loopback import is_loopback
 
-LARGEST_MESSAGE_BYTES = 100 * 2**20
+_LARGEST_MESSAGE_BYTES = 100 * 2**20
 """The bound of OpenEnv's own client."""
-CLOSE_S = 10.0
+_CLOSE_S = 10.0
 """How long the server may take to close a socket."""
-logger = logging.getLogger("rollout_service.environments")
 
 
-class OpenEnvInfo(BaseModel):
+class _OpenEnvInfo(BaseModel):
     """The `extra_env_info` of an episode; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -63,16 +61,14 @@ class ServerError(Exception):
 class OpenEnvEnvironment(TaskEnvironment):
     """A reply becomes an action, an observation becomes a message. Rewards are those of the server."""
 
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = OpenEnvInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _OpenEnvInfo
 
     def __init__(
         self,
         url: HttpUrl,
         action_field: str | None = None,
-        action: dict[str, Any] | None = None,
         observation_field: str | None = None,
         instruction: str | None = None,
-        is_seeded: bool = True,
         max_sessions: Annotated[int, Field(ge=1)] | None = None,
     ) -> None:
         """Asks the server for its schemas.
@@ -81,11 +77,8 @@ class OpenEnvEnvironment(TaskEnvironment):
             url: of the server, such as `http://127.0.0.1:8000`.
             action_field: the field of an action that is the text of the reply. Without it, the reply holds an action as
                 JSON between `<action>` and `</action>`.
-            action: further fields of each action.
             observation_field: the field of an observation that is shown; by default all of them, as JSON.
             instruction: how to answer, before the first observation; by default it shows the schema of an action.
-            is_seeded: whether equal seeds give equal first observations. If not, each rollout of a group has another
-                episode than the one whose first observation its prompt shows: only of use where all begin alike.
             max_sessions: how many sockets one replica holds at once. The server has a limit of its own, by default 1.
 
         Raises:
@@ -94,9 +87,7 @@ class OpenEnvEnvironment(TaskEnvironment):
         """
         self.url = str(url).rstrip("/")
         self.action_field = action_field
-        self.action = action or {}
         self.observation_field = observation_field
-        self.is_seeded = is_seeded
         self.max_sessions = max_sessions
         schema = _schema_of_action(self.url)
         if action_field is not None and action_field not in schema.get("properties", {}):
@@ -109,7 +100,7 @@ class OpenEnvEnvironment(TaskEnvironment):
     async def start(
         self,
         message_log: list[ChatMessage],  # noqa: ARG002 - the first observation follows whatever prompt there is
-        extra_env_info: OpenEnvInfo,
+        extra_env_info: _OpenEnvInfo,
     ) -> StartOutcome:
         """Adds the instruction and the first observation."""
         episode = await _OpenEnvEpisode.opened(self, extra_env_info)
@@ -121,7 +112,7 @@ class OpenEnvEnvironment(TaskEnvironment):
     async def open_session(
         self,
         message_log: list[ChatMessage],  # noqa: ARG002 - an episode begins at its reset
-        extra_env_info: OpenEnvInfo,
+        extra_env_info: _OpenEnvInfo,
     ) -> Session:
         """Opens a socket and resets its environment.
 
@@ -130,24 +121,23 @@ class OpenEnvEnvironment(TaskEnvironment):
             SampleRejected: the first observation is not the one that the prompt shows.
         """
         episode = await _OpenEnvEpisode.opened(self, extra_env_info)
-        if self.is_seeded and extra_env_info.digest not in (None, _digest_of(episode.first)):
+        if extra_env_info.digest not in (None, _digest_of(episode.first)):
             await episode.close()
             raise SampleRejected(
-                f"{self.url} gave another first observation for the seed {extra_env_info.seed}: it is not seeded, so "
-                "set is_seeded to false if all its episodes begin alike."
+                f"{self.url} gave another first observation for the seed {extra_env_info.seed}: it is not seeded."
             )
         return episode
 
     def action_of(self, reply: str) -> dict[str, Any] | None:
         """The action of a reply; `None` if it has none."""
         if self.action_field is not None:
-            return {**self.action, self.action_field: reply}
+            return {self.action_field: reply}
         text = last_tagged(reply, "action")
         try:
             action = None if text is None else json.loads(text)
         except (ValueError, RecursionError):
             return None
-        return {**self.action, **action} if isinstance(action, dict) else None
+        return action if isinstance(action, dict) else None
 
     def text_of(self, observation: dict[str, Any]) -> str:
         if self.observation_field is None:
@@ -169,12 +159,12 @@ class _OpenEnvEpisode(Session):
         """The observation of the reset."""
 
     @classmethod
-    async def opened(cls, task: OpenEnvEnvironment, info: OpenEnvInfo) -> "_OpenEnvEpisode":
+    async def opened(cls, task: OpenEnvEnvironment, info: _OpenEnvInfo) -> "_OpenEnvEpisode":
         """Raises `TemporaryFailure` if the server cannot be reached, or has no room."""
         url = f"ws{task.url.removeprefix('http')}/ws"
         proxy: Literal[True] | None = None if is_loopback(task.url) else True
         try:
-            socket = await connect(url, max_size=LARGEST_MESSAGE_BYTES, proxy=proxy)
+            socket = await connect(url, max_size=_LARGEST_MESSAGE_BYTES, proxy=proxy)
         except (OSError, TimeoutError, WebSocketException) as error:
             raise TemporaryFailure(f"The OpenEnv server at {task.url} cannot be reached: {error}") from error
         episode = cls(task, socket)
@@ -186,7 +176,7 @@ class _OpenEnvEpisode(Session):
         episode.first = task.text_of(answer["observation"])
         return episode
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: OpenEnvInfo) -> StepOutcome:  # noqa: ARG002
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _OpenEnvInfo) -> StepOutcome:  # noqa: ARG002
         """Sends the action of the reply. An action that is not valid is told, and changes nothing.
 
         Raises:
@@ -226,11 +216,10 @@ class _OpenEnvEpisode(Session):
     async def close(self) -> None:
         """Lets the server close the socket, which it does when the environment behind it is gone."""
         try:
-            async with asyncio.timeout(CLOSE_S):
-                await self._socket.send(json.dumps({"type": "close"}))
-                await self._socket.wait_closed()
-        except (TimeoutError, WebSocketException):
-            logger.info("The OpenEnv server at %s did not close a socket.", self._task.url)
+            with suppress(TimeoutError, WebSocketException):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._socket.send(json.dumps({"type": "close"}))
+                    await self._socket.wait_closed()
         finally:
             await self._socket.close()
 

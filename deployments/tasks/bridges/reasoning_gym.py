@@ -6,7 +6,6 @@ Some verifiers evaluate the answer as Python. Here they only read literals and e
 """
 
 import ast
-import hashlib
 import json
 import os
 import re
@@ -23,26 +22,19 @@ from deployments.tasks.support import PooledEnvironment, imported, seeds_from
 from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, reply_text
 from rollout_env.worker_pool import ProcessorTimeExceeded
 
-STEPS_PER_WORKER = 64
-WORKER_BYTES = 8 * 2**30
+_STEPS_PER_WORKER = 64
+_WORKER_BYTES = 8 * 2**30
 """Bound of a worker's address space: a power tower in an answer must not exhaust the machine's memory."""
-LITERAL_VERIFIERS = ("string_insertion", "spiral_matrix", "number_sorting", "binary_matrix", "n_queens")
+_LITERAL_VERIFIERS = ("string_insertion", "spiral_matrix", "number_sorting", "binary_matrix", "n_queens")
 """Modules whose verifiers call `eval` with the answer to read a list."""
-EXPRESSION = re.compile(r"(?:[-+*/^(),=\s]|\d++(?:\.\d*+)?+|\.\d++|[A-Za-z]\w*+)*+")
+_EXPRESSION = re.compile(r"(?:[-+*/^(),=\s]|\d++(?:\.\d*+)?+|\.\d++|[A-Za-z]\w*+)*+")
 """Without attributes, indices and texts. It never goes back: a long answer takes time in proportion to its length."""
-FUNCTIONS = [
-    "exp",
-    "log",
-    "ln",
-    "sqrt",
-    "Abs",
-    *(f"{arc}{name}{h}" for arc in ("", "a") for name in ("sin", "cos", "tan") for h in ("", "h")),
-]
-EXPRESSION_NAMES = frozenset(["sec", "csc", "cot", "pi", *FUNCTIONS])
-DEFAULT_INSTRUCTION = "Write your final answer between <answer> and </answer>."
+_CIRCULAR = [f"{arc}{name}{h}" for arc in ("", "a") for name in ("sin", "cos", "tan") for h in ("", "h")]
+_EXPRESSION_NAMES = frozenset(["sec", "csc", "cot", "pi", "exp", "log", "ln", "sqrt", "Abs", *_CIRCULAR])
+_DEFAULT_INSTRUCTION = "Write your final answer between <answer> and </answer>."
 
 
-class ReasoningGymInfo(BaseModel):
+class _ReasoningGymInfo(BaseModel):
     """The `extra_env_info` of a puzzle, from which it is made; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
@@ -53,25 +45,22 @@ class ReasoningGymInfo(BaseModel):
     """The seed of the puzzle."""
     level: int | None = Field(default=None, ge=0)
     """The difficulty, from 0; null for that of the environment. A task takes its highest if that is lower."""
-    digest: str | None = None
-    """Digest of the puzzle, set by the start. The step refuses another puzzle, which another version might make."""
 
 
 class ReasoningGymEnvironment(PooledEnvironment):
     """One turn. The start makes the question; the reward is the score of the library, from 0 to 1."""
 
     description: ClassVar[str] = "Puzzles of reasoning-gym, made from a seed; reward by the score of the library."
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = ReasoningGymInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _ReasoningGymInfo
 
     def __init__(
         self,
         tasks: list[str] | Literal["all"] = "all",
         level: Annotated[int, Field(ge=0)] | None = None,
         configs: dict[str, dict[str, Any]] | None = None,
-        instruction: str = DEFAULT_INSTRUCTION,
+        instruction: str = _DEFAULT_INSTRUCTION,
         workers: int | None = None,
         processor_time_limit_s: float = 10.0,
-        lost_after_s: float = 90.0,
     ) -> None:
         """Starts the worker processes in the background.
 
@@ -82,13 +71,12 @@ class ReasoningGymEnvironment(PooledEnvironment):
             instruction: follows each question.
             workers: how many; by default the `num_cpus` that Ray reserves for the replica, rounded up.
             processor_time_limit_s: of making one question or scoring one answer, in seconds.
-            lost_after_s: seconds of wall time after which either is given up and tried again.
 
         Raises:
             PackageMissing: reasoning-gym is not installed.
             ValueError: there is no such task, or its dataset does not take the settings.
         """
-        known = _known_tasks()
+        known = sorted(imported("reasoning_gym.factory", "reasoning-gym").DATASETS)
         self.tasks = known if tasks == "all" else tasks
         self.configs = configs or {}
         if unknown := sorted({*self.tasks, *self.configs} - set(known)):
@@ -98,15 +86,15 @@ class ReasoningGymEnvironment(PooledEnvironment):
         self.instruction = instruction
         self.processor_time_limit_s = processor_time_limit_s
         for task, config in self.configs.items():
-            dataset_of(task, 0, None, json.dumps(config))
+            _dataset_of(task, 0, None, json.dumps(config))
         # Some tasks iterate over sets of texts: with equal hashes, all workers of all replicas make equal puzzles.
         os.environ["PYTHONHASHSEED"] = "0"
-        self.start_pool(workers, STEPS_PER_WORKER, _prepare_worker, ["reasoning_gym", __name__], lost_after_s)
+        self.start_pool(workers, _STEPS_PER_WORKER, _prepare_worker, ["reasoning_gym", __name__])
 
     async def start(
         self,
         message_log: list[ChatMessage],  # noqa: ARG002 - the question follows whatever prompt there is
-        extra_env_info: ReasoningGymInfo,
+        extra_env_info: _ReasoningGymInfo,
     ) -> StartOutcome:
         """Adds the question to the prompt.
 
@@ -116,20 +104,19 @@ class ReasoningGymEnvironment(PooledEnvironment):
         """
         puzzle = self.puzzle_of(extra_env_info)
         try:
-            question, digest = await self.pool.run(self.processor_time_limit_s, _question_of, *puzzle)
+            question = await self.pool.run(self.processor_time_limit_s, _question_of, *puzzle)
         except ProcessorTimeExceeded as error:
             raise SampleRejected(f"The puzzle of task {extra_env_info.task} took {error} to make.") from error
         except ValueError as error:
             raise SampleRejected(f"The puzzle of task {extra_env_info.task} cannot be made: {error}") from error
         text = f"{question}\n\n{self.instruction}" if self.instruction else question
-        state = {**extra_env_info.model_dump(), "digest": digest}
-        return StartOutcome(observation={"role": "user", "content": text}, metadata=state)
+        return StartOutcome(observation={"role": "user", "content": text})
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: ReasoningGymInfo) -> StepOutcome:
+    async def step(self, message_log: list[ChatMessage], extra_env_info: _ReasoningGymInfo) -> StepOutcome:
         """Scores what the last `<answer>` of the response holds. An answer that takes too long to score is worth 0.
 
         Raises:
-            SampleRejected: the environment does not have the task, or the puzzle is another one than at the start.
+            SampleRejected: the environment does not have the task.
             TemporaryFailure: there is no score, for a reason other than the answer.
         """
         puzzle = self.puzzle_of(extra_env_info)
@@ -137,15 +124,13 @@ class ReasoningGymEnvironment(PooledEnvironment):
         if answer is None:
             return text_outcome("Environment: there is no <answer>.", terminated=True)
         try:
-            score, digest = await self.pool.run(self.processor_time_limit_s, _score_of, *puzzle, answer)
+            score = await self.pool.run(self.processor_time_limit_s, _score_of, *puzzle, answer)
         except ProcessorTimeExceeded as error:
             text = f"Environment: the score is 0. To compute it took {error}."
             return text_outcome(text, terminated=True, answer=answer)
-        if extra_env_info.digest not in (None, digest):
-            raise SampleRejected(f"The task {extra_env_info.task} made another puzzle from the same seed.")
         return text_outcome(f"Environment: the score is {score:g}.", score, terminated=True, answer=answer)
 
-    def puzzle_of(self, info: ReasoningGymInfo) -> tuple[str, int, int | None, str]:
+    def puzzle_of(self, info: _ReasoningGymInfo) -> tuple[str, int, int | None, str]:
         """Task, seed, level and settings as JSON. Raises `SampleRejected` for a task that the environment lacks."""
         if info.task not in self.tasks:
             raise SampleRejected(f"extra_env_info.task: there is no {info.task!r}; there is {', '.join(self.tasks)}.")
@@ -160,14 +145,9 @@ class ReasoningGymEnvironment(PooledEnvironment):
         ]
 
 
-def _known_tasks() -> list[str]:
-    """The names of all tasks of the installed version. Raises `PackageMissing`."""
-    return sorted(imported("reasoning_gym.factory", "reasoning-gym").DATASETS)
-
-
 def _prepare_worker() -> None:
     """Called in each worker before its first call."""
-    resource.setrlimit(resource.RLIMIT_AS, (WORKER_BYTES, WORKER_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
     _let_verifiers_evaluate_no_code()
 
 
@@ -176,12 +156,12 @@ def _let_verifiers_evaluate_no_code() -> None:
     sympy = imported("sympy", "sympy")
     modules = {name: module for name, module in sys.modules.items() if name.startswith("reasoning_gym.")}
     for name, module in modules.items():
-        if name.rpartition(".")[2] in LITERAL_VERIFIERS:
+        if name.rpartition(".")[2] in _LITERAL_VERIFIERS:
             vars(module)["eval"] = ast.literal_eval
     parse_expr = sympy.parse_expr
 
     def parse_known_names(text: str, *args: Any, **kwargs: Any) -> Any:
-        refuse_unknown_names(text)
+        _refuse_unknown_names(text)
         return parse_expr(text, *args, **kwargs)
 
     for module in (sympy, *modules.values()):
@@ -189,17 +169,17 @@ def _let_verifiers_evaluate_no_code() -> None:
             vars(module)["parse_expr"] = parse_known_names
 
 
-def refuse_unknown_names(expression: str) -> None:
+def _refuse_unknown_names(expression: str) -> None:
     """Raises `ValueError` for an expression that could run code: `parse_expr` evaluates it as Python."""
-    if not EXPRESSION.fullmatch(expression):
+    if not _EXPRESSION.fullmatch(expression):
         raise ValueError("the expression has characters other than those of arithmetic")
     names = re.findall(r"[A-Za-z]\w*", expression)
-    if unknown := [name for name in names if len(name.rstrip("0123456789")) > 1 and name not in EXPRESSION_NAMES]:
+    if unknown := [name for name in names if len(name.rstrip("0123456789")) > 1 and name not in _EXPRESSION_NAMES]:
         raise ValueError(f"the expression has unknown names: {unknown}")
 
 
 @lru_cache(maxsize=256)
-def dataset_of(task: str, seed: int, level: int | None, config: str) -> Any:
+def _dataset_of(task: str, seed: int, level: int | None, config: str) -> Any:
     """The dataset whose first entry is the puzzle. Raises `ValueError` for settings that it does not take."""
     factory = imported("reasoning_gym.factory", "reasoning-gym")
     given: Mapping[str, Any] = json.loads(config) | {"seed": seed, "size": 1}
@@ -219,21 +199,16 @@ def dataset_of(task: str, seed: int, level: int | None, config: str) -> Any:
 
 
 @lru_cache(maxsize=256)
-def entry_of(task: str, seed: int, level: int | None, config: str) -> Any:
-    return dataset_of(task, seed, level, config)[0]
+def _entry_of(task: str, seed: int, level: int | None, config: str) -> Any:
+    return _dataset_of(task, seed, level, config)[0]
 
 
-def _question_of(task: str, seed: int, level: int | None, config: str) -> tuple[str, str]:
-    """The question of a puzzle, and the puzzle's digest."""
-    entry = entry_of(task, seed, level, config)
-    return entry["question"], _digest_of(entry)
+def _question_of(task: str, seed: int, level: int | None, config: str) -> str:
+    question: str = _entry_of(task, seed, level, config)["question"]
+    return question
 
 
-def _score_of(task: str, seed: int, level: int | None, config: str, answer: str) -> tuple[float, str]:
-    """The library's score for the answer, and the puzzle's digest."""
-    entry = entry_of(task, seed, level, config)
-    return float(dataset_of(task, seed, level, config).score_answer(answer, entry)), _digest_of(entry)
-
-
-def _digest_of(entry: Mapping[str, Any]) -> str:
-    return hashlib.sha256(repr((entry["question"], entry["answer"])).encode()).hexdigest()[:16]
+def _score_of(task: str, seed: int, level: int | None, config: str, answer: str) -> float:
+    """The library's score for the answer."""
+    entry = _entry_of(task, seed, level, config)
+    return float(_dataset_of(task, seed, level, config).score_answer(answer, entry))

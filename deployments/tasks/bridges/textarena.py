@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
@@ -19,15 +19,15 @@ from deployments.tasks.replies import text_outcome
 from deployments.tasks.support import GameInfo, GameSession, imported, seeds_from
 from rollout_env import ChatMessage, LostSession, SampleRejected, Session, StartOutcome, StepOutcome, TaskEnvironment
 
-Opponent = Callable[[str, random.Random], str]
+_Opponent = Callable[[str, random.Random], str]
 """Chooses a move: is given what the player has seen since its last move, and random numbers of its own."""
-IN_BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
-MOST_OPPONENT_MOVES = 1000
+_IN_BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
+_MOST_OPPONENT_MOVES = 1000
 """In a row. A game in which the policy has no turn any more ends there."""
 _random: ContextVar[random.Random] = ContextVar("random numbers of the game that is being played")
 
 
-class TextArenaInfo(GameInfo):
+class _TextArenaInfo(GameInfo):
     """The `extra_env_info` of a game; further fields are ignored. The seed is that of its opponents too."""
 
     player: int = Field(default=0, ge=0)
@@ -37,14 +37,14 @@ class TextArenaInfo(GameInfo):
 class TextArenaEnvironment(TaskEnvironment):
     """One game a rollout. The reward is that of the policy's player, at the end of the game."""
 
-    ExtraEnvInfo: ClassVar[type[BaseModel]] = TextArenaInfo
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = _TextArenaInfo
     lost_session: LostSession = "reopen"
 
     def __init__(
         self,
         game: str,
         players: Annotated[int, Field(ge=1)] = 1,
-        opponent: Literal["listed"] | list[str] | Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = "listed",
+        opponent: Annotated[str, Field(pattern=r"^([\w.]+:\w+|listed)$")] = "listed",
         kwargs: dict[str, Any] | None = None,
         max_sessions: Annotated[int, Field(ge=1)] | None = None,
     ) -> None:
@@ -54,8 +54,7 @@ class TextArenaEnvironment(TaskEnvironment):
             game: as in `textarena.make`, such as `TicTacToe-v0`.
             players: how many the game has.
             opponent: who the other players are. `listed` makes a random one of the moves in square brackets that the
-                game has shown it last; a list gives the moves of an opponent in their order;
-                `package.module:function` is a function like `listed_move`.
+                game has shown it last; `package.module:function` is a function like `listed_move`.
             kwargs: of `textarena.make`.
             max_sessions: how many games one replica holds at once.
 
@@ -68,7 +67,8 @@ class TextArenaEnvironment(TaskEnvironment):
         self.players = players
         self.kwargs = kwargs or {}
         self.max_sessions = max_sessions
-        self._opponent = opponent
+        module, _, function = (f"{__name__}:listed_move" if opponent == "listed" else opponent).partition(":")
+        self.opponent: _Opponent = getattr(importlib.import_module(module), function)
         try:
             _Game(self, 0, player=0)
         except Exception as error:
@@ -83,18 +83,7 @@ class TextArenaEnvironment(TaskEnvironment):
         _give_games_random_numbers()
         return made
 
-    def opponent_of(self) -> Opponent:
-        """A new opponent, for one player of one game."""
-        if isinstance(self._opponent, list):
-            moves = iter(self._opponent)
-            return lambda _seen, _random: next(moves, "")
-        if self._opponent == "listed":
-            return listed_move
-        module, _, function = self._opponent.partition(":")
-        opponent: Opponent = getattr(importlib.import_module(module), function)
-        return opponent
-
-    def start(self, message_log: list[ChatMessage], extra_env_info: TextArenaInfo) -> StartOutcome:
+    def start(self, message_log: list[ChatMessage], extra_env_info: _TextArenaInfo) -> StartOutcome:
         """Adds the rules and what has happened before the policy's first turn.
 
         Raises:
@@ -108,7 +97,7 @@ class TextArenaEnvironment(TaskEnvironment):
         state = {**extra_env_info.model_dump(), "prompt_messages": len(message_log)}
         return StartOutcome(observation={"role": "user", "content": game.seen}, metadata=state)
 
-    def open_session(self, message_log: list[ChatMessage], extra_env_info: TextArenaInfo) -> Session:
+    def open_session(self, message_log: list[ChatMessage], extra_env_info: _TextArenaInfo) -> Session:
         """Begins the game, and makes the moves that the log has already."""
         game = _Game(self, extra_env_info.seed, extra_env_info.player)
         return game.replayed(message_log, extra_env_info)
@@ -132,9 +121,7 @@ class _Game(GameSession):
         self.rewards: Mapping[int, float] = {}
         """Those that the game gives at its end, by player."""
         self._numbers = random.Random(seed)
-        self._opponents = {
-            other: (task.opponent_of(), random.Random(f"{seed}-{other}")) for other in range(task.players)
-        }
+        self._opponents = [random.Random(f"{seed}-{other}") for other in range(task.players)]
         self.seen = ""
         """Observations that the policy has not yet been told."""
         with self._own_numbers():
@@ -162,7 +149,7 @@ class _Game(GameSession):
 
     def _go_on(self) -> None:
         """Lets the opponents move until it is the policy's turn."""
-        for _ in range(MOST_OPPONENT_MOVES):
+        for _ in range(_MOST_OPPONENT_MOVES):
             player, observation = self._env.get_observation()
             seen = _text_of(observation, player, self._env.state.role_mapping)
             if self.is_over:
@@ -173,9 +160,8 @@ class _Game(GameSession):
             if self._player in (None, player):
                 self.player, self.seen = player, seen
                 return
-            opponent, numbers = self._opponents[player]
-            self._move(opponent(seen, numbers))
-        raise SampleRejected(f"Player {self._player} had no turn in {MOST_OPPONENT_MOVES} moves of {self._task.game}.")
+            self._move(self._task.opponent(seen, self._opponents[player]))
+        raise SampleRejected(f"Player {self._player} had no turn in {_MOST_OPPONENT_MOVES} moves of {self._task.game}.")
 
     def _told_at_end(self, seen: str) -> str:
         # The game may have ended with the move of another player, to whom the observation belongs.
@@ -217,7 +203,7 @@ def _text_of(observation: Any, player: int, roles: dict[int, str]) -> str:
 def listed_move(seen: str, numbers: random.Random) -> str:
     """A random one of the moves in square brackets in the last line that has any."""
     for line in reversed(seen.splitlines()):
-        bracketed: list[str] = IN_BRACKETS.findall(line)
+        bracketed: list[str] = _IN_BRACKETS.findall(line)
         moves = [move for move in bracketed if move != "[GAME]" and not move.startswith("[Player")]
         if moves:
             return numbers.choice(moves)

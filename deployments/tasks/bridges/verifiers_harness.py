@@ -34,9 +34,9 @@ from verifiers.v1.runtimes import ProgramResult
 from verifiers.v1.utils.generic import concrete_type
 from verifiers.v1.utils.loaders import environment_class
 
-HARNESS_ID = "one_call"
+_HARNESS_ID = "one_call"
 MODEL = "policy"
-MOST_TASKS = 2**20
+_MOST_TASKS = 2**20
 """Bound of a taskset, which may be endless: all tasks up to the one that a sample names are held."""
 
 
@@ -45,7 +45,7 @@ class _VerifiersInfo(BaseModel):
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
-    index: int = Field(ge=0, lt=MOST_TASKS)
+    index: int = Field(ge=0, lt=_MOST_TASKS)
     """Index of the task in the taskset."""
 
 
@@ -107,7 +107,7 @@ def _loaded_env(taskset: dict[str, Any], environment: str, config: dict[str, Any
     env_class = environment_class(taskset["id"], environment)
     config_class = concrete_type(env_class, vf.EnvConfig, origin=vf.Env) or vf.EnvConfig
     agents = [name for name, field in config_class.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
-    by_default = {"harness": {"id": HARNESS_ID}, "runtime": {"type": "subprocess"}}
+    by_default = {"harness": {"id": _HARNESS_ID}, "runtime": {"type": "subprocess"}}
     given = config | {name: by_default | config.get(name, {}) for name in agents}
     return env_class(config_class.model_validate({"id": environment, "taskset": taskset, **given}))
 
@@ -165,9 +165,9 @@ class _OneCallHarness(vf.Harness[_OneCallConfig]):
 
 def _register_harness() -> None:
     """Lets verifiers find the harness by its id: it imports plugins by name."""
-    module = ModuleType(HARNESS_ID)
+    module = ModuleType(_HARNESS_ID)
     module.__dict__.update(__all__=["_OneCallHarness"], _OneCallHarness=_OneCallHarness)
-    sys.modules[HARNESS_ID] = module
+    sys.modules[_HARNESS_ID] = module
 
 
 def main() -> None:

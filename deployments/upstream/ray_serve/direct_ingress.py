@@ -1,17 +1,23 @@
-"""Ingress replicas that listen on the port of the service, where one machine serves and needs no proxy before them.
+"""The port and the address of the service, also where its ingress replicas listen on the port themselves.
+
+Where one machine serves, its ingress replicas need no proxy before them.
 
 With `RAY_SERVE_ENABLE_DIRECT_INGRESS`, Serve gives each ingress replica a port of a range, where HAProxy finds it, and
 its Python proxy listens on the port of the config. A request takes milliseconds longer through that.
 
-Needed with Ray 2.60; no upstream issue is known: Serve has no public way to choose the port of a replica.
+Needed with Ray 2.60; no upstream issue is known: Serve has no public way to choose the port of a replica, and none to
+its own options.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import ray
+from ray import serve
 from ray.serve._private import replica
 from ray.serve.config import HTTPOptions
+
+from rollout_env import ModelUnavailable
 
 PORT_LABEL = "rollout-service-port"
 """A label of the node of a service whose ingress replicas listen on its port."""
@@ -21,6 +27,7 @@ VARIABLES: Mapping[str, str] = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
 }
 """Environment variables of such a service, which Ray reads when it starts."""
+_ALL_INTERFACES = (None, "0.0.0.0", "::", "")
 
 
 def own_port() -> int | None:
@@ -46,3 +53,49 @@ def listen_on_own_port() -> None:
         return await start(app, there, event_loop=event_loop, enable_so_reuseport=True)
 
     module.start_asgi_http_server = start_there
+
+
+def running_http_options() -> HTTPOptions | None:
+    """The options of the Serve that runs, with the port of the service; `None` where none does. Blocks."""
+    options = _options_of_proxies()
+    if options is None or (port := own_port()) is None:
+        return options
+    return options.model_copy(update={"port": port})
+
+
+def proxy_port() -> int | None:
+    """The port of Serve's own proxy; `None` where no Serve runs. Blocks."""
+    options = _options_of_proxies()
+    return None if options is None else options.port
+
+
+def _options_of_proxies() -> HTTPOptions | None:
+    client = serve.context._get_global_client(raise_if_no_controller_running=False)
+    return None if client is None else client.http_config
+
+
+class HttpOptions(Protocol):
+    """Those of Serve, or of a config for it."""
+
+    @property
+    def host(self) -> str | None: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def ssl_certfile(self) -> str | None: ...
+
+
+def own_address(options: HttpOptions) -> str:
+    """The address of the service for programs on a node where Serve has a proxy."""
+    scheme = "http" if options.ssl_certfile is None else "https"
+    host = "127.0.0.1" if options.host in _ALL_INTERFACES else options.host
+    return f"{scheme}://{host}:{options.port}"
+
+
+def running_address() -> str:
+    """The `own_address` of the service that this process belongs to. Blocks. Raises `ModelUnavailable` without one."""
+    if (options := running_http_options()) is None:
+        raise ModelUnavailable("The address of this service is not known: Serve does not run.")
+    return own_address(options)

@@ -33,7 +33,7 @@ def read_all_wakeups() -> None:
         logger.warning("gRPC has no completion queue of the known form: its events may come late under load.")
     for wakeups, handle_events in found:
         loop.remove_reader(wakeups)
-        loop.add_reader(wakeups, partial(handle_all, wakeups, partial(handle_events, loop)))
+        loop.add_reader(wakeups, partial(_handle_all, wakeups, partial(handle_events, loop)))
 
 
 def _wakeups_of(
@@ -49,7 +49,7 @@ def _wakeups_of(
                     yield read, queue._handle_events
 
 
-def handle_all(wakeups: socket.socket, handle_events: Callable[[], None]) -> None:
+def _handle_all(wakeups: socket.socket, handle_events: Callable[[], None]) -> None:
     """Leaves one byte to `handle_events`, which reads it and takes all events that there are.
 
     All event loops of a process share the bytes. One that finds none has got its events from the loop that read them.

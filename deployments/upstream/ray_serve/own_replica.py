@@ -5,7 +5,7 @@ autoscaling nor the time for a shutdown. So this reads a private field, which `R
 both have, and wraps the method in which a shutdown begins: Serve runs nothing of a replica's own before the last call
 has ended. Callers are found by the names of their actors.
 
-Needed with Ray 2.60; no upstream issue is known. `test_own_config.py` fails when Serve tells either by itself.
+Needed with Ray 2.60; no upstream issue is known. `test_own_replica.py` fails when Serve tells either by itself.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve._private.replica import Replica
 from ray.serve.context import _get_internal_replica_context
 
+from deployments.upstream.ray_serve.grpc_wakeups import read_all_wakeups
 from deployments.upstream.ray_serve.serve_internals import deadlines_of_leaving_nodes
 
 FIELD = "_deployment_config"
@@ -43,14 +44,9 @@ def most_replicas() -> int:
     return context.world_size if autoscaling is None else int(autoscaling.max_replicas)
 
 
-def graceful_shutdown_s(replica: Any) -> float:
+def _graceful_shutdown_s(replica: Any) -> float:
     """Seconds that Serve waits for the calls of the replica, which is Serve's own `Replica`."""
     return float(getattr(replica, FIELD).graceful_shutdown_timeout_s)
-
-
-def is_replica() -> bool:
-    """Whether this process is a replica of Serve, which will be shut down some day."""
-    return _get_internal_replica_context() is not None  # type: ignore[no-untyped-call]
 
 
 def own_name() -> str:
@@ -77,7 +73,7 @@ def has_died(caller: str) -> bool:
     return False
 
 
-def seconds_until_node_leaves() -> float:
+def _seconds_until_node_leaves() -> float:
     """Seconds until the deadline that Ray was told for this node, at least 0; infinite where it stays.
 
     The deadline is read by the clock of this node, by which `leave` gives it.
@@ -110,9 +106,22 @@ def call_at_shutdown(callback: Callable[[float], None]) -> None:
         nonlocal has_begun
         if not has_begun:
             has_begun = True
-            left_s = min(graceful_shutdown_s(replica), await asyncio.to_thread(seconds_until_node_leaves))
+            left_s = min(_graceful_shutdown_s(replica), await asyncio.to_thread(_seconds_until_node_leaves))
             bound_s = DRAINING_SHARE * left_s
             loop.call_soon_threadsafe(callback, bound_s)
         await perform(replica)  # type: ignore[no-untyped-call]
 
     Replica.perform_graceful_shutdown = call_then_perform  # type: ignore[method-assign]
+
+
+def install(at_shutdown: Callable[[float], None] | None = None) -> None:
+    """Patches Ray Serve and gRPC in the replica that calls it, for its running event loop; does nothing outside of one.
+
+    Args:
+        at_shutdown: called as `call_at_shutdown` says.
+    """
+    if _get_internal_replica_context() is None:  # type: ignore[no-untyped-call]
+        return
+    read_all_wakeups()
+    if at_shutdown is not None:
+        call_at_shutdown(at_shutdown)

@@ -19,7 +19,7 @@ WaitForTurn = Callable[[str], Awaitable[None]]
 """Lets the requests of an event loop go on in turn, by their ids."""
 
 
-class ProxyHandles:
+class _ProxyHandles:
     """By name, each looked up once in the life of its proxy.
 
     A proxy that is started again has the name of the one that died: a request that gets that one's death asks the new
@@ -39,21 +39,16 @@ class ProxyHandles:
 
     async def receive_asgi_messages(self, name: str, request: RequestMetadata) -> bytes:
         """Raises `ActorDiedError` or `OutOfMemoryError`: the proxy died, and the request with it."""
-        if name not in self._by_name:
-            self._by_name[name] = self._looked_up(name)
-        handle = self._by_name[name]
+        handle = self._handle(name)
         try:
             return await self._received(handle, request)
         except (ActorDiedError, OutOfMemoryError):
-            if name in self._by_name and self._by_name[name] is handle:
+            if self._by_name.get(name) is handle:
                 del self._by_name[name]
-                newer = self._looked_up(name)
-                if newer._actor_id == handle._actor_id:
-                    raise
-                self._by_name[name] = newer
-            if name not in self._by_name:
+            newer = self._handle(name)
+            if newer._actor_id == handle._actor_id:
                 raise
-        return await self._received(self._by_name[name], request)
+        return await self._received(newer, request)
 
     async def _received(self, handle: Any, request: RequestMetadata) -> bytes:
         await self._wait_for_turn(request.request_id)
@@ -61,20 +56,22 @@ class ProxyHandles:
         await self._wait_for_turn(request.request_id)
         return messages
 
-    def _looked_up(self, name: str) -> Any:
-        try:
-            return self._look_up(name)
-        except ValueError as gone:
-            raise ActorDiedError from gone
+    def _handle(self, name: str) -> Any:
+        if name not in self._by_name:
+            try:
+                self._by_name[name] = self._look_up(name)
+            except ValueError as gone:
+                raise ActorDiedError from gone
+        return self._by_name[name]
 
 
 def keep_proxy_handles(wait_for_turn: WaitForTurn) -> None:
     """Keeps the handles of all proxies of this process.
 
     Args:
-        wait_for_turn: as in `ProxyHandles`.
+        wait_for_turn: as in `_ProxyHandles`.
     """
-    handles = ProxyHandles(partial(ray.get_actor, namespace=SERVE_NAMESPACE), wait_for_turn)
+    handles = _ProxyHandles(partial(ray.get_actor, namespace=SERVE_NAMESPACE), wait_for_turn)
 
     def kept(self: StreamingHTTPRequest) -> Callable[[RequestMetadata], Awaitable[bytes]]:
         if self._receive_asgi_messages is None:

@@ -1,22 +1,24 @@
-"""Private parts of Ray and Ray Serve: Serve's own client and calls, and Ray's configuration, clusters and resources.
+"""Private parts of Ray and Ray Serve: Serve's own calls, log and `print`, and Ray's configuration and resources.
 
-Needed with Ray 2.60; no upstream issue is known. Serve has no public way to start without deploying, to its own
-options, or to let go of its client; and `cancel` leaves a call alone that was handed to a replica just before. Ray has
-no public way to the clusters and the resources of this machine, to nodes that leave, or to its configuration.
+Needed with Ray 2.60; no upstream issue is known. Serve has no public way to start without deploying; its `cancel`
+leaves a call alone that was handed to a replica just before; and its log and `print` get in the way of the logs of a
+replica. Ray has no public way to the resources of this machine, to nodes that leave, or to its configuration.
 """
 
+import builtins
+import logging
+from logging.handlers import MemoryHandler
 from typing import Any
 
 import ray
-from ray import _raylet, serve
+from ray import _raylet
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
-from ray._private.services import find_gcs_addresses
 from ray.serve._private.api import serve_start
+from ray.serve._private.constants import SERVE_LOGGER_NAME
+from ray.serve._private.logging_utils import buildin_print
 from ray.serve.config import HTTPOptions
 from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
 from ray.serve.schema import ServeDeploySchema
-
-from deployments.upstream.ray_serve.direct_ingress import own_port
 
 RAYLET: Any = _raylet
 
@@ -47,35 +49,6 @@ def deploy_apps(config: ServeDeploySchema) -> None:
     client.deploy_apps(config)
 
 
-def serve_client() -> Any:
-    """The client of the Serve that runs. Raises `RayServeException` where none does."""
-    return serve.context._get_global_client()
-
-
-def forget_serve_client() -> None:
-    """Lets this process connect to another cluster: Serve would go on with its client of this one."""
-    serve.context._set_global_client(None)  # type: ignore[no-untyped-call]
-
-
-def running_http_options() -> HTTPOptions | None:
-    """The options of the Serve that runs, with the port of the service; `None` where none does. Blocks."""
-    options = _options_of_proxies()
-    if options is None or (port := own_port()) is None:
-        return options
-    return options.model_copy(update={"port": port})
-
-
-def proxy_port() -> int | None:
-    """The port of Serve's own proxy; `None` where no Serve runs. Blocks."""
-    options = _options_of_proxies()
-    return None if options is None else options.port
-
-
-def _options_of_proxies() -> HTTPOptions | None:
-    client = serve.context._get_global_client(raise_if_no_controller_running=False)
-    return None if client is None else client.http_config
-
-
 def read_environment_again() -> None:
     """Lets Ray take in environment variables that were set after it was imported."""
     RAYLET.Config.initialize("")
@@ -84,11 +57,6 @@ def read_environment_again() -> None:
 def metrics_report_interval_s() -> float:
     """Seconds between two reports of Ray's exporters, which forget a gauge that was not set for two of them."""
     return float(RAYLET.Config.metrics_report_interval_ms()) / 1000
-
-
-def clusters_of_this_machine() -> list[str]:
-    """The addresses of the Ray clusters that run here, sorted."""
-    return sorted(find_gcs_addresses())  # type: ignore[no-untyped-call]
 
 
 def deadlines_of_leaving_nodes(timeout_s: float) -> dict[str, int]:
@@ -105,3 +73,22 @@ def resources_of_this_machine() -> dict[str, float]:
     """The resources that Ray will find when it starts here."""
     found: dict[str, float] = ResourceAndLabelSpec().resolve(is_head=True).to_resource_dict()  # type: ignore[no-untyped-call]
     return found
+
+
+_SERVE_LOG = logging.getLogger(SERVE_LOGGER_NAME)
+
+
+def keep_serve_log_open(log: logging.Logger = _SERVE_LOG) -> None:
+    """Lets Ray Serve's buffer of log records outlive a library that configures `logging`, as vLLM does when imported.
+
+    That closes all handlers of the process, and the buffer forgets its file. Serve's lines would be lost; and a
+    controller that restarts asks each replica for the path of that file, and replaces the replicas that have none.
+    """
+    for handler in log.handlers:
+        if isinstance(handler, MemoryHandler):
+            handler.close = handler.flush  # type: ignore[method-assign]
+
+
+def use_own_print() -> None:
+    """Puts Python's own `print` back, in whose place Serve has put a function that writes to its log."""
+    builtins.print = buildin_print

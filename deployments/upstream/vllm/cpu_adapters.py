@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-Rows = torch.Tensor | slice
-
 
 def install() -> None:
     """May be called more than once, before the engine is configured."""
@@ -25,14 +23,14 @@ def install() -> None:
 
     # All other operations of this build call these.
     for module in (lora_ops, punica_cpu):
-        multiply_once_an_adapter(module)
+        _multiply_once_an_adapter(module)
 
 
-def multiply_once_an_adapter(module: ModuleType) -> None:
+def _multiply_once_an_adapter(module: ModuleType) -> None:
     """Replaces vLLM's operations there."""
     operations: Any = module
     operations.bgmv_shrink, operations.bgmv_expand = shrink, expand
-    operations.bgmv_expand_slice = expand_slice
+    operations.bgmv_expand_slice = _expand_slice
 
 
 def shrink(
@@ -45,8 +43,7 @@ def shrink(
         indices: [tokens]: the adapter of each token; -1 for none, whose product is 0.
     """
     rank = weights.shape[-2]
-    if (indices < 0).any():
-        output[:, :rank] = 0
+    output[:, :rank] = 0
     for adapter, rows in _rows_by_adapter(indices):
         matrix = weights[adapter].view(weights.shape[-2:])
         output[rows, :rank] = scaling * (inputs[rows].to(output.dtype) @ matrix.to(output.dtype).T)
@@ -55,12 +52,12 @@ def shrink(
 def expand(
     inputs: torch.Tensor, weights: torch.Tensor, output: torch.Tensor, indices: torch.Tensor, add_inputs: bool = True
 ) -> None:
-    """As `expand_slice`, on as many columns as weights and `output` both have: the two may be padded differently."""
+    """As `_expand_slice`, on as many columns as weights and `output` both have: the two may be padded differently."""
     size = min(weights.shape[-2], output.shape[1])
-    expand_slice(inputs, weights[..., :size, :], output, indices, 0, size, add_inputs)
+    _expand_slice(inputs, weights[..., :size, :], output, indices, 0, size, add_inputs)
 
 
-def expand_slice(
+def _expand_slice(
     inputs: torch.Tensor,
     weights: torch.Tensor,
     output: torch.Tensor,
@@ -86,12 +83,7 @@ def expand_slice(
             columns[rows] += shrunk.to(output.dtype) @ matrix.to(output.dtype).T
 
 
-def _rows_by_adapter(indices: torch.Tensor) -> Iterator[tuple[int, Rows]]:
-    """Yields each adapter with its rows; all rows where there is one adapter alone."""
-    adapters = set(indices.tolist())
-    if len(adapters) == 1:
-        if (adapter := adapters.pop()) >= 0:
-            yield adapter, slice(len(indices))
-        return
-    for adapter in sorted(adapters - {-1}):
+def _rows_by_adapter(indices: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yields each adapter with its rows."""
+    for adapter in sorted(set(indices.tolist()) - {-1}):
         yield adapter, (indices == adapter).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""Faults of vLLM's build for processors: AMX, packed weights, and a path with a space in LD_PRELOAD.
+"""Faults of vLLM's build for processors: AMX and packed weights.
 
 Model runners: V1, and V2 where it is made to run on processors (`benchmarks/gpu_check/rig`).
 
@@ -6,25 +6,20 @@ Needed with vLLM 0.32; no upstream issue is known. vLLM's build for GPUs has non
 """
 
 import functools
-import os
-from collections.abc import Iterator, MutableMapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-OPENMP_LIBRARIES = ("libgomp", "libiomp", "libomp")
 PROBE_ROWS = 128
 
 
 def install() -> None:
     """May be called more than once, before the engine is configured."""
     _allow_amx_tiles()
-    for library in sorted(Path(torch.__file__).parent.glob("lib/libgomp.so*")):
-        preload_by_name(library, os.environ)
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-    pack_experts_at_each_load(UnquantizedFusedMoEMethod)
+    _pack_experts_at_each_load(UnquantizedFusedMoEMethod)
 
 
 def _allow_amx_tiles() -> None:
@@ -36,23 +31,7 @@ def _allow_amx_tiles() -> None:
         torch.cpu._init_amx()
 
 
-def preload_by_name(library: Path, environment: MutableMapping[str, str]) -> None:
-    """Names torch's OpenMP library in LD_PRELOAD without its folder, if the folder's name contains a space.
-
-    vLLM puts the whole path there, unless an OpenMP library is named there already. The dynamic linker splits it at the
-    space: every process that is started afterwards writes errors to stderr, and the engine's threads share one core. A
-    library without a folder is searched in LD_LIBRARY_PATH, which is not split at spaces.
-    """
-    preloaded = environment.get("LD_PRELOAD", "")
-    has_space = any(map(str.isspace, str(library)))
-    if not has_space or any(name in preloaded for name in OPENMP_LIBRARIES):
-        return
-    environment["LD_PRELOAD"] = ":".join(filter(None, (preloaded, library.name)))
-    searched = environment.get("LD_LIBRARY_PATH")
-    environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (str(library.parent), searched)))
-
-
-def pack_experts_at_each_load(experts_method: type[Any]) -> None:
+def _pack_experts_at_each_load(experts_method: type[Any]) -> None:
     """Lets the experts of a mixture be loaded again.
 
     vLLM packs their weights for its kernel at the first load only: after a reload the kernel would take unpacked values

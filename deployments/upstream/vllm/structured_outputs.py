@@ -6,7 +6,6 @@ to do either before, or to pass over what was validated.
 Needed with vLLM 0.32; no upstream issue is known. `test_grammar_checks.py` fails where a newer vLLM compiles otherwise.
 """
 
-from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,21 +42,12 @@ def validated(wanted: StructuredOutputsParams, config: VllmConfig, tokenizer: An
     return params.structured_outputs
 
 
-def backend_of(valid: StructuredOutputsParams) -> str:
-    assert valid._backend is not None
-    return valid._backend
-
-
-def compiled_with(
-    manager: StructuredOutputManager, backend: str, valid: StructuredOutputsParams
-) -> StructuredOutputGrammar:
-    """Compiles with a backend, as the engine does at its first request."""
-    of_backend = copy(valid)
-    of_backend._backend = backend
+def compiled(manager: StructuredOutputManager, valid: StructuredOutputsParams) -> StructuredOutputGrammar:
+    """Compiles as the engine does, with the backend of its first request."""
     request: Any = SimpleNamespace(
         request_id="",
-        sampling_params=SamplingParams(structured_outputs=of_backend),
-        structured_output_request=StructuredOutputRequest(of_backend),
+        sampling_params=SamplingParams(structured_outputs=valid),
+        structured_output_request=StructuredOutputRequest(valid),
     )
     manager.grammar_init(request)
     grammar: StructuredOutputGrammar = request.structured_output_request._grammar.result()

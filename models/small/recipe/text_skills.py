@@ -9,8 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from deployments.tasks.code import CodeEnvironment
-from deployments.tasks.code_judging import CodeInfo
+from deployments.tasks.code import CodeEnvironment, CodeInfo
 from deployments.tasks.math import addition_prompt
 from deployments.tasks.replies import last_box
 from models.small.recipe.exercises import Exercise, invented_name, number, reply

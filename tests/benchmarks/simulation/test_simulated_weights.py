@@ -39,9 +39,7 @@ class Simulated:
 
     async def push(self, version: int, **options: Any) -> None:
         data = (TINY_MODEL / "model.safetensors").read_bytes()
-        sender = await self.store.begin_chunk(version, 0)
-        await self.store.write_chunk(version, sender, 0, data)
-        await self.store.end_chunk(version, sender, len(data))
+        sender = await self.store.write_chunk(version, None, 0, data)
         update = await self.store.complete_upload(version, sender, PushOptions(**options), False, None)
         assert [replica.status for replica in update.replicas] == ["swapped"]
 

@@ -58,7 +58,7 @@ def test_info_shows_model_tokenizer_limits_and_versions(service: ScriptedService
         },
         "limits": {
             "max_seq_len": 100,
-            "admission": {"replica": {"max_rollouts": 9}, "service": {"max_rollouts": None}},
+            "admission": {"max_rollouts": 9, "max_tokens": None},
         },
         "versions": {"service": "0.9", "contract": "1.7", "engine": "vllm 0.32", "ray": "2.60", "transformers": "5.19"},
         "policy_version": 3,
@@ -76,7 +76,7 @@ def test_info_shows_model_tokenizer_limits_and_versions(service: ScriptedService
         ["policy version", "3"],
         ["tasks", "math, [code]"],
         ["max_seq_len", "100"],
-        ["admission.replica.max_rollouts", "9"],
+        ["admission.max_rollouts", "9"],
         ["service", "0.9"],
         ["engine", "vllm 0.32"],
         ["ray", "2.60"],
@@ -214,11 +214,11 @@ def test_an_adapter_is_pushed_to_a_named_policy_shown_and_dropped(
     save_file({"lora_A": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text("{}")
     served_policy.base, served_policy.warnings = 3, ["It is served on other weights."]
-    options = ["--kind", "adapter", "--name", "run-b", "--version", "5", "--base", "a" * 64]
+    options = ["--kind", "adapter", "--name", "run-b", "--version", "5", "--base", "3"]
     done = rollout(served_policy, "push", str(tmp_path), *options)
     assert (done.exit_code, served_policy.puts[0].query) == (
         0,
-        {"kind": "adapter", "name": "run-b", "mode": "keep", "base_checksum": "a" * 64},
+        {"kind": "adapter", "name": "run-b", "mode": "keep", "base": "3"},
     )
     assert done.stdout.startswith("Version 5 is current on the full weights of version 3, ")
     assert "It is served on other weights." in done.stdout

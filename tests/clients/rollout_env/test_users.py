@@ -61,17 +61,12 @@ def test_goal_and_persona_of_the_scenario_go_before_those_of_the_config() -> Non
     assert "You are curt." not in instructions
 
 
-def test_a_turn_counts_the_calls_tokens_seconds_and_cost_of_the_model() -> None:
-    empty = ModelReply("<think>Hm.</think> ", prompt_tokens=10, completion_tokens=2, cost=0.5, seconds=1.0)
-    said = ModelReply(" W1. ", prompt_tokens=10, completion_tokens=4, cost=0.25, seconds=2.0)
+def test_a_turn_counts_the_calls_tokens_and_seconds_of_the_model() -> None:
+    empty = ModelReply("<think>Hm.</think> ", prompt_tokens=10, completion_tokens=2, seconds=1.0)
+    said = ModelReply(" W1. ", prompt_tokens=10, completion_tokens=4, seconds=2.0)
     turn, _ = turn_of(empty, said)
     metrics = {"user_calls": 2, "user_prompt_tokens": 20, "user_completion_tokens": 6, "user_seconds": 3.0}
-    assert turn == UserTurn("W1.", has_ended=False, metrics={**metrics, "user_cost": 0.75})
-
-
-def test_a_cost_that_nobody_knows_is_not_zero() -> None:
-    turn, _ = turn_of("W1.")
-    assert "user_cost" not in turn.metrics
+    assert turn == UserTurn("W1.", has_ended=False, metrics=metrics)
 
 
 def test_the_stop_ends_the_conversation_after_the_text_before_it() -> None:

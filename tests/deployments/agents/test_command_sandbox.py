@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.agents.command_program import SandboxedCommandProgram
+from deployments.agents.command_program import CommandProgram
 from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed
@@ -33,7 +33,7 @@ assert len([name for name in os.listdir("/proc") if name.isdigit()]) < 8, "proce
 
 def works() -> bool:
     try:
-        SandboxedCommandProgram(CommandSettings(argv=["true"], sandbox=True))
+        CommandProgram(CommandSettings(argv=["true"], sandbox=True))
     except ProviderUnusable:
         return False
     return True
@@ -56,7 +56,7 @@ def rewarded(source: Callable[[int], str]) -> dict[str, float]:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as service:
             port = service.sockets[0].getsockname()[1]
             argv = ["/usr/bin/python3", "-S", "-c", source(port)]
-            program = SandboxedCommandProgram(CommandSettings(argv=argv, sandbox=True))
+            program = CommandProgram(CommandSettings(argv=argv, sandbox=True))
             base_url = f"http://127.0.0.1:{port}/v1/sessions/s"
             return await program.run(AgentCall(base_url=base_url, api_key="key", sample={"idx": 4}), RunNotes())
 
@@ -93,4 +93,4 @@ def test_without_bubblewrap_a_sandbox_does_not_start(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent / "nowhere"))
     assert shutil.which("bwrap") is None
     with pytest.raises(ProviderUnusable, match="needs bubblewrap"):
-        SandboxedCommandProgram(CommandSettings(argv=["true"], sandbox=True))
+        CommandProgram(CommandSettings(argv=["true"], sandbox=True))

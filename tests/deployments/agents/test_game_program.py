@@ -15,7 +15,7 @@ from deployments.agents.game_program import GameProgram, GameTask, load_game
 from deployments.agents.programs import AgentCall, AgentNotLoadable, RunNotes
 from deployments.agents.settings import AgentSettings, GameSettings, Rival
 from deployments.failures import AgentFailed, EnvironmentLost
-from deployments.models import chat_client
+from deployments.models import clients
 from examples.nim import RULES
 from tests.deployments.models.chat_server import Answer, ChatServer, chat_server, said
 
@@ -25,7 +25,7 @@ SERVED: dict[str, Any] = {"opponents": {"rival": 1}}
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(clients, "FIRST_PAUSE_S", 0.0)
 
 
 def settings(**fields: Any) -> GameSettings:
@@ -82,7 +82,7 @@ def test_both_seats_of_the_policy_are_conversations_of_the_session_with_rewards_
 def test_another_model_plays_beside_the_session_and_its_tokens_are_counted() -> None:
     notes = RunNotes()
     with chat_server(answers("take 1 from A", "take 2 from B")) as server:
-        models = {"rival": {"policy": "champion", "prices": {"prompt": 1e6, "completion": 0}}}
+        models = {"rival": {"policy": "champion"}}
         played(server, notes, {"seats": {"1": "policy"}}, models=models, **SERVED)
     rival, policy, reward = server.requests
     assert (rival["path"], policy["path"]) == (
@@ -98,7 +98,6 @@ def test_another_model_plays_beside_the_session_and_its_tokens_are_counted() -> 
         "opponent_calls": 1,
         "opponent_prompt_tokens": 7,
         "opponent_completion_tokens": 3,
-        "opponent_cost": 7.0,
     }
 
 
@@ -154,11 +153,6 @@ def test_a_player_that_does_not_answer_fails_the_game_and_nobody_loses_it(
         with pytest.raises(failure, match="does not answer"):
             played(server, RunNotes(), {"seats": {"1": "policy"}}, models={"rival": {"retries": 1}}, **SERVED)
     assert not any("rewards" in request for request in server.requests)
-
-
-def test_a_game_that_does_not_end_fails() -> None:
-    with chat_server(answers("take 1 from A")) as server, pytest.raises(AgentFailed, match="after 1 moves"):
-        played(server, RunNotes(), {}, max_moves=1)
 
 
 def test_what_a_game_was_is_in_the_metrics_of_the_run() -> None:

@@ -67,7 +67,7 @@ def with_program(
             try:
                 return await work(program, lambda sample: AgentCall(base_url=base_url, api_key="key", sample=sample))
             finally:
-                program.close()
+                program._provider.close()
 
     result = asyncio.run(run())
     assert list(processes_with(KILLED["sandbox"])) == []
@@ -155,20 +155,20 @@ def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_pa
     [
         ("exit 2", "", "ended with exit code 2 and wrote neither"),
         ("echo nothing at all", "", "It printed last: nothing at all"),
-        ("echo nan > /logs/verifier/reward.txt", "", "must hold finite numbers"),
-        (": > /logs/verifier/reward.txt", "", "reward.txt is empty"),
-        ('echo \'{"reward": "high"}\' > /logs/verifier/reward.json', "", "must hold finite numbers"),
+        ("echo nan > /logs/verifier/reward.txt", "", "must hold a finite number"),
+        (": > /logs/verifier/reward.txt", "", "reward.txt must hold a finite number"),
+        ('echo \'{"reward": "high"}\' > /logs/verifier/reward.json', "", "must hold a finite number"),
         (
             "echo {} > /logs/verifier/reward.json",
             "",
-            r"verifier gave no reward: .*reward\.json names no number",
+            r"verifier gave no reward: .*reward\.json must hold a finite number",
         ),
         ("mkdir /logs/verifier/reward.json", "", r"The verifier gave no reward: .*reward\.json cannot be read"),
-        ("seq 20000 > /logs/verifier/reward.txt", "", r"reward\.txt has 108894 bytes, and at most 65536 are read\."),
+        ("seq 20000 > /logs/verifier/reward.txt", "", r"reward\.txt must hold .* in at most 65536 bytes"),
         (
             """seq 1001 | sed 's/.*/"&": 1,/; 1s/^/{/; $s/,/}/' > /logs/verifier/reward.json""",
             "",
-            "names 1001 numbers, and may name 1000",
+            "must hold .* an object of 1 to 1000 of them",
         ),
         ("seq 10000000", "", r"\n9999999\n10000000$"),
         ("sleep 60", "[verifier]\ntimeout_sec = 0.5", "was ended after 0.5 s, its timeout_sec"),

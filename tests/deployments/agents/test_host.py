@@ -7,7 +7,7 @@ import pytest
 
 from deployments.agents.environment import RUNS_OF_TASK
 from deployments.agents.settings import AgentSettings
-from deployments.environments.host import CALLER_GONE, EnvironmentHost
+from deployments.environments.host import _CALLER_GONE, EnvironmentHost
 from deployments.protocols.environments import StepRequest
 from deployments.rpc import liveness
 from tests import virtual_time
@@ -21,7 +21,7 @@ async def ended_after(agents: EnvironmentHost) -> tuple[float, object]:
     run = StepRequest(message_log=[], extra_env_info=CALL.model_dump(), step_id="run")
     async with aclosing(agents.step([run], CALLER)) as items:
         async for item in items:
-            for _, result in item.results:
+            for _, result in item:
                 return virtual_time.now(), result
     raise AssertionError("The run has no result.")
 
@@ -34,5 +34,5 @@ def test_a_run_ends_when_its_caller_has_died(monkeypatch: pytest.MonkeyPatch) ->
         return await ended_after(EnvironmentHost("task_agent", RUNS_OF_TASK, {"settings": settings}, None))
 
     at_s, failure = virtual_time.run(run())
-    assert failure is CALLER_GONE
+    assert failure is _CALLER_GONE
     assert 100 <= at_s <= 100 + liveness.POLL_S

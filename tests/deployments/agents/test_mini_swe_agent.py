@@ -65,7 +65,7 @@ def test_mini_swe_agent_plays_a_task_unmodified() -> None:
             try:
                 return await program.run(AgentCall(base_url=base_url, api_key="key", sample=sample), RunNotes())
             finally:
-                program.close()
+                program._provider.close()
 
     assert asyncio.run(run()) == {"reward": 1.0}
     assert "Repair it." in json.dumps(asked[0]["messages"])

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Callable
 from math import inf, nan
@@ -17,7 +16,7 @@ from pydantic import HttpUrl, ValidationError
 
 from deployments.agents.command_program import CommandProgram
 from deployments.agents.environment import AgentRunsOfTask
-from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, HarnessProgram, RunNotes, load_agent
+from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, HarnessProgram, RunNotes, _load_agent
 from deployments.agents.settings import AgentSettings, CommandSettings, HarnessSettings
 from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost
 from deployments.strict_settings import KeyMissing
@@ -76,17 +75,17 @@ def test_a_run_is_ended_after_its_time() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("agents", "not an import path: write package.module:function"),
-        ("no_such_module:agent", "cannot be imported: ModuleNotFoundError"),
-        (f"{FUNCTIONS}:missing", "cannot be imported: AttributeError"),
-        (f"{FUNCTIONS}:NO_FUNCTION", "is not an async function"),
+        ("agents", "agents is not package.module:function"),
+        ("no_such_module:agent", "takes base_url, api_key, sample: ModuleNotFoundError"),
+        (f"{FUNCTIONS}:missing", "AttributeError"),
+        (f"{FUNCTIONS}:NO_FUNCTION", "TypeError"),
         (f"{FUNCTIONS}:plain", "write async def plain"),
-        (f"{FUNCTIONS}:of_two", "must take base_url, api_key and sample: too many positional arguments"),
+        (f"{FUNCTIONS}:of_two", "TypeError: too many positional arguments"),
     ],
 )
 def test_what_is_no_agent_is_refused_with_a_sentence(path: str, message: str) -> None:
     with pytest.raises(AgentNotLoadable, match=message):
-        load_agent(path)
+        _load_agent(path)
 
 
 def test_a_command_finds_its_session_in_its_environment_and_its_sample_on_stdin() -> None:
@@ -195,18 +194,6 @@ def test_a_command_that_is_cancelled_ends_with_all_of_its_group(deaf: bool, tmp_
     assert_ended(asyncio.run(ended_when_cancelled(program, alive)))
 
 
-def test_a_command_that_is_cancelled_before_its_stderr_is_read_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    async def never(*_: object) -> None:
-        await asyncio.Event().wait()
-
-    alive = tmp_path / "pid"
-    monkeypatch.setattr(asyncio.BaseEventLoop, "connect_read_pipe", never)
-    program = CommandProgram(CommandSettings(argv=["sh", "-c", f"echo $$ > {alive}; exec sleep 1000"]))
-    assert_ended(asyncio.run(ended_when_cancelled(program, alive)))
-
-
 def assert_ended(pid: int) -> None:
     """Waits until the process has ended, which it was told to."""
     given_up_at = time.monotonic() + 30
@@ -229,18 +216,8 @@ def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
     assert_ended(int(pid_file.read_text()))
 
 
-def test_the_limits_of_a_command_are_those_of_the_config() -> None:
-    script = '[ "$(ulimit -c) $(ulimit -v) $(ulimit -St) $(ulimit -Ht)" = "{}" ]'
-    bounded = command(script.format("0 1048576 60 61"), processor_time_limit_s=60, memory_limit_mib=1024)
-    assert stepped(**bounded).reward == {}
-    assert stepped(**command(script.format("0 unlimited unlimited unlimited"))).reward == {}
-
-
-def test_the_memory_of_a_command_is_bounded() -> None:
-    code = "bytearray(2**30)"
-    bounded = CommandSettings(argv=[sys.executable, "-S", "-c", code], memory_limit_mib=200)
-    with pytest.raises(AgentFailed, match="MemoryError"):
-        stepped(command=bounded)
+def test_a_command_leaves_no_core_dump() -> None:
+    assert stepped(**command('[ "$(ulimit -c)" = 0 ]')).reward == {}
 
 
 def harness(answer: Callable[[httpx.Request], httpx.Response], **settings: Any) -> HarnessProgram:

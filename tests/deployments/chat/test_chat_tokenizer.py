@@ -117,11 +117,6 @@ def test_truncation_and_padding_of_the_tokenizer_are_switched_off() -> None:
     assert TransformersChatTokenizer(cutting).prompt([message], CHAT, ROOM) == [expected]
 
 
-def test_a_text_that_no_tokens_could_hold_is_rejected_before_it_is_tokenized() -> None:
-    with pytest.raises(PromptRejected, match="more than max_seq_len 10 can hold"):
-        tokens.prompt([PromptMessage(role="user", content="x" * 1000)], CHAT, 10)
-
-
 def test_a_character_of_which_bytes_are_cut_off_is_not_shown() -> None:
     observation: ChatMessage = {"role": "user", "content": "x漢y"}
     shown = [observed(tokens, observation, [END], RAW, room).content for room in range(5)]

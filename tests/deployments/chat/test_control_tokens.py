@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from deployments.chat.control_tokens import ControlTokens
-from deployments.chat.text_encoder import TextEncoder
+from deployments.chat.text_encoder import SplittableText, TextEncoder, _ControlTokens
 from tests.deployments.chat.vocabularies import KINDS, MARKERS, SPECIAL, WORDS, tokenizer_of, without_control_tokens
 
 CONTROL = [*SPECIAL, *MARKERS]
@@ -26,7 +25,7 @@ spelled = st.lists(
 @given(kind=kinds, text=spelled)
 def test_a_text_that_is_data_is_tokenized_as_if_there_were_no_control_tokens(kind: str, text: str) -> None:
     encoder = ENCODERS[kind]
-    data = encoder.control_tokens.all_data(text)
+    data = SplittableText(text, is_split=True)
     ids = encoder.encode(data).ids
     expected = ORDINARY[kind].encode(text, add_special_tokens=False)
     assert tokenizer_of(kind).convert_ids_to_tokens(ids) == expected.tokens
@@ -36,7 +35,7 @@ def test_a_text_that_is_data_is_tokenized_as_if_there_were_no_control_tokens(kin
 @given(kind=kinds, text=spelled)
 def test_offsets_of_split_text_are_those_of_the_text(kind: str, text: str) -> None:
     encoder = ENCODERS[kind]
-    encoding = encoder.encode(encoder.control_tokens.all_data(text))
+    encoding = encoder.encode(SplittableText(text, is_split=True))
     expected = ORDINARY[kind].encode(text, add_special_tokens=False)
     assert [(encoding.start_of(token), encoding.end_of(token)) for token in range(len(encoding))] == expected.offsets
 
@@ -78,7 +77,7 @@ def test_data_without_control_tokens_is_tokenized_as_it_was(kind: str, text: str
 
 
 def test_special_tokens_and_those_that_the_template_writes_are_control_tokens() -> None:
-    assert sorted(ControlTokens(tokenizer_of("byte-level")).spellings) == sorted(CONTROL)
+    assert sorted(_ControlTokens(tokenizer_of("byte-level")).spellings) == sorted(CONTROL)
 
 
 def test_parts_of_a_control_token_in_neighbouring_texts_do_not_become_one() -> None:
@@ -200,7 +199,7 @@ def test_no_text_becomes_a_control_token_by_being_normalized(kind: str, form: st
     encoder = TextEncoder(tokenizer)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert end in encoder.encode(f"a {spelling} b").ids
-    assert end not in encoder.encode(encoder.control_tokens.all_data(f"a {spelling} b")).ids
+    assert end not in encoder.encode(SplittableText(f"a {spelling} b", is_split=True)).ids
     [message] = encoder.control_tokens.hidden_in_observation([{"content": f"a {spelling} b"}], "observations")
     ids = encoder.encode(encoder.control_tokens.restored(f"{message['content']}<|im_end|>")).ids
     assert [place for place, token_id in enumerate(ids) if token_id == end] == [len(ids) - 1]

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from deployments.chat import text_encoder
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.text_encoder import MARGIN_CHARACTERS
+from deployments.chat.text_encoder import _MARGIN_CHARACTERS, SplittableText
 from deployments.failures import PromptRejected
 from deployments.protocols.chat import ChatOptions, SplitSpecialTokens, TokenizedObservation
 from rollout_client.contract.messages import PromptMessage
@@ -51,8 +51,8 @@ class Lengths:
         self.noted: list[int] = []
         encode = tokenizer._encoder.encode
 
-        def noted(text: str) -> Any:
-            self.noted.append(len(text))
+        def noted(text: str | SplittableText) -> Any:
+            self.noted.append(len(text if isinstance(text, str) else text.text))
             return encode(text)
 
         monkeypatch.setattr(tokenizer._encoder, "encode", noted)
@@ -73,7 +73,7 @@ def test_what_is_kept_of_a_long_text_is_what_would_be_kept_of_the_whole(
         lengths = Lengths(words, monkeypatch)
         by_beginning = observed(words, text, room, options)
         assert len(lengths.noted) > 0
-        monkeypatch.setattr(text_encoder, "CHARACTERS_PER_TOKEN", 10**6)
+        monkeypatch.setattr(text_encoder, "_CHARACTERS_PER_TOKEN", 10**6)
         assert observed(words, text, room, options) == by_beginning
     assert by_beginning.was_cut
     assert len(by_beginning.token_ids) == room
@@ -90,7 +90,7 @@ def test_a_beginning_that_ends_inside_a_word_or_an_added_token_is_not_trusted() 
     """Without a space the text is cut anywhere: its end is a part of a word, then a part of an added token."""
     whole = "x" * 3 + "numbers" * 400 + "<|end|>" * 400
     as_tokens = word_tokenizer("none")
-    data = words._encoder.control_tokens.all_data(whole)
+    data = SplittableText(whole, is_split=True)
     for tokenizer, text in ((as_tokens, whole), (words, data)):
         expected = words._encoder.encode(text).ids
         for room in (1, 300, 350, 700, 1000, len(expected) - 1):
@@ -101,7 +101,7 @@ def test_a_text_without_words_is_tokenized_up_to_what_its_room_can_hold(monkeypa
     lengths = Lengths(characters, monkeypatch)
     kept = observed(characters, "a" * 10_000_000, 1000)
     assert (len(kept.token_ids), kept.content, kept.was_cut) == (1000, "a" * 1000, True)
-    assert max(lengths.noted) <= 1100 * len("<|endoftext|>") + MARGIN_CHARACTERS
+    assert max(lengths.noted) <= 1100 * len("<|endoftext|>") + _MARGIN_CHARACTERS
 
 
 def test_a_prompt_of_too_many_tokens_is_refused_before_its_tokens_become_objects() -> None:

@@ -35,7 +35,6 @@ class Game:
         self.ids: list[int] = []
         self.is_canonical = True
         """Whether a tokenizer makes the same ids of their text."""
-        self._calls = 0
 
     def rendered(self) -> str:
         return self.one.rendered(self.chat, tools=self.options.tools, **(self.options.chat_template_kwargs or {}))
@@ -62,11 +61,10 @@ class Game:
         )
         response = self.one.ids_of(sampled + ending)
         self.is_canonical &= self.one.ids_of(before + sampled + ending) == [*self.ids, *response]
-        seen = self.one.tokens.observations(following, response, self.options, ROOM, calls, self._calls)
+        seen = self.one.tokens.observations(following, response, self.options, ROOM, calls)
         assert [each.content for each in seen] == [message["content"] for message in following]
         appended = [token_id for each in seen for token_id in each.token_ids]
         self.ids += [*response, *appended]
-        self._calls += len(calls)
         is_written = (answer["content"] or "") in sampled and (not calls or "41" in sampled)
         if not is_written or not whole.startswith(before + sampled + end):
             return False

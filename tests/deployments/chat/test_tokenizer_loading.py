@@ -13,7 +13,7 @@ from transformers.models.byt5 import ByT5Tokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.tokenizer_loading import (
-    PLAIN_TEXTS,
+    _PLAIN_TEXTS,
     load_tokenizer,
     refuse_lossy,
     refuse_slow,
@@ -88,8 +88,8 @@ def test_characters_that_a_vocabulary_does_not_have_are_no_loss() -> None:
 @pytest.mark.parametrize("model", [TINY_MODEL, SMALL_MODEL])
 def test_the_embedded_models_tokenizers_give_every_plain_text_back(model: Path) -> None:
     backend = load_tokenizer(str(model)).backend_tokenizer
-    assert [backend.decode(backend.encode(text, add_special_tokens=False).ids) for text in PLAIN_TEXTS] == [
-        *PLAIN_TEXTS
+    assert [backend.decode(backend.encode(text, add_special_tokens=False).ids) for text in _PLAIN_TEXTS] == [
+        *_PLAIN_TEXTS
     ]
 
 

@@ -296,7 +296,7 @@ MISTRAL_NEMO = vendor_of_bytes(
 {{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif -%}
 [TOOL_RESULTS]{"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]{% endif %}{% endfor %}""",
 )
-OF_OUR_OWN = {"Kimi K3": KIMI_K3, "Command R7B": COMMAND_R7B, "MiniMax M2": MINIMAX_M2, "Mistral Nemo": MISTRAL_NEMO}
+OF_OUR_OWN = {"Kimi K3": KIMI_K3, "MiniMax M2": MINIMAX_M2, "Mistral Nemo": MISTRAL_NEMO}
 
 
 @pytest.mark.parametrize("name", OF_OUR_OWN)
@@ -312,24 +312,14 @@ def test_results_get_their_names_and_numbers_from_the_calls_that_they_answer(nam
     assert all(each["content"] in after for each in results)
 
 
-def test_calls_that_a_template_counts_are_counted_through_the_conversation() -> None:
-    turns: list[Any] = [
-        {"role": "assistant", "content": "", "tool_calls": [call(0, "add", {}), call(1, "sub", {})]},
-        *[result(0, "4"), result(1, "5")],
-        {"role": "assistant", "content": "", "tool_calls": [call(2, "add", {}), call(3, "sub", {})]},
-        *[result(2, "6"), result(3, "7")],
-    ]
-    calls = turns[3]["tool_calls"]
-    observed = COMMAND_R7B.tokens.observations(turns[4:], COMMAND_R7B.ids_of("cut off"), CHAT, ROOM, calls, 2)
-    after = [COMMAND_R7B.text_of(each.token_ids) for each in observed]
-    assert COMMAND_R7B.rendered([QUESTION, *turns]).endswith("".join(after))
-    assert ['"tool_call_id": "2"' in after[0], '"tool_call_id": "3"' in after[1]] == [True, True]
+@pytest.mark.parametrize("count", [1, 2])
+def test_results_are_refused_by_a_template_that_numbers_the_calls_of_the_whole_conversation(count: int) -> None:
+    calls = [call(place, "add", {"a": 41}) for place in range(count)]
+    with pytest.raises(EnvironmentRejected, match="numbers the calls of the whole conversation"):
+        appended(COMMAND_R7B, [result(place, "4") for place in range(count)], "cut off", calls)
 
 
 def test_a_result_is_known_by_the_id_of_its_call() -> None:
-    calls = [call(0, "add", {}), call(1, "sub", {})]
-    after = appended(COMMAND_R7B, [result(1, "It is 1.")], "cut off", calls)
-    assert '"tool_call_id": "1"' in after
     assert 'tool="made_up"' in appended(KIMI_K3, [result(7, "It is 7.", "made_up")], "cut off")
     assert 'tool="sub"' in appended(KIMI_K3, [result(1, "R")], "cut off", [call(1, "sub", {})])
 

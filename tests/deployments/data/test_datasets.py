@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deployments.data.reader import DataNotLoadable
+from deployments.data.rows import DataNotLoadable
 from deployments.data.settings import DataSettings
 from deployments.data.store import load_task_data
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from deployments.data.reader import DataNotLoadable, DataRefused, within_bytes
-from deployments.data.rows import JsonLines
+from deployments.data import store
+from deployments.data.rows import DataNotLoadable, DataRefused, JsonLines, within_bytes
 from deployments.data.settings import DataSettings
 from deployments.data.store import load_task_data
 from deployments.data.task_data import Permutation, TaskData
@@ -63,7 +63,7 @@ def test_equal_data_have_equal_revisions_wherever_they_are(data_of: Callable[...
     elsewhere = tmp_path / "other" / "rows.jsonl"
     elsewhere.write_bytes((tmp_path / "rows.jsonl").read_bytes())
     os.utime(elsewhere, (0, 0))
-    moved = data_of(sums(9), files=str(elsewhere), held_out={"test": 3}, shuffle_seed=5, checked_rows=2)
+    moved = data_of(sums(9), files=str(elsewhere), held_out={"test": 3}, shuffle_seed=5)
     assert [moved.revision(*asked) for asked in ((None, None), ("train", 5), ("test", None), (None, 6))] == revisions
 
 
@@ -75,7 +75,6 @@ def test_equal_data_have_equal_revisions_wherever_they_are(data_of: Callable[...
         (sums(9)[::-1], {}),
         ([*sums(8), {"prompt": "other", "extra_env_info": {"ground_truth": 1}}], {}),
         (sums(9), {"shuffle_seed": 6}),
-        (sums(9), {"held_out_seed": 1}),
         (sums(9), {"held_out": {"test": 2}}),
         (sums(9), {"system_prompt": "Add."}),
         (sums(9), {"prompt_template": "Add: {prompt}"}),
@@ -159,8 +158,7 @@ def test_held_out_rows_are_in_no_other_split_and_do_not_change_with_the_shuffle(
     parts = [ids(data, 0, size, split, shuffle_seed=9) for split, size in data.sizes.items()]
     assert sorted(number for part in parts for number in part) == list(range(100))
     assert sorted(parts[1]) == sorted(ids(data, 0, 10, "validation"))
-    others = data_of(sums(100), held_out={"validation": 0.1, "test": 5}, held_out_seed=1)
-    assert sorted(parts[1]) != sorted(ids(others, 0, 10, "validation"))
+    assert sorted(parts[1]) != list(range(85, 95)), "they are spread over the rows"
 
 
 def test_a_page_ends_before_the_bytes_that_it_may_take_but_has_one_sample() -> None:
@@ -185,8 +183,11 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, content:
     assert len(plain) == content.count("{")
 
 
-def test_a_row_that_is_wrong_is_named_when_it_is_asked_for(data_of: Callable[..., TaskData]) -> None:
-    data = data_of(["", *map(json.dumps, sums(3)), "{", json.dumps(sums(1)[0])], checked_rows=1)
+def test_a_row_that_is_wrong_is_named_when_it_is_asked_for(
+    data_of: Callable[..., TaskData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "CHECKED_ROWS", 1)
+    data = data_of(["", *map(json.dumps, sums(3)), "{", json.dumps(sums(1)[0])])
     assert len(samples(data, 0, 3)) == 3
     with pytest.raises(DataRefused, match=r"rows\.jsonl line 5 is not JSON: EOF while parsing"):
         samples(data, 3, 1)
@@ -225,7 +226,7 @@ def test_a_row_that_is_no_sample_of_the_task_is_found_at_the_start(
     ("settings", "says"),
     [
         ({"files": "/no/where.jsonl"}, "files: there is no /no/where.jsonl on this machine."),
-        ({"files": __file__}, f"files: {__file__} ends neither in .jsonl nor in .parquet; convert it."),
+        ({"files": __file__}, f"files: those of a split must all end in .jsonl, or all in .parquet: {__file__}."),
         (
             {"columns": {"messages": "question"}},
             "columns.messages: there is no column 'question'; the rows have prompt, extra_env_info.",
@@ -233,6 +234,10 @@ def test_a_row_that_is_no_sample_of_the_task_is_found_at_the_start(
         (
             {"columns": {"messages": {"column": "prompt", "pattern": "#"}}},
             "line 1: the pattern '#' is not found in column 'prompt'.",
+        ),
+        (
+            {"columns": {"messages": {"column": "prompt", "pattern": r"\?(!)?", "parse_json": True}}},
+            "line 1: column 'prompt' is not JSON: ",
         ),
         ({"held_out": {"test": 3}}, "held_out: 3 of the 3 rows of split train leave none to train on."),
         ({"held_out": {"train": 1}}, "held_out.train: the data have a split of this name; choose another one."),
@@ -244,6 +249,12 @@ def test_settings_that_do_not_fit_the_data_are_refused_with_a_sentence(
     with pytest.raises(DataNotLoadable) as refused:
         data_of(sums(3), **settings)
     assert says in str(refused.value)
+
+
+def test_a_field_is_not_both_a_column_and_made_of_columns() -> None:
+    columns = {"extra_env_info.ground_truth": "answer", "extra_env_info": "info"}
+    with pytest.raises(ValidationError, match=r"columns\.extra_env_info is the whole of it"):
+        DataSettings.model_validate({"files": "rows.jsonl", "columns": columns})
 
 
 def test_a_file_without_rows_is_refused(data_of: Callable[..., TaskData]) -> None:

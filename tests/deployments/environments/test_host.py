@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from deployments.environments import host as host_module
-from deployments.environments.host import EnvironmentHost, TooManyThreads
+from deployments.environments.host import EnvironmentHost, _TooManyThreads
 from deployments.failures import (
     EnvironmentBroken,
     EnvironmentLost,
@@ -18,7 +18,8 @@ from deployments.failures import (
     RolloutFailure,
     TurnTimedOut,
 )
-from deployments.protocols.environments import RefusedField, StepRequest, StepResults
+from deployments.protocols.environments import RefusedField, StepRequest
+from deployments.rpc.batching import BatchResults
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 from rollout_env.loading import EnvironmentNotLoadable
 from rollout_env.steps import abandoned_threads
@@ -94,7 +95,7 @@ def results_of(*modes: dict[str, Any]) -> list[StepOutcome | RolloutFailure]:
 
     async def answered() -> dict[int, StepOutcome | RolloutFailure]:
         requests = [StepRequest(LOG, mode, "request", f"request-{place}-0", place) for place, mode in enumerate(modes)]
-        return dict([result async for item in obedient_host().step(requests) for result in item.results])
+        return dict([result async for item in obedient_host().step(requests) for result in item])
 
     by_place = asyncio.run(answered())
     return [by_place[place] for place in range(len(modes))]
@@ -159,7 +160,7 @@ def test_closing_the_answers_cancels_the_steps_without_a_failure(caplog: pytest.
 
     async def first_answer() -> float:
         answers = host.step([StepRequest(LOG, {"mode": "wait"}), StepRequest(LOG, {"mode": "good"})])
-        assert await anext(answers) == StepResults([(1, GOOD)], steps_in_progress=1)
+        assert await anext(answers) == [(1, GOOD)]
         await answers.aclose()
         await asyncio.sleep(0)
         return sum((await host.record_autoscaling_stats()).values())
@@ -171,7 +172,7 @@ def test_closing_the_answers_cancels_the_steps_without_a_failure(caplog: pytest.
 @virtual_time.test
 async def test_a_host_sends_a_heartbeat_while_a_step_takes_long() -> None:
     answers = obedient_host().step([StepRequest(LOG, {"mode": "wait"})], "caller")
-    assert await anext(answers) == StepResults([], steps_in_progress=1)
+    assert await anext(answers) == []
     assert virtual_time.now() == 1
     await answers.aclose()
 
@@ -179,7 +180,7 @@ async def test_a_host_sends_a_heartbeat_while_a_step_takes_long() -> None:
 def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.LogCaptureFixture) -> None:
     host = obedient_host()
 
-    async def run() -> StepResults:
+    async def run() -> BatchResults[StepOutcome]:
         requests = [StepRequest(LOG, {"mode": "wait"}, step_id=step_id) for step_id in ("one", "two")]
         answers = host.step(requests)
         first = asyncio.ensure_future(anext(answers))
@@ -191,7 +192,7 @@ def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.Lo
         await answers.aclose()
         return results
 
-    [(place, failure)] = asyncio.run(run()).results
+    [(place, failure)] = asyncio.run(run())
     assert (place, type(failure)) == (1, EnvironmentBroken)
     assert caplog.records == []
 
@@ -203,7 +204,7 @@ async def test_a_host_that_is_shut_down_gives_up_the_steps_that_have_not_ended_i
     answers = [
         (virtual_time.now(), type(result))
         async for item in host.step([StepRequest(LOG, {"mode": mode}, step_id=mode) for mode in ("good", "wait")])
-        for _, result in item.results
+        for _, result in item
     ]
     assert answers == [(0.0, StepOutcome), (4.5, EnvironmentShuttingDown)]
 
@@ -219,15 +220,6 @@ def test_a_host_names_the_fields_that_its_environment_refuses() -> None:
     assert asyncio.run(obedient_host().refused_fields([{"mode": "good"}, {}])) == [
         RefusedField(1, ("mode",), "Field required")
     ]
-
-
-def test_example_samples_that_cannot_be_made_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match="There are only 10 examples"):
-        asyncio.run(obedient_host().example_samples(11, 0))
-    [record] = caplog.records
-    assert record.getMessage() == "Task obedient made no example samples."
-    assert record.exc_info is not None
-    assert vars(record)["task_name"] == "obedient"
 
 
 def test_a_host_closes_its_environment_and_logs_a_close_that_raises(caplog: pytest.LogCaptureFixture) -> None:
@@ -251,7 +243,7 @@ class Hanging(ObedientEnvironment):
 
 
 def test_a_replica_in_which_too_many_plain_steps_hang_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "MOST_ABANDONED_THREADS", 3)
+    monkeypatch.setattr(host_module, "_MOST_ABANDONED_THREADS", 3)
 
     async def healths(step_timeout_s: float) -> list[str | None]:
         """What the host says of itself before the steps, after two, after all three, and when they have ended."""
@@ -260,7 +252,7 @@ def test_a_replica_in_which_too_many_plain_steps_hang_is_not_healthy(monkeypatch
         said = [await health(host)]
         for posted in (requests[:2], requests[2:]):
             async for item in host.step(posted):
-                assert {type(result) for _, result in item.results} <= {TurnTimedOut}
+                assert {type(result) for _, result in item} <= {TurnTimedOut}
             said.append(await health(host))
         Hanging.goes_on.set()
         while abandoned_threads():
@@ -280,7 +272,7 @@ async def health(host: EnvironmentHost) -> str | None:
     """Why the host is not healthy."""
     try:
         await host.check_health()
-    except TooManyThreads as refusal:
+    except _TooManyThreads as refusal:
         return str(refusal)
     return None
 

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.environments.step_queue import FairSlots
+from deployments.environments.sessions import FairSlots
 from tests import virtual_time
 
 STEPS = st.lists(

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 
 from deployments.failures import PolicyStoreLost
 from deployments.generation.command_runner import CommandRunner
-from deployments.logs import JsonLinesFormatter
+from deployments.logs import _JsonLinesFormatter
 from deployments.policy.commands import (
     AbandonTransfer,
     AcceptRequests,
@@ -42,7 +42,7 @@ from deployments.policy.commands import (
     VersionPayload,
 )
 from deployments.policy.node_files import NodeWeights
-from service.startup.console_logs import text_for_the_console
+from service.startup.console_logs import _text_for_the_console
 from tests.virtual_time import run, settled
 
 CHECKSUM_S = 10.0
@@ -64,7 +64,7 @@ class ScriptedWeights:
     loaded: LoadedWeights = field(default_factory=LoadedWeights)
     is_on_trial: bool = False
     canary_s: float = 0.0
-    stages_other_full_weights: bool = True
+    in_transfer: bool = False
     changes_nothing: bool = False
     calls: list[str] = field(default_factory=list)
     checksums_under_way: int = 0
@@ -86,17 +86,13 @@ class ScriptedWeights:
 
     async def swap(self, options: SwapOptions, is_trial: bool) -> CommandCosts:
         self.call("swap", f"{options.mode} on trial" if is_trial else options.mode)
-        self.is_on_trial = is_trial
+        self.is_on_trial, self.in_transfer = is_trial, False
         self.loaded = LoadedWeights(self.loaded.version + 1)
-        return CommandCosts(swap_s=2.0, pause_s=3.0, recomputed_tokens=50)
+        return CommandCosts(swap_s=2.0, pause_s=3.0)
 
-    def accept(self) -> float:
+    def accept(self) -> None:
         self.call("accept")
         self.is_on_trial = False
-        return 5.0
-
-    async def remember(self) -> None:
-        self.call("remember")
 
     async def try_current(self) -> bool:
         self.call("try_current")
@@ -107,6 +103,7 @@ class ScriptedWeights:
         self.call("init_transfer", f"{init_info['rank_offset']} within {timeout_s:g} s")
 
     async def start_transfer(self, options: SwapOptions, file: Path, header: bytes | None) -> None:
+        self.in_transfer = True
         self.call("start_transfer", options.mode if header is None else f"{options.mode} to {file.name}")
         if header is not None:
             await asyncio.to_thread(file.write_bytes, header)
@@ -126,7 +123,7 @@ class ScriptedWeights:
 
     async def finish_transfer(self, version: int) -> CommandCosts:
         self.call("finish_transfer", version)
-        self.loaded = LoadedWeights(version)
+        self.loaded, self.in_transfer = LoadedWeights(version), False
         return CommandCosts(swap_s=4.0, pause_s=4.0)
 
     async def checksum(self) -> str:
@@ -176,34 +173,16 @@ class ScriptedStore(CommandSource):
         self.checksums.append((loaded, checksum))
 
 
-class ScriptedNamedPolicies:
-    """Fetches 70 bytes for each command."""
-
-    def __init__(self) -> None:
-        self.versions = {"run-b": 7}
-        self.commands: list[SetAdapters] = []
-
-    async def set(self, command: SetAdapters) -> tuple[int, bool]:
-        self.commands.append(command)
-        if not command.payloads:
-            raise OSError("no room")
-        return 70, True
-
-
 async def nothing_is_fetched(*_: object) -> bytes:
     raise AssertionError("every file can be read here")
 
 
-def runner_of(
-    weights: ScriptedWeights, store: ScriptedStore, folder: Path, policies: ScriptedNamedPolicies | None = None
-) -> CommandRunner:
-    engine: Any = SimpleNamespace(weights=weights, canary=weights, is_alive=weights.is_alive)
-    named: Any = policies or ScriptedNamedPolicies()
+def runner_of(weights: ScriptedWeights, store: ScriptedStore, folder: Path) -> CommandRunner:
+    adapters = SimpleNamespace(needed=weights.needed_adapters, versions={"run-b": 7})
+    engine: Any = SimpleNamespace(weights=weights, canary=weights, is_alive=weights.is_alive, adapters=adapters)
     node_weights = NodeWeights(folder, "node", nothing_is_fetched)
     node_weights.join()
-    return CommandRunner(
-        engine, named, store, lambda loaded: ReplicaRegistration("replica", None, 1, loaded), node_weights
-    )
+    return CommandRunner(engine, store, lambda loaded: ReplicaRegistration("replica", None, 1, loaded), node_weights)
 
 
 def played(weights: ScriptedWeights, store: ScriptedStore, folder: Path, seconds: float = 0.4) -> CommandRunner:
@@ -267,10 +246,10 @@ def own_folder_with(folder: Path, *versions: int) -> Path:
 def test_staging_an_adapter_removes_those_that_are_no_longer_needed(tmp_path: Path) -> None:
     own = own_folder_with(tmp_path, 1, 2, 3, 4)
     played(ScriptedWeights(needed_adapters={"2", "4"}), ScriptedStore(stage_adapter(tmp_path, 5)), tmp_path)
-    assert {folder.name for folder in own.iterdir()} == {"2", "4", "5"}
+    assert {folder.name for folder in own.iterdir()} == {"2", "4", "5@checksum"}
 
 
-@pytest.mark.parametrize("needed", [set(), {"5"}])
+@pytest.mark.parametrize("needed", [set(), {"5@checksum"}])
 def test_an_adapter_can_be_staged_again(tmp_path: Path, needed: set[str]) -> None:
     store = ScriptedStore(stage_adapter(tmp_path, 5), stage_adapter(tmp_path, 5))
     weights = ScriptedWeights(needed_adapters=needed)
@@ -283,28 +262,17 @@ def test_an_adapter_stays_readable_when_the_store_removes_its_file(tmp_path: Pat
     command = stage_adapter(tmp_path, 5)
     played(ScriptedWeights(), ScriptedStore(command), tmp_path)
     Path(command.payload.file.path).unlink()
-    own = own_folder_with(tmp_path) / "5"
+    own = own_folder_with(tmp_path) / "5@checksum"
     assert (own / "adapter_model.safetensors").read_bytes() == b"weights"
     assert (own / "adapter_model.safetensors").stat().st_nlink == 1, "it was a link, not a copy"
 
 
-@pytest.mark.parametrize(("count", "error", "fetched"), [(1, None, 70), (0, "OSError: no room", 0)])
-def test_the_adapters_of_named_policies_are_set_and_a_failure_leaves_the_replica_whole(
-    tmp_path: Path, count: int, error: str | None, fetched: int
-) -> None:
-    command = SetAdapters((stage_adapter(tmp_path, 5).payload,) * count, 60.0)
-    store, named = ScriptedStore(command), ScriptedNamedPolicies()
-
-    async def play() -> None:
-        running = asyncio.create_task(runner_of(ScriptedWeights(), store, tmp_path, named).run())
-        await asyncio.sleep(0.4)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    run(play())
-    assert named.commands == [command]
+def test_adapters_that_cannot_be_set_leave_the_replica_whole(tmp_path: Path) -> None:
+    store = ScriptedStore(SetAdapters((replace(stage_adapter(tmp_path, 5).payload, name="run-b", base=4),), 60.0))
+    played(ScriptedWeights(), store, tmp_path)
     [report] = store.reports
-    assert (report.error, report.broken, report.costs.fetched_bytes) == (error, False, fetched)
+    refused = "BaseReplaced: It is an adapter for version 4, and the replica has version 0."
+    assert (report.error, report.broken, report.costs.fetched_bytes) == (refused, False, 0)
     assert store.named == [{"run-b": 7}]
 
 
@@ -312,7 +280,7 @@ def test_a_swap_reports_its_times_and_the_new_version(tmp_path: Path) -> None:
     store = ScriptedStore(Swap(SwapOptions("wait")))
     weights = ScriptedWeights()
     played(weights, store, tmp_path)
-    costs = CommandCosts(swap_s=2.0, pause_s=3.0, recomputed_tokens=50)
+    costs = CommandCosts(swap_s=2.0, pause_s=3.0)
     assert store.reports == [CommandReport(1, LoadedWeights(1), costs=costs)]
     assert weights.calls == ["swap wait"]
 
@@ -320,21 +288,12 @@ def test_a_swap_reports_its_times_and_the_new_version(tmp_path: Path) -> None:
 TRIAL = Swap(SwapOptions(), is_trial=True)
 
 
-def test_a_trial_ends_when_requests_are_accepted_and_its_length_is_reported(tmp_path: Path) -> None:
+def test_a_trial_ends_when_requests_are_accepted(tmp_path: Path) -> None:
     weights, store = ScriptedWeights(), ScriptedStore(TRIAL, Canary(9.0), AcceptRequests())
     played(weights, store, tmp_path)
-    assert weights.calls == ["remember", "swap keep on trial", "try_current", "accept"]
-    assert [(report.error, report.costs.canary_s) for report in store.reports] == [
-        (None, 0.0),
-        (None, 0.0),
-        (None, 5.0),
-    ]
-
-
-def test_an_adapter_on_trial_is_compared_with_the_weights_below_it_and_not_with_earlier_ones(tmp_path: Path) -> None:
-    weights, store = ScriptedWeights(stages_other_full_weights=False), ScriptedStore(TRIAL)
-    played(weights, store, tmp_path)
-    assert weights.calls == ["swap keep on trial"]
+    assert weights.calls == ["swap keep on trial", "try_current", "accept"]
+    assert errors(store.reports) == [(None, False)] * 3
+    assert [report.costs.canary_s > 0.0 for report in store.reports] == [False, False, True]
 
 
 def test_that_the_canary_has_seen_no_change_is_reported_once(tmp_path: Path) -> None:
@@ -402,8 +361,8 @@ def test_a_command_that_fails_is_one_line_on_the_console_and_a_traceback_in_the_
 ) -> None:
     caplog.set_level(logging.INFO)
     played(ScriptedWeights(fails="stage", says=text), ScriptedStore(stage(tmp_path, 5)), tmp_path)
-    lines = [json.loads(JsonLinesFormatter("Generator", "r0").format(record)) for record in caplog.records]
-    assert [text_for_the_console(line) for line in lines] == [
+    lines = [json.loads(_JsonLinesFormatter("Generator", "r0").format(record)) for record in caplog.records]
+    assert [_text_for_the_console(line) for line in lines] == [
         f"[Generator] warning: The command Stage failed, and generation goes on: OSError: {shown}",
         None,
     ]

@@ -13,8 +13,8 @@ from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from deployments.generation.continued_completion import ContinuedCompletion, joined_logprobs, params_of_choice
-from deployments.seeds import derived_seed
+from deployments.generation.continued_completion import ContinuedCompletion, _joined_logprobs, params_of_choice
+from deployments.protocols.generation import derived_seed
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -146,7 +146,7 @@ def test_flat_log_probabilities_of_parts_have_as_many_at_each_place(named: int) 
         ids = [token_id, *range(token_id, token_id + named)]
         part.append_fast(ids, [-float(one) for one in ids], chain(range(1 + named)), [None] * (1 + named))
         parts.append(part)
-    whole = joined_logprobs(*parts)
+    whole = _joined_logprobs(*parts)
     assert (whole.start_indices, whole.end_indices) == ([0, 1 + named], [1 + named, 2 + 2 * named])
     assert whole.token_ids == [5, *range(5, 5 + named), 6, *range(6, 6 + named)]
     assert list(whole) == [*parts[0], *parts[1]]

@@ -14,13 +14,13 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from deployments.failures import GenerationLost, GenerationNotFinite, GenerationRejected
+from deployments.generation.engine_outputs import _whole_positions
 from deployments.generation.engine_requests import (
     generation_of,
     likeliest_tokens,
     sampling_params,
     scored_prompt_of,
     scoring_params,
-    whole_positions,
 )
 from deployments.protocols.generation import (
     GenerationRequest,
@@ -144,7 +144,7 @@ def test_positions_that_went_through_dicts_have_the_sampled_token_among_the_like
     joined = direct[:]
     joined.extend(later)
     expected = direct.token_ids + later.token_ids
-    found = whole_positions(joined, named)
+    found = _whole_positions(joined, named)
     assert found.token_ids == expected
     assert found.logprobs == [-float(one) for one in expected]
     assert len(found) == len(sampled)

@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from deployments.failures import (
     RolloutFailure,
 )
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
-from deployments.generation.output_health import MOST_NOT_FINITE, OutputsDiffer, OutputsNotFinite
+from deployments.generation.health import MOST_NOT_FINITE, ReplicaUnusable
 from deployments.protocols.generation import (
     Engine,
     Generation,
@@ -157,7 +156,7 @@ async def test_a_replica_that_keeps_generating_nan_is_unhealthy() -> None:
         assert result is RAISED["not finite"]
     await replica.check_health()
     await anext(replica.generate(of_groups("not finite", 1)))
-    with pytest.raises(OutputsNotFinite, match=r"^16 of the last 16 generations had log-prob"):
+    with pytest.raises(ReplicaUnusable, match=r"^16 of the last 16 generations had log-prob"):
         await replica.check_health()
 
 
@@ -178,7 +177,7 @@ def test_a_replica_that_is_out_of_service_refuses_generations_and_is_unhealthy_f
         await replica.check_health()
         await replica.take_out_of_service("it differs")
         await replica.take_out_of_service("another reason")
-        with pytest.raises(OutputsDiffer, match=r"^The replica was taken out of service: it differs\.$"):
+        with pytest.raises(ReplicaUnusable, match=r"^The replica was taken out of service: it differs\.$"):
             await replica.check_health()
 
     virtual_time.run(run())
@@ -245,25 +244,6 @@ async def test_a_call_that_is_closed_aborts_all_of_its_generations() -> None:
     await batches.aclose()
     await virtual_time.settled()
     assert sorted(replica.engine.cancelled) == ["a", "b"]
-
-
-def test_the_load_names_the_policies_that_have_generations_here() -> None:
-    replica = ScriptedReplica()
-    a, b, other, failing = requests("a", "b", "other", "rejected")
-    generations = [replace(a, policy="run-a"), replace(b, policy="run-a"), other, replace(failing, policy="run-b")]
-
-    async def run() -> list[tuple[str, ...]]:
-        seen = []
-        async with aclosing(replica.generate(generations)) as items:
-            await anext(items)
-            seen.append(replica.load().policies)
-            for name in ("a", "b"):
-                replica.engine.finish(name)
-                await anext(items)
-                seen.append(replica.load().policies)
-        return seen
-
-    assert virtual_time.run(run()) == [("run-a",), ("run-a",), ()]
 
 
 @virtual_time.test
@@ -429,7 +409,7 @@ async def test_a_caller_of_calls_that_say_nothing_gets_a_heartbeat_each_second()
     async with aclosing(replica.serve([served("a")], "ingress")) as items:
         await anext(items)
         heartbeat = await anext(items)
-        assert (heartbeat.parts, heartbeat.results, virtual_time.now()) == ([], [], 2.0)
+        assert (heartbeat.parts, heartbeat.results, virtual_time.now()) == ([], [], 1.0)
         assert heartbeat.load.ongoing_generations == LOAD.ongoing_generations
 
 

@@ -19,7 +19,7 @@ from deployments.generation import response_parser
 from deployments.generation.response_parser import (
     ParserChoice,
     ParserUnusable,
-    VLLMResponseParser,
+    _VLLMResponseParser,
     parse_all,
     prepare,
 )
@@ -48,10 +48,10 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def parsers(tokenizers: dict[str, Any]) -> dict[str, VLLMResponseParser]:
+def parsers(tokenizers: dict[str, Any]) -> dict[str, _VLLMResponseParser]:
     ends = frozenset({tokenizers["plain"].eos_token_id})
     return {
-        kind: VLLMResponseParser(ParserChoice(tokenizers[f"{kind} folder"], "hermes", "qwen3", ends))
+        kind: _VLLMResponseParser(ParserChoice(tokenizers[f"{kind} folder"], "hermes", "qwen3", ends))
         for kind in ("special", "plain")
     }
 
@@ -71,7 +71,7 @@ def ids(tokenizer: Any, text: str, ended: bool = True) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["special", "plain"])
 def test_calls_and_reasoning_are_read_whether_their_markers_are_special_tokens_or_not(
-    tokenizers: dict[str, Any], parsers: dict[str, VLLMResponseParser], kind: str
+    tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser], kind: str
 ) -> None:
     text = f"<think>Two numbers.</think>I add them. {CALL}{CALL}"
     parsed = parsers[kind].parse(ResponseToParse(ids(tokenizers[kind], text), tools=[ADD], turn=2))
@@ -82,7 +82,7 @@ def test_calls_and_reasoning_are_read_whether_their_markers_are_special_tokens_o
 
 
 def test_calls_are_read_also_where_the_sample_names_no_tools(
-    tokenizers: dict[str, Any], parsers: dict[str, VLLMResponseParser]
+    tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser]
 ) -> None:
     response = ids(tokenizers["plain"], f"</think>{CALL}")
     odd_tools: list[dict[str, Any]] = [{"name": "add"}]
@@ -92,12 +92,12 @@ def test_calls_are_read_also_where_the_sample_names_no_tools(
 
 
 def test_a_text_without_calls_and_reasoning_gives_nothing(tokenizers: dict[str, Any]) -> None:
-    parser = VLLMResponseParser(ParserChoice(tokenizers["plain folder"], "hermes", None))
+    parser = _VLLMResponseParser(ParserChoice(tokenizers["plain folder"], "hermes", None))
     assert parser.parse(ResponseToParse(ids(tokenizers["plain"], "Just 42."))) == ParsedResponse()
 
 
 def test_a_call_that_is_not_json_is_an_error_that_says_why(
-    tokenizers: dict[str, Any], parsers: dict[str, VLLMResponseParser]
+    tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser]
 ) -> None:
     text = '</think><tool_call>{"name": "add", "arguments": {</tool_call>'
     parsed = parsers["plain"].parse(ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD]))
@@ -118,7 +118,7 @@ def test_a_call_that_is_not_json_is_an_error_that_says_why(
     ],
 )
 def test_other_formats_give_the_same_call(tokenizers: dict[str, Any], parser: str, text: str) -> None:
-    parsers = VLLMResponseParser(ParserChoice(tokenizers["plain folder"], parser, None))
+    parsers = _VLLMResponseParser(ParserChoice(tokenizers["plain folder"], parser, None))
     [call] = parsers.parse(ResponseToParse(ids(tokenizers["plain"], text, ended=False), tools=[ADD])).tool_calls
     assert (call["id"], call["function"]["name"]) == ("call00000", "add")
     assert json.loads(call["function"]["arguments"]) == {"numbers": [41, 1]}
@@ -149,7 +149,7 @@ def test_a_calls_id_is_what_the_response_spells_or_follows_from_its_turn_and_pla
     )
     tokenizer.save_pretrained(tmp_path)
     shutil.copy(TINY_MODEL / "config.json", tmp_path)
-    parsers = VLLMResponseParser(ParserChoice(str(tmp_path), parser, None))
+    parsers = _VLLMResponseParser(ParserChoice(str(tmp_path), parser, None))
     response = ResponseToParse(ids(tokenizer, text, ended=False), tools=[ADD], turn=3)
     calls = [call for _ in range(2) for call in parsers.parse(response).tool_calls]
     assert [(call["id"], call["function"]["name"]) for call in calls] == [(call_id, "add")] * 2
@@ -162,7 +162,7 @@ pieces = st.sampled_from(
 
 @given(st.lists(pieces, max_size=12).map("".join))
 def test_whatever_a_model_writes_is_parsed_or_an_error(
-    tokenizers: dict[str, Any], parsers: dict[str, VLLMResponseParser], text: str
+    tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser], text: str
 ) -> None:
     response_parser._parser = parsers["plain"]
     [parsed] = parse_all([ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD])])
@@ -196,14 +196,14 @@ def test_the_parsers_of_gpt_oss_read_the_harmony_format_and_are_refused_without_
 
     monkeypatch.setattr(harmony_utils, "get_encoding", without_network)
     with pytest.raises(ParserUnusable, match="HarmonyError: error downloading or loading vocab file"):
-        VLLMResponseParser(ParserChoice(str(TINY_MODEL), *choice))
+        _VLLMResponseParser(ParserChoice(str(TINY_MODEL), *choice))
     monkeypatch.setattr(harmony_utils, "get_encoding", lambda: None)
     # Their own classes raise: "GptOssToolParser is a stub".
-    assert VLLMResponseParser(ParserChoice(str(TINY_MODEL), *choice))._parser_class is HarmonyParser
+    assert _VLLMResponseParser(ParserChoice(str(TINY_MODEL), *choice))._parser_class is HarmonyParser
 
 
 def test_half_of_a_surrogate_pair_is_an_error_because_no_answer_can_be_written_with_it(
-    tokenizers: dict[str, Any], parsers: dict[str, VLLMResponseParser]
+    tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser]
 ) -> None:
     text = '<tool_call>{"name": "add", "arguments": {"numbers": "\\ud800"}}</tool_call>'
     parsed = response_parser.parsed(parsers["plain"], ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD]))
@@ -228,17 +228,17 @@ TEMPLATE = {
 
 
 @pytest.fixture(scope="module")
-def templated(tokenizers: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> VLLMResponseParser:
+def templated(tokenizers: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> _VLLMResponseParser:
     """The parser that reads what the tokenizer's own template of responses says."""
     folder = tmp_path_factory.mktemp("templated")
     shutil.copytree(tokenizers["plain folder"], folder, dirs_exist_ok=True)
     config = folder / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "response_template": TEMPLATE}))
-    return VLLMResponseParser(ParserChoice(str(folder), "hf", "hf", frozenset({tokenizers["plain"].eos_token_id})))
+    return _VLLMResponseParser(ParserChoice(str(folder), "hf", "hf", frozenset({tokenizers["plain"].eos_token_id})))
 
 
 def test_the_hf_parser_reads_what_the_template_of_the_tokenizer_says(
-    tokenizers: dict[str, Any], templated: VLLMResponseParser
+    tokenizers: dict[str, Any], templated: _VLLMResponseParser
 ) -> None:
     prompt = ids(tokenizers["plain"], "<|user|>\n41 + 1?<|end|>\n<|assistant|>\n", ended=False)
     text = f"<think>Two numbers.</think>I add them. {CALL}"
@@ -250,7 +250,7 @@ def test_the_hf_parser_reads_what_the_template_of_the_tokenizer_says(
 
 
 def test_the_hf_parser_looks_at_the_prompt_for_reasoning_that_the_template_has_begun(
-    tokenizers: dict[str, Any], templated: VLLMResponseParser
+    tokenizers: dict[str, Any], templated: _VLLMResponseParser
 ) -> None:
     response = ids(tokenizers["plain"], "Two numbers.</think>42")
     for begun, reasoning in (("<think>", "Two numbers."), ("", None)):

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from deployments.generation.trainer_transfer import EARLIER, TrainerRendezvous, TrainerWatch, TransferFile, Written
+from deployments.generation.trainer_transfer import TrainerRendezvous, TrainerWatch, TransferFile, Written
+from deployments.generation.worker_extension import WeightsWorkerExtension
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.safetensors_file import header_bytes, header_of
 from service.startup.config import free_port
@@ -61,14 +62,18 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def state_of(rendezvous: TrainerRendezvous) -> tuple[bool, str | None]:
+    return rendezvous.has_ended, rendezvous.error
+
+
 def test_the_connection_is_there_when_the_rendezvous_has_ended(trainer: InitInfo) -> None:
     backend = Backend()
     rendezvous = TrainerRendezvous(backend, trainer)
     assert backend.has_begun.wait(LONG_ENOUGH_S)
-    assert (rendezvous.state(), rendezvous.waits_for) == ((False, None), "the trainer does not answer")
+    assert (state_of(rendezvous), rendezvous.waits_for) == ((False, None), "the trainer does not answer")
     backend.go_on.set()
-    until(lambda: rendezvous.state() == (True, None))
-    assert rendezvous.connection() is backend
+    until(lambda: state_of(rendezvous) == (True, None))
+    assert rendezvous.engine is backend
     assert backend.calls == ["init"]
 
 
@@ -76,7 +81,7 @@ def test_a_rendezvous_that_fails_says_why(trainer: InitInfo) -> None:
     backend = Backend(fails=True)
     backend.go_on.set()
     rendezvous = TrainerRendezvous(backend, trainer)
-    until(lambda: rendezvous.state() == (True, "RuntimeError: the trainer hung up"))
+    until(lambda: state_of(rendezvous) == (True, "RuntimeError: the trainer hung up"))
 
 
 def test_where_nobody_listens_vllm_does_not_begin_and_giving_up_ends_the_thread() -> None:
@@ -84,7 +89,7 @@ def test_where_nobody_listens_vllm_does_not_begin_and_giving_up_ends_the_thread(
     rendezvous = TrainerRendezvous(backend, InitInfo("127.0.0.1", port))
     until(lambda: rendezvous.waits_for == f"nobody listens at 127.0.0.1:{port}")
     rendezvous.give_up()
-    assert rendezvous.wait(LONG_ENOUGH_S)
+    until(lambda: rendezvous.has_ended)
     assert "init" not in backend.calls
 
 
@@ -94,7 +99,7 @@ def test_a_trainer_that_listens_later_is_met() -> None:
     rendezvous = TrainerRendezvous(backend, InitInfo("127.0.0.1", port))
     until(lambda: rendezvous.waits_for.startswith("nobody listens"))
     with closing(socket.create_server(("127.0.0.1", port))):
-        until(lambda: rendezvous.state() == (True, None))
+        until(lambda: state_of(rendezvous) == (True, None))
     assert backend.calls == ["init"]
 
 
@@ -105,7 +110,7 @@ def test_a_connection_that_comes_after_it_was_given_up_is_closed(trainer: InitIn
     rendezvous.give_up()
     assert backend.calls == ["init"], "vLLM's rendezvous cannot be interrupted"
     backend.go_on.set()
-    assert rendezvous.wait(LONG_ENOUGH_S)
+    until(lambda: rendezvous.has_ended)
     assert backend.calls == ["init", "shutdown"]
 
 
@@ -113,23 +118,23 @@ def test_a_connection_that_is_given_up_because_another_worker_has_none_is_closed
     backend = Backend()
     backend.go_on.set()
     rendezvous = TrainerRendezvous(backend, trainer)
-    assert rendezvous.wait(LONG_ENOUGH_S)
+    until(lambda: rendezvous.has_ended)
     rendezvous.give_up()
     assert backend.calls == ["init", "shutdown"]
 
 
-def test_the_next_rendezvous_waits_for_one_that_was_given_up(trainer: InitInfo) -> None:
-    silent, backend = Backend(), Backend()
-    backend.go_on.set()
-    earlier = TrainerRendezvous(silent, trainer)
+def test_no_rendezvous_begins_while_vllm_goes_on_with_one_that_was_given_up(trainer: InitInfo) -> None:
+    silent = Backend()
+    worker: Any = WeightsWorkerExtension()
+    worker.weight_transfer_engine = object()
+    worker._rendezvous = TrainerRendezvous(silent, trainer)
     assert silent.has_begun.wait(LONG_ENOUGH_S)
-    earlier.give_up()
-    rendezvous = TrainerRendezvous(backend, trainer, earlier)
-    until(lambda: rendezvous.waits_for == EARLIER)
-    assert (rendezvous.state(), backend.calls) == ((False, None), [])
+    worker.end_rendezvous(False)
+    _, error = worker.begin_rendezvous({})
+    assert "an earlier rendezvous, which was given up, has not ended" in error
     silent.go_on.set()
-    until(lambda: rendezvous.state() == (True, None))
-    assert (silent.calls, backend.calls) == (["init", "shutdown"], ["init"])
+    until(lambda: worker._rendezvous.has_ended)
+    assert silent.calls == ["init", "shutdown"]
 
 
 HEADER = header_bytes(header_of([("a.weight", "BF16", [2, 3]), ("b.bias", "F32", [3])]).entries)

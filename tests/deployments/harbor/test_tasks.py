@@ -14,8 +14,8 @@ from deployments.harbor.tasks import (
     HarborSettings,
     HarborTaskRefused,
     HarborTasks,
-    load_task,
-    load_tasks,
+    _load_task,
+    _load_tasks,
     rewards_in,
 )
 from service.settings import HARBOR_TASKS, EnvironmentSettings
@@ -39,9 +39,9 @@ def named_numbers(count: int) -> bytes:
 
 
 def test_tasks_are_the_folders_of_a_folder_or_the_folder_of_one() -> None:
-    found = load_tasks(HarborSettings(tasks=str(EXAMPLES)))
+    found = _load_tasks(HarborSettings(tasks=str(EXAMPLES)))
     assert list(found) == [f"examples/{name}" for name in ("count-lines", "fix-median", "greet-server")]
-    [one] = load_tasks(HarborSettings(tasks=str(EXAMPLES / "fix-median"))).values()
+    [one] = _load_tasks(HarborSettings(tasks=str(EXAMPLES / "fix-median"))).values()
     assert (one.config.environment.memory_mb, one.config.agent.timeout_sec) == (512, 120.0)
 
 
@@ -59,23 +59,23 @@ def test_samples_are_the_tasks_in_order_and_begin_again_after_the_last() -> None
 
 def test_older_names_of_sizes_and_of_the_network_are_understood(tmp_path: Path) -> None:
     toml = 'version = "1.0"\n[environment]\nmemory = "2G"\nstorage = "512M"\nallow_internet = false'
-    environment = load_task(task(tmp_path, toml)).config.environment
+    environment = _load_task(task(tmp_path, toml)).config.environment
     assert (environment.memory_mb, environment.storage_mb, environment.wants_network) == (2048, 512, False)
-    assert load_task(task(tmp_path, name="u")).config.environment.wants_network is True
+    assert _load_task(task(tmp_path, name="u")).config.environment.wants_network is True
 
 
 @pytest.mark.parametrize(
     ("toml", "field"),
     [
-        ('[[steps]]\nname = "one"', "steps makes it a task of several steps"),
-        ('[environment]\nos = "Windows"', "environment.os is windows"),
-        ("[environment]\ngpus = 1", "environment.gpus asks for GPUs"),
-        ('[environment]\nnetwork_mode = "allowlist"', "environment.network_mode is allowlist"),
-        ('[[environment.mcp_servers]]\nname = "m"', "environment.mcp_servers names MCP servers"),
-        ('[environment.healthcheck]\ncommand = "true"', "environment.healthcheck is not run here"),
-        ('[agent]\nuser = "someone"', "agent.user names a user"),
-        ('[verifier]\nenvironment_mode = "separate"', "verifier.environment_mode is separate"),
-        ('[verifier]\nnetwork_mode = "public"', "verifier.network_mode differs"),
+        ('[[steps]]\nname = "one"', "toml: steps: .*docs/harbor.md says what is played"),
+        ('[environment]\nos = "Windows"', "toml: environment.os"),
+        ("[environment]\ngpus = 1", "toml: environment.gpus"),
+        ('[environment]\nnetwork_mode = "allowlist"', "toml: environment.network_mode"),
+        ('[[environment.mcp_servers]]\nname = "m"', "toml: environment.mcp_servers"),
+        ('[environment.healthcheck]\ncommand = "true"', "toml: environment.healthcheck"),
+        ('[agent]\nuser = "someone"', "toml: agent.user"),
+        ('[verifier]\nenvironment_mode = "separate"', "toml: verifier.environment_mode"),
+        ('[verifier]\nnetwork_mode = "public"', "toml: verifier.network_mode"),
         ("[verifier]\ntimeout_sec = 0", "verifier.timeout_sec: Input should be greater than 0"),
         ("[environment]\ncpus = 0", "environment.cpus: Input should be greater than 0"),
         ("[environment]\nmemory_mb = 0", "environment.memory_mb: Input should be greater than 0"),
@@ -86,26 +86,33 @@ def test_a_task_that_asks_for_what_is_not_done_here_is_refused_with_the_field(
     tmp_path: Path, toml: str, field: str
 ) -> None:
     with pytest.raises(HarborTaskRefused, match=field):
-        load_task(task(tmp_path, toml))
+        _load_task(task(tmp_path, toml))
 
 
 def test_a_task_without_tests_or_two_of_one_name_are_refused(tmp_path: Path) -> None:
     (task(tmp_path) / "tests" / "test.sh").unlink()
     with pytest.raises(HarborTaskRefused, match=r"has no tests/test\.sh"):
-        load_task(tmp_path / "t")
+        _load_task(tmp_path / "t")
     for name in ("u", "v"):
         task(tmp_path / "two", '[task]\nname = "a/b"', name=name)
     with pytest.raises(HarborTaskRefused, match="are both named a/b"):
-        load_tasks(HarborSettings(tasks=str(tmp_path / "two")))
+        _load_tasks(HarborSettings(tasks=str(tmp_path / "two")))
     with pytest.raises(HarborTaskRefused, match="is no folder of tasks"):
-        load_tasks(HarborSettings(tasks=str(tmp_path / "nowhere")))
+        _load_tasks(HarborSettings(tasks=str(tmp_path / "nowhere")))
     with pytest.raises(HarborTaskRefused, match="has no tasks"):
-        load_tasks(HarborSettings(tasks=str(tmp_path / "two" / "u" / "tests")))
+        _load_tasks(HarborSettings(tasks=str(tmp_path / "two" / "u" / "tests")))
 
 
-def test_marks_of_a_benchmark_are_no_part_of_an_instruction(tmp_path: Path) -> None:
-    marked = "<!-- harbor-canary GUID 1 -->\n# canary 2\n\nDo it.\n# canary"
-    assert load_task(task(tmp_path, instruction=marked)).instruction == "Do it.\n# canary"
+@pytest.mark.parametrize(
+    ("marked", "instruction"),
+    [
+        ("<!-- harbor-canary GUID 1 -->\n# canary 2\n\nDo it.\n# canary", "Do it.\n# canary"),
+        ("  <!-- canary --> \n \n    indented\n", "    indented\n"),
+        ("# canary", ""),
+    ],
+)
+def test_marks_of_a_benchmark_are_no_part_of_an_instruction(marked: str, instruction: str, tmp_path: Path) -> None:
+    assert _load_task(task(tmp_path, instruction=marked)).instruction == instruction
 
 
 @pytest.mark.parametrize("section", ["environment", "verifier"])
@@ -117,22 +124,22 @@ def test_variables_come_from_this_process_if_the_settings_pass_them_or_from_thei
 
     def variables(text: str, name: str, *passed: str) -> dict[str, str]:
         folder = task(tmp_path, f'[{section}.env]\nA = "{text}"', name=name)
-        [one] = load_tasks(HarborSettings(tasks=str(folder), passed_variables=list(passed))).values()
+        [one] = _load_tasks(HarborSettings(tasks=str(folder), passed_variables=list(passed))).values()
         return dict(getattr(one.config, section).env)
 
     assert variables("x${KNOWN}y${NONE:-d}", "a", "KNOWN") == {"A": "xkyd"}
     assert variables("$SECRET $(SECRET)", "b") == {"A": "$SECRET $(SECRET)"}
-    with pytest.raises(HarborTaskRefused, match=rf"toml: {section}\.env\.A of the task c needs the variable NONE: set"):
+    with pytest.raises(HarborTaskRefused, match=rf"toml: {section}\.env\.A of the task c asks for the variable NONE"):
         variables("${NONE}", "c", "NONE")
     for text, name in (("${SECRET}", "d"), ("${KNOWN}${SECRET:-d}", "e"), ("x${SECRET}y", "f")):
         said = (
             rf"/{name}/task\.toml: {section}\.env\.A of the task {name} asks for the variable SECRET of the service's "
-            r"process, which harbor\.passed_variables does not name"
+            r"process: set it where the service starts and name it in harbor\.passed_variables"
         )
         with pytest.raises(HarborTaskRefused, match=said):
             variables(text, name, "KNOWN", "SECRE")
     with pytest.raises(HarborTaskRefused, match=r"asks for the variable NONE of"):
-        load_task(task(tmp_path, f'[{section}.env]\nA = "${{NONE}}"', name="g"))
+        _load_task(task(tmp_path, f'[{section}.env]\nA = "${{NONE}}"', name="g"))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +164,7 @@ def test_a_file_of_a_task_that_cannot_be_read_is_named(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(HarborTaskRefused, match=message):
-        load_tasks(HarborSettings(tasks=str(tmp_path)))
+        _load_tasks(HarborSettings(tasks=str(tmp_path)))
 
 
 def test_rewards_are_read_as_harbor_reads_them() -> None:
@@ -171,16 +178,16 @@ def test_rewards_are_read_as_harbor_reads_them() -> None:
 @pytest.mark.parametrize(
     ("content", "name", "message"),
     [
-        (b"{}", "reward.json", r"^reward\.json names no number, got b'{}'$"),
-        (b'{"a": NaN}', "reward.json", "^reward.json must hold JSON with finite numbers, got b'{\"a\": NaN}'$"),
-        (b"\xff", "reward.json", r"^reward\.json must hold JSON with finite numbers, got b'\\xff'$"),
-        (b"[" * 3000, "reward.json", r"^reward\.json must hold JSON"),
-        (b"null", "reward.json", r"^reward\.json must hold finite numbers, got b'null'$"),
-        (b"high", "reward.txt", r"^reward\.txt must hold a number, got b'high'$"),
-        (b"\xff", "reward.txt", r"^reward\.txt must hold a number, got b'\\xff'$"),
-        (b"1" * 400, "reward.txt", r"^reward\.txt must hold finite numbers, got b'1{200}'$"),
-        (b" " * LARGEST_REWARD_BYTES + b"1", "reward.txt", r"^reward\.txt has more than 65536 bytes$"),
-        (named_numbers(MOST_REWARDS + 1), "reward.json", r"^reward\.json names 1001 numbers, and may name 1000$"),
+        (b"{}", "reward.json", r"^reward\.json must hold a finite number, .* got b'{}'$"),
+        (b'{"a": NaN}', "reward.json", "got b'{\"a\": NaN}'$"),
+        (b"\xff", "reward.json", r"got b'\\xff'$"),
+        (b"[" * 3000, "reward.json", r"^reward\.json must hold"),
+        (b"null", "reward.json", "got b'null'$"),
+        (b"high", "reward.txt", r"^reward\.txt must hold a finite number, .* got b'high'$"),
+        (b"\xff", "reward.txt", r"got b'\\xff'$"),
+        (b"1" * 400, "reward.txt", r"got b'1{200}'$"),
+        (b" " * LARGEST_REWARD_BYTES + b"1", "reward.txt", r"^reward\.txt must hold .* in at most 65536 bytes"),
+        (named_numbers(MOST_REWARDS + 1), "reward.json", r"^reward\.json must hold .* an object of 1 to 1000 of them"),
     ],
 )
 def test_what_is_no_reward_is_named_with_the_file_of_the_verifier(content: bytes, name: str, message: str) -> None:
@@ -207,10 +214,10 @@ def test_a_task_type_of_harbor_is_described_by_its_agent_alone() -> None:
     ("given", "message"),
     [
         ({"scored_by": "environment", "command": COMMAND}, "leave scored_by out"),
-        ({"harness": {"url": "http://harness.test/"}}, "name a command, or a function that takes the sandbox"),
-        ({"game": {"import_path": "a:B"}}, "name a command, or a function that takes the sandbox"),
-        ({"command": {"argv": ["true"]}}, "write sandbox: true"),
-        ({"command": COMMAND | {"passed_variables": ["A"]}}, "passed_variables of command does not reach a sandbox"),
+        ({"harness": {"url": "http://harness.test/"}}, "name a function that takes the sandbox"),
+        ({"game": {"import_path": "a:B"}}, "name a function that takes the sandbox"),
+        ({"command": {"argv": ["true"]}}, "a command with sandbox: true"),
+        ({"command": COMMAND | {"passed_variables": ["A"]}}, "by environment_variables alone"),
     ],
 )
 def test_what_means_nothing_beside_harbor_is_refused(given: dict[str, Any], message: str) -> None:

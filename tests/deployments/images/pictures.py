@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
 from deployments.images.store import ImagesReplica
 from deployments.protocols.images import ImageStore, name_of_image
 from tests.deployments.storage.scripted_storage import ScriptedStorage

@@ -1,4 +1,4 @@
-"""The images that are kept: owners, ages, and what goes for others."""
+"""The images that are kept: owners, uses, and what goes for others."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,14 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.images.book import CONTENT, ImageBook
-from deployments.images.failures import ImagesFull
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import CONTENT, ImageBook, ImagesFull, ImagesSettings
 from deployments.storage.storage import StoredRecord
 from deployments.storage.stored_state import Planned
 from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
 
-SETTINGS = ImagesSettings.model_construct(keep_s=100, keep_at_least_s=10, max_bytes=100, max_share=0.5)
+SETTINGS = ImagesSettings.model_construct(keep_s=10, max_bytes=100)
 
 
 class StoredBook:
@@ -27,9 +25,6 @@ class StoredBook:
     def put(self, images: Mapping[str, int], owner: str = "", time_s: float = 0.0) -> list[str]:
         """Puts images of so many bytes. Returns the names of those that went for them."""
         return self._made(self.book.put({name: bytes(size) for name, size in images.items()}, owner, time_s))
-
-    def pass_time(self, time_s: float) -> list[str]:
-        return self._made(self.book.time_passed(time_s))
 
     def reopened(self, time_s: float) -> ImageBook:
         """The book of a store that starts now."""
@@ -56,18 +51,7 @@ def test_an_image_is_its_owners_alone() -> None:
     assert stored.book.refused(["a", "b", "c", "b"], "ann") == ["b", "c"]
     assert stored.book.refused(["a", "b"], "bob") == []
     assert stored.book.refused(["a", "b"], "") == ["a", "b"]
-    assert (stored.book.total_bytes, stored.book.bytes_of("ann"), stored.book.bytes_of("bob")) == (3, 1, 3)
-
-
-def test_an_image_expires_after_its_last_use() -> None:
-    stored = StoredBook()
-    stored.put({"a": 1, "b": 1}, time_s=0)
-    stored.book.use(["a", "unknown"], 50)
-    assert stored.pass_time(99.9) == []
-    assert stored.pass_time(100) == ["b"]
-    assert stored.pass_time(149.9) == []
-    assert stored.pass_time(150) == ["a"]
-    assert (len(stored.book), stored.book.total_bytes, stored.storage.kept.records) == (0, 0, {})
+    assert stored.book.total_bytes == 3
 
 
 def test_putting_an_image_again_is_a_use_and_stores_its_content_once() -> None:
@@ -76,16 +60,10 @@ def test_putting_an_image_again_is_a_use_and_stores_its_content_once() -> None:
     changes, commit = stored.book.put({"a": bytes(3)}, "", 60.0)
     assert [(change.record_id, dict(change.added)) for change in changes] == [("a", {})]
     assert commit() == []
-    assert (stored.book.total_bytes, stored.pass_time(150), stored.pass_time(160)) == (3, [], ["a"])
-
-
-def test_a_restart_lets_nothing_expire_early() -> None:
-    stored = StoredBook()
-    stored.put({"a": 60}, time_s=0.0)
-    stored.book.use(["a"], 4.0)
-    stored.book = stored.reopened(5.0)
-    assert stored.pass_time(104.9) == []
-    assert stored.pass_time(105.0) == ["a"]
+    assert stored.book.total_bytes == 3
+    with pytest.raises(ImagesFull):
+        stored.put({"b": 98}, time_s=69)
+    assert stored.put({"b": 98}, time_s=70) == ["a"]
 
 
 def test_after_a_restart_those_make_room_that_were_put_long_enough_ago() -> None:
@@ -127,14 +105,10 @@ def test_an_image_that_is_put_again_goes_last() -> None:
     assert stored.put({"c": 60}, time_s=20) == ["b"]
 
 
-def test_without_room_for_all_keys_together_an_image_is_refused_within_a_keys_share() -> None:
+def test_an_image_of_another_key_makes_room_too() -> None:
     stored = StoredBook()
     stored.put({"a": 50}, "ann", 0)
     stored.put({"b": 50}, "bob", 5)
-    with pytest.raises(
-        ImagesFull, match=r"^: 100 bytes of all callers are kept, and images\.max_bytes allows 100; too few"
-    ):
-        stored.put({"c": 1}, "cid", 9)
     assert stored.put({"c": 1}, "cid", 14) == ["a"]
     assert stored.book.refused("abc", "ann") == ["a", "b", "c"]
 
@@ -146,8 +120,8 @@ def test_what_was_used_a_moment_ago_does_not_go() -> None:
     with pytest.raises(ImagesFull) as full:
         stored.put({"c": 51}, time_s=14)
     assert full.value.problems[0].message == (
-        "100 bytes of this caller are kept, and images.max_bytes allows 100; too few of them can go, which have not "
-        "been used for images.keep_at_least_s (10 s): try again later, or raise images.max_bytes"
+        "100 bytes are kept, and images.max_bytes allows 100; too few of them were not used for images.keep_s (10 s): "
+        "try again later, or raise images.max_bytes"
     )
     assert (names_of(stored.book), stored.book.total_bytes) == ("ab", 100)
     assert stored.put({"c": 51}, time_s=15) == ["a", "b"]
@@ -160,25 +134,10 @@ def test_a_put_makes_no_room_at_the_cost_of_what_it_puts() -> None:
     assert names_of(stored.book) == "ac"
 
 
-def test_a_key_makes_room_within_its_share_of_its_own_images_alone() -> None:
-    stored = StoredBook()
-    stored.put({"a": 40}, "ann", 0)
-    stored.put({"a": 40, "b": 10}, "bob", 1)
-    assert stored.put({"c": 20}, "ann", 30) == []
-    assert stored.book.refused("abc", "ann") == ["a", "b"]
-    assert stored.book.refused("abc", "bob") == ["c"]
-    assert (stored.book.bytes_of("ann"), stored.book.bytes_of("bob"), stored.book.total_bytes) == (20, 50, 70)
-    with pytest.raises(
-        ImagesFull,
-        match=r"^: 20 bytes of this caller are kept, and images\.max_bytes x images\.max_share \(0\.5\) allows 50;",
-    ):
-        stored.put({"d": 51}, "ann", 60)
-
-
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["put", "use", "pass", "reopen"]),
+            st.sampled_from(["put", "use", "reopen"]),
             st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True),
             st.sampled_from(["", "ann", "bob"]),
             st.integers(0, 30),
@@ -200,16 +159,13 @@ def test_bounds_hold_always_and_a_new_store_finds_the_same_images(
             except ImagesFull:
                 continue
             assert stored.book.refused(names, owner) == []
-            assert all(now_s - used_at[name] >= SETTINGS.keep_at_least_s for name in gone)
+            assert all(now_s - used_at[name] >= SETTINGS.keep_s for name in gone)
             used_at |= dict.fromkeys(names, now_s)
             put_at |= dict.fromkeys(names, now_s)
         elif call == "use":
             stored.book.use(names, now_s)
             used_at |= dict.fromkeys(names, now_s)
-        elif call == "pass":
-            assert all(now_s - used_at[name] >= SETTINGS.keep_s for name in stored.pass_time(now_s))
         else:
-            stored.pass_time(now_s)
             before, stored.book = stored.book, stored.reopened(now_s)
             used_at = dict(put_at)
             assert [(name in before) for name in "abcdefgh"] == [(name in stored.book) for name in "abcdefgh"]
@@ -217,7 +173,6 @@ def test_bounds_hold_always_and_a_new_store_finds_the_same_images(
                 stored.book.refused("abcdefgh", one) for one in ("", "ann")
             ]
         assert stored.book.total_bytes <= SETTINGS.max_bytes
-        assert all(stored.book.bytes_of(key) <= 50 for key in ("ann", "bob"))
         kept = {name for name in "abcdefgh" if name in stored.book}
         assert stored.storage.kept.records.keys() == kept == stored.storage.kept.entries.keys()
         assert stored.book.total_bytes == sum(len(stored.storage.kept.entries[name][CONTENT]) for name in kept)

@@ -11,19 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from deployments.images.checks import ImageInfo, MediaType, Size, checked_image
-from deployments.images.failures import ImageRefused
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImageRefused, ImagesSettings
+from deployments.images.checks import _checked_image, _ImageInfo
 from tests.deployments.images.pictures import animation, picture
 
 SETTINGS = ImagesSettings()
 SMALL = ImagesSettings(max_pixels=12, max_image_bytes=2000)
-FORMS: dict[str, MediaType] = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
+FORMS = {"PNG": "image/png", "JPEG": "image/jpeg"}
 
 
 def refusal_of(data: bytes, settings: ImagesSettings = SETTINGS) -> str:
     with pytest.raises(ImageRefused) as refused:
-        checked_image(data, settings)
+        _checked_image(data, settings)
     return str(refused.value)
 
 
@@ -37,14 +36,6 @@ def png_that_says(*sizes: tuple[int, int]) -> bytes:
     return chunks
 
 
-def webp_that_says(width: int, height: int) -> bytes:
-    """An extended WebP file with a canvas of this size, and a picture of 4 x 3."""
-    plain = picture(form="WEBP")
-    canvas = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
-    chunks = b"WEBP" + b"VP8X" + (10).to_bytes(4, "little") + bytes(4) + canvas + plain[12:]
-    return b"RIFF" + len(chunks).to_bytes(4, "little") + chunks
-
-
 def jpeg_that_says(width: int, height: int) -> bytes:
     data = bytearray(picture(form="JPEG"))
     begin = data.index(b"\xff\xc0")
@@ -55,33 +46,31 @@ def jpeg_that_says(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("form", "mode"),
     [("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")]
-    + [("JPEG", mode) for mode in ("L", "RGB", "CMYK")]
-    + [("WEBP", mode) for mode in ("RGB", "RGBA")],
+    + [("JPEG", mode) for mode in ("L", "RGB", "CMYK")],
 )
 def test_an_image_has_the_format_and_the_size_of_its_content(form: str, mode: str) -> None:
     file = BytesIO()
     Image.new(mode, (7, 5)).save(file, form)
-    assert checked_image(file.getvalue(), SETTINGS) == ImageInfo(FORMS[form], Size(7, 5))
+    assert _checked_image(file.getvalue(), SETTINGS) == _ImageInfo(FORMS[form], 7, 5)
 
 
-@given(st.integers(1, 60), st.integers(1, 60), st.sampled_from(["PNG", "JPEG", "WEBP", "WEBP lossless"]), st.booleans())
+@given(st.integers(1, 60), st.integers(1, 60), st.sampled_from(["PNG", "JPEG"]), st.booleans())
 def test_every_size_is_read_from_the_header(width: int, height: int, form: str, has_alpha: bool) -> None:
     file = BytesIO()
     mode = "RGBA" if has_alpha and form != "JPEG" else "RGB"
-    name, _, lossless = form.partition(" ")
-    Image.new(mode, (width, height), "teal").save(file, name, lossless=bool(lossless))
-    assert checked_image(file.getvalue(), SETTINGS).size == (width, height)
+    Image.new(mode, (width, height), "teal").save(file, form)
+    assert _checked_image(file.getvalue(), SETTINGS)[1:] == (width, height)
 
 
 def test_bounds_are_kept_to_the_last_pixel_and_byte() -> None:
-    assert checked_image(picture(), SMALL).size == (4, 3)
+    assert _checked_image(picture(), SMALL)[1:] == (4, 3)
     for form in FORMS:
         assert refusal_of(picture(form=form, size=(13, 1)), SMALL) == (
             "it has 13 x 1 pixels, and images.max_pixels allows 12; scale it down"
         )
     data = picture()
     exactly = SMALL.model_copy(update={"max_image_bytes": len(data)})
-    assert checked_image(data, exactly).size == (4, 3)
+    assert _checked_image(data, exactly)[1:] == (4, 3)
     assert refusal_of(data, exactly.model_copy(update={"max_image_bytes": len(data) - 1})) == (
         f"it has {len(data)} bytes, and images.max_image_bytes allows {len(data) - 1}; compress it or scale it down"
     )
@@ -91,10 +80,9 @@ def test_bounds_are_kept_to_the_last_pixel_and_byte() -> None:
     ("bomb", "side"),
     [
         (png_that_says((2**31 - 1, 2**31 - 1)), 2**31 - 1),
-        (webp_that_says(2**14, 2**14), 2**14),
         (jpeg_that_says(65_535, 65_535), 65_535),
     ],
-    ids=["png", "webp", "jpeg"],
+    ids=["png", "jpeg"],
 )
 def test_a_bomb_of_pixels_costs_nothing(bomb: bytes, side: int) -> None:
     tracemalloc.start()
@@ -133,7 +121,7 @@ def jpeg_with_segments(segment: bytes, count: int) -> bytes:
 
 
 def test_a_bomb_of_scans_is_refused() -> None:
-    assert checked_image(jpeg_with_scans(100), SETTINGS).size == (64, 64)
+    assert _checked_image(jpeg_with_scans(100), SETTINGS)[1:] == (64, 64)
     assert refusal_of(jpeg_with_scans(101)) == "it has 101 scans, and may have 100; encode it again"
 
 
@@ -153,12 +141,11 @@ def test_a_bomb_of_scans_is_refused() -> None:
 def test_a_bomb_of_segments_is_refused_and_a_long_profile_is_not(segment: bytes) -> None:
     assert refusal_of(jpeg_with_segments(segment, 5000)).startswith("its header has more than 4096 segments;")
     profile = b"\xff\xe2\xff\xffICC_PROFILE\x00\x01\x01" + bytes(65_519)
-    assert checked_image(jpeg_with_segments(profile, 300), SETTINGS).size == (4, 3)
+    assert _checked_image(jpeg_with_segments(profile, 300), SETTINGS)[1:] == (4, 3)
 
 
-@pytest.mark.parametrize("form", ["PNG", "WEBP"])
-def test_an_animation_is_refused(form: str) -> None:
-    assert refusal_of(animation(form)) == "it is animated; send one picture"
+def test_an_animation_is_refused() -> None:
+    assert refusal_of(animation("PNG")) == "it is animated; send one picture"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -170,16 +157,20 @@ def test_a_file_that_breaks_off_is_refused(form: str) -> None:
 
 @pytest.mark.parametrize(
     ("data", "begins"),
-    [(b"", "nothing"), (b"GIF89a\x01\x00\x01\x00", "47 49 46 38 39 61 01 00"), (b"<svg/>", "3c 73 76 67 2f 3e")],
+    [
+        (b"", "nothing"),
+        (b"RIFF\x1a\x00\x00\x00WEBP", "52 49 46 46 1a 00 00 00"),
+        (b"GIF89a\x01\x00\x01\x00", "47 49 46 38 39 61 01 00"),
+        (b"<svg/>", "3c 73 76 67 2f 3e"),
+    ],
 )
 def test_what_is_not_an_image_is_named_by_its_first_bytes(data: bytes, begins: str) -> None:
-    assert refusal_of(data) == f"it is not PNG, JPEG or WebP, it begins with {begins}; convert it"
+    assert refusal_of(data) == f"it is not PNG or JPEG, it begins with {begins}; convert it"
 
 
 def test_headers_that_contradict_themselves_are_refused() -> None:
-    assert refusal_of(png_that_says((0, 5))) == "it has 0 x 5 pixels; send at least one"
-    assert refusal_of(png_that_says((4, 3), (9000, 9000))) == "its header contradicts itself; send another file"
-    assert "send" in refusal_of(webp_that_says(7, 7))
+    assert refusal_of(png_that_says((0, 5))) == "it cannot be decoded (SyntaxError); send the whole file, undamaged"
+    assert refusal_of(png_that_says((4, 3), (9000, 9000))).startswith("it has 9000 x 9000 pixels")
 
 
 @given(st.sampled_from(sorted(FORMS)), st.data())
@@ -187,7 +178,7 @@ def test_damaged_files_are_refused_or_have_a_size_within_the_bounds(form: str, d
     content = bytearray(picture(form=form, size=(9, 9)))
     for _ in range(data.draw(st.integers(1, 8))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    size = Size(1, 1)
+    width, height = 1, 1
     with suppress(ImageRefused):
-        size = checked_image(bytes(content), SETTINGS).size
-    assert 1 <= size.width * size.height <= SETTINGS.max_pixels
+        _, width, height = _checked_image(bytes(content), SETTINGS)
+    assert 1 <= width * height <= SETTINGS.max_pixels

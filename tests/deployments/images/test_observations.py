@@ -16,8 +16,8 @@ from deployments.failures import (
     RolloutFailure,
     SessionLost,
 )
-from deployments.images.observations import NOT_TAKEN, ObservedImages
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
+from deployments.images.checks import NOT_TAKEN, ObservedImages
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.images import name_of_image
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment
@@ -54,7 +54,7 @@ def test_bytes_are_put_once_for_the_owner_and_named_in_their_places() -> None:
     assert outcome == StepOutcome(
         [shown(red, blue, red), {"role": "tool", "content": "no picture"}, shown(blue)], 1.0, False
     )
-    assert images.puts[1:] == [[red, blue]]
+    assert images.puts[1:] == [[red]], "what the store has is not put again"
 
 
 def test_one_message_stays_one_message() -> None:
@@ -64,10 +64,10 @@ def test_one_message_stays_one_message() -> None:
 @pytest.mark.parametrize(
     ("images", "says"),
     [
-        ([b"GIF89a"], "an image of 6 bytes: it is not PNG, JPEG or WebP"),
+        ([b"GIF89a"], "an image of 6 bytes: it is not PNG or JPEG"),
         ([RED, animation("PNG")], "it is animated; send one picture"),
-        (["red.png"], r"'red\.png' is not the name of an image, sha256:\.\.\.; return the bytes of its file"),
-        ([OTHERS], f"there is no image {OTHERS}, or it is another key's"),
+        (["red.png"], r"'red\.png': there is no such image: it is not kept any more, or it is another key's; send its"),
+        ([OTHERS], f"'{OTHERS}': there is no such image"),
         ([RED] * 5, r"it shows 5 images, and images\.max_images allows 4"),
     ],
 )
@@ -81,9 +81,7 @@ def test_what_cannot_be_shown_breaks_the_step_and_nothing_is_kept(images: list[b
 def test_without_room_the_step_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.storage.stored_state.ANSWER_WITHIN_S", 0.05)
     full = ImagesInProcess(ImagesSettings(max_bytes=10))
-    with pytest.raises(
-        Overloaded, match=r"^The images of an observation have no room: 0 bytes of this caller are kept"
-    ):
+    with pytest.raises(Overloaded, match=r"^The images of an observation have no room: 0 bytes are kept"):
         kept(StepOutcome(shown(RED), 0.0, False), full)
     storage = ScriptedStorage(errors=[])
 

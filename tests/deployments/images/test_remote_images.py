@@ -9,8 +9,8 @@ import pytest
 from ray.exceptions import ActorDiedError, OwnerDiedError
 
 from deployments.failures import ImagesLost
-from deployments.images.failures import ImageUnknown, image_unknown
-from deployments.images.remote_images import RemoteImages
+from deployments.images.book import ImageUnknown
+from deployments.images.store import RemoteImages
 from deployments.protocols.images import name_of_image
 from deployments.storage.storage import AWAY_S
 from tests import virtual_time
@@ -105,7 +105,7 @@ def test_an_object_that_died_with_its_store_is_asked_of_the_next_one() -> None:
 
 
 def test_an_unknown_image_is_said_at_once() -> None:
-    handle: Any = Handle(image_unknown("sha256:1"))
+    handle: Any = Handle(ImageUnknown.named("sha256:1"))
     with pytest.raises(ImageUnknown):
         asyncio.run(RemoteImages(handle).get("sha256:1"))
     assert handle.calls == [("reference", "sha256:1")]

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from deployments.images.failures import ImagesFull, ImageUnknown
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesFull, ImagesSettings, ImageUnknown
 from deployments.images.store import ImagesReplica
 from deployments.storage.storage import StorageFailed, StoreReplaced
 from tests import virtual_time
 from tests.deployments.images.pictures import ImagesInProcess
 from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
 
-SETTINGS = ImagesSettings.model_construct(keep_s=100, keep_at_least_s=10, max_bytes=100)
+SETTINGS = ImagesSettings.model_construct(keep_s=100, max_bytes=100)
 
 
 def run(work: Callable[[ImagesInProcess], Awaitable[Any]], kept: Kept | None = None, **settings: Any) -> Any:
@@ -44,12 +43,13 @@ def test_what_was_put_is_read_by_a_store_that_starts_again() -> None:
     assert run(read, kept) == ([b"one", b"two", b"one"], [], list(dict.fromkeys(names)))
 
 
-def test_an_image_that_nobody_uses_expires_and_one_that_is_read_does_not() -> None:
+def test_an_image_that_nobody_uses_makes_room_and_one_that_is_read_does_not() -> None:
     async def wait(images: ImagesInProcess) -> Any:
         used, unused = await images.put([b"one", b"two"])
         for _ in range(4):
             await asyncio.sleep(40)
             assert await images.get(used) == b"one"
+        await images.put([bytes(96)])
         with pytest.raises(ImageUnknown):
             await images.get(unused)
         return await images.refused([used, unused]) == [unused]
@@ -72,6 +72,7 @@ async def test_an_object_is_made_once_for_all_readers_and_dropped_with_its_image
     assert references == [[b"one"]] * 9
     assert made == [b"one"]
     await asyncio.sleep(101)
+    await replica.put({"sha256:2": bytes(100)}, "")
     assert replica._shared == {}
 
 

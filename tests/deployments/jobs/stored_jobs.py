@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from deployments.jobs.records import Change, JobRecord, JobRequest, encode_record
+from deployments.jobs.records import Change, JobRecord, JobRequest, _encode_record
 from deployments.storage.storage import EntryName, StoredRecord
 
 
@@ -54,6 +54,6 @@ class StoredJobs:
 
     def stored(self) -> list[StoredRecord]:
         return [
-            StoredRecord(name, encode_record(record), {entry: len(data) for entry, data in self.entries[name].items()})
+            StoredRecord(name, _encode_record(record), {entry: len(data) for entry, data in self.entries[name].items()})
             for name, record in self.records.items()
         ]

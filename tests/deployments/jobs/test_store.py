@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from deployments.jobs.failures import JobUnknown
-from deployments.jobs.records import JobWrite
-from deployments.jobs.settings import JobsSettings
+from deployments.jobs.records import JobUnknown, JobWrite
+from deployments.jobs.registry import JobsSettings
 from deployments.jobs.store import JobStore
 from deployments.storage.storage import EntryName, StorageFailed, StoreReplaced
 from deployments.storage.stored_state import ANSWER_WITHIN_S

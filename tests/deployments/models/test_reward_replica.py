@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentLost
-from deployments.models import reward_client
-from deployments.models.reward_client import RemoteRewardModel
-from deployments.models.reward_replica import RewardModelReplica, batches
+from deployments.models.clients import RemoteRewardModel
+from deployments.models.reward_replica import RewardModelReplica, _batches
 from deployments.models.settings import RewardModelSettings
 from deployments.rpc import batching
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable
@@ -93,14 +92,12 @@ async def test_a_conversation_that_cannot_be_scored_fails_alone() -> None:
 
 
 @runs
-async def test_conversations_of_one_iteration_travel_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reward_client, "MOST_PER_CALL", 4)
-
+async def test_conversations_of_one_iteration_travel_in_one_call() -> None:
     handle = Handle(replica(LengthScorer()).score)
     model = RemoteRewardModel("helpful", handle)
     scores = await asyncio.gather(*(model.score(said("a" * length)) for length in range(1, 7)))
     assert scores == [1, 2, 3, 4, 5, 6]
-    assert handle.calls == [4, 2]
+    assert handle.calls == [6]
 
 
 @runs
@@ -140,14 +137,12 @@ def test_a_score_that_nobody_waits_for_any_longer_is_dropped() -> None:
     assert scorer.batches == [[[0]]]
 
 
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 8), st.integers(1, 100))
-def test_each_item_is_in_one_batch_that_is_no_larger_than_permitted(
-    lengths: list[int], most_items: int, most_tokens: int
-) -> None:
-    made = list(batches(lengths, most_items, most_tokens))
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 100))
+def test_each_item_is_in_one_batch_that_is_no_larger_than_permitted(lengths: list[int], most_tokens: int) -> None:
+    made = list(_batches(lengths, most_tokens))
     assert sorted(place for batch in made for place in batch) == list(range(len(lengths)))
     for batch in made:
-        assert 1 <= len(batch) <= most_items
+        assert batch
         padded = len(batch) * max(lengths[place] for place in batch)
         assert padded <= most_tokens or len(batch) == 1
     ordered = [lengths[place] for batch in made for place in batch]
@@ -155,5 +150,5 @@ def test_each_item_is_in_one_batch_that_is_no_larger_than_permitted(
 
 
 def test_items_of_similar_length_go_together() -> None:
-    assert list(batches([9, 1, 8, 2], 2, 100)) == [[1, 3], [2, 0]]
-    assert list(batches([3, 3, 3, 50], 9, 9)) == [[0, 1, 2], [3]]
+    assert list(_batches([9, 1, 8, 2], 18)) == [[1, 3], [2, 0]]
+    assert list(_batches([3, 3, 3, 50], 9)) == [[0, 1, 2], [3]]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from deployments.policy.update import Updates
 from rollout_client.contract.policy import PolicyUpdate
 from tests.deployments.policy.policy_world import World, changed, checksum_of, delta, versions, weights
 from tests.deployments.policy.scripted_replicas import ScriptedReplica
@@ -39,6 +40,10 @@ async def fleet(world: World, *names: str) -> Sequence[ScriptedReplica]:
     replicas = [await world.ready(name) for name in names]
     await world.push(1, BASE)
     return replicas
+
+
+async def nothing(_: Updates) -> None:
+    """Writes no full weights, as if the store had no time yet."""
 
 
 def version_files(world: World) -> dict[int, set[str]]:

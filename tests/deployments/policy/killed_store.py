@@ -90,11 +90,11 @@ class KilledStore:
         return recorded
 
     def _opening(self, open_file: Callable[..., Any]) -> Callable[..., Any]:
-        """`io.open`, after which a file that is opened for writing is empty."""
+        """`io.open`, after which a file that is opened for writing is empty, or as long as it was."""
 
         def opened(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
             file = open_file(path, mode, *arguments, **options)
-            if "w" in mode:
+            if "w" in mode or "a" in mode:
                 self.record("write")
             return file
 

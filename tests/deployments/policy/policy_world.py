@@ -151,12 +151,11 @@ class World:
         return replica
 
     async def upload(self, version: int, content: bytes, name: str | None = None) -> UploadState:
-        return await self.chunk(version, 0, content, len(content), name)
+        return await self.chunk(version, 0, content, name)
 
-    async def chunk(self, version: int, first: int, content: bytes, total: int, name: str | None = None) -> UploadState:
-        sender = self.senders[version, name] = await self.store.begin_chunk(version, first, None, name)
-        await self.store.write_chunk(version, sender, first, content, name)
-        return await self.store.end_chunk(version, sender, total, name)
+    async def chunk(self, version: int, first: int, content: bytes, name: str | None = None) -> UploadState:
+        self.senders[version, name] = await self.store.write_chunk(version, None, first, content, name)
+        return await self.store.upload_state(version, name)
 
     async def complete(
         self, version: int, options: PushOptions, is_zstd: bool = False, digest: str | None = None

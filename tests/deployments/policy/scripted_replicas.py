@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from deployments.policy import node_files
+from deployments.policy.assembly import write_applied
 from deployments.policy.cluster import Cluster
 from deployments.policy.commands import (
     AcceptRequests,
@@ -29,6 +29,7 @@ from deployments.policy.commands import (
     Swap,
     VersionPayload,
 )
+from deployments.policy.failures import WeightsRefused
 from deployments.policy.node_files import WeightsNotFetched
 from deployments.policy.replica_registry import ReplicaRegistry
 
@@ -39,7 +40,7 @@ STEPS: tuple[Step, ...] = ("ok", "error", "die", "die after", "hang", "register 
 
 COSTS = {
     Stage: CommandCosts(load_s=1.0),
-    Swap: CommandCosts(swap_s=2.0, pause_s=3.0, recomputed_tokens=50),
+    Swap: CommandCosts(swap_s=2.0, pause_s=3.0),
     SetAdapters: CommandCosts(load_s=1.0, fetched_bytes=70),
     AcceptRequests: CommandCosts(canary_s=4.0),
 }
@@ -73,8 +74,6 @@ class ScriptedCluster(Cluster):
     events: list[tuple[str, str, int]] = field(default_factory=list)
     """Replica, what it did, and with which version, in order."""
     killed: list[str] = field(default_factory=list)
-    lacking: list[str] = field(default_factory=list)
-    """The names of nodes that do not see the store's folder."""
     saved: dict[str, bytes] = field(default_factory=dict)
     """The files in which replicas saved the weights of transfers, by path."""
     read_s: float = 0.0
@@ -84,10 +83,6 @@ class ScriptedCluster(Cluster):
         assert file.node_id.startswith("node of ")
         await asyncio.sleep(self.read_s)
         return self.saved[file.path][offset : offset + count]
-
-    async def nodes_that_lack(self, path: Path) -> list[str]:
-        assert path.name == "run.json"
-        return self.lacking
 
     def node_id(self) -> str:
         return "node"
@@ -186,7 +181,7 @@ class ScriptedReplica:
             return replace(report, error=f"OSError: {self.name} has no room", broken=isinstance(numbered.command, Swap))
         try:
             self._carry_out(numbered)
-        except WeightsNotFetched as failure:
+        except (WeightsNotFetched, WeightsRefused) as failure:
             return replace(report, error=f"WeightsNotFetched: {failure}")
         if step == "die after":
             raise Died
@@ -244,17 +239,15 @@ class ScriptedReplica:
 
     def _content_of(self, payload: VersionPayload) -> bytes | None:
         """The content as a node has it, which applies a delta to its own base or to the store's file of it."""
-        path = Path(payload.file.path)
-        if path.exists():
-            return path.read_bytes()
         if payload.delta is None:
-            return None
-        base = Path(payload.delta.base_file.path)
-        content = self.files.get(payload.delta.base) or (base.read_bytes() if base.exists() else None)
+            path = Path(payload.file.path)
+            return path.read_bytes() if path.exists() else None
+        base = payload.delta.base
+        content = self.files.get(base.version) or self._content_of(base)
         if content is None:
             return None
         self.deltas.append(payload.version)
-        return applied(content, Path(payload.delta.file.path), payload.checksum)
+        return applied(content, Path(payload.delta.changes.file.path), payload.checksum)
 
     def _note(self, what: str, version: int) -> None:
         self.cluster.events.append((self.name, what, version))
@@ -264,7 +257,7 @@ def applied(base: bytes, delta: Path, checksum: str) -> bytes:
     """Raises `WeightsNotFetched` as a node does."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "base").write_bytes(base)
-        made = node_files.applied(Path(folder) / "base", delta, Path(folder) / "full")
+        made = write_applied(Path(folder) / "base", delta, Path(folder) / "full")
         if made != checksum:
             raise WeightsNotFetched(f"the delta makes weights with the checksum {made}")
         return (Path(folder) / "full").read_bytes()

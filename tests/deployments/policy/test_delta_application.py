@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from deployments.policy.delta_application import write_applied
+from deployments.policy.assembly import write_applied
+from deployments.policy.failures import WeightsRefused
 from rollout_client.weights.checksum import file_checksum
-from rollout_client.weights.delta import BadDelta
-from rollout_client.weights.safetensors_file import NotSafetensors, header_bytes, header_of
+from rollout_client.weights.safetensors_file import header_bytes, header_of
 from tests.deployments.policy.delta_files import delta_of
 from tests.deployments.policy.weight_files import GOOD, written
 
@@ -50,12 +50,12 @@ def test_a_tensor_without_values_stays_empty(tmp_path: Path) -> None:
 def test_a_delta_of_other_weights_is_found_out(tmp_path: Path) -> None:
     base = written(tmp_path / "base", GOOD)
     delta = {"scale.gaps": torch.ones(1, dtype=torch.int32), "scale.values": torch.ones(1)}
-    with pytest.raises(BadDelta, match="scale: place 1 is changed, and the tensor has only 1 values"):
+    with pytest.raises(WeightsRefused, match="scale: place 1 is changed, and the tensor has only 1 values"):
         write_applied(base, written(tmp_path / "delta", delta), tmp_path / "full")
 
 
 def test_a_base_that_was_cut_short_is_found_out(tmp_path: Path) -> None:
     base = written(tmp_path / "base", GOOD)
     base.write_bytes(base.read_bytes()[:-1])
-    with pytest.raises(NotSafetensors, match="it is not whole"):
+    with pytest.raises(WeightsRefused, match="it is not whole"):
         write_applied(base, written(tmp_path / "delta", {}), tmp_path / "full")

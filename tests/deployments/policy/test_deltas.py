@@ -6,12 +6,21 @@ from collections.abc import Sequence
 import pytest
 from safetensors.torch import save
 
+from deployments.policy import versions as versions_module
 from deployments.policy.commands import Canary, LoadedWeights
 from deployments.policy.failures import WeightsRefused
 from deployments.policy.update import Updates
-from deployments.policy.versions import Versions
 from rollout_client.contract.policy import SwitchOptions
-from tests.deployments.policy.delta_world import BASE, DELTA, WHOLE, fleet, full_weights, push_deltas, version_files
+from tests.deployments.policy.delta_world import (
+    BASE,
+    DELTA,
+    WHOLE,
+    fleet,
+    full_weights,
+    nothing,
+    push_deltas,
+    version_files,
+)
 from tests.deployments.policy.policy_world import (
     INITIAL,
     World,
@@ -163,7 +172,7 @@ async def test_full_weights_of_a_delta_are_written_behind_its_activation_and_its
 ) -> None:
     [replica] = await fleet(world, "r0")
     with monkeypatch.context() as patched:
-        patched.setattr(Updates, "write_full_weights", lambda _: None)
+        patched.setattr(Updates, "write_full_weights", nothing)
         await push_deltas(world, 1)
     assert version_files(world) == {1: WHOLE, 2: DELTA}
     await world.restart()
@@ -177,7 +186,7 @@ async def test_full_weights_of_a_delta_are_written_behind_its_activation_and_its
 @in_world(keep_versions=1)
 async def test_no_delta_is_added_above_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await fleet(world, "r0")
-    monkeypatch.setattr(Updates, "write_full_weights", lambda _: None)
+    monkeypatch.setattr(Updates, "write_full_weights", nothing)
     await push_deltas(world, 3)
     assert version_files(world) == {3: WHOLE, 4: DELTA}
     assert world.versions.weights(3).read_bytes() == full_weights(3)[2]
@@ -204,7 +213,7 @@ async def test_full_weights_that_could_not_be_written_are_written_when_they_are_
 ) -> None:
     await fleet(world, "r0")
     with monkeypatch.context() as patched:
-        patched.setattr(Versions, "applied", no_space)
+        patched.setattr(versions_module, "write_applied", no_space)
         await push_deltas(world, 1)
         await until(lambda: "The full weights of version 2 could not be made." in caplog.messages)
     assert version_files(world) == {1: WHOLE, 2: DELTA}

@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.policy.disk_delta import DeltaRefused, DiskDelta, apply_overwrite, apply_xor, write_patched
+from deployments.policy.disk_delta import DeltaRefused, DiskDelta, _apply_overwrite, _apply_xor, write_patched
 from tests.deployments.policy.policy_world import NORM, weights
 from tests.deployments.policy.published_files import INDEX, pack, publish_delta, tensor_bytes
 from tests.deployments.policy.test_following import BASE, same_tensors
@@ -36,7 +36,7 @@ def refusal_of(tmp_path: Path, base: bytes, place: Path, version: int = 1) -> tu
 def test_both_encodings_make_the_new_bytes_of_the_old_ones(old: bytes, data: st.DataObject) -> None:
     new = data.draw(st.binary(min_size=len(old), max_size=len(old)))
     before, after = np.frombuffer(old, np.uint8), np.frombuffer(new, np.uint8)
-    for encoding, apply in (("xor", apply_xor), ("overwrite", apply_overwrite)):
+    for encoding, apply in (("xor", _apply_xor), ("overwrite", _apply_overwrite)):
         made = np.frombuffer(bytearray(old), np.uint8)
         apply(made, pack(encoding, before, after))
         assert made.tobytes() == new
@@ -44,7 +44,7 @@ def test_both_encodings_make_the_new_bytes_of_the_old_ones(old: bytes, data: st.
 
 def test_overwriting_twice_changes_nothing_and_xor_twice_undoes_it() -> None:
     before, after = np.frombuffer(b"abcd", np.uint8), np.frombuffer(b"axcy", np.uint8)
-    for encoding, apply, twice in (("xor", apply_xor, b"abcd"), ("overwrite", apply_overwrite, b"axcy")):
+    for encoding, apply, twice in (("xor", _apply_xor, b"abcd"), ("overwrite", _apply_overwrite, b"axcy")):
         made = np.frombuffer(bytearray(b"abcd"), np.uint8)
         apply(made, pack(encoding, before, after))
         apply(made, pack(encoding, before, after))

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from deployments.policy.durable_files import make_folder_durably, write_durably
-from deployments.policy.initial_version import InitialVersion
-from deployments.policy.uploads import ActivePushes, Uploads
-from deployments.policy.versions import Version, Versions, read_index
-from deployments.rpc.background_tasks import BackgroundTasks
+from deployments.policy.uploads import Uploads
+from deployments.policy.versions import InitialVersion, Version, Versions, read_index
 from tests.deployments.policy.crashing_disk import CrashingDisk
 from tests.paths import TINY_MODEL
 
@@ -41,10 +39,8 @@ def weights_of(version: int) -> bytes:
 
 async def add(versions: Versions, version: int) -> None:
     content = weights_of(version)
-    uploads = Uploads(versions, ActivePushes(BackgroundTasks()), None, 60.0)
-    sender = await uploads.begin_chunk(version, 0)
-    await uploads.write_chunk(version, sender, 0, content)
-    await uploads.end_chunk(version, sender, len(content))
+    uploads = Uploads(versions, ())
+    await uploads.write(version, None, 0, content)
     async with versions.adding(info(version), uploads.path(version)):
         versions.make_current(info(version))
 

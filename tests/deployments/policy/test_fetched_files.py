@@ -87,22 +87,6 @@ def test_a_store_that_stays_away_fails_the_fetch(tmp_path: Path) -> None:
         fetched(tmp_path, ScriptedReads(CONTENT, lost=range(2, 10_000)), after_s=AWAY_S)
 
 
-@pytest.mark.parametrize("damaged_fetches", [1, 2])
-def test_damaged_weights_are_fetched_once_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged_fetches: int
-) -> None:
-    monkeypatch.setattr(
-        node_files, "file_checksum", lambda path: "damaged" if 0 in path.read_bytes()[:5] else "checksum"
-    )
-    source = ScriptedReads(b"x" * 95, damages=10 * damaged_fetches)
-    if damaged_fetches == 1:
-        assert fetched(tmp_path, source) == source.content
-    else:
-        with pytest.raises(WeightsNotFetched, match="has another checksum"):
-            fetched(tmp_path, source)
-    assert len(source.offsets) == 20
-
-
 def test_a_full_disk_ends_the_fetch_with_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*_: object) -> int:
         raise OSError("No space left")

@@ -216,27 +216,21 @@ class Change:
         self.new = stored.with_name("new.safetensors")
         save_file({**GOOD, "norm.weight": torch.tensor([1.0, 5.0, 1.0]).bfloat16()}, self.new)
         self.delta = delta_of(stored, self.new, stored.with_name("delta.safetensors"))
-        base, delta = payload_of(stored, node_id), payload_of(self.delta, node_id)
-        whole = StoredFile(str(stored.with_name("none")), node_id, inode=0, modified_ns=0)
-        changes = DeltaPayload(7, base.checksum, base.file, delta.file, delta.size_bytes, delta.checksum)
-        self.base = base
+        self.base = payload_of(stored, node_id)
+        self.changes = payload_of(self.delta, node_id, version=8)
         self.payload = replace(
-            payload_of(self.new, node_id, version=8), file=whole, delta=changes, keep=frozenset({7, 8})
+            payload_of(self.new, node_id, version=8),
+            file=self.changes.file,
+            delta=DeltaPayload(self.base, self.changes),
+            keep=frozenset({7, 8}),
         )
-
-    @property
-    def changes(self) -> DeltaPayload:
-        assert self.payload.delta is not None
-        return self.payload.delta
 
     def source(self) -> ScriptedReads:
         """Has the delta, and nothing else of version 8."""
         return ScriptedReads(self.delta.read_bytes(), version=8, checksum=self.changes.checksum)
 
     def away(self) -> VersionPayload:
-        elsewhere = StoredFile("/of/another/machine", "store's", inode=0, modified_ns=0)
-        changes = replace(self.changes, base_file=elsewhere, file=elsewhere)
-        return replace(self.payload, file=elsewhere, delta=changes)
+        return replace(away(self.payload), delta=DeltaPayload(away(self.base), away(self.changes)))
 
 
 def test_a_node_that_has_the_base_fetches_what_changed_and_makes_the_weights_of_it(
@@ -249,8 +243,7 @@ def test_a_node_that_has_the_base_fetches_what_changed_and_makes_the_weights_of_
     assert file.path.read_bytes() == change.new.read_bytes()
     assert (file.fetched_bytes, file.read_bytes) == (change.changes.size_bytes,) * 2
     assert source.offsets == [0]
-    fetched = replace(change.away(), checksum=change.changes.checksum)
-    assert files(tmp_path) == names(away(change.base), change.away(), fetched)
+    assert files(tmp_path) == names(away(change.base), change.away(), change.changes)
 
 
 def test_on_the_node_of_the_store_base_and_changes_are_read_where_they_are(tmp_path: Path, stored: Path) -> None:
@@ -277,10 +270,9 @@ def test_weights_that_were_made_of_a_delta_are_the_base_of_the_next(tmp_path: Pa
     change = Change(stored)
     newest = stored.with_name("newest.safetensors")
     save_file({**GOOD, "scale": torch.tensor(3.0)}, newest)
-    delta = payload_of(delta_of(change.new, newest, stored.with_name("delta-9.safetensors")))
-    nowhere = StoredFile(str(stored.with_name("none")), "store's", inode=0, modified_ns=0)
-    changes = DeltaPayload(8, change.payload.checksum, nowhere, delta.file, delta.size_bytes, delta.checksum)
-    payload = replace(payload_of(newest, version=9), file=nowhere, delta=changes, keep=frozenset({8, 9}))
+    changes = payload_of(delta_of(change.new, newest, stored.with_name("delta-9.safetensors")), version=9)
+    delta = DeltaPayload(away(payload_of(change.new, version=8)), changes)
+    payload = replace(payload_of(newest, version=9), delta=delta, keep=frozenset({8, 9}))
 
     async def play() -> bytes:
         await node(tmp_path, node_id="store's").file_of(change.payload)
@@ -289,12 +281,19 @@ def test_weights_that_were_made_of_a_delta_are_the_base_of_the_next(tmp_path: Pa
     assert asyncio.run(play()) == newest.read_bytes()
 
 
-def test_a_node_that_lacks_the_base_fetches_all_weights(tmp_path: Path, stored: Path) -> None:
+def test_a_node_that_lacks_the_base_fetches_it_too(tmp_path: Path, stored: Path) -> None:
     change = Change(stored)
-    source = ScriptedReads(change.new.read_bytes(), version=8, checksum=change.payload.checksum)
-    file = asyncio.run(node(tmp_path, source).file_of(change.away()))
+    base, changes = ScriptedReads(stored.read_bytes()), change.source()
+
+    async def read(version: int, checksum: str, offset: int, count: int) -> bytes:
+        source = base if version == change.base.version else changes
+        return await source.read(version, checksum, offset, count)
+
+    weights = NodeWeights(tmp_path / "node", "another", read)
+    weights.join()
+    file = asyncio.run(weights.file_of(change.away()))
     assert file.path.read_bytes() == change.new.read_bytes()
-    assert (file.fetched_bytes, file.read_bytes) == (change.payload.size_bytes,) * 2
+    assert (file.fetched_bytes, file.read_bytes) == (change.base.size_bytes + change.changes.size_bytes,) * 2
 
 
 def test_a_delta_that_makes_other_weights_is_no_version_and_leaves_nothing(tmp_path: Path, stored: Path) -> None:
@@ -310,5 +309,5 @@ def test_a_delta_that_makes_other_weights_is_no_version_and_leaves_nothing(tmp_p
 def test_a_delta_that_does_not_fit_is_no_version(tmp_path: Path, stored: Path) -> None:
     change = Change(stored)
     save_file({"other.gaps": torch.zeros(1, dtype=torch.int32), "other.values": torch.ones(1)}, change.delta)
-    with pytest.raises(WeightsNotFetched, match="The delta cannot be applied: other: the base has no such tensor"):
+    with pytest.raises(WeightsNotFetched, match="cannot be applied: weights: other: the base has no such tensor"):
         asyncio.run(node(tmp_path, node_id="store's").file_of(change.payload))

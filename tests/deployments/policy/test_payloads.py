@@ -10,8 +10,8 @@ from deployments.policy.failures import VersionUnknown
 from deployments.policy.update import Updates
 from deployments.policy.versions import Version
 from rollout_client.weights.checksum import file_checksum
-from tests.deployments.policy.delta_world import DELTA, fleet, full_weights, push_deltas, version_files
-from tests.deployments.policy.policy_world import World, adapter, in_world, play, weights
+from tests.deployments.policy.delta_world import DELTA, fleet, full_weights, nothing, push_deltas, version_files
+from tests.deployments.policy.policy_world import World, adapter, checksum_of, in_world, play, weights
 from tests.paths import TINY_MODEL
 
 
@@ -99,18 +99,18 @@ async def test_replicas_that_hold_the_base_get_a_delta_and_others_may_read_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fleet(world, "r0")
-    monkeypatch.setattr(Updates, "write_full_weights", lambda _: None)
+    monkeypatch.setattr(Updates, "write_full_weights", nothing)
     await push_deltas(world, 2)
     found = await world.store.loading.payload(3, is_delta=True)
     delta = world.versions.delta(3)
     assert found.delta is not None
-    assert (found.delta.base, found.delta.base_checksum) == (2, world.versions.info(2).checksum)
-    assert found.delta.base_file.path == str(world.versions.weights(2))
-    assert (found.delta.file.path, found.delta.file.inode) == (str(delta), delta.stat().st_ino)
-    assert (found.delta.size_bytes, found.delta.checksum) == (delta.stat().st_size, file_checksum(delta))
-    assert (found.size_bytes, found.file.path) == (len(full_weights(3)[2]), str(world.versions.weights(3)))
-    assert found.keep == {2, 3}
-    assert await world.store.read_weights(3, found.delta.checksum, 0, 10**6) == delta.read_bytes()
+    base, changes = found.delta.base, found.delta.changes
+    assert (base.version, base.checksum) == (2, world.versions.info(2).checksum)
+    assert base.file.path == str(world.versions.weights(2))
+    assert (changes.file.path, changes.file.inode) == (str(delta), delta.stat().st_ino)
+    assert (changes.size_bytes, changes.checksum) == (delta.stat().st_size, file_checksum(delta))
+    assert (found.size_bytes, found.checksum) == (len(full_weights(3)[2]), checksum_of(full_weights(3)[2]))
+    assert await world.store.read_weights(3, changes.checksum, 0, 10**6) == delta.read_bytes()
     assert version_files(world)[3] == DELTA
     assert await world.store.read_weights(3, found.checksum, 0, 10**7) == full_weights(3)[2]
     assert (await world.store.loading.payload(3, is_delta=True)).delta is None

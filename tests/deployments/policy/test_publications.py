@@ -46,13 +46,16 @@ def test_deltas_begin_with_the_last_whole_checkpoint_where_nothing_on_their_way_
 def test_a_version_that_is_not_whole_is_waited_for_and_the_one_before_is_taken_meanwhile() -> None:
     found = folder(whole(1), replace(whole(2), missing="a file is not there yet"))
     assert made_of(found) == (None, [1])
-    assert (found.waiting, found.is_being_written) == ("version 2: a file is not there yet", True)
+    assert found.waiting == "version 2: a file is not there yet"
 
 
 def test_nothing_at_or_below_the_current_version_is_taken_whoever_pushed_it() -> None:
     found = folder(whole(4))
     assert made_of(found, HeldVersions(current=4)) is None
-    assert found.waiting == "version 4: 4 is current, and was not taken from the folder; publish above it"
+    assert found.waiting == (
+        "the folder's newest version is 4, and 4 is current. Numbers only go up: "
+        "publish from 5 on, or give a new run a service with another policy.run"
+    )
     assert made_of(found, HeldVersions(current=4, taken=4, with_weights=(0, 4))) is None
     assert found.waiting is None
 
@@ -77,12 +80,12 @@ def test_a_delta_of_a_version_that_cannot_be_served_is_made_and_one_of_a_damaged
 
 def test_what_no_version_can_be_made_with_is_refused_as_soon_as_it_is_seen() -> None:
     found = Publications(takes_deltas=False)
-    refused = found.observe([delta(1), replace(whole(2), problem="two subfolders have its number")], 2)
+    refused = found.observe([delta(1), replace(whole(2), problem="its index cannot be read")], 2)
     assert [(each.version, each.reason) for each in refused] == [
         (1, "it is a delta, which policy.follow.format: miles_disk_delta takes"),
-        (2, "two subfolders have its number"),
+        (2, "its index cannot be read"),
     ]
-    assert found.observe([delta(1), replace(whole(2), problem="two subfolders have its number")], 2) == []
+    assert found.observe([delta(1), replace(whole(2), problem="its index cannot be read")], 2) == []
     [circular] = Publications(takes_deltas=True).observe([delta(3, base=3)], 3)
     assert circular.reason == "it is a delta of version 3, which does not come before it"
 

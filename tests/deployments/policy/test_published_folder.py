@@ -50,12 +50,6 @@ def test_other_names_are_passed_over(tmp_path: Path, name: str) -> None:
     assert PublishedFolder(str(tmp_path)).look(0) == ([], 0)
 
 
-def test_two_subfolders_of_one_number_are_no_version(tmp_path: Path) -> None:
-    publish_whole(tmp_path, 7, weights(2.0))
-    publish_whole(tmp_path / "other", 7, weights(3.0)).rename(tmp_path / "step-7")
-    assert one(PublishedFolder(str(tmp_path))).problem == "two subfolders have its number, step-7 and weight_v000007"
-
-
 def test_a_file_without_an_index_is_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.safetensors").write_bytes(BASE)

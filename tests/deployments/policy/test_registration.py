@@ -55,10 +55,10 @@ async def test_a_store_that_lost_its_folder_gives_replicas_the_initial_weights_a
     assert [replica.loaded for replica in replicas] == [LoadedWeights(0)] * 2
     assert (versions(world), world.versions.current, world.cluster.killed) == ([], 0, [])
     async with taken(7, newest=7):
-        await world.store.begin_chunk(7, 0)
+        await world.store.write_chunk(7, None, 0, b"")
     await world.restart()
     async with taken(7, newest=7):
-        await world.store.begin_chunk(7, 0)
+        await world.store.write_chunk(7, None, 0, b"")
     assert (await world.push(8, weights(3.0))).version == 8
     assert [replica.loaded for replica in replicas] == [LoadedWeights(8)] * 2
 
@@ -76,7 +76,7 @@ async def test_a_store_over_an_older_copy_of_its_folder_gives_replicas_what_the_
     await admitted(world)
     assert (replica.loaded, replica.files[5], world.cluster.killed) == (LoadedWeights(5), weights(5), [])
     async with taken(6, newest=7):
-        await world.store.begin_chunk(6, 0)
+        await world.store.write_chunk(6, None, 0, b"")
 
 
 @pytest.mark.parametrize("is_on_trial", [False, True])

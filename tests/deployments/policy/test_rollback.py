@@ -1,10 +1,9 @@
 """Rollbacks: an older version's weights become a new version."""
 
-import asyncio
 import os
 
 from deployments.policy.commands import LoadedWeights
-from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
+from deployments.policy.failures import VersionUnknown, WeightsRefused
 from rollout_client.contract.policy import SwitchOptions, VersionInfo
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
@@ -80,26 +79,11 @@ async def test_weights_that_are_not_stored_any_more_are_refused_with_what_is_sto
     assert (await world.store.state(0)).current == 3
 
 
-@in_world(max_version_step=10)
+@in_world()
 async def test_the_number_of_a_rollback_is_bound_as_that_of_a_push(world: World) -> None:
     await world.push(5, weights(2.0))
     async with taken(5, newest=5):
         await world.store.roll_back(5, 5, SwitchOptions())
-    async with refused(
-        VersionRefused,
-        "version",
-        "it is too far above the newest version, 5: take 6 or at most 15, or raise policy.max_version_step",
-        16,
-    ):
-        await world.store.roll_back(5, 16, SwitchOptions())
-
-
-@in_world(keep_versions=4)
-async def test_rollbacks_without_a_number_that_run_together_get_one_each(world: World) -> None:
-    await world.replica("r0", command_s=5.0)
-    await world.push(1, weights(2.0))
-    updates = await asyncio.gather(*(world.store.roll_back(to, None, SwitchOptions()) for to in (0, 1)))
-    assert [update.version for update in updates] == [2, 3]
 
 
 @in_world()

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from deployments.policy.commands import LoadedWeights, StartTransfer
-from deployments.policy.initial_version import InitialVersion
+from deployments.policy.versions import InitialVersion
 from rollout_client.contract.policy import SwitchOptions
 from rollout_client.weights.safetensors_file import LENGTH_BYTES, NotSafetensors, parse_header
 from tests import virtual_time
@@ -80,7 +80,7 @@ async def test_where_the_checkpoint_cannot_be_read_a_transfer_goes_on_and_nothin
     store = make_store(transfer=TRANSFER)
     [replica] = await serving(store, 1)
     await meet(store, 2)
-    monkeypatch.setattr(InitialVersion, "layout_on_disk", property(no_layout))
+    monkeypatch.setattr(InitialVersion, "layout", property(no_layout))
     assert (await transfer(store)).version == 1
     [start] = [command for command in replica.received if isinstance(command, StartTransfer)]
     assert start.header is None

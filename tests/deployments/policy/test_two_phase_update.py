@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deployments.policy.commands import CommandReport, LoadedWeights, SwapOptions, VersionPayload
 from deployments.policy.failures import VersionUntried, WeightsRefused
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry
-from deployments.policy.update import TwoPhaseUpdate, refuse_if_all_refused
+from deployments.policy.update import _refuse_if_all_refused, _update_in_two_phases
 from rollout_client.contract.policy import ReplicaUpdate
 from rollout_client.contract.problems import FieldProblem
 from tests import virtual_time
@@ -52,17 +52,16 @@ class Scene:
 
     async def update(self, replicas: Sequence[RegisteredReplica] | None = None) -> list[ReplicaUpdate]:
         replicas = self.registry.replicas if replicas is None else replicas
-        update = TwoPhaseUpdate(self.registry, replicas, self.new.version, (self.new,), SwapOptions())
-        try:
-            assert await update.try_version()
-            self.make_current()
-        except Exception:
-            if update.on_trial is not None:
-                await self.registry.load(update.on_trial, [OLD])
-            raise
-        return await update.finish()
+        new, swap = self.new, SwapOptions()
+        return await _update_in_two_phases(
+            self.registry, replicas, new.version, (new,), swap, self.make_current, self.go_back
+        )
 
-    def make_current(self) -> None:
+    async def go_back(self, replica: RegisteredReplica) -> None:
+        await self.registry.load(replica, [OLD])
+
+    async def make_current(self, shows_effect: bool) -> None:
+        assert shows_effect
         if self.disk_is_full:
             raise OSError("no space left")
         serving = [
@@ -78,7 +77,7 @@ class Scene:
 
 
 def swapped(name: str) -> ReplicaUpdate:
-    return ReplicaUpdate(replica_id=name, status="swapped", load_s=1.0, swap_s=2.0, pause_s=3.0, recomputed_tokens=50)
+    return ReplicaUpdate(replica_id=name, status="swapped", load_s=1.0, swap_s=2.0, pause_s=3.0)
 
 
 def tried(name: str) -> ReplicaUpdate:
@@ -154,9 +153,9 @@ def test_a_replica_that_breaks_while_it_stages_proves_nothing_about_the_weights(
     refused = CommandReport(2, LoadedWeights(), error="a tensor is unknown")
     staged = CommandReport(3, LoadedWeights())
     for results in ([], [broken], [broken, staged], [refused, staged]):
-        refuse_if_all_refused(results)
+        _refuse_if_all_refused(results)
     with pytest.raises(WeightsRefused, match="the engine cannot take them: a tensor is unknown"):
-        refuse_if_all_refused([broken, refused])
+        _refuse_if_all_refused([broken, refused])
 
 
 LOST = {

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.policy.failures import UpdateUnderWay
-from deployments.policy.replica_registry import UpdateLock
+from deployments.policy.replica_registry import _UpdateLock
 from rollout_client.contract.policy import SwitchOptions
 from rollout_client.contract.problems import FieldProblem
 from tests import virtual_time
@@ -19,7 +19,7 @@ REFUSE = SwitchOptions(if_busy="refuse")
 
 @virtual_time.test
 async def test_a_block_that_fails_releases_the_lease() -> None:
-    lock = UpdateLock()
+    lock = _UpdateLock()
     with pytest.raises(ValueError, match="failed"):
         async with lock.lease("an update"):
             raise ValueError("failed")
@@ -28,7 +28,7 @@ async def test_a_block_that_fails_releases_the_lease() -> None:
         pass
 
 
-async def enter(lock: UpdateLock) -> None:
+async def enter(lock: _UpdateLock) -> None:
     async with lock.lease():
         pass
 
@@ -36,7 +36,7 @@ async def enter(lock: UpdateLock) -> None:
 @pytest.mark.parametrize("is_woken", [False, True])
 @virtual_time.test
 async def test_a_caller_that_is_cancelled_while_it_waits_does_not_hold_the_lease(is_woken: bool) -> None:
-    lock = UpdateLock()
+    lock = _UpdateLock()
     async with lock.lease():
         cancelled, waiting = (asyncio.create_task(enter(lock)) for _ in range(2))
         await settled()
@@ -54,7 +54,7 @@ async def test_a_caller_that_is_cancelled_while_it_waits_does_not_hold_the_lease
 
 @virtual_time.test
 async def test_only_a_holder_with_an_activity_refuses_those_who_do_not_wait() -> None:
-    lock = UpdateLock()
+    lock = _UpdateLock()
     lock.refuse_if_busy(REFUSE)
     async with lock.lease():
         lock.refuse_if_busy(REFUSE)
@@ -82,7 +82,7 @@ def test_whoever_waits_holds_or_is_cancelled_there_is_one_holder_and_at_last_non
     callers: list[Caller],
 ) -> None:
     async def story() -> None:
-        lock = UpdateLock()
+        lock = _UpdateLock()
         holders: set[Caller] = set()
 
         async def hold(caller: Caller) -> None:

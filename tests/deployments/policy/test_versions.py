@@ -11,9 +11,8 @@ import pytest
 from deployments.policy.commands import LoadedWeights
 from deployments.policy.durable_files import Trash
 from deployments.policy.failures import VersionRefused, VersionUnknown
-from deployments.policy.initial_version import InitialVersion
 from deployments.policy.policies import CLEAN_UP_EVERY_S
-from deployments.policy.versions import Version, Versions
+from deployments.policy.versions import InitialVersion, Version, Versions
 from tests.deployments.policy.policy_world import World, play
 from tests.paths import TINY_MODEL
 from tests.virtual_time import now, until

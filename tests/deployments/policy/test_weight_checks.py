@@ -12,7 +12,6 @@ from safetensors.torch import save, save_file
 
 from deployments.policy.assembly import write_adapter
 from deployments.policy.weight_checks import (
-    changed_values,
     largest_upload_bytes,
     layout_of,
     validate_adapter,
@@ -29,7 +28,7 @@ from tests.paths import TINY_MODEL
 
 def test_good_weights_have_the_checksum_that_the_client_computes(tmp_path: Path) -> None:
     file = written(tmp_path / "a", GOOD)
-    assert validate_full(file, LAYOUT).hexdigest() == file_checksum(file)
+    assert validate_full(file, LAYOUT) == file_checksum(file)
 
 
 def test_the_order_in_the_file_does_not_matter(tmp_path: Path) -> None:
@@ -38,7 +37,7 @@ def test_the_order_in_the_file_does_not_matter(tmp_path: Path) -> None:
     for number, order in enumerate((specs, specs[::-1])):
         file = tmp_path / str(number)
         file.write_bytes(header_bytes(header_of(order).entries) + bytes(12 * 2 + 3 * 2 + 4))
-        checksums.add(validate_full(file, LAYOUT).hexdigest())
+        checksums.add(validate_full(file, LAYOUT))
     assert len(checksums) == 1
 
 
@@ -46,9 +45,13 @@ def test_the_layout_of_a_checkpoint_is_the_one_that_its_weights_pass(tmp_path: P
     written(tmp_path / "model" / "model-1.safetensors", {"norm.weight": GOOD["norm.weight"], "scale": GOOD["scale"]})
     written(tmp_path / "model" / "model-2.safetensors", {"embed.weight": GOOD["embed.weight"]})
     assert layout_of(tmp_path / "model") == LAYOUT
-    assert validate_full(TINY_MODEL / "model.safetensors", layout_of(TINY_MODEL)).hexdigest() == file_checksum(
+    assert validate_full(TINY_MODEL / "model.safetensors", layout_of(TINY_MODEL)) == file_checksum(
         TINY_MODEL / "model.safetensors"
     )
+
+
+def different(found: str, expected: str) -> str:
+    return f"the tensor is {found}; the model has {expected}"
 
 
 @pytest.mark.parametrize(
@@ -58,19 +61,25 @@ def test_the_layout_of_a_checkpoint_is_the_one_that_its_weights_pass(tmp_path: P
         (
             {"norm.weight": None, "scale": None},
             [
-                ("norm.weight", "the tensor is missing, like 1 more; the model has BF16 [3]"),
-                ("scale", "the tensor is missing, like 1 more; the model has F32 []"),
+                ("norm.weight", "the tensor is missing; the model has BF16 [3]"),
+                ("scale", "the tensor is missing; the model has F32 []"),
             ],
         ),
         ({"lm_head": torch.ones(1)}, [("lm_head", "the tensor is not known to the model")]),
-        ({"norm.weight": torch.ones(4).bfloat16()}, [("norm.weight", "its shape is [4]; the model's is [3]")]),
-        ({"norm.weight": torch.ones(3, 1).bfloat16()}, [("norm.weight", "its shape is [3, 1]; the model's is [3]")]),
-        ({"norm.weight": torch.ones(3).half()}, [("norm.weight", "its dtype is F16; the model's is BF16")]),
+        (
+            {"norm.weight": torch.ones(4).bfloat16()},
+            [("norm.weight", different("BF16 [4]", "BF16 [3]"))],
+        ),
+        (
+            {"norm.weight": torch.ones(3, 1).bfloat16()},
+            [("norm.weight", different("BF16 [3, 1]", "BF16 [3]"))],
+        ),
+        ({"norm.weight": torch.ones(3).half()}, [("norm.weight", different("F16 [3]", "BF16 [3]"))]),
         (
             {"norm.weight": torch.ones(4), "scale": torch.ones(1)},
             [
-                ("norm.weight", "its shape is [4]; the model's is [3]; its dtype is F32; the model's is BF16"),
-                ("scale", "its shape is [1]; the model's is []"),
+                ("norm.weight", different("F32 [4]", "BF16 [3]")),
+                ("scale", different("F32 [1]", "F32 []")),
             ],
         ),
         (
@@ -78,7 +87,7 @@ def test_the_layout_of_a_checkpoint_is_the_one_that_its_weights_pass(tmp_path: P
             [
                 ("norm.weight", "the tensor is missing; the model has BF16 [3]"),
                 ("other", "the tensor is not known to the model"),
-                ("scale", "its shape is [1]; the model's is []"),
+                ("scale", different("F32 [1]", "F32 []")),
             ],
         ),
     ],
@@ -99,13 +108,10 @@ def test_many_different_tensors_are_named_up_to_a_number(tmp_path: Path) -> None
     names = [f"layer.{number}" for number in range(9)]
     layout = PolicyLayout(tensors={name: TensorLayout(dtype="BF16", shape=[1]) for name in names})
     file = written(tmp_path / "a", {name: torch.ones(1) for name in names})
-    assert refusal(validate_full, file, layout) == [
-        *((name, "its dtype is F32; the model's is BF16") for name in names[:5]),
-        ("weights", "4 more tensors are different"),
-    ]
+    assert refusal(validate_full, file, layout) == [(name, different("F32 [1]", "BF16 [1]")) for name in names[:5]]
     missing = written(tmp_path / "b", {"x": torch.ones(1)})
     assert refusal(validate_full, missing, layout)[:6] == [
-        *((name, "the tensor is missing, like 8 more; the model has BF16 [1]") for name in names[:5]),
+        *((name, "the tensor is missing; the model has BF16 [1]") for name in names[:5]),
         ("x", "the tensor is not known to the model"),
     ]
 
@@ -144,7 +150,7 @@ def of_dtype(dtype: str) -> PolicyLayout:
 def test_finite_extremes_pass(tmp_path: Path, dtype: str) -> None:
     for value in FINITE_EXTREMES[dtype]:
         file = raw(tmp_path / "a", dtype, value)
-        assert validate_full(file, of_dtype(dtype)).hexdigest() == file_checksum(file)
+        assert validate_full(file, of_dtype(dtype)) == file_checksum(file)
 
 
 @pytest.mark.parametrize("dtype", NON_FINITE)
@@ -250,29 +256,6 @@ def test_what_is_no_adapter_is_refused(
     assert refusal(validate_adapter, tmp_path / "a", LAYOUT) == [finding]
 
 
-@pytest.mark.parametrize(
-    ("name", "share"),
-    [
-        ("model.layers.1.mlp.up_proj.weight", 0.5),
-        ("lm_head.weight", 0.5),
-        ("model.language_model.layers.1.self_attn.qkv_proj.weight", 0.5),
-        ("model.embed_tokens.weight", 0.0),
-        ("h.wte.weight", 0.0),
-        ("model.visual.blocks.0.attn.qkv.weight", 0.0),
-        ("vision_tower.vision_model.encoder.layers.1.mlp.fc1.weight", 0.0),
-        ("multi_modal_projector.linear_1.weight", 0.0),
-        ("mtp.layers.0.mlp.up_proj.weight", 0.0),
-    ],
-)
-def test_changed_values_are_counted_and_told_apart_by_whether_every_text_is_computed_with_them(
-    tmp_path: Path, name: str, share: float
-) -> None:
-    before = {name: torch.zeros(2, 3), "model.norm.weight": torch.zeros(6)}
-    old = written(tmp_path / "old", before)
-    new = written(tmp_path / "new", {**before, name: torch.ones(2, 3)})
-    assert changed_values(old, new) == (6, 12, share)
-
-
 def changes(name: str, gaps: list[int], values: list[float]) -> Tensors:
     return {f"{name}.gaps": torch.tensor(gaps, dtype=torch.int32), f"{name}.values": torch.tensor(values)}
 
@@ -323,8 +306,8 @@ def test_a_delta_that_was_cut_short_is_refused(tmp_path: Path) -> None:
     delta = written(tmp_path / "delta", changes("scale", [0], [1.0]))
     content = delta.read_bytes()
     delta.write_bytes(content[:-1])
-    message = f"the delta has {len(content) - 1} bytes, its header says {len(content)}: it is not whole"
+    message = f"what arrived has {len(content) - 1} bytes, its header says {len(content)}: it is not whole"
     assert refusal(validate_delta, delta, LAYOUT) == [("weights", message)]
     delta.write_bytes(b"")
-    message = "the delta is not a safetensors file, or was cut off: it ends within its header"
+    message = "what arrived is not a safetensors file, or was cut off: it ends within its header"
     assert refusal(validate_delta, delta, LAYOUT) == [("weights", message)]

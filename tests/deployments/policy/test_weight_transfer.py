@@ -18,7 +18,6 @@ from deployments.policy.commands import (
 )
 from deployments.policy.failures import (
     TrainerNotTrusted,
-    TransferNotConfigured,
     TransferRefused,
     VersionRefused,
 )
@@ -75,19 +74,15 @@ async def test_no_replica_is_told_of_a_trainer_that_is_not_listed(make_store: Ma
 
 
 @virtual_time.test
-async def test_without_listed_trainers_every_step_says_how_to_list_them(make_store: MakeStore) -> None:
+async def test_without_listed_trainers_init_says_how_to_list_them_and_no_step_follows(make_store: MakeStore) -> None:
     store = make_store(transfer={})
     [replica] = await serving(store, 1)
-    steps = (
-        store.init_transfer({**TRAINER, "world_size": 2}),
-        store.start_transfer(SwitchOptions()),
-        store.update_transfer(WEIGHTS),
-        store.finish_transfer(None),
-    )
-    for step in steps:
-        with pytest.raises(TransferNotConfigured) as refused:
+    with pytest.raises(TrainerNotTrusted) as refused:
+        await store.init_transfer({**TRAINER, "world_size": 2})
+    assert [problem.field for problem in refused.value.problems] == ["policy.transfer.trainers"]
+    for step in (store.start_transfer(SwitchOptions()), store.update_transfer(WEIGHTS), store.finish_transfer(None)):
+        with pytest.raises(TransferRefused):
             await step
-        assert [problem.field for problem in refused.value.problems] == ["policy.transfer.trainers"]
     assert kinds(replica) == [AcceptRequests]
 
 

@@ -62,7 +62,7 @@ def record_of(
                 response,
                 {"role": "environment", "token_ids": [2, 2]},
             ],
-            "replay": {"temperature": temperature, "engine": "e"},
+            "replay": {"temperature": temperature},
         },
         "group_id": group or name,
         "policy": None,
@@ -72,9 +72,6 @@ def record_of(
                 "start": 0,
                 "end": count,
                 "replica": replica,
-                "node": f"node of {replica}",
-                "cached_tokens": 2,
-                "batch_size": 5,
             }
         ],
     }
@@ -85,7 +82,7 @@ def reported(
 ) -> ComparedRollout:
     """The comparison with a trainer that has these log-probabilities at each place."""
     own = trained[np.arange(len(chosen)), chosen]
-    return compared(record, TrainerReport(record["rollout"]["rollout_id"], own, weight_version=version), LATEST)
+    return compared(record, TrainerReport(record["rollout"]["rollout_id"], own, weight_version=version), LATEST)[0]
 
 
 Trainer = Callable[[np.ndarray, int], np.ndarray]

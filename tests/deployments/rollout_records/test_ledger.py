@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.rollout_records.comparison import MOST_VERSIONS, UNKNOWN, TrainerReport, compared
-from deployments.rollout_records.ledger import (
-    MOST_PERIODS,
-    MOST_TRAINERS,
-    MOST_VALUES,
-    MOST_WORST,
-    PERIOD_S,
-    MismatchLedger,
-)
+from deployments.rollout_records.comparison import MOST_LABELS, UNKNOWN, TrainerReport, compared
+from deployments.rollout_records.ledger import MOST_TRAINERS, MOST_VALUES, MOST_WORST, MismatchLedger
 from deployments.rollout_records.trials import LEAST_AGAINST, Vote
 from tests.deployments.rollout_records.reports import Sampler, log_softmax, record_of, reported
 
@@ -38,8 +31,8 @@ def fed(
         noise = PERTURBED if own == faulty else 0.0
         record, logits, chosen = sampler.rollout(f"r{number}", 12, own, noise=noise, group=f"g{number // group_size}")
         trained = log_softmax(logits + hardness * ROUNDING * random.normal(0, 1, logits.shape))
-        ledger.add(reported(record, trained, chosen), "", 0.0)
-        if (suspicion := ledger.suspicion(0.0)) is not None:
+        ledger.add(reported(record, trained, chosen), "")
+        if (suspicion := ledger.look(0.0)[1]) is not None:
             suspected.append(suspicion.replica)
             if stop_at_suspicion:
                 break
@@ -58,8 +51,8 @@ def test_a_suspicion_names_rollouts_of_the_replica_each_once_and_one_of_a_group(
     for number in range(64):
         replica = "abcd"[number // 2 % 4]
         record = record_of(f"r{number}", np.zeros(9, int), [-1.0] * 9, replica, group=f"g{number // 2}")
-        ledger.add(reported(record, np.full((9, 1), -1.2 if replica == "b" else -1.01), np.zeros(9, int)), "", 0.0)
-        if (suspicion := ledger.suspicion(0.0)) is not None:
+        ledger.add(reported(record, np.full((9, 1), -1.2 if replica == "b" else -1.01), np.zeros(9, int)), "")
+        if (suspicion := ledger.look(0.0)[1]) is not None:
             assert suspicion.replica == "b"
             named += [one.rollout_id for one in suspicion.rollouts]
     groups = {int(name[1:]) // 2 for name in named}
@@ -72,8 +65,8 @@ def test_a_rollout_that_is_reported_often_counts_once_against_its_replica() -> N
     for number in range(240):
         # A liar has one rollout of `a`, and reports it again and again.
         name, replica, trained = ("r0", "a", -9.0) if number % 3 == 0 else (f"r{number}", "bcd"[number % 3], -1.01)
-        ledger.add(reported(record_of(name, chosen, [-1.0] * 9, replica), np.full((9, 1), trained), chosen), "", 0.0)
-        assert ledger.suspicion(0.0) is None
+        ledger.add(reported(record_of(name, chosen, [-1.0] * 9, replica), np.full((9, 1), trained), chosen), "")
+        assert ledger.look(0.0)[1] is None
 
 
 def convicted(ledger: MismatchLedger, replica: str) -> str:
@@ -88,7 +81,7 @@ def test_what_a_replica_at_fault_has_made_is_looked_at_no_more_and_all_are_told(
     [noted] = ledger.findings("anna")
     assert (noted.kind, noted.replica) == ("replica", "b")
     assert noted.message == f"{reason} It was taken out of service."
-    assert ledger.suspicion(5.0) is None
+    assert ledger.look(5.0)[1] is None
 
 
 def test_reports_alone_convict_nobody() -> None:
@@ -100,19 +93,14 @@ def test_reports_alone_convict_nobody() -> None:
 def test_each_token_is_counted_once_under_each_attribute() -> None:
     ledger = MismatchLedger(1.1)
     record, logits, chosen = Sampler().rollout("r0", 10, "a", "7")
-    ledger.add(reported(record, log_softmax(logits), chosen), "", 0.0)
+    ledger.add(reported(record, log_softmax(logits), chosen), "")
     counted = {name: {value: sums.tokens for value, sums in values.items()} for name, values in ledger.by.items()}
     assert counted == {
         "replica": {"a": 10},
-        "node": {"node of a": 10},
         "version": {"7": 10},
-        "prefix_cache": {"hit": 10},
-        "batch_size": {"2-8": 10},
-        "position": {"head": 4, "rest": 6},
         "policy": {"unnamed": 10},
-        "engine": {"e": 10},
     }
-    assert (ledger.all.mean_ratio, ledger.all.largest_ratio) == pytest.approx((1.0, 1.0))
+    assert (ledger.all.mean_ratio, ledger.all.fields["largest_ratio"]) == pytest.approx((1.0, 1.0))
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=20))
@@ -120,43 +108,30 @@ def test_the_mean_and_the_largest_ratio_are_those_of_the_tokens(differences: lis
     ledger, chosen = MismatchLedger(1.1), np.arange(len(differences))
     record = record_of("r0", chosen, [-4.0] * len(differences))
     trained = np.repeat(np.array([differences]).T - 4.0, len(differences), 1)
-    ledger.add(reported(record, trained, chosen), "", 0.0)
+    ledger.add(reported(record, trained, chosen), "")
     ratios = np.exp(np.abs(differences))
     assert ledger.all.mean_ratio == pytest.approx(np.minimum(ratios, 10).mean())
-    assert ledger.all.share_beyond == np.mean(np.abs(differences) > log(10))
-    assert ledger.all.largest_ratio == pytest.approx(ratios.max())
+    assert ledger.all.fields["share_beyond"] == np.mean(np.abs(differences) > log(10))
+    assert ledger.all.fields["largest_ratio"] == pytest.approx(ratios.max())
 
 
-def test_memory_is_bounded_whatever_is_reported() -> None:
-    ledger, chosen = MismatchLedger(1.1), np.array([1])
-    for number in range(600):
-        record = record_of(f"r{number}", chosen, [-1.0], replica=f"a{number}", version=str(number))
-        report = TrainerReport(f"r{number}", np.array([-1.0]))
-        ledger.add(compared(record, report, {"": 600}), "", number * PERIOD_S)
-    assert {len(values) for name, values in ledger.by.items() if name in ("replica", "version")} == {MOST_VALUES}
-    assert len(ledger.history) == MOST_PERIODS
-    assert len(ledger.worst("")) == MOST_WORST
-
-
-def test_what_one_key_reports_pushes_out_nothing_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.rollout_records.ledger.MOST_HISTORY", 400)
+def test_memory_is_bounded_whatever_is_reported_and_one_key_pushes_out_nothing_of_another_one() -> None:
     ledger, chosen = MismatchLedger(1.1), np.array([1])
 
-    def report(name: str, owner: str, at: float, replica: str, version: str, trained: float, **options: str) -> None:
-        record = {**record_of(name, chosen, [-1.0], replica, version), **options}
-        ledger.add(compared(record, TrainerReport(name, np.array([trained])), {"": 99_999}), owner, at)
+    def report(name: str, owner: str, replica: str, version: int, trained: float, policy: str) -> None:
+        record = {**record_of(name, chosen, [-1.0], replica, str(version)), "policy": policy}
+        ledger.add(compared(record, TrainerReport(name, np.array([trained])), {"": 99_999})[0], owner)
 
     for number in range(100):
-        report(f"r{number}", "anna", number * PERIOD_S, "a", str(number), -1.5, policy=f"p{number % 4}")
+        report(f"r{number}", "anna", "a", number, -1.5, f"p{number % 4}")
     for number in range(600):
-        report(f"m{number}", "mallory", 100 * PERIOD_S, f"m{number}", str(1000 + number), -20.0, policy=f"m{number}")
+        report(f"m{number}", "mallory", f"m{number}", 1000 + number, -20.0, f"m{number}")
     assert [version in ledger.by["version"] for version in map(str, range(100))] == [True] * 100
-    assert len(ledger.by["version"]) == MOST_VALUES
-    assert len([key for key in ledger.history if key[1] == "a"]) == 100
-    assert len(ledger.history) == 400
-    assert list(ledger.worst("anna")) == [f"r{number}" for number in range(20)]
-    assert len(ledger._windows) == MOST_TRAINERS
-    assert [ledger._windows.get("anna", f"p{number}") is not None for number in range(4)] == [True] * 4
+    assert len(ledger.by["version"]) == 100 + MOST_VALUES
+    assert len(ledger.by["replica"]) == 1 + MOST_VALUES
+    assert list(ledger.worst("anna")) == [f"r{number}" for number in range(MOST_WORST)]
+    assert [*ledger._owners["anna"].windows] == ["p0", "p1", "p2", "p3"]
+    assert len(ledger._owners["mallory"].windows) == MOST_TRAINERS
 
 
 @pytest.mark.parametrize(
@@ -173,9 +148,8 @@ def test_what_one_key_reports_pushes_out_nothing_of_another_one(monkeypatch: pyt
 )
 def test_tokens_of_a_version_that_was_never_served_are_unknown(given: str, known: str) -> None:
     record = record_of("r0", np.array([5, 6]), [-1.0, -1.0], version=given)
-    rollout = compared(record, TrainerReport("r0", np.array([-1.0, -1.0])), {"": 7, "tutor": 3})
-    versions = rollout.labels["version"]
-    assert [versions.names[code] for code in versions.codes] == [known] * 2
+    rollout, _ = compared(record, TrainerReport("r0", np.array([-1.0, -1.0])), {"": 7, "tutor": 3})
+    assert rollout.by["version"] == {known: rollout.sums}
 
 
 def test_a_posted_log_of_31_000_versions_is_of_one_unknown_and_few_that_were_served() -> None:
@@ -184,18 +158,17 @@ def test_a_posted_log_of_31_000_versions_is_of_one_unknown_and_few_that_were_ser
     spans = [{"version": str(10**6 + at if at % 2 else at), "start": at, "end": at + 1} for at in range(count)]
     record["rollout"]["message_log"][1]["weight_versions"] = spans
     ledger = MismatchLedger(1.1)
-    ledger.add(compared(record, TrainerReport("r0", np.full(count, -1.0)), {"": 10**5}), "", 0.0)
+    ledger.add(compared(record, TrainerReport("r0", np.full(count, -1.0)), {"": 10**5})[0], "")
     told = ledger.by["version"]
-    assert len(told) == MOST_VERSIONS + 1
-    assert told[UNKNOWN].tokens == count - MOST_VERSIONS
-    assert len(ledger.history) == MOST_VERSIONS + 1
+    assert len(told) == MOST_LABELS + 1
+    assert told[UNKNOWN].tokens == count - MOST_LABELS
 
 
 def test_the_worst_rollouts_are_those_of_the_owner() -> None:
     ledger, chosen = MismatchLedger(1.1), np.array([1])
     for name, owner, trained in (("r0", "anna", -1.0), ("r1", "anna", -2.0), ("r2", "ben", -5.0)):
         record = record_of(name, chosen, [-1.0])
-        ledger.add(reported(record, np.full((1, 2), trained), chosen), owner, 0.0)
+        ledger.add(reported(record, np.full((1, 2), trained), chosen), owner)
     assert list(ledger.worst("anna")) == ["r1", "r0"]
 
 
@@ -205,8 +178,8 @@ def test_a_trainer_that_is_wrong_is_told_and_another_ones_trainer_is_not() -> No
         owner = ("anna", "ben")[number % 2]
         record, logits, chosen = sampler.rollout(f"r{number}")
         trained = log_softmax(logits / 0.5 if owner == "anna" else logits)
-        ledger.add(reported(record, trained, chosen), owner, 0.0)
-    assert [finding.kind for finding in ledger.look(0.0)] == ["wrong_temperature"]
+        ledger.add(reported(record, trained, chosen), owner)
+    assert [finding.kind for finding in ledger.look(0.0)[0]] == ["wrong_temperature"]
     assert [finding.kind for finding in ledger.findings("anna")] == ["wrong_temperature"]
     assert ledger.findings("ben") == []
 
@@ -217,7 +190,7 @@ def test_policies_of_one_owner_have_trainers_of_their_own() -> None:
         record, logits, chosen = sampler.rollout(f"r{number}")
         record["policy"] = ("a", "b")[number % 2]
         trained = log_softmax(logits / 0.5 if record["policy"] == "a" else logits)
-        ledger.add(reported(record, trained, chosen), "", 0.0)
-    [found] = ledger.look(0.0)
+        ledger.add(reported(record, trained, chosen), "")
+    [found] = ledger.look(0.0)[0]
     assert found.kind == "wrong_temperature"
     assert float(found.message.split("temperature near ")[1].split(",")[0]) == pytest.approx(0.5, rel=0.1)

@@ -57,8 +57,8 @@ def convicted(ids: torch.Tensor, trained: np.ndarray, by_replica: dict[str, np.n
         replica = "abcd"[number % 4]
         record = record_of(f"r{number}", ids[number, PROMPT:].numpy(), by_replica[replica][number], replica)
         report = TrainerReport(f"r{number}", trained[number].astype(float))
-        ledger.add(compared(record, report, LATEST), "", 0.0)
-        if (suspicion := ledger.suspicion(0.0)) is None:
+        ledger.add(compared(record, report, LATEST)[0], "")
+        if (suspicion := ledger.look(0.0)[1]) is None:
             continue
         suspect = suspicion.replica
         for row in [int(one.rollout_id[1:]) for one in suspicion.rollouts]:

@@ -8,22 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.rollout_records.comparison import ComparedRollout
+from deployments.rollout_records.comparison import ComparedRollout, TrainerReport, compared
 from deployments.rollout_records.ledger import MismatchLedger
-from deployments.rollout_records.ratios import TokenLabels
 from deployments.rollout_records.trials import (
-    BURST,
-    CHECK_EVERY_S,
     LEAST_AGAINST,
     LEAST_TOKENS,
     MOST_CHECKS,
-    PAUSE_S,
     TRIAL_S,
     MadeRollout,
     ReplicaTrials,
     Vote,
     votes,
 )
+from tests.deployments.rollout_records.reports import LATEST, record_of
 
 ROLLOUTS, TOKENS = 100_000, 12
 ROUNDING = 0.01
@@ -56,7 +53,7 @@ def test_no_sound_replica_is_convicted_in_100_000_rollouts_whoever_suspects_it(r
     sizes = np.abs(sampled).mean(-1)
     trials, looked_at = ReplicaTrials(), 0
     for place, number in enumerate(np.flatnonzero(sizes > np.quantile(sizes, 0.95)).tolist()):
-        by, now = f"R{number % replicas}", place * 4 * CHECK_EVERY_S
+        by, now = f"R{number % replicas}", place * 60.0
         for _ in trials.to_check(by, [made(number)], now):
             looked_at += 1
             assert trials.vote(by, Vote(said[number]), now) is None
@@ -83,7 +80,7 @@ class SimulatedReplicas:
             scales.append(scale)
             differences.append(PERTURBED * random.normal(size=4 * TOKENS) * (by == 1))
             trained = sum(rounded(random, np.array(scale), 4 * TOKENS) for _ in range(2)) - differences[-1]
-            self.ledger.add(self.compared(number, trained, f"R{by}"), "anna", number / 100)
+            self.ledger.add(self.compared(number, trained, f"R{by}"), "anna")
             if (number + 1) % per_report == 0:
                 for replica, said in self.looked_at(random, scales, differences, number / 100):
                     if self.ledger.vote(replica, said, number / 100) is not None:
@@ -91,15 +88,14 @@ class SimulatedReplicas:
         return None
 
     def compared(self, number: int, difference: np.ndarray, replica: str) -> ComparedRollout:
-        labels = {"version": "1", "replica": replica, "policy": "unnamed", "position": "rest"}
-        of_token = {name: TokenLabels([value], np.zeros(len(difference), int)) for name, value in labels.items()}
-        name, group = f"r{number}", f"g{number // self.group}"
-        return ComparedRollout(name, group, np.full(len(difference), -1.0), difference, of_token, 1.0, None, 0, None)
+        name, sampled = f"r{number}", np.full(len(difference), -1.0)
+        record = record_of(name, sampled.astype(int), sampled, replica, group=f"g{number // self.group}")
+        return compared(record, TrainerReport(name, sampled + difference), LATEST)[0]
 
     def looked_at(
         self, random: np.random.Generator, scales: list[float], differences: list[np.ndarray], now: float
     ) -> Iterator[tuple[str, Vote]]:
-        if (suspicion := self.ledger.suspicion(now)) is None:
+        if (suspicion := self.ledger.look(now)[1]) is None:
             return
         for one in suspicion.rollouts:
             number = int(one.rollout_id[1:])
@@ -166,32 +162,24 @@ def test_a_rollout_is_looked_at_once_and_one_of_a_group() -> None:
     assert trials.to_check("b", [made(1), made(4)], 9.0) == [made(4)], "not for another suspect either"
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 60)), max_size=300))
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 60)), max_size=300))
 def test_the_rate_of_checks_is_bounded_whoever_is_suspected(suspected: list[tuple[str, float]]) -> None:
     trials, now, looked_at = ReplicaTrials(), 0.0, 0
     for number, (replica, later) in enumerate(suspected):
         now += later
         looked_at += len(trials.to_check(replica, [made(2 * number), made(2 * number + 1)], now))
         trials.vote(replica, IN_FAVOUR, now)
-    assert looked_at <= BURST + now / CHECK_EVERY_S
+    assert looked_at <= 3 * MOST_CHECKS * (1 + now / TRIAL_S)
 
 
-def test_a_trial_takes_at_most_16_rollouts_and_who_is_acquitted_is_left_alone_for_a_while() -> None:
+def test_a_trial_takes_at_most_16_rollouts_and_ends_in_time() -> None:
     trials, everything = ReplicaTrials(), [made(number) for number in range(100)]
     assert trials.to_check("a", everything, 0.0) == everything[:MOST_CHECKS]
     assert trials.to_check("a", everything, TRIAL_S / 2) == []
+    assert trials.to_check("b", everything, TRIAL_S / 2) == everything[MOST_CHECKS : 2 * MOST_CHECKS]
     for _ in range(MOST_CHECKS):
-        trials.vote("a", NOTHING, TRIAL_S / 2)
-    assert trials.to_check("a", everything, TRIAL_S / 2 + PAUSE_S - 1) == []
-    assert len(trials.to_check("a", everything, TRIAL_S / 2 + PAUSE_S)) == MOST_CHECKS
-
-
-def test_a_trial_whose_scores_never_come_ends_in_time() -> None:
-    trials, everything = ReplicaTrials(), [made(number) for number in range(100)]
-    trials.to_check("a", everything, 0.0)
-    assert trials.to_check("b", everything[50:], TRIAL_S) == everything[50 : 50 + BURST]
-    assert trials.vote("a", AGAINST, TRIAL_S) is None
-    assert len(trials.to_check("a", everything, TRIAL_S + PAUSE_S)) == MOST_CHECKS
+        assert trials.vote("a", NOTHING, TRIAL_S / 2) is None
+    assert len(trials.to_check("a", everything, TRIAL_S)) == MOST_CHECKS
 
 
 def test_after_a_conviction_nobody_else_is_looked_at_for_a_while() -> None:
@@ -199,8 +187,8 @@ def test_after_a_conviction_nobody_else_is_looked_at_for_a_while() -> None:
     trials = ReplicaTrials()
     assert trials.to_check("b", [made(90)], 0.0) == [made(90)]
     assert convicted(trials, [AGAINST] * 4) == [4]
-    assert convicted(trials, [AGAINST] * 4, "b", PAUSE_S - 1, first=10) == []
-    assert convicted(trials, [AGAINST] * 4, "b", PAUSE_S + CHECK_EVERY_S * BURST, first=20) == [4]
+    assert convicted(trials, [AGAINST] * 4, "b", TRIAL_S - 1, first=10) == []
+    assert convicted(trials, [AGAINST] * 4, "b", TRIAL_S, first=20) == [4]
 
 
 SAMPLED = np.full(LEAST_TOKENS, -1.0)

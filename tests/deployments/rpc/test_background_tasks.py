@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from deployments.rpc.background_tasks import BackgroundTasks, SharedCall, until_back
+from deployments.rpc.background_tasks import BackgroundTasks, SharedCalls, until_back
 from tests import virtual_time
 
 
@@ -17,7 +17,7 @@ def test_callers_at_one_time_share_a_call_and_one_that_leaves_does_not_cancel_it
         return calls[-1]
 
     async def scenario() -> list[int]:
-        shared = SharedCall(call)
+        shared = SharedCalls(lambda _: call())
         leaving, *staying = [asyncio.create_task(shared.result()) for _ in range(3)]
         await asyncio.sleep(0.5)
         leaving.cancel()
@@ -31,7 +31,7 @@ async def test_a_shared_call_that_failed_is_made_again() -> None:
     async def call() -> None:
         raise LookupError
 
-    shared = SharedCall(call)
+    shared = SharedCalls(lambda _: call())
     for _ in range(2):
         with pytest.raises(LookupError):
             await shared.result()

@@ -24,7 +24,7 @@ A = Listener("a")
 
 
 @virtual_time.test
-async def test_each_second_one_stream_of_each_silent_caller_is_woken() -> None:
+async def test_each_second_one_stream_of_each_caller_is_woken() -> None:
     heartbeats = Heartbeats()
     streams = {name: asyncio.Event() for name in ("a1", "a2", "b1")}
     with ExitStack() as opened:
@@ -34,9 +34,6 @@ async def test_each_second_one_stream_of_each_silent_caller_is_woken() -> None:
         assert woken(streams) == []
         await asyncio.sleep(0.02)
         assert woken(streams) == ["a1", "b1"]
-        heartbeats.note_results(A)
-        await asyncio.sleep(1)
-        assert woken(streams) == ["b1"], "a was sent results in this second"
         await asyncio.sleep(1)
         assert woken(streams) == ["a1", "b1"]
 
@@ -60,11 +57,7 @@ async def test_streams_whose_calls_named_different_replicas_have_heartbeats_of_t
         for name, wake in streams.items():
             opened.enter_context(heartbeats.open_stream(Listener("a", "" if name == "unnamed" else "r"), wake))
         assert heartbeats.callers == {"a"}
-        await asyncio.sleep(0.5)
-        heartbeats.note_results(Listener("a", "r"))
-        await asyncio.sleep(1)
-        assert woken(streams) == ["unnamed"]
-        await asyncio.sleep(1)
+        await asyncio.sleep(1.5)
         assert woken(streams) == ["a1", "unnamed"]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentBroken, RolloutFailure
+from deployments.generation.generator_replica_base import _bytes_of_generation
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import (
     Generation,
@@ -19,17 +20,11 @@ from deployments.protocols.generation import (
     packed_logprobs,
 )
 from deployments.protocols.token_columns import EXPERTS, numbers_of
-from deployments.rpc.batching import (
-    MOST_BYTES_PER_MESSAGE,
-    bytes_of_generation,
-    bytes_of_generation_request,
-    bytes_of_step_request,
-    bytes_of_step_result,
-    divided,
-)
+from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE, bytes_of_generation_request, bytes_of_step_result, divided
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, Plan
-from deployments.sessions.store_client import bytes_of_add
+from deployments.sessions.store import _bytes_of_add
 from rollout_env import StepOutcome
+from service.remote.environment import _bytes_of_step_request
 
 SIZES = st.lists(st.integers(0, 2 * MOST_BYTES_PER_MESSAGE) | st.integers(0, MOST_BYTES_PER_MESSAGE // 8), max_size=30)
 OVERHEAD_BYTES = 200
@@ -66,7 +61,7 @@ TEXTS = st.text(max_size=2000)
 @given(st.lists(TEXTS, max_size=4), st.dictionaries(st.text(max_size=20), JSON, max_size=4))
 def test_a_step_request_is_not_much_larger_than_estimated(contents: list[str], extra_env_info: dict[str, Any]) -> None:
     request = StepRequest([{"role": "user", "content": content} for content in contents], extra_env_info)
-    assert len(pickle.dumps(request)) <= 1.5 * bytes_of_step_request(request) + OVERHEAD_BYTES
+    assert len(pickle.dumps(request)) <= 1.5 * _bytes_of_step_request(request) + OVERHEAD_BYTES
 
 
 @given(TEXTS, st.none() | st.dictionaries(st.text(max_size=20), JSON, max_size=4), st.none() | TEXTS)
@@ -83,10 +78,10 @@ def test_generations_and_their_requests_are_not_much_larger_than_estimated(token
     request = GenerationRequest("a", ids, 10, ("stop",), SamplingOptions(), rollout_id="r", group="g", request_id="q")
     assert len(pickle.dumps(request)) <= 1.1 * bytes_of_generation_request(request) + OVERHEAD_BYTES
     result = Generation(ids, packed_logprobs([0.0] * tokens), "stop", (WeightSpan("1", 0, tokens),))
-    assert len(pickle.dumps(result)) <= 1.1 * bytes_of_generation(result) + OVERHEAD_BYTES
+    assert len(pickle.dumps(result)) <= 1.1 * _bytes_of_generation(result) + OVERHEAD_BYTES
     logprobs = packed_logprobs([0.0] * tokens)
     scored = ScoredPrompt((), (), "length", prompt_logprobs=logprobs, top_token_ids=ids, top_logprobs=logprobs)
-    assert len(pickle.dumps(scored)) <= 1.1 * bytes_of_generation(scored) + OVERHEAD_BYTES
+    assert len(pickle.dumps(scored)) <= 1.1 * _bytes_of_generation(scored) + OVERHEAD_BYTES
 
 
 def test_columns_count_in_the_messages_of_generations_and_of_calls_of_sessions() -> None:
@@ -94,13 +89,13 @@ def test_columns_count_in_the_messages_of_generations_and_of_calls_of_sessions()
     ids, logprobs = packed_ids(range(tokens)), packed_logprobs([0.0] * tokens)
     columns = {EXPERTS: numbers_of(bytes(16 * tokens), "uint8", [2, 8])}
     generation = Generation(ids, logprobs, "stop", columns=columns)
-    assert len(pickle.dumps(generation)) <= 1.1 * bytes_of_generation(generation)
+    assert len(pickle.dumps(generation)) <= 1.1 * _bytes_of_generation(generation)
     made = GeneratedMessage("a", {}, "", ids, logprobs, "stop", columns=columns)
     call = EngineCall("a", ChatContext(), Plan(None, 0, (), ()), [], (), [made])
-    assert len(pickle.dumps(call)) <= 1.1 * bytes_of_add(("s", call))
+    assert len(pickle.dumps(call)) <= 1.1 * _bytes_of_add(("s", call))
 
 
-@pytest.mark.parametrize("bytes_of", [bytes_of_generation, bytes_of_step_result])
+@pytest.mark.parametrize("bytes_of", [_bytes_of_generation, bytes_of_step_result])
 def test_the_message_of_a_failure_counts(bytes_of: Any) -> None:
     failure: RolloutFailure = EnvironmentBroken("x" * 100_000)
     assert 100_000 <= bytes_of(failure) <= 101_000
@@ -108,4 +103,4 @@ def test_the_message_of_a_failure_counts(bytes_of: Any) -> None:
 
 @pytest.mark.parametrize("value", [2**70, "\ud800"])
 def test_values_that_json_writers_refuse_have_a_size(value: object) -> None:
-    assert bytes_of_step_request(StepRequest([], {"value": value})) > 0
+    assert _bytes_of_step_request(StepRequest([], {"value": value})) > 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.serve.request_router import RequestRouter
 
-from deployments.rpc.handle_calls import live_replicas_of, node_of_replica, record_live_replicas
+from deployments.rpc.handle_calls import live_replicas_of, record_live_replicas
 from deployments.rpc.named_replica_router import NamedReplicaRouter
 
 
@@ -17,9 +17,7 @@ class ScriptedReplicaID:
     unique_id: str
 
 
-REPLICAS: list[Any] = [
-    SimpleNamespace(replica_id=ScriptedReplicaID(name), node_id=f"node of {name}") for name in ("a", "b", "c")
-]
+REPLICAS: list[Any] = [SimpleNamespace(replica_id=ScriptedReplicaID(name)) for name in ("a", "b", "c")]
 A, B, C = REPLICAS
 
 
@@ -61,7 +59,6 @@ def test_the_router_records_the_replicas_whenever_they_change(monkeypatch: pytes
     monkeypatch.setattr(NamedReplicaRouter, "curr_replicas", {replica.replica_id: replica for replica in (C, A)})
     routing.update_replicas([C, A])
     assert live_replicas_of(handle) == ("a", "c")
-    assert [node_of_replica(handle, name) for name in "abc"] == ["node of a", "", "node of c"]
     monkeypatch.setattr(NamedReplicaRouter, "curr_replicas", {A.replica_id: A})
     routing.on_replica_actor_died(C.replica_id)
     assert live_replicas_of(handle) == ("a",)

@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import JobStoreLost, PolicyStoreLost
-from deployments.rpc.store_client import job_store_client, policy_store_client
+from deployments.rpc.handle_calls import job_store_client, policy_store_client
 
 
 class RecordingHandle:

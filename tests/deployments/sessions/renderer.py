@@ -42,10 +42,9 @@ class TokenizerRenderer(SessionRenderer):
         after: Sequence[int],
         context: ChatContext,
         calls: Sequence[Mapping[str, Any]] = (),
-        calls_before: int = 0,
     ) -> list[Sequence[int]]:
         given: Any = [plain(message) for message in messages]
-        observed = self._tokens.observations(given, after, options_of(context), ROOM, calls, calls_before)
+        observed = self._tokens.observations(given, after, options_of(context), ROOM, calls)
         return [message.token_ids for message in observed]
 
     def generation_prompt(self, context: ChatContext) -> Sequence[int]:

@@ -49,7 +49,6 @@ class ByteRenderer(SessionRenderer):
         after: Sequence[int],
         context: ChatContext,
         calls: Sequence[Mapping[str, Any]] = (),
-        calls_before: int = 0,
     ) -> list[Sequence[int]]:
         first, *rest = self.prompt(messages, context)
         return [[ENDS, *first], *rest]

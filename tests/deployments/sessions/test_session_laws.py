@@ -16,7 +16,7 @@ from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, OpenSession
 from deployments.sessions.samples import samples_of
 from deployments.sessions.session_record import SessionRecord
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.sessions import SessionRequest, SessionReward
 from tests.deployments.chat.real_tokenizers import wanted
@@ -191,7 +191,7 @@ async def assert_survives(engine: FakeEngine, agent: Agent, rewarded: list[str |
         await make(lambda store, reward=reward: store.reward("s", "", reward))  # type: ignore[misc]
     store = stores[-1]
     assert (await store.samples("s", "")).samples == samples_of("s", engine.record)
-    assert await store.drift("s", "") == drift_report("s", engine.record.calls)
+    assert await store.drift("s", "") == drift_report("s", engine.record.calls.values())
     asked = draw(*agent.conversations).with_new({"role": "user", "content": "more"})
     assert await store.plan("s", "next", asked.messages, asked.context) == engine.record.plan(
         asked.messages, asked.context

@@ -13,10 +13,8 @@ from ray.exceptions import ActorDiedError
 
 from deployments.failures import SessionStoreLost
 from deployments.rpc.batching import results_of
-from deployments.sessions.failures import SessionClosed, session_unknown
-from deployments.sessions.records import ChatContext, Plan
-from deployments.sessions.store import SessionStore
-from deployments.sessions.store_client import AT_ONCE, session_store_client
+from deployments.sessions.records import ChatContext, Plan, SessionClosed, session_unknown
+from deployments.sessions.store import AT_ONCE, SessionStore, session_store_client
 from deployments.storage.storage import AWAY_S, StorageFailed, StoreReplaced
 from rollout_client.contract.problems import FieldProblem
 from tests import virtual_time

@@ -1,17 +1,18 @@
 """Which sessions are dropped, and which calls are refused."""
 
+from typing import NoReturn
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.sessions.failures import SessionLimitReached, SessionUnknown
-from deployments.sessions.records import OpenSession
-from deployments.sessions.session_table import KeptSession, SessionTable
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.records import OpenSession, SessionLimitReached, SessionUnknown
+from deployments.sessions.session_table import SESSION_BYTES, KeptSession, SessionsSettings, SessionTable
 from rollout_client.contract.sessions import SessionLimits, SessionRequest
 
 MOST_SESSIONS = 3
 MOST_BYTES = 100
+"""Beside what `MOST_SESSIONS` sessions take without a record."""
 
 
 class Sessions:
@@ -19,8 +20,9 @@ class Sessions:
 
     def __init__(self, *names: str) -> None:
         """With sessions that were opened one second after the other, from second 0 on, and expire after 10 seconds."""
-        settings = SessionsSettings(max_sessions=MOST_SESSIONS, max_bytes=MOST_BYTES, lease_s=1e9)
-        self.table = SessionTable(settings, (), 0, 0)
+        settings = SessionsSettings(max_bytes=MOST_SESSIONS * SESSION_BYTES + MOST_BYTES, lease_s=1e9)
+        self.table = SessionTable(settings, (), 0)
+        self._calls = 0
         for second, name in enumerate(names):
             assert self.open(name, second) == set()
 
@@ -43,8 +45,8 @@ class Sessions:
         return self.table.sessions[name]
 
     def begin_call(self, name: str, now: float) -> None:
-        kept = self[name]
-        self.table.begin_call(kept, f"{name}-{kept.head.calls}", now)
+        self._calls += 1
+        self.table.begin_call(self[name], str(self._calls), now)
 
     def end_call(self, name: str, now: float, tokens: int, size_bytes: int) -> set[str]:
         """Ends the call that began first."""
@@ -73,15 +75,31 @@ def test_room_is_made_by_the_namespace_that_keeps_the_most() -> None:
         sessions.open(name, second, namespace="them")
     assert sessions.open("c", 3, namespace="them") == {"a"}
     assert sessions.grow(sessions["mine"], 1, 60) == set()
-    assert sessions.grow(sessions["b"], 1, 30) == set()
-    assert sessions.grow(sessions["c"], 1, 20) == {"mine"}
+    assert sessions.grow(sessions["c"], 1, 45) == {"b"}
+    assert sessions.grow(sessions["mine"], 1, SESSION_BYTES + 50) == set()
+    assert sessions.open("d", 4, namespace="them") == {"mine"}
+
+
+def test_making_room_looks_at_no_session_but_the_one_that_goes() -> None:
+    sessions = Sessions("a", "b", "c")
+    sessions.begin_call("a", 3)
+    sessions.table.use(sessions["b"], 4)
+
+    class Unlisted(dict[str, KeptSession]):
+        def values(self) -> NoReturn:
+            raise AssertionError
+
+    kept = sessions.table.sessions
+    sessions.table.sessions = Unlisted(kept)
+    assert sessions.open("d", 5) == {"c"}
+    assert sessions.open("e", 6) == {"b"}
 
 
 def test_what_a_session_is_opened_with_counts_as_a_part_of_its_record() -> None:
     sessions = Sessions()
     assert sessions.open("a", 0, size_bytes=60) == set()
-    assert sessions.open("b", 1, size_bytes=60) == {"a"}
-    assert sessions.table.size_bytes == 60
+    assert sessions.open("b", 1, size_bytes=2 * SESSION_BYTES) == {"a"}
+    assert sessions.table.size_bytes == 3 * SESSION_BYTES
 
 
 def test_records_that_are_too_large_together_cost_the_longest_idle_ones() -> None:
@@ -93,7 +111,7 @@ def test_records_that_are_too_large_together_cost_the_longest_idle_ones() -> Non
     assert sessions.end_call("c", 5, 1, 40) == set()
     assert sessions.end_call("a", 6, 1, 40) == {"b"}
     assert sessions.grow(b, 1, 1000) == set()
-    assert (sessions.table.size_bytes, list(sessions.table.sessions)) == (80, ["a", "c"])
+    assert (sessions.table.size_bytes, list(sessions.table.sessions)) == (2 * SESSION_BYTES + 80, ["a", "c"])
     with pytest.raises(SessionUnknown):
         sessions.table.begin_call(b, "b-9", 7)
 
@@ -104,11 +122,10 @@ def test_a_call_beyond_a_limit_is_refused(limits: dict[str, float]) -> None:
     sessions = Sessions()
     sessions.open("a", 0, limits=limits)
     sessions.begin_call("a", 0)
-    if reason != "max_calls_in_flight":
+    if reason == "max_tokens":
         sessions.end_call("a", 0, 5, 1)
     with pytest.raises(SessionLimitReached, match=rf"^limits\.{reason}: .* reached limits\.{reason}: [15] of [15]"):
         sessions.begin_call("a", 1)
-    assert sessions["a"].head.calls == 1
 
 
 class AnySessions(RuleBasedStateMachine):
@@ -124,10 +141,10 @@ class AnySessions(RuleBasedStateMachine):
         self.in_flight: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
 
-    def _dropped(self, names: set[str], least_bytes: int = 0) -> None:
-        """Each was idle for the longest time of those that have so many bytes."""
+    def _dropped(self, names: set[str]) -> None:
+        """Each was idle for the longest time."""
         for name in sorted(names, key=self.used_at.__getitem__):
-            idle = [one for one in self.used_at if not self.in_flight[one] and self.sizes[one] >= least_bytes]
+            idle = [one for one in self.used_at if not self.in_flight[one]]
             assert name == min(idle, key=self.used_at.__getitem__)
             self._forget(name)
 
@@ -143,7 +160,7 @@ class AnySessions(RuleBasedStateMachine):
         try:
             self._dropped(self.sessions.open(name, self.now))
         except SessionLimitReached:
-            assert len(self.in_flight) == MOST_SESSIONS
+            self._dropped(set(self.used_at) - set(self.table.sessions))
             assert all(self.in_flight.values())
             return
         self.used_at[name], self.in_flight[name], self.sizes[name] = self.now, 0, 0
@@ -165,7 +182,7 @@ class AnySessions(RuleBasedStateMachine):
         self.used_at[name] = self.now
         self.in_flight[name] -= 1
         self.sizes[name] += grown
-        self._dropped(self.sessions.end_call(name, self.now, 1, self.sizes[name]), least_bytes=1)
+        self._dropped(self.sessions.end_call(name, self.now, 1, self.sizes[name]))
 
     @rule(seconds=st.integers(1, 12))
     def wait(self, seconds: int) -> None:
@@ -180,10 +197,10 @@ class AnySessions(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_is_there(self) -> None:
-        assert len(self.table.sessions) == len(self.used_at) <= MOST_SESSIONS
-        assert self.table.size_bytes == sum(self.sizes.values())
-        idle = sum(self.sizes[name] for name, count in self.in_flight.items() if not count)
-        assert self.table.size_bytes <= MOST_BYTES or idle == 0
+        assert set(self.table.sessions) == set(self.used_at)
+        assert self.table.size_bytes == sum(self.sizes.values()) + SESSION_BYTES * len(self.used_at)
+        most = MOST_SESSIONS * SESSION_BYTES + MOST_BYTES
+        assert self.table.size_bytes <= most or all(self.in_flight.values())
 
 
 test_any_sessions = AnySessions.TestCase

@@ -65,9 +65,6 @@ class ScriptedStorage(Storage):
         entries = self.kept.entries.get(record_id, {})
         return {name: entries[name] for name in names if name in entries}
 
-    async def close(self) -> None:
-        pass
-
     def fail(self) -> None:
         if self.is_failing:
             raise StorageFailed("no room")

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from deployments.sandbox import Limits, Outcome, SandboxLost
 from deployments.sandbox.interface import MIB
-from deployments.tasks.code import CodeEnvironment, SandboxSettings
-from deployments.tasks.code_judging import CodeInfo
-from rollout_env import StepOutcome, TemporaryFailure, check, play
+from deployments.tasks.code import CodeEnvironment, CodeInfo, SandboxSettings, _reported
+from rollout_env import StepOutcome, TemporaryFailure, check
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment
 from tests.deployments.tasks.scripted_sandbox import ScriptedSandbox, printed, scripted
 
@@ -63,9 +63,7 @@ def test_code_is_read_behind_the_thought_of_a_reply(environment: CodeEnvironment
 @pytest.mark.slow
 def test_code_in_a_thought_is_not_run(environment: CodeEnvironment) -> None:
     tested = step(environment, f"<think>\n{ADD}\n</think>\nDone.", tests=[{"call": "add(1, 2)", "expected": 3}])
-    interpreted = step(environment, "<think>\n```\nprint(5)\n```\n</think>\\boxed{4}", ground_truth="4")
     assert (tested.reward, tested.answer) == (0.0, None)
-    assert (interpreted.reward, interpreted.terminated, interpreted.answer) == (1.0, True, "4")
 
 
 @pytest.mark.slow
@@ -82,14 +80,12 @@ def test_a_program_is_rewarded_by_what_it_prints(environment: CodeEnvironment) -
 @pytest.mark.parametrize("end", ["exit", "exit()", "quit", "quit()", "exit(0)", "raise SystemExit"])
 def test_a_program_may_end_as_people_end_theirs(environment: CodeEnvironment, end: str) -> None:
     printing = step(environment, f"```\nprint(5)\n{end}\n```", tests=[{"stdout": "5"}])
-    asked = step(environment, f"```\nx = 5\n{end}\n```\n", ground_truth="5", cells=["y = 1\nquit()"])
     called = step(
         environment,
         f"```python\ndef f(x):\n    return x\ndef main():\n    {end}\n```",
         tests=[{"call": "f(5)", "expected": 5}, {"code": "assert callable(exit) and callable(quit)"}],
     )
     assert (printing.reward, called.reward) == (1.0, 1.0)
-    assert "NameError" not in asked.observations[0]["content"]
 
 
 @pytest.mark.slow
@@ -138,36 +134,6 @@ def test_setup_runs_before_the_program(environment: CodeEnvironment) -> None:
 
 
 @pytest.mark.slow
-def test_an_interpreter_keeps_what_earlier_replies_defined(environment: CodeEnvironment) -> None:
-    sample = {"messages": [{"role": "user", "content": "6 * 7?"}], "extra_env_info": {"ground_truth": "42"}}
-    replies = [
-        "```python\nx = 6\nprint('set')\n```",
-        "```python\nprint('again')\nx * 7\n```",
-        "```python\nx / 0\n```",
-        "It is \\boxed{42}.",
-    ]
-    played = play(environment, replies, sample)
-    shown = [message["content"] for message in played.message_log[2::2]]
-    assert shown[:2] == ["set", "again\n42"]
-    assert shown[2].splitlines()[-1] == "ZeroDivisionError: division by zero"
-    assert shown[3] == "Environment: correct."
-    assert (played.total_reward, played.terminated) == (1.0, True)
-    assert played.extra_env_info == {
-        "ground_truth": "42",
-        "cells": ["x = 6\nprint('set')\n", "print('again')\nx * 7\n", "x / 0\n"],
-    }
-
-
-@pytest.mark.slow
-def test_code_that_reached_a_limit_is_not_run_again(environment: CodeEnvironment) -> None:
-    outcome = step(environment, "```python\nprint('on')\nwhile True: pass\n```", ground_truth="1")
-    assert outcome.metadata is None
-    assert outcome.observations[0]["content"].endswith(
-        "The code used too much processor time. It has no effect on later code."
-    )
-
-
-@pytest.mark.slow
 def test_it_keeps_the_rules_for_environments() -> None:
     check(
         lambda: CodeEnvironment(sandbox=SandboxSettings(max_concurrent_runs=1)),
@@ -190,12 +156,6 @@ def test_the_block_of_its_output_behind_a_program_is_not_run_in_its_place() -> N
     reply = "```python\nprint(5)\n```\nThis prints:\n```\n5\n```"
     outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), reply, tests=[{"stdout": "5"}])
     assert (outcome.reward, outcome.answer, sandbox.runs[0][0].source) == (1.0, "print(5)\n", "print(5)\n")
-
-
-@pytest.mark.parametrize(("truth", "reply"), [("", "\\boxed{}"), (" ", "\\boxed{ }"), ("", "")])
-def test_an_empty_answer_is_never_right(truth: str, reply: str) -> None:
-    outcome = step(CodeEnvironment(sandbox=scripted(ScriptedSandbox([]))), reply, ground_truth=truth)
-    assert (outcome.reward, outcome.terminated) == (0.0, True)
 
 
 def test_all_tests_must_pass_by_default_and_none_is_run_after_one_that_failed() -> None:
@@ -247,25 +207,22 @@ def test_the_limits_of_the_config_reach_the_sandbox() -> None:
     assert environment.max_concurrent_steps == 5
 
 
-def test_long_output_is_cut_in_the_middle() -> None:
-    environment = CodeEnvironment(sandbox=scripted(ScriptedSandbox([printed("a" * 3000 + "b" * 3000)])))
-    outcome = step(environment, "```\n1\n```", ground_truth="1")
-    assert outcome.observations[0]["content"] == "a" * 2000 + "\n[...]\n" + "b" * 2000
-
-
-def test_an_interpreter_has_at_most_64_cells() -> None:
-    sandbox = ScriptedSandbox([])
-    outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), "```\n1\n```", ground_truth="1", cells=["1"] * 64)
-    assert outcome.observations[0]["content"] == (
-        "The code was not run: at most 64 blocks of 65536 characters can be run in one rollout."
-    )
-    assert not outcome.terminated
-
-
-@pytest.mark.parametrize("info", [{}, {"tests": []}, {"tests": [{"stdout": "1"}], "ground_truth": "1"}])
-def test_a_sample_has_tests_or_a_ground_truth(info: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="give either tests or ground_truth"):
+@pytest.mark.parametrize(
+    ("info", "problem"),
+    [
+        ({}, "Field required"),
+        ({"tests": []}, "List should have at least 1 item"),
+        ({"ground_truth": "1"}, "Field required"),
+    ],
+)
+def test_a_sample_has_tests(info: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=rf"tests\n  {problem}"):
         CodeInfo.model_validate(info)
+
+
+def test_only_lines_with_the_token_are_results_and_the_first_one_counts() -> None:
+    stdout = 't 0 {"value": 1}\nother 1 {"value": 2}\nt 1 {"value": 3}\nt 1 {"value": 4}\nt x {}\nt 2 [\nt 3 5\n'
+    assert _reported(stdout, "t") == {0: {"value": 1}, 1: {"value": 3}}
 
 
 def test_closing_closes_the_sandbox() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deployments.tasks.instruction_following import InstructionFollowingEnvironment, InstructionInfo
+from deployments.tasks.instruction_following import InstructionFollowingEnvironment, _InstructionInfo
 from rollout_env import StepOutcome, check
 
 # The library takes seconds to import.
@@ -37,7 +37,7 @@ def judged(environment: InstructionFollowingEnvironment, *rows: dict[str, Any]) 
         steps = (
             environment.step(
                 [{"role": "user", "content": row.get("prompt", "")}, {"role": "assistant", "content": row["response"]}],
-                InstructionInfo.model_validate(row),
+                _InstructionInfo.model_validate(row),
             )
             for row in rows
         )
@@ -98,7 +98,7 @@ def test_an_empty_reply_follows_nothing_and_reasoning_is_not_judged(
 )
 def test_a_sample_without_what_its_instructions_need_is_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
-        InstructionInfo.model_validate(wrong)
+        _InstructionInfo.model_validate(wrong)
 
 
 def test_it_keeps_the_rules_for_environments() -> None:

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.models.chat_client import HttpChatModel
+from deployments.models.clients import HttpChatModel
 from deployments.models.settings import ChatModelSettings
 from deployments.tasks.llm_judge import (
-    DEFAULT_RUBRIC,
+    _DEFAULT_RUBRIC,
     LlmJudgeEnvironment,
     ModelMissing,
     VerdictMissing,
-    last_object,
-    verdict_in,
+    _last_object,
+    _verdict_in,
 )
-from deployments.tasks.multi_reward import MultiRewardEnvironment, PartSettings
+from deployments.tasks.multi_reward import MultiRewardEnvironment, _PartSettings
 from rollout_env import ModelReply, ModelUnavailable, ScriptedChatModel, aplay, check, play
 from tests.deployments.models.chat_server import chat_server, said
 
@@ -39,7 +39,7 @@ def test_the_score_of_the_judge_is_the_reward_on_a_scale_from_0_to_1() -> None:
     assert played.message_log[-1]["content"] == "Environment: 7.5. Clear."
     assert played.metrics == {"judge_seconds": 0.0, "judge_calls": 1}
     [(asked, _)] = judge.asked
-    assert DEFAULT_RUBRIC in asked[0]["content"]
+    assert _DEFAULT_RUBRIC in asked[0]["content"]
 
 
 def test_the_judge_sees_conversation_rubric_and_reference_and_no_reasoning() -> None:
@@ -133,7 +133,7 @@ def test_a_judge_that_does_not_answer_is_a_failure_that_may_pass() -> None:
     ],
 )
 def test_the_verdict_is_the_json_object_at_the_end(text: str, score: float) -> None:
-    assert verdict_in(text, 0, 10).score == score
+    assert _verdict_in(text, 0, 10)[0] == score
 
 
 @pytest.mark.parametrize(
@@ -152,13 +152,13 @@ def test_the_verdict_is_the_json_object_at_the_end(text: str, score: float) -> N
 )
 def test_everything_else_is_no_verdict(text: str) -> None:
     with pytest.raises(ValueError, match=r"no JSON object|no number|the score nan is not from"):
-        verdict_in(text, 0, 10)
+        _verdict_in(text, 0, 10)
 
 
 @given(st.text(alphabet='{}"score: 1,\\', max_size=40))
 def test_no_answer_of_a_judge_raises_anything_else(text: str) -> None:
     try:
-        assert isinstance(last_object(text), dict)
+        assert isinstance(_last_object(text), dict)
     except ValueError:
         return
 
@@ -171,7 +171,7 @@ def test_a_config_without_the_judge_keeps_it_from_starting() -> None:
 
 
 def test_a_part_of_several_rewards_may_be_a_judge() -> None:
-    part = PartSettings(import_path="deployments.tasks.llm_judge:LlmJudgeEnvironment", weight=2.0)
+    part = _PartSettings(import_path="deployments.tasks.llm_judge:LlmJudgeEnvironment", weight=2.0)
     environment = MultiRewardEnvironment({"style": part})
     environment.use_models({"judge": ScriptedChatModel([GOOD])}, {})
     played = play(environment, ["A"], {**SAMPLE, "extra_env_info": {"style": {}}})
@@ -204,4 +204,4 @@ def test_it_keeps_the_rules_for_environments() -> None:
 
 def test_an_integer_that_is_too_large_for_a_float_is_a_score_off_the_scale() -> None:
     with pytest.raises(ValueError, match=r"the score 10+ is not from 0 to 10"):
-        verdict_in(f'{{"score": 1{"0" * 400}}}', 0, 10)
+        _verdict_in(f'{{"score": 1{"0" * 400}}}', 0, 10)

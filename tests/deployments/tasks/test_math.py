@@ -16,8 +16,8 @@ import ray
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from deployments.environments.host import refused_fields
-from deployments.tasks.math import MathEnvironment, MathInfo, compare, ground_truth_text
+from deployments.environments.host import _refused_fields
+from deployments.tasks.math import MathEnvironment, _compare, _ground_truth_text, _MathInfo
 from deployments.tasks.replies import AnswerForm, last_box
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TemporaryFailure, check
 from rollout_env.check_rules import longest_block
@@ -51,7 +51,7 @@ def patient_environment() -> Iterator[MathEnvironment]:
 def judge(
     environment: MathEnvironment, response: str, ground_truth: str | int | float = "42", form: AnswerForm | None = None
 ) -> StepOutcome:
-    info = MathInfo(ground_truth=ground_truth, answer_form=form)
+    info = _MathInfo(ground_truth=ground_truth, answer_form=form)
     return asyncio.run(environment.step(conversation(response), info))
 
 
@@ -134,13 +134,15 @@ def test_an_answer_that_needs_too_much_processor_time_is_wrong_and_logged_and_th
 
 
 def test_a_comparison_without_a_result_is_lost_and_has_no_reward() -> None:
-    with closing(MathEnvironment(lost_after_s=0.001)) as impatient, pytest.raises(TemporaryFailure):
-        judge(impatient, "\\boxed{42}")
+    with closing(MathEnvironment()) as impatient:
+        impatient.pool.lost_after_s = 0.001
+        with pytest.raises(TemporaryFailure):
+            judge(impatient, "\\boxed{42}")
 
 
 @pytest.mark.slow
 def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvironment) -> None:
-    step = environment.step(conversation(HOSTILE), MathInfo(ground_truth=42))
+    step = environment.step(conversation(HOSTILE), _MathInfo(ground_truth=42))
     began = time.monotonic()
     outcome, longest_block_s = asyncio.run(longest_block(step, timeout_s=60))
     took_s = time.monotonic() - began
@@ -202,7 +204,7 @@ def test_the_last_box_is_the_last_whose_braces_close(text: str, content: str | N
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_float_is_written_without_exponent_and_loses_nothing(value: float) -> None:
-    text = ground_truth_text(value)
+    text = _ground_truth_text(value)
     assert "e" not in text.lower()
     assert float(text) == value
 
@@ -233,7 +235,7 @@ def test_answers_are_judged_in_all_the_forms_in_which_people_write_them(
 
     async def judged() -> list[StepOutcome]:
         steps = (
-            patient_environment.step(conversation(f"\\boxed{{{answer}}}"), MathInfo(ground_truth=truth))
+            patient_environment.step(conversation(f"\\boxed{{{answer}}}"), _MathInfo(ground_truth=truth))
             for truth, answer in pairs
         )
         return await asyncio.gather(*steps)
@@ -273,9 +275,9 @@ def test_an_fbox_is_a_box(environment: MathEnvironment) -> None:
 
 @given(st.integers(-(10**40), 10**40), st.integers(-(10**40), 10**40), st.integers(1, 10**40))
 def test_fractions_are_equal_where_they_are_in_arithmetic(left: int, right: int, under: int) -> None:
-    compared = compare(f"\\frac{{{left}}}{{{under}}}", f"\\boxed{{\\frac{{{right}}}{{{under}}}}}").correct
+    compared = _compare(f"\\frac{{{left}}}{{{under}}}", f"\\boxed{{\\frac{{{right}}}{{{under}}}}}").correct
     assert compared is (left == right)
-    assert compare(f"\\frac{{{left}}}{{{under}}}", f"\\boxed{{\\frac{{{3 * left}}}{{{3 * under}}}}}").correct
+    assert _compare(f"\\frac{{{left}}}{{{under}}}", f"\\boxed{{\\frac{{{3 * left}}}{{{3 * under}}}}}").correct
 
 
 SEPARATORS = st.sampled_from([",", "\\,", "{,}", "\\;", "~", "\\ ", ",\\!", "\u202f"])
@@ -302,8 +304,8 @@ WRAPPERS = st.sampled_from(
 @given(st.integers(-(10**12), 10**12), SEPARATORS, UNITS, WRAPPERS)
 def test_separators_units_and_bold_change_no_number(number: int, separator: str, unit: str, wrapper: str) -> None:
     answer = f"\\boxed{{{wrapper.format(f'{number:,}'.replace(',', separator))}{unit}}}"
-    assert compare(str(number), answer).correct
-    assert not compare(str(number + 1), answer).correct
+    assert _compare(str(number), answer).correct
+    assert not _compare(str(number + 1), answer).correct
 
 
 @given(st.integers(0, 9999), st.integers(1, 9998), st.integers(2, 9999), st.sampled_from(["", "-"]))
@@ -311,8 +313,8 @@ def test_a_mixed_number_is_the_sum_of_its_parts(whole: int, numerator: int, deno
     assume(numerator < denominator and whole > 0)
     value = Fraction(f"{sign}1") * (whole + Fraction(numerator, denominator))
     for answer in (f"{sign}{whole} {numerator}/{denominator}", f"{sign}{whole}\\frac{{{numerator}}}{{{denominator}}}"):
-        assert compare(f"\\frac{{{value.numerator}}}{{{value.denominator}}}", f"\\boxed{{{answer}}}").correct
-        assert not compare(f"{sign}{whole}", f"\\boxed{{{answer}}}").correct
+        assert _compare(f"\\frac{{{value.numerator}}}{{{value.denominator}}}", f"\\boxed{{{answer}}}").correct
+        assert not _compare(f"{sign}{whole}", f"\\boxed{{{answer}}}").correct
 
 
 def test_math_verify_itself_still_takes_numbers_as_equal_that_are_near_each_other() -> None:
@@ -347,7 +349,7 @@ def test_a_ground_truth_that_is_prose_is_refused_before_anything_runs(
     environment: MathEnvironment, ground_truth: str
 ) -> None:
     samples = [{"ground_truth": "42"}, {"ground_truth": ground_truth}]
-    [refused] = refused_fields(environment.ExtraEnvInfo, samples)
+    [refused] = _refused_fields(environment.ExtraEnvInfo, samples)
     assert (refused.place, refused.location) == (1, ("ground_truth",))
     assert refused.message.startswith(
         "it is prose, of which no number can be taken as the answer: give the answer alone"
@@ -356,7 +358,7 @@ def test_a_ground_truth_that_is_prose_is_refused_before_anything_runs(
 
 @pytest.mark.parametrize("ground_truth", NO_PROSE)
 def test_a_ground_truth_with_a_few_words_is_no_prose(environment: MathEnvironment, ground_truth: str) -> None:
-    assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": ground_truth}]) == []
+    assert _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": ground_truth}]) == []
 
 
 @pytest.mark.parametrize(
@@ -375,7 +377,7 @@ def test_a_ground_truth_with_a_few_words_is_no_prose(environment: MathEnvironmen
 )
 def test_prose_is_compared_as_a_text_where_the_task_says_so(response: str, form: AnswerForm, is_right: bool) -> None:
     with closing(MathEnvironment(text_answers=True)) as environment:
-        assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "all real numbers"}]) == []
+        assert _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "all real numbers"}]) == []
         info: Any = environment.ExtraEnvInfo.model_validate({"ground_truth": "all real numbers", "answer_form": form})
         outcome = asyncio.run(environment.step(conversation(response), info))
         assert outcome.reward == (RIGHT if is_right else WRONG)
@@ -383,9 +385,9 @@ def test_prose_is_compared_as_a_text_where_the_task_says_so(response: str, form:
 
 def test_the_right_choice_may_be_followed_by_words() -> None:
     with closing(MathEnvironment(answer_form="choice")) as environment:
-        assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "(B) the red ball"}]) == []
-    assert refused_fields(MathInfo, [{"ground_truth": "(B) the red ball", "answer_form": "choice"}]) == []
-    assert len(refused_fields(MathInfo, [{"ground_truth": "(B) the red ball"}])) == 1
+        assert _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "(B) the red ball"}]) == []
+    assert _refused_fields(_MathInfo, [{"ground_truth": "(B) the red ball", "answer_form": "choice"}]) == []
+    assert len(_refused_fields(_MathInfo, [{"ground_truth": "(B) the red ball"}])) == 1
 
 
 @pytest.mark.slow
@@ -401,7 +403,7 @@ def test_the_scores_of_math_verifys_own_test_cases_are_those_that_its_tests_expe
 
     async def judged() -> list[bool]:
         steps = (
-            patient_environment.step(conversation(case["answer"]), MathInfo(ground_truth=case["gold"]))
+            patient_environment.step(conversation(case["answer"]), _MathInfo(ground_truth=case["gold"]))
             for case in cases
         )
         return [outcome.reward == RIGHT for outcome in await asyncio.gather(*steps)]

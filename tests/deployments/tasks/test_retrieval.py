@@ -10,8 +10,8 @@ from deployments.tasks.retrieval import (
     NO_MORE_SEARCHES,
     NOTHING_FOUND,
     RetrievalEnvironment,
-    answer_in,
-    normalized,
+    _answer_in,
+    _normalized,
 )
 from rollout_env import ChatMessage, check, play
 from rollout_env.play import PlayResult
@@ -104,17 +104,17 @@ def test_long_documents_are_cut(corpus: Path) -> None:
     ],
 )
 def test_the_answer_is_in_a_box_or_in_tags_or_the_whole_reply(reply: str, answer: str) -> None:
-    assert answer_in(reply) == answer
+    assert _answer_in(reply) == answer
 
 
 def test_a_reply_of_open_tags_alone_is_read_in_one_pass() -> None:
     reply = "<answer>" * 100_000
-    assert answer_in(reply) == reply
+    assert _answer_in(reply) == reply
 
 
 def test_answers_are_compared_without_case_punctuation_and_articles() -> None:
-    assert normalized("The  Eiffel-Tower, a!") == normalized("eiffeltower") == "eiffeltower"
-    assert normalized("Anthem") == "anthem"
+    assert _normalized("The  Eiffel-Tower, a!") == _normalized("eiffeltower") == "eiffeltower"
+    assert _normalized("Anthem") == "anthem"
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.tasks.retrieval_corpus import Corpus, Document, read_corpus
+from deployments.tasks.retrieval import _Corpus, _Document, _read_corpus
 
 DOCUMENTS = [
-    Document(id="a", text="Paris is the capital of France."),
-    Document(id="b", title="Berlin", text="The capital of Germany, on the Spree."),
-    Document(text="Cats sleep."),
+    _Document(id="a", text="Paris is the capital of France."),
+    _Document(id="b", title="Berlin", text="The capital of Germany, on the Spree."),
+    _Document(text="Cats sleep."),
 ]
-CORPUS = Corpus(DOCUMENTS)
+CORPUS = _Corpus(DOCUMENTS)
 
 
 def found(*queries: str, results: int = 3) -> list[list[str]]:
@@ -37,8 +37,7 @@ def test_no_query_raises_and_each_finds_what_it_finds_alone(queries: list[str]) 
 
 
 def test_a_corpus_of_words_that_do_not_count_finds_nothing() -> None:
-    assert Corpus([Document(text="the"), Document(text="!")]).search(["the"], 2) == [[]]
-    assert [each.text for each in Corpus([Document(text="the")], "none").search(["the"], 2)[0]] == ["the"]
+    assert _Corpus([_Document(text="the"), _Document(text="!")]).search(["the"], 2) == [[]]
 
 
 def test_a_corpus_is_read_from_lines_under_the_usual_names(tmp_path: Path) -> None:
@@ -51,7 +50,7 @@ def test_a_corpus_is_read_from_lines_under_the_usual_names(tmp_path: Path) -> No
     path = tmp_path / "corpus.jsonl"
     for encoding in ("utf-8", "utf-8-sig"):
         path.write_text("\n".join(lines), encoding=encoding)
-        documents = Corpus(read_corpus(path)).documents
+        documents = _Corpus(_read_corpus(path)).documents
         assert [(each.id, each.whole) for each in documents] == [("7", "T\nx"), ("b", "y"), ("2", "z\u2028\x85")]
 
 
@@ -59,8 +58,8 @@ def test_a_corpus_is_read_from_lines_under_the_usual_names(tmp_path: Path) -> No
     ("text", "says"),
     [
         (None, "cannot be read: No such file"),
-        ('{"text": "a"}\n{', "line 2: Invalid JSON"),
-        ('{"title": "a"}', "line 1: text: Field required"),
+        ('{"text": "a"}\n{', r"line 2: [\s\S]*Invalid JSON"),
+        ('{"title": "a"}', r"line 1: [\s\S]*text\n  Field required"),
         ("", "at least one document"),
         ('{"id": "a", "text": "a"}\n{"id": "a", "text": "b"}', "two documents have the same id"),
     ],
@@ -70,4 +69,4 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path, text: str | None, says: st
     if text is not None:
         path.write_text(text)
     with pytest.raises(ValueError, match=says):
-        Corpus(read_corpus(path))
+        _Corpus(_read_corpus(path))

@@ -3,7 +3,7 @@
 import pytest
 
 from deployments.tasks.llm_judge import ModelMissing
-from deployments.tasks.reward_model import RewardModelEnvironment, sigmoid
+from deployments.tasks.reward_model import RewardModelEnvironment, _sigmoid
 from rollout_env import ScriptedRewardModel, check, play
 
 SAMPLE = {"messages": [{"role": "user", "content": "Q"}], "extra_env_info": {}}
@@ -23,10 +23,10 @@ def test_the_score_of_the_whole_conversation_is_the_reward() -> None:
     assert played.metrics["reward_model_seconds"] >= 0
 
 
-def test_scores_can_be_scaled_and_weighted() -> None:
-    environment = RewardModelEnvironment(scaling="sigmoid", weight=2.0)
-    assert play(scored(ScriptedRewardModel([0.0]), environment), ["A"], SAMPLE).total_reward == 1.0
-    assert (sigmoid(1000), sigmoid(-1000)) == (1.0, 0.0)
+def test_scores_can_be_scaled() -> None:
+    environment = RewardModelEnvironment(scaling="sigmoid")
+    assert play(scored(ScriptedRewardModel([0.0]), environment), ["A"], SAMPLE).total_reward == 0.5
+    assert (_sigmoid(1000), _sigmoid(-1000)) == (1.0, 0.0)
 
 
 def test_a_config_that_does_not_say_which_model_keeps_it_from_starting() -> None:

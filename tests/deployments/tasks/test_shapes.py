@@ -1,7 +1,8 @@
-"""The task `shapes`: what it shows and asks, how it judges, and what it says of bad states."""
+"""The task `shapes`: what it asks and how it judges; its pictures are read pixel by pixel."""
 
-import re
+from collections import deque
 from io import BytesIO
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -10,24 +11,105 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from deployments.tasks.shapes import KINDS, MAZE_PROMPT, ShapesEnvironment, ShapesInfo
-from deployments.tasks.shapes_pictures import (
-    STEPS,
-    Direction,
-    chart,
-    chart_picture,
-    maze,
-    maze_picture,
-    scene,
-    scene_picture,
+from deployments.tasks.shapes import (
+    COLORS,
+    FORMS,
+    ShapesEnvironment,
+    ShapesInfo,
+    _Scene,
+    _scene,
+    _scene_picture,
+    _Shape,
 )
-from rollout_env import ChatMessage, SampleRejected, StepOutcome, check, play
+from rollout_env import ChatMessage, StepOutcome, check, play
 from rollout_env.play import PlayResult
 
 SEED = 5
-MAZE = maze(SEED, 4)
-WAY = MAZE.shortest_way(MAZE.start)
 seeds = st.integers(0, 2**63 - 1)
+sizes = st.integers(48, 200)
+scenes = st.tuples(seeds, sizes, st.integers(1, 9), st.integers(0, 7))
+WHITE = (255, 255, 255)
+Pixel = tuple[int, int]
+
+
+def pixels_of(picture: bytes) -> dict[Pixel, object]:
+    """Colors by x and y."""
+    image = Image.open(BytesIO(picture))
+    assert (image.format, image.mode) == ("PNG", "RGB")
+    return {(x, y): image.getpixel((x, y)) for x in range(image.width) for y in range(image.height)}
+
+
+def components(pixels: dict[Pixel, object]) -> list[tuple[str, set[Pixel]]]:
+    """Pixels of one color that touch each other, corners included, with their color's name."""
+    names = {color: name for name, color in COLORS.items()}
+    unseen = {place: color for place, color in pixels.items() if color != WHITE}
+    found: list[tuple[str, set[Pixel]]] = []
+    while unseen:
+        first, color = unseen.popitem()
+        reached, waiting = {first}, deque([first])
+        while waiting:
+            x, y = waiting.popleft()
+            beside = [(x + right, y + down) for right, down in product((-1, 0, 1), repeat=2)]
+            for place in [place for place in beside if unseen.get(place) == color]:
+                del unseen[place]
+                reached.add(place)
+                waiting.append(place)
+        found.append((names[color], reached))  # type: ignore[index]
+    return found
+
+
+def form_of(shape: set[Pixel]) -> str:
+    """A square fills its box, a triangle all of the lowest row of it, a circle neither."""
+    rows = {y for _, y in shape}
+    lowest = sum(y == max(rows) for _, y in shape)
+    width = max(x for x, _ in shape) - min(x for x, _ in shape) + 1
+    if len(shape) == width * len(rows):
+        return "square"
+    return "triangle" if lowest == width else "circle"
+
+
+@given(scenes)
+def test_the_shapes_that_are_seen_in_a_picture_are_those_of_its_scene(arguments: tuple[int, int, int, int]) -> None:
+    shown = _scene(*arguments)
+    seen = [(color, form_of(shape)) for color, shape in components(pixels_of(_scene_picture(shown, arguments[1])))]
+    assert sorted(seen) == sorted((shape.color, shape.form) for shape in shown.shapes)
+    assert shown.count == seen.count((shown.color, shown.form)) <= arguments[2]
+    assert len(seen) - shown.count <= arguments[3]
+
+
+@given(scenes)
+def test_shapes_lie_within_the_picture_with_a_pixel_between_two(arguments: tuple[int, int, int, int]) -> None:
+    shown = _scene(*arguments)
+    for shape in shown.shapes:
+        assert all(shape.radius <= place < arguments[1] - shape.radius for place in (shape.x, shape.y))
+    for one, other in combinations(shown.shapes, 2):
+        assert max(abs(one.x - other.x), abs(one.y - other.y)) > one.radius + other.radius + 1
+
+
+def test_each_count_is_as_likely_and_each_kind_of_shape_is_asked_for() -> None:
+    shown = [_scene(seed, 64, 6, 6) for seed in range(2100)]
+    counts = [each.count for each in shown]
+    assert all(250 < counts.count(number) < 350 for number in range(7))
+    assert {(each.color, each.form) for each in shown} == set(product(COLORS, FORMS))
+
+
+@pytest.mark.parametrize("size", [48, 64, 100])
+def test_equal_arguments_give_equal_bytes(size: int) -> None:
+    first = [_scene_picture(_scene(seed, size, 9, 7), size) for seed in range(50)]
+    assert first == [_scene_picture(_scene(seed, size, 9, 7), size) for seed in range(50)]
+    assert len(set(first)) > 45
+    assert {Image.open(BytesIO(picture)).size for picture in first} == {(size, size)}
+
+
+def test_a_scene_is_drawn_where_its_shapes_are() -> None:
+    shown = _Scene((_Shape("red", "square", 5, 6, 3), _Shape("blue", "circle", 30, 40, 4)), "red", "square")
+    pixels = pixels_of(_scene_picture(shown, 48))
+    red = {place for place, color in pixels.items() if color == COLORS["red"]}
+    blue = {place for place, color in pixels.items() if color == COLORS["blue"]}
+    assert red == set(product(range(2, 9), range(3, 10)))
+    assert {(30, 36), (30, 44), (26, 40), (34, 40)} <= blue
+    assert not {(26, 36), (34, 44), (26, 44), (34, 36)} & blue
+    assert len(red | blue) == sum(color != WHITE for color in pixels.values())
 
 
 def played(replies: list[str], **info: Any) -> PlayResult:
@@ -45,41 +127,18 @@ def shown_first(**info: Any) -> ChatMessage:
 
 
 def test_a_count_shows_its_picture_with_the_question() -> None:
-    shown = scene(SEED, 64, 6, 6)
+    shown = _scene(SEED, 64, 6, 6)
     assert (shown.color, shown.form, shown.count) == ("orange", "circle", 2)
     assert shown_first(kind="count", seed=SEED) == {
         "role": "user",
         "content": "How many orange circles are there? Answer with one digit.",
-        "images": [scene_picture(shown, 64)],
-    }
-
-
-def test_a_bar_is_asked_for_by_its_letter() -> None:
-    shown = chart(SEED, 3)
-    assert (shown.values, shown.name) == ((9, 4, 5), "C")
-    assert shown_first(kind="bar", seed=SEED) == {
-        "role": "user",
-        "content": "Each line is 1. What is the value of bar C? Answer with one digit.",
-        "images": [chart_picture(shown, 64)],
-    }
-    assert outcome_of("5", kind="bar", seed=SEED).reward == 1.0
-
-
-def test_a_maze_is_shown_with_the_dot_at_the_start() -> None:
-    assert shown_first(kind="maze", seed=SEED) == {
-        "role": "user",
-        "content": MAZE_PROMPT,
-        "images": [maze_picture(MAZE, MAZE.start, 64)],
+        "images": [_scene_picture(shown, 64)],
     }
 
 
 def test_the_fields_of_difficulty_are_those_of_the_picture() -> None:
     count = shown_first(kind="count", seed=3, size=128, most_counted=9, most_others=0)
-    assert count.get("images") == [scene_picture(scene(3, 128, 9, 0), 128)]
-    bar = shown_first(kind="bar", seed=3, size=100, bars=6)
-    assert bar.get("images") == [chart_picture(chart(3, 6), 100)]
-    way = shown_first(kind="maze", seed=3, size=90, cells=8)
-    assert way.get("images") == [maze_picture(maze(3, 8), maze(3, 8).start, 90)]
+    assert count.get("images") == [_scene_picture(_scene(3, 128, 9, 0), 128)]
 
 
 @pytest.mark.parametrize(
@@ -103,105 +162,24 @@ def test_a_reply_is_right_if_it_is_the_digit(reply: str, reward: float, observat
     )
 
 
-@given(seeds, st.sampled_from(["count", "bar"]))
-def test_exactly_one_digit_is_right(seed: int, kind: str) -> None:
-    rewards = {digit: outcome_of(str(digit), kind=kind, seed=seed).reward for digit in range(10)}
-    bars = chart(seed, 3)
-    expected = scene(seed, 64, 6, 6).count if kind == "count" else bars.values["ABC".index(bars.name)]
-    assert rewards == {digit: float(digit == expected) for digit in range(10)}
-
-
-def test_a_move_shows_the_maze_after_it() -> None:
-    [first, *_] = WAY
-    place = MAZE.after(MAZE.start, first)
-    assert place is not None
-    assert outcome_of(f" {first.upper()}\n", kind="maze", seed=SEED) == StepOutcome(
-        observation={"role": "user", "content": "Next move?", "images": [maze_picture(MAZE, place, 64)]},
-        reward=0.0,
-        terminated=False,
-        metadata={"kind": "maze", "seed": SEED, "moves": 1, "place": list(place)},
-        answer=first,
-    )
-
-
-def blocked() -> Direction:
-    return next(direction for direction in STEPS if MAZE.after(MAZE.start, direction) is None)
-
-
-@pytest.mark.parametrize(
-    ("reply", "text", "answer"),
-    [
-        (blocked(), "There is a wall. Next move?", blocked()),
-        ("north", "'north' is not a move. Next move?", None),
-        ("", "'' is not a move. Next move?", None),
-        ("up down", "'up down' is not a move. Next move?", None),
-        ("\x1b[2J" + "y" * 100, "'\\x1b[2j" + "y" * 16 + "' is not a move. Next move?", None),
-    ],
-)
-def test_what_moves_nothing_is_counted_and_shows_the_same_maze(reply: str, text: str, answer: str | None) -> None:
-    assert outcome_of(reply, kind="maze", seed=SEED, size=80) == StepOutcome(
-        observation={"role": "user", "content": text, "images": [maze_picture(MAZE, MAZE.start, 80)]},
-        reward=0.0,
-        terminated=False,
-        metadata={"kind": "maze", "seed": SEED, "size": 80, "moves": 1, "place": list(MAZE.start)},
-        answer=answer,
-    )
-
-
-@given(seeds, st.integers(2, 8))
-def test_the_shortest_way_leads_out_of_every_maze_with_the_fewest_moves_allowed(seed: int, cells: int) -> None:
-    made = maze(seed, cells)
-    way = made.shortest_way(made.start)
-    for limit in ({}, {"max_moves": len(way)}):
-        result = played([*way, "up"], kind="maze", seed=seed, cells=cells, **limit)
-        assert (result.total_reward, result.terminated, result.unused_replies) == (1.0, True, ["up"])
-        assert result.extra_env_info["place"] == list(made.exit)
-        assert [outcome.reward for outcome in result.outcomes] == [0.0] * (len(way) - 1) + [1.0]
-    ending = result.message_log[-1]
-    assert ending == {
-        "role": "user",
-        "content": f"The exit is reached in {len(way)} move{'' if len(way) == 1 else 's'}.",
-    }
-
-
-@pytest.mark.parametrize(("limit", "replies"), [({}, 2 * len(WAY)), ({"max_moves": len(WAY) + 1}, len(WAY) + 1)])
-def test_a_maze_is_lost_after_its_moves(limit: dict[str, int], replies: int) -> None:
-    result = played([blocked()] * 100, kind="maze", seed=SEED, **limit)
-    assert (len(result.turns), result.total_reward, result.terminated) == (replies, 0.0, True)
-    assert result.message_log[-1] == {"role": "user", "content": "No moves left."}
-    assert all("images" in outcome.observations[0] for outcome in result.outcomes[:-1])
+@given(seeds)
+def test_exactly_one_digit_is_right(seed: int) -> None:
+    rewards = {digit: outcome_of(str(digit), kind="count", seed=seed).reward for digit in range(10)}
+    assert rewards == {digit: float(digit == _scene(seed, 64, 6, 6).count) for digit in range(10)}
 
 
 @pytest.mark.parametrize(
     ("info", "complaint"),
     [
         ({"kind": "count"}, r"seed\n  Field required"),
-        ({"kind": "sum", "seed": 1}, r"kind\n  Input should be 'count', 'bar' or 'maze'"),
+        ({"kind": "maze", "seed": 1}, r"kind\n  Input should be 'count'"),
         ({"kind": "count", "seed": "1"}, r"seed\n  Input should be a valid integer"),
         ({"kind": "count", "seed": True}, r"seed\n  Input should be a valid integer"),
         ({"kind": "count", "seed": -1}, r"seed\n  Input should be greater than or equal to 0"),
         ({"kind": "count", "seed": 1, "size": 47}, r"size\n  Input should be greater than or equal to 48"),
         ({"kind": "count", "seed": 1, "size": 1025}, r"size\n  Input should be less than or equal to 1024"),
         ({"kind": "count", "seed": 1, "most_counted": 10}, r"most_counted\n  Input should be less than or equal to 9"),
-        ({"kind": "bar", "seed": 1, "bars": 7}, r"bars\n  Input should be less than or equal to 6"),
         ({"kind": "count", "seed": 1, "digit": 1}, r"digit\n  Extra inputs are not permitted"),
-        (
-            {"kind": "count", "seed": 1, "bars": 3},
-            "bars is a field of the kind bar, and the kind of this sample is count",
-        ),
-        (
-            {"kind": "bar", "seed": 1, "moves": 0},
-            "moves is a field of the kind maze, and the kind of this sample is bar",
-        ),
-        (
-            {"kind": "maze", "seed": 1, "place": [0, 4]},
-            r"place must be row and column of one of 4x4 cells, got \[0, 4\]",
-        ),
-        ({"kind": "maze", "seed": 1, "place": [0]}, r"place\n  List should have at least 2 items"),
-        (
-            {"kind": "maze", "seed": SEED, "max_moves": len(WAY) - 1},
-            f"max_moves is {len(WAY) - 1}, and the shortest way to the exit takes {len(WAY)}",
-        ),
     ],
 )
 def test_a_state_that_is_no_question_is_refused_by_the_name_of_its_field(info: dict[str, Any], complaint: str) -> None:
@@ -209,35 +187,18 @@ def test_a_state_that_is_no_question_is_refused_by_the_name_of_its_field(info: d
         ShapesInfo(**info)
 
 
-def test_a_maze_that_is_over_is_refused() -> None:
-    way_out = list(MAZE.exit)
-    over = {"kind": "maze", "seed": SEED, "place": way_out}
-    with pytest.raises(SampleRejected, match=re.escape(f"extra_env_info.place is the exit already: {way_out}")):
-        played([], **over)
-    used_up = {"kind": "maze", "seed": SEED, "max_moves": 9, "moves": 9}
-    with pytest.raises(SampleRejected, match=r"extra_env_info\.moves is 9, and 9 are allowed"):
-        play(
-            ShapesEnvironment(), ["up"], {"message_log": [{"role": "user", "content": "?"}], "extra_env_info": used_up}
-        )
+def test_example_samples_are_all_different() -> None:
+    samples = ShapesEnvironment().example_samples(100, 0)
+    assert len({sample["extra_env_info"]["seed"] for sample in samples}) == 100
+    assert all(sample["extra_env_info"].keys() == {"seed"} for sample in samples)
 
 
-def test_example_samples_are_of_the_kinds_in_turn() -> None:
-    samples = ShapesEnvironment().example_samples(4, 0)
-    assert [sample["extra_env_info"]["kind"] for sample in samples] == ["count", "bar", "maze", "count"]
-    assert all(sample["extra_env_info"].keys() == {"kind", "seed"} for sample in samples)
-    counts = ShapesEnvironment(kinds=["count"]).example_samples(3, 0)
-    assert [sample["extra_env_info"]["kind"] for sample in counts] == ["count"] * 3
-    with pytest.raises(ValueError, match="kinds must name at least one of count, bar, maze"):
-        ShapesEnvironment(kinds=[])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_picture_is_small_and_of_the_size_that_is_asked_for(kind: str) -> None:
-    [picture] = shown_first(kind=kind, seed=1)["images"]
+def test_a_picture_is_small_and_of_the_size_that_is_asked_for() -> None:
+    [picture] = shown_first(seed=1)["images"]
     assert isinstance(picture, bytes)
     assert len(picture) < 1000
     assert Image.open(BytesIO(picture)).size == (64, 64)
 
 
 def test_it_keeps_the_rules_of_environments() -> None:
-    check(ShapesEnvironment, replies=["up", "left", "3", "down", "right"], samples=6)
+    check(ShapesEnvironment, replies=["3", "up", "\\boxed{1}"], samples=6)

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from deployments.tasks.sliding_puzzle import (
+    _OPPOSITE,
     DIRECTIONS,
-    OPPOSITE,
     SlidingPuzzleEnvironment,
     SlidingPuzzleState,
-    board_text,
-    is_solvable,
-    puzzle_prompt,
-    shuffled_board,
+    _board_text,
+    _puzzle_prompt,
+    _shuffled_board,
     slide,
     solved_board,
 )
@@ -38,12 +37,12 @@ def state_of(board: list[list[int]], moves: int = 0, illegal_moves: int = 0, max
 
 
 def test_a_board_is_drawn_with_numbers_aligned_to_the_widest() -> None:
-    assert board_text([[1, 2], [3, 0]]) == "1 2\n3 _"
-    assert board_text(solved_board(4)) == " 1  2  3  4\n 5  6  7  8\n 9 10 11 12\n13 14 15  _"
+    assert _board_text([[1, 2], [3, 0]]) == "1 2\n3 _"
+    assert _board_text(solved_board(4)) == " 1  2  3  4\n 5  6  7  8\n 9 10 11 12\n13 14 15  _"
 
 
 def test_the_prompt_shows_the_goal_the_actions_and_the_board() -> None:
-    assert puzzle_prompt([[0, 2], [1, 3]]) == (
+    assert _puzzle_prompt([[0, 2], [1, 3]]) == (
         "Slide the tiles into order:\n1 2\n3 _\nAnswer with <action>up</action>, down, left or right.\n_ 2\n1 3"
     )
 
@@ -60,7 +59,7 @@ def test_the_prompt_shows_the_goal_the_actions_and_the_board() -> None:
 def test_a_tile_slides_in_the_named_direction_into_the_empty_place(direction: str, after: list[list[int]]) -> None:
     outcome = outcome_of(f"<action>{direction}</action>", board=[[1, 2, 3], [4, 0, 5], [7, 8, 6]])
     assert outcome == StepOutcome(
-        observation={"role": "user", "content": board_text(after)},
+        observation={"role": "user", "content": _board_text(after)},
         reward=0.0,
         terminated=False,
         metadata=state_of(after, moves=1),
@@ -122,24 +121,14 @@ def test_legal_and_illegal_moves_together_use_up_the_game(response: str) -> None
     assert (outcome.reward, outcome.terminated, outcome.observations[0]["content"]) == (0.0, True, "No moves left.")
 
 
-def test_the_next_state_of_a_shuffled_game_is_its_board() -> None:
-    board = shuffled_board(3, 7, 5)
-    outcome = outcome_of("<action>view</action>", size=3, seed=7, shuffle_moves=5)
-    assert outcome.metadata == state_of(board)
-
-
 @pytest.mark.parametrize(
     ("state", "complaint"),
     [
-        ({}, "board is missing, and size, seed, shuffle_moves too"),
-        ({"size": 2, "seed": 1}, "board is missing, and shuffle_moves too"),
-        ({"board": ONE_LEFT_TO_GO, "size": 2}, "board is given together with size, seed or shuffle_moves"),
-        ({"board": [[1, 2], [3, 0, 4]]}, "board must be square"),
-        ({"board": [[1, 2], [2, 0]]}, r"board must hold each of 0\.\.3 once"),
-        ({"board": [[2, 1], [3, 0]]}, "board cannot be solved"),
+        ({}, r"board\n  Field required"),
+        ({"board": [[1, 2], [3, 0, 4]]}, "board must be a square"),
+        ({"board": [[1, 2], [2, 0]]}, r"board must be a square that holds each of 0\.\.3 once"),
         ({"board": [[0]]}, r"board\.0\n  List should have at least 2 items"),
-        ({"size": 6, "seed": 1, "shuffle_moves": 1}, r"size\n  Input should be less than or equal to 5"),
-        ({"size": 2, "seed": 1, "shuffle_moves": 0}, r"shuffle_moves\n  Input should be greater than or equal to 1"),
+        ({"board": [[*range(6)]] * 6}, r"board\n  List should have at most 5 items"),
         ({"board": ONE_LEFT_TO_GO, "max_move": 3}, r"max_move\n  Extra inputs are not permitted"),
     ],
 )
@@ -169,31 +158,30 @@ def test_it_keeps_the_rules_for_environments() -> None:
 
 
 def test_a_game_that_is_over_takes_no_further_move() -> None:
-    with pytest.raises(SampleRejected, match=r"extra_env_info\.board is solved already"):
+    with pytest.raises(SampleRejected, match="The game is over"):
         outcome_of("<action>down</action>", board=solved_board(2))
-    with pytest.raises(SampleRejected, match=r"extra_env_info\.max_moves is 4, and 3 moves and 1 illegal"):
+    with pytest.raises(SampleRejected, match="The game is over"):
         outcome_of("<action>left</action>", board=ONE_LEFT_TO_GO, moves=3, illegal_moves=1, max_moves=4)
 
 
 @given(shuffles)
-def test_a_shuffled_board_is_repeatable_solvable_and_not_solved(shuffle: tuple[int, int, int]) -> None:
-    board = shuffled_board(*shuffle)
-    assert board == shuffled_board(*shuffle)
-    assert is_solvable(board)
+def test_a_shuffled_board_is_repeatable_and_not_solved(shuffle: tuple[int, int, int]) -> None:
+    board = _shuffled_board(*shuffle)
+    assert board == _shuffled_board(*shuffle)
     assert board != solved_board(shuffle[0])
-    assert SlidingPuzzleState(board=board).current_board() == board
+    assert SlidingPuzzleState(board=board).board == board
 
 
 @given(shuffles, st.sampled_from(DIRECTIONS))
 def test_sliding_back_undoes_a_slide(shuffle: tuple[int, int, int], direction: Any) -> None:
-    board = shuffled_board(*shuffle)
+    board = _shuffled_board(*shuffle)
     after = slide(board, direction)
     if after is not None:
-        assert slide(after, OPPOSITE[direction]) == board
+        assert slide(after, _OPPOSITE[direction]) == board
 
 
 @given(st.permutations(range(4)))
-def test_a_2x2_board_is_solvable_exactly_when_moves_reach_it(tiles: list[int]) -> None:
+def test_a_2x2_board_is_taken_exactly_when_moves_lead_to_it(tiles: list[int]) -> None:
     board = [tiles[:2], tiles[2:]]
     reached, waiting = [solved_board(2)], deque([solved_board(2)])
     while waiting:
@@ -203,23 +191,26 @@ def test_a_2x2_board_is_solvable_exactly_when_moves_reach_it(tiles: list[int]) -
                 reached.append(after)
                 waiting.append(after)
     assert len(reached) == 12
-    assert is_solvable(board) == (board in reached)
+    if board in reached:
+        assert SlidingPuzzleState(board=board).board == board
+    else:
+        with pytest.raises(ValidationError, match=r"board cannot be solved by legal moves: \[\["):
+            SlidingPuzzleState(board=board)
 
 
 @given(st.integers(3, 5), st.integers(0, 1000))
-def test_swapping_two_tiles_makes_a_board_unsolvable(size: int, seed: int) -> None:
-    board = shuffled_board(size, seed, 30)
+def test_a_board_with_two_tiles_swapped_is_refused(size: int, seed: int) -> None:
+    board = _shuffled_board(size, seed, 30)
     row = next(index for index, tiles in enumerate(board) if 0 not in tiles)
     board[row][0], board[row][1] = board[row][1], board[row][0]
-    assert not is_solvable(board)
+    with pytest.raises(ValidationError, match="board cannot be solved"):
+        SlidingPuzzleState(board=board)
 
 
-def test_the_examples_are_different_2x2_games_whose_prompts_show_their_boards() -> None:
+def test_the_examples_are_2x2_games_whose_prompts_show_their_boards() -> None:
     samples = SlidingPuzzleEnvironment().example_samples(50, seed=3)
     assert samples == SlidingPuzzleEnvironment().example_samples(50, seed=3)
-    assert len({sample["extra_env_info"]["seed"] for sample in samples}) == 50
-    for sample in samples:
-        state = SlidingPuzzleState(**sample["extra_env_info"])
-        assert state.size == 2
-        assert state.shuffle_moves in range(1, 7)
-        assert sample["messages"] == [{"role": "user", "content": puzzle_prompt(state.current_board())}]
+    boards = [SlidingPuzzleState(**sample["extra_env_info"]).board for sample in samples]
+    assert len({str(board) for board in boards}) > 5
+    for sample, board in zip(samples, boards, strict=True):
+        assert sample["messages"] == [{"role": "user", "content": _puzzle_prompt(board)}]

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from deployments.tasks.tool_calls import (
-    LONGEST_EXPRESSION,
+    _LONGEST_EXPRESSION,
+    LONGEST_RESULT,
     TOO_MANY,
+    Tool,
     ToolCallsEnvironment,
-    ToolCallsInfo,
-    ToolSettings,
+    ToolSet,
+    _ToolCallsInfo,
+    _ToolSettings,
     calculate,
 )
-from deployments.tasks.tool_set import LONGEST_RESULT, Tool, ToolInvalid, ToolSet
 from rollout_env import ChatMessage, ToolCall, check, play
 
 SUM = {"messages": [{"role": "user", "content": "What is 17 * 24?"}], "extra_env_info": {"ground_truth": 408}}
@@ -195,17 +197,17 @@ def test_a_tool_of_the_config_goes_before_a_samples_of_the_same_name() -> None:
 )
 def test_a_sample_without_an_aim_or_with_tools_that_are_none_is_refused(info: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        ToolCallsInfo.model_validate(info)
+        _ToolCallsInfo.model_validate(info)
 
 
 def test_tools_of_the_config_are_functions_by_import_path() -> None:
-    settings = ToolSettings(name="capitals", function="string:capwords", parameters={"required": ["s"]})
+    settings = _ToolSettings(name="capitals", function="string:capwords", parameters={"required": ["s"]})
     environment = ToolCallsEnvironment(tools=[settings])
     [schema] = environment.tools
     assert schema["function"]["name"] == "capitals"
     played = play(environment, ['{"name": "capitals", "arguments": {"s": "ab cd"}}', "x"], SUM)
     assert played.message_log[2]["content"] == "Ab Cd"
-    with pytest.raises(ToolInvalid, match="name of its own"):
+    with pytest.raises(ValueError, match="name of its own"):
         ToolCallsEnvironment(tools=[settings, settings])
 
 
@@ -239,7 +241,7 @@ def test_the_calculator_knows_arithmetic(expression: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "x", "2 ** 3", "__import__('os')", "10" * LONGEST_EXPRESSION, "True", "1e308 * 10", "9" * 40, "(" * 150, "1j"],
+    ["", "x", "2 ** 3", "__import__('os')", "10" * _LONGEST_EXPRESSION, "True", "1e308 * 10", "(" * 150, "1j"],
 )
 def test_the_calculator_refuses_everything_else(expression: str) -> None:
     with pytest.raises(ValueError, match=r"arithmetic|longer|large|only numbers"):

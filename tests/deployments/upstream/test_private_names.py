@@ -175,12 +175,11 @@ def test_each_patch_of_an_engine_says_on_which_model_runner_it_applies() -> None
     }
     said = {}
     for path in sorted(folder.glob("*.py")):
-        if path.stem in last_parts:
+        if path.stem in {*last_parts, "plugin"}:
             docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
             said[path.stem] = re.findall(r"^Model runners: (V1(?: and V2)?)\b", docstring, flags=re.MULTILINE)
     assert said == {
         "cpu_adapters": ["V1"],
         "cpu_build": ["V1"],
-        "prompt_logprobs_with_lora": ["V1 and V2"],
-        "top_logprobs": ["V1"],
+        "plugin": ["V1", "V1 and V2"],
     }

@@ -52,7 +52,7 @@ def test_what_a_dead_replica_left_is_freed_and_all_else_stays(tmp_path: Path) ->
     for name in [*left, *others]:
         (tmp_path / name).touch()
 
-    assert free_left_over(tmp_path) == 2
+    free_left_over(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == set(others)
 
 

@@ -116,7 +116,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     **{
         f"{form} of POST /blobs": Target("POST", "/v1/blobs", picture("red", form, (9, 9)), mutated_bytes)
-        for form in ("PNG", "JPEG", "WEBP")
+        for form in ("PNG", "JPEG")
     },
     "JSON of PUT /policy/versions": Target(
         "PUT", "/v1/policy/versions/{number}", b'{"checkpoint": "/data/step-5"}', mutated_json, {"content-type": JSON}

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from ray.serve.config import HTTPOptions
 
-from deployments.rpc.own_address import own_address
-from service.access.access_control import AccessControl
-from service.access.exposure import LOOPBACK_NAMES, ServiceExposed, allowed_hosts, is_loopback
+from deployments.upstream.ray_serve.direct_ingress import own_address
+from service.access.access_control import AccessControl, ServiceExposed, refuse_exposed
 from service.settings import AccessSettings
 
 GUARDED = AccessSettings(guarded_by="the gateway asks who is calling")
@@ -16,23 +15,20 @@ GUARDED = AccessSettings(guarded_by="the gateway asks who is calling")
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "localhost", "::1", "[::1]"])
 def test_a_service_without_keys_may_listen_on_loopback(host: str) -> None:
-    assert is_loopback(host)
-    AccessControl.of(AccessSettings(), host)
+    refuse_exposed(AccessSettings(), HTTPOptions(host=host))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", None, "10.0.0.4", "0", "example.org", "127.0.0.1.example.org"])
-def test_a_service_that_others_can_reach_needs_keys_or_the_name_of_its_guard(host: str | None, tmp_path: Path) -> None:
+def test_a_service_that_others_can_reach_needs_keys_or_the_name_of_its_guard(host: str | None) -> None:
     with pytest.raises(ServiceExposed) as raised:
-        AccessControl.of(AccessSettings(), host)
+        refuse_exposed(AccessSettings(), HTTPOptions(host=host))
     assert str(raised.value) == (
         f"http_options.host: {host} can be reached from other machines, and the service asks for no key. Name a file "
         "of keys in args.access.keys_file (python -m service.access.new_key makes one), or listen on 127.0.0.1, or say "
         "in args.access.guarded_by what stands in front and lets only known callers through."
     )
-    AccessControl.of(GUARDED, host)
-    path = tmp_path / "keys.json"
-    path.write_text(json.dumps({"keys": []}))
-    AccessControl.of(AccessSettings(keys_file=str(path)), host)
+    refuse_exposed(GUARDED, HTTPOptions(host=host))
+    refuse_exposed(AccessSettings(keys_file="keys.yaml"), HTTPOptions(host=host))
 
 
 @pytest.mark.parametrize("guard", ["", "no", True])
@@ -41,11 +37,12 @@ def test_the_guard_is_named_in_words(guard: object) -> None:
         AccessSettings.model_validate({"guarded_by": guard})
 
 
-def test_only_a_service_without_keys_on_loopback_answers_under_the_names_of_loopback_alone() -> None:
-    assert allowed_hosts(AccessSettings(), "127.0.0.1") == LOOPBACK_NAMES
-    assert allowed_hosts(AccessSettings(keys_file="keys.yaml"), "127.0.0.1") == ()
-    assert allowed_hosts(GUARDED, "127.0.0.1") == ()
-    assert allowed_hosts(AccessSettings(allowed_hosts=["Mine.example"]), "127.0.0.1") == ("mine.example",)
+def test_only_a_service_without_keys_on_loopback_answers_under_the_names_of_loopback_alone(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": []}))
+    assert AccessControl.of(AccessSettings()).is_open_on_loopback
+    assert not AccessControl.of(AccessSettings(keys_file=str(path))).is_open_on_loopback
+    assert not AccessControl.of(GUARDED).is_open_on_loopback
 
 
 @pytest.mark.parametrize(

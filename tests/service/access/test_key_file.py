@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.access.access_control import CHECK_PERIOD_S, KeyFile, KeysNotReadable
+from service.access.access_control import CHECK_PERIOD_S, KeysNotReadable, _KeyFile
 from service.access.keys import hash_of, new_key
 
 OLD, NEW = new_key(), new_key()
@@ -28,7 +28,7 @@ class WatchedFile:
         self.path = folder / "keys.json"
         self.write(OLD)
         self.clock = Clock()
-        self.keys = KeyFile(self.path, self.clock)
+        self.keys = _KeyFile(self.path, self.clock)
 
     def write(self, *keys: str) -> None:
         entries = [{"name": "team", "sha256": hash_of(key), "scopes": ["read"]} for key in keys]
@@ -109,7 +109,7 @@ def test_requests_of_one_moment_read_it_once(file: WatchedFile) -> None:
 
 def test_a_service_does_not_start_without_its_keys_file(tmp_path: Path) -> None:
     with pytest.raises(KeysNotReadable, match=r"access\.keys_file: No such file or directory \(.*none\.yaml\)"):
-        KeyFile(tmp_path / "none.yaml")
+        _KeyFile(tmp_path / "none.yaml")
     (tmp_path / "wrong.yaml").write_text("keys: 1")
     with pytest.raises(KeysNotReadable, match=r"access\.keys_file: keys: Input should be a valid list"):
-        KeyFile(tmp_path / "wrong.yaml")
+        _KeyFile(tmp_path / "wrong.yaml")

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.access.keys import Caller, KeyQuotas, KeysInvalid, hash_of, new_key, parsed_keys
+from service.access.keys import Caller, KeysInvalid, hash_of, new_key, parsed_keys
 
 KEY, OTHER = new_key(), new_key()
 ENTRY: dict[str, Any] = {"name": "team", "sha256": hash_of(KEY), "scopes": ["rollout"]}
@@ -27,12 +27,10 @@ def test_a_new_key_has_256_random_bits_and_its_hash_is_sha256() -> None:
 
 
 def test_a_key_gives_the_caller_of_its_entry() -> None:
-    quotas = {"max_rollouts": 64, "tokens_per_minute": 10_000}
     keys = parsed_keys(
-        content(ENTRY | {"weight": 4, "quotas": quotas}, {**ENTRY, "name": "b", "sha256": hash_of(OTHER)})
+        content(ENTRY | {"weight": 4, "max_rollouts": 64}, {**ENTRY, "name": "b", "sha256": hash_of(OTHER)})
     )
-    expected = Caller("team", frozenset({"rollout"}), 4.0, KeyQuotas(max_rollouts=64, tokens_per_minute=10_000))
-    assert keys.caller_with(KEY) == expected
+    assert keys.caller_with(KEY) == Caller("team", frozenset({"rollout"}), 4.0, 64)
     assert keys.caller_with(OTHER) == Caller("b", frozenset({"rollout"}))
 
 
@@ -80,8 +78,8 @@ def test_two_keys_of_one_name_are_both_valid() -> None:
         ({"weight": 0}, "keys.0.weight: Input should be greater than 0"),
         ({"weight": float("inf")}, "keys.0.weight: Input should be a finite number"),
         ({"weight": 1e7}, "keys.0.weight: Input should be less than or equal to 1000000"),
-        ({"quotas": {"max_rollouts": 0}}, "keys.0.quotas.max_rollouts: Input should be greater than or equal to 1"),
-        ({"qoutas": {}}, "keys.0.qoutas: unknown; permitted are name, sha256, scopes, weight, quotas"),
+        ({"max_rollouts": 0}, "keys.0.max_rollouts: Input should be greater than or equal to 1"),
+        ({"qoutas": {}}, "keys.0.qoutas: unknown; permitted are name, sha256, scopes, weight, max_rollouts"),
     ],
 )
 def test_a_wrong_entry_is_named_with_its_field(wrong: dict[str, Any], message: str) -> None:
@@ -93,8 +91,8 @@ def test_a_wrong_entry_is_named_with_its_field(wrong: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ({"weight": 2}, "Value error, keys.1: the entries of team have different weight or quotas"),
-        ({"quotas": {"max_rollouts": 1}}, "Value error, keys.1: the entries of team have different weight or quotas"),
+        ({"weight": 2}, "Value error, keys.1: the entries of team have different weight or max_rollouts"),
+        ({"max_rollouts": 1}, "Value error, keys.1: the entries of team have different weight or max_rollouts"),
         ({"sha256": hash_of(KEY)}, "Value error, keys.1: team has the hash of another entry; make each key anew"),
     ],
 )

@@ -7,11 +7,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from service.access.keys import Caller, KeyQuotas, parsed_keys
-from service.access.new_key import main
+from service.access.keys import Caller, parsed_keys
+from service.access.new_key import _main
 
 app = typer.Typer()
-app.command()(main)
+app.command()(_main)
 
 
 def made(*arguments: str) -> Result:
@@ -20,13 +20,11 @@ def made(*arguments: str) -> Result:
 
 def test_a_key_is_printed_and_its_hash_written_to_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
-    quotas = {"max_rollouts": 64, "tokens_per_minute": 1000, "max_sandboxes": 8}
-    limits = ["--weight", "2.5", "--max-rollouts", "64", "--tokens-per-minute", "1000", "--max-sandboxes", "8"]
-    first = made("team", "--scope", "rollout", "--scope", "read", "--file", str(path), *limits)
+    first = made("team", "--scope", "rollout", "--scope", "read", "--file", str(path))
     second = made("other", "--scope", "admin", "--file", str(path))
     keys = [result.stdout.strip() for result in (first, second)]
     assert [parsed_keys(path.read_bytes()).caller_with(key) for key in keys] == [
-        Caller("team", frozenset({"rollout", "read"}), 2.5, KeyQuotas(**quotas)),
+        Caller("team", frozenset({"rollout", "read"})),
         Caller("other", frozenset({"admin"})),
     ]
     assert all(key not in path.read_text() for key in keys)
@@ -42,11 +40,12 @@ def test_the_comments_and_keys_of_a_file_stay(tmp_path: Path) -> None:
     assert len(parsed_keys(path.read_bytes())) == 2
 
 
-def test_without_a_file_the_entry_is_shown_beside_the_key() -> None:
-    result = made("team", "--scope", "read")
-    entry = result.stderr.splitlines()[1]
-    caller = parsed_keys(f"keys:\n{entry}".encode()).caller_with(result.stdout.strip())
-    assert caller == Caller("team", frozenset({"read"}))
+def test_without_the_name_of_a_file_it_is_keys_yaml_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = made("team", "--scope", "read").stdout.strip()
+    assert parsed_keys((tmp_path / "keys.yaml").read_bytes()).caller_with(key) == Caller("team", frozenset({"read"}))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,6 @@ def test_without_a_file_the_entry_is_shown_beside_the_key() -> None:
     [
         (("a b", "--scope", "read"), "keys.0.name"),
         (("team", "--scope", "root"), "keys.0.scopes.0"),
-        (("team", "--scope", "read", "--weight", "0"), "keys.0.weight"),
     ],
 )
 def test_a_wrong_entry_is_refused_and_no_file_is_written(

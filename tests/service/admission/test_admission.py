@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client.contract.rollouts import RolloutRequest
-from service.access.keys import Caller, KeyQuotas
+from service.access.keys import Caller
 from service.admission.admission import Admission
 from service.admission.capacity import Amounts
 from service.problems import RequestProblem
-from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
+from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
 
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
@@ -25,8 +25,7 @@ def request_of(samples: int = 1, **fields: Any) -> RolloutRequest:
 
 
 def admission(**bounds: int) -> Admission:
-    settings = AdmissionSettings(replica=AdmissionBounds(**bounds), service=AdmissionBounds())
-    return Admission(settings, MAX_MODEL_LEN)
+    return Admission(AdmissionSettings(**bounds), MAX_MODEL_LEN)
 
 
 def refusal(problem: RequestProblem) -> tuple[int, str, str]:
@@ -65,8 +64,8 @@ def test_an_admitted_request_holds_its_body_and_its_rollouts_until_it_ends() -> 
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
-        ({"max_rollouts": 6}, "6 rollouts are in flight here and admission.replica.max_rollouts allows 6"),
-        ({"max_tokens": 6500}, "5001 requested tokens are in flight here and admission.replica.max_tokens allows 6500"),
+        ({"max_rollouts": 6}, "6 rollouts are in flight here and admission.max_rollouts allows 6"),
+        ({"max_tokens": 6500}, "5001 requested tokens are in flight here and admission.max_tokens allows 6500"),
     ],
 )
 def test_a_request_is_refused_when_its_rollouts_are_known(bounds: dict[str, int], message: str) -> None:
@@ -81,7 +80,7 @@ def test_a_request_is_refused_when_its_rollouts_are_known(bounds: dict[str, int]
 
 def test_a_body_is_refused_while_it_is_read_and_by_the_size_in_its_headers() -> None:
     admission_ = admission(max_body_bytes=100)
-    expected = "90 bytes of bodies are in flight here and admission.replica.max_body_bytes allows 100"
+    expected = "90 bytes of bodies are in flight here and admission.max_body_bytes allows 100"
     with admission_.admitted(80), admission_.admitted(10) as second:
         with pytest.raises(RequestProblem) as growing:
             second.hold_body(21)
@@ -99,13 +98,13 @@ def test_a_body_is_refused_while_it_is_read_and_by_the_size_in_its_headers() -> 
             {"max_rollouts": 5},
             request_of(6),
             "samples",
-            "6 rollouts are more than admission.replica.max_rollouts allows, which is 5; split the request",
+            "6 rollouts are more than admission.max_rollouts allows, which is 5; split the request",
         ),
         (
             {"max_tokens": 5000},
             request_of(6),
             "max_seq_len",
-            "6000 requested tokens are more than admission.replica.max_tokens allows, which is 5000; "
+            "6000 requested tokens are more than admission.max_tokens allows, which is 5000; "
             "split the request, or lower max_seq_len or sampling.max_new_tokens",
         ),
     ],
@@ -124,36 +123,24 @@ def test_a_body_that_can_never_be_admitted_is_too_large() -> None:
     assert refusal(raised.value) == (
         413,
         "body",
-        "101 bytes of bodies are more than admission.replica.max_body_bytes allows, which is 100; split the request",
-    )
-
-
-def test_a_bound_of_the_service_is_shared_by_the_ingress_replicas() -> None:
-    settings = AdmissionSettings(service=AdmissionBounds(max_rollouts=10))
-    admission_ = Admission(settings, MAX_MODEL_LEN, ingress_replicas=lambda: 3)
-    with admission_.admitted(0) as first, admission_.admitted(0) as second:
-        first.hold_rollouts(request_of(3))
-        with pytest.raises(RequestProblem) as raised:
-            second.hold_rollouts(request_of(2))
-    assert refusal(raised.value)[2].startswith(
-        "4 rollouts are in flight here and admission.service.max_rollouts allows 4;"
+        "101 bytes of bodies are more than admission.max_body_bytes allows, which is 100; split the request",
     )
 
 
 def test_the_default_bounds_admit_the_largest_request_that_the_default_limits_allow_twice() -> None:
-    limits, bounds = RequestLimits(), AdmissionSettings().replica
+    limits, bounds = RequestLimits(), AdmissionSettings()
     assert bounds.max_rollouts == 2 * limits.max_rollouts_per_request
     assert bounds.max_body_bytes == 2 * limits.max_body_bytes
     assert bounds.max_tokens == limits.max_rollouts_per_request * 32_768
 
 
-def with_quotas(name: str = "team", **quotas: int) -> Caller:
-    return Caller(name, frozenset({"rollout"}), quotas=KeyQuotas(**quotas))
+def with_quota(name: str = "team", max_rollouts: int | None = None) -> Caller:
+    return Caller(name, frozenset({"rollout"}), max_rollouts=max_rollouts)
 
 
 def test_a_key_holds_no_more_rollouts_than_its_quota_and_others_are_admitted_beside_it() -> None:
     admission_ = admission()
-    mine = with_quotas(max_rollouts=4)
+    mine = with_quota(max_rollouts=4)
     with admission_.admitted(0, mine) as first:
         first.hold_rollouts(request_of(3))
         with pytest.raises(RequestProblem) as raised, admission_.admitted(0, mine) as second:
@@ -165,7 +152,7 @@ def test_a_key_holds_no_more_rollouts_than_its_quota_and_others_are_admitted_bes
         )
         assert int(raised.value.headers["Retry-After"]) >= 1
         assert admission_.in_flight.rollouts == 3
-        with admission_.admitted(0, with_quotas("other", max_rollouts=4)) as other:
+        with admission_.admitted(0, with_quota("other", max_rollouts=4)) as other:
             other.hold_rollouts(request_of(4))
     with admission_.admitted(0, mine) as again:
         again.hold_rollouts(request_of(4))
@@ -173,7 +160,7 @@ def test_a_key_holds_no_more_rollouts_than_its_quota_and_others_are_admitted_bes
 
 def test_a_full_service_takes_nothing_of_a_keys_quota() -> None:
     admission_ = admission(max_rollouts=1)
-    mine = with_quotas(max_rollouts=1)
+    mine = with_quota(max_rollouts=1)
     with admission_.admitted(0), pytest.raises(RequestProblem) as raised, admission_.admitted(0, mine):
         pass
     assert raised.value.problem.type == "urn:rollout:problem:overloaded"
@@ -183,12 +170,12 @@ def test_a_full_service_takes_nothing_of_a_keys_quota() -> None:
 
 def test_a_quota_that_the_keys_file_changes_applies_to_the_next_request() -> None:
     admission_ = admission()
-    with admission_.admitted(0, with_quotas(max_rollouts=1)):
-        with pytest.raises(RequestProblem), admission_.admitted(0, with_quotas(max_rollouts=1)):
+    with admission_.admitted(0, with_quota(max_rollouts=1)):
+        with pytest.raises(RequestProblem), admission_.admitted(0, with_quota(max_rollouts=1)):
             pass
-        with admission_.admitted(0, with_quotas(max_rollouts=2)):
+        with admission_.admitted(0, with_quota(max_rollouts=2)):
             pass
-        with admission_.admitted(0, with_quotas()) as unbounded:
+        with admission_.admitted(0, with_quota()) as unbounded:
             unbounded.hold_rollouts(request_of(1000))
 
 
@@ -202,7 +189,7 @@ def test_a_key_never_has_more_rollouts_on_all_ingress_replicas_than_its_quota(
 ) -> None:
     """Each request names an ingress replica and its rollouts."""
     ingresses = [Admission(AdmissionSettings(), MAX_MODEL_LEN, lambda: replicas) for _ in range(replicas)]
-    mine = with_quotas(max_rollouts=quota)
+    mine = with_quota(max_rollouts=quota)
     with ExitStack() as held:
         for replica, rollouts in requests:
             with suppress(RequestProblem):
@@ -214,7 +201,7 @@ def test_a_key_never_has_more_rollouts_on_all_ingress_replicas_than_its_quota(
 
 def test_an_idle_ingress_replica_refuses_a_request_above_its_share_for_good() -> None:
     admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, lambda: 4)
-    with admission_.admitted(0, with_quotas(max_rollouts=8)) as admitted, pytest.raises(RequestProblem) as raised:
+    with admission_.admitted(0, with_quota(max_rollouts=8)) as admitted, pytest.raises(RequestProblem) as raised:
         admitted.hold_rollouts(request_of(3))
     assert refusal(raised.value) == (
         422,
@@ -224,27 +211,9 @@ def test_an_idle_ingress_replica_refuses_a_request_above_its_share_for_good() ->
     )
 
 
-def test_a_key_without_tokens_is_refused_until_some_have_come() -> None:
-    now = [0.0]
-    admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, now_s=lambda: now[0])
-    mine = with_quotas(tokens_per_minute=60)
-    with admission_.admitted(0, mine):
-        usage = admission_.usage_of(mine)
-        assert usage is not None
-        usage.charge(70)
-    with pytest.raises(RequestProblem) as raised, admission_.admitted(0, mine):
-        pass
-    assert refusal(raised.value) == (429, "", "the key has used up its tokens_per_minute; try again in 11 s")
-    assert raised.value.headers == {"Retry-After": "11"}
-    assert admission_.in_flight == Amounts()
-    now[0] = 11.0
-    with admission_.admitted(0, mine):
-        pass
-
-
 @virtual_time.test
 async def test_an_admission_that_drains_refuses_new_requests_and_ends_with_the_last_of_those_in_flight() -> None:
-    admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, now_s=virtual_time.now)
+    admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN)
     with admission_.admitted(0):
         draining = asyncio.create_task(admission_.drain(20))
         await asyncio.sleep(3)
@@ -259,7 +228,7 @@ async def test_an_admission_that_drains_refuses_new_requests_and_ends_with_the_l
 
 @virtual_time.test
 async def test_an_admission_that_drains_says_which_rollouts_have_not_ended_in_time() -> None:
-    admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, now_s=virtual_time.now)
+    admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN)
     with admission_.admitted(0) as admitted:
         admitted.hold_rollouts(request_of(3))
         assert await admission_.drain(20) == 3
@@ -281,7 +250,7 @@ def test_what_headers_say_of_a_body_must_have_room_and_takes_none() -> None:
 
 def test_the_bodies_of_one_key_leave_room_for_those_of_others() -> None:
     admission_ = admission(max_body_bytes=100)
-    with admission_.admitted(0, with_quotas()) as first, admission_.admitted(0, with_quotas()) as second:
+    with admission_.admitted(0, with_quota()) as first, admission_.admitted(0, with_quota()) as second:
         first.hold_body(30)
         second.hold_body(20)
         with pytest.raises(RequestProblem) as raised:
@@ -289,11 +258,11 @@ def test_the_bodies_of_one_key_leave_room_for_those_of_others() -> None:
         status, _, message = refusal(raised.value)
         assert (status, raised.value.problem.type) == (429, "urn:rollout:problem:quota-exceeded")
         assert message.startswith(
-            "50 bytes of bodies are in flight here and admission.replica.max_body_bytes (half for one key) allows 50;"
+            "50 bytes of bodies are in flight here and admission.max_body_bytes (half for one key) allows 50;"
         )
-        with admission_.admitted(0, with_quotas("other")) as other:
+        with admission_.admitted(0, with_quota("other")) as other:
             other.hold_body(50)
-    with admission_.admitted(0, with_quotas(), stated_bytes=100) as alone:
+    with admission_.admitted(0, with_quota(), stated_bytes=100) as alone:
         alone.hold_body(100)
 
 

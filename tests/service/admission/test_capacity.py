@@ -8,9 +8,8 @@ from service.admission.capacity import (
     RESOURCES,
     Amounts,
     Bound,
-    BoundExceeded,
     Capacity,
-    CapacityExhausted,
+    NoRoom,
     Reservation,
 )
 
@@ -21,8 +20,8 @@ def admitted(capacity: Capacity, rollouts: int) -> Reservation:
     return reservation
 
 
-def refused(capacity: Capacity, rollouts: int) -> CapacityExhausted:
-    with pytest.raises(CapacityExhausted) as raised:
+def refused(capacity: Capacity, rollouts: int) -> NoRoom:
+    with pytest.raises(NoRoom) as raised:
         admitted(capacity, rollouts)
     return raised.value
 
@@ -62,7 +61,7 @@ class Requests(RuleBasedStateMachine):
         before, total = reservation.held, self.capacity.in_flight
         try:
             self.capacity.grow(reservation, wanted)
-        except (BoundExceeded, CapacityExhausted):
+        except NoRoom:
             assert (reservation.held, self.capacity.in_flight) == (before, total)
         else:
             assert all(reservation.held.of(each) >= wanted.of(each) for each in RESOURCES)
@@ -102,9 +101,9 @@ def test_a_request_that_exceeds_a_bound_by_itself_is_refused_for_good_whatever_i
     capacity = Capacity([Bound("rollouts", 100, "most"), exceeded])
     for in_flight in (0, 4):
         admitted(capacity, in_flight)
-        with pytest.raises(BoundExceeded) as raised:
+        with pytest.raises(NoRoom) as raised:
             admitted(capacity, 11)
-        assert (raised.value.wanted, raised.value.bound) == (11, exceeded)
+        assert (raised.value.wanted, raised.value.bound, raised.value.in_flight) == (11, exceeded, None)
 
 
 def test_a_single_request_may_be_larger_than_the_share_and_then_no_other_one_is_admitted() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployments.protocols.generation import packed_ids, packed_logprobs
-from deployments.sessions.samples import metrics_of
+from deployments.sessions.samples import _metrics_of
 from rollout_client.contract.messages import Message, Role, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionRequest, SessionSample
@@ -44,7 +44,7 @@ def branch(*messages: Message, ids: Sequence[str] = (), rewards: dict[str, float
         truncated=False,
         max_turns_reached=False,
         extra_env_info={},
-        metrics=metrics_of(log, 0.0),
+        metrics=_metrics_of(log, 0.0),
         session_id="session",
         branch=names[-1],
         generation_ids=list(ids) or names,

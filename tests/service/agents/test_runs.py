@@ -1,9 +1,8 @@
 """Runs of agents over a session store without Ray: what a run gets, what its record comes to, when its session goes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Set
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -13,19 +12,16 @@ from deployments.failures import AgentFailed, EnvironmentLost, Overloaded, Rollo
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, RenderedMessage
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionInfo, SessionLimits, SessionRequest
 from rollout_env import StepOutcome
 from service.access.access_control import OPEN_TO_ALL
-from service.access.keys import ANYBODY, Caller, KeyQuotas
-from service.admission.admission import Admission
-from service.agents.session_judge import SessionJudge
+from service.access.keys import ANYBODY, Caller
 from service.agents.sessions import AgentSessions, RequestAgents
 from service.remote.policy import RemotePolicy
 from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest
-from service.settings import AdmissionSettings
 from tests import virtual_time
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.service.scripted import ScriptedEnvironment, ids_of
@@ -101,18 +97,15 @@ class Service:
         agent: Agent = asks_twice,
         settings: SessionsSettings | None = None,
         caller: Caller = ANYBODY,
-        sandboxed: Set[str] = frozenset(),
         **program: Any,
     ) -> None:
         self.store = SessionStore(settings or SessionsSettings(), ScriptedStorage())
         policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
-        sessions = AgentSessions(self.store, policy, OPEN_TO_ALL, SessionJudge({}))
+        sessions = AgentSessions(self.store, policy, OPEN_TO_ALL, {})
         self.program = CallingProgram([], store=self.store, agent=agent, **program)
-        self.admission = Admission(AdmissionSettings(), 100, lambda: 2)
         programs = {"task": self.program, "unboxed": self.program}
         address = "http://10.0.0.1:8000"
-        self.agents_of = partial(RequestAgents, sessions, programs, address, self.admission, sandboxed)
-        self.agents = self.agents_of(caller)
+        self.agents = RequestAgents(sessions, programs, address, caller)
 
     async def run(self, **session: Any) -> AgentRunOutcome:
         return await self.agents.run(request_of(**session))
@@ -190,6 +183,30 @@ async def test_a_run_that_fails_has_what_was_generated_until_then() -> None:
 async def test_an_agent_that_makes_no_call_has_an_empty_record() -> None:
     run = await Service(idles).run()
     assert (run.branches, run.calls, run.failure) == ([], 0, None)
+
+
+@virtual_time.test
+async def test_a_session_is_kept_while_its_agent_makes_no_call_and_no_longer_than_its_ingress_lives() -> None:
+    async def thinks(program: CallingProgram, session_id: str) -> None:
+        for _ in range(20):
+            await asyncio.sleep(60)
+            await program.store.pass_time()
+        await program.ask(session_id, QUESTION)
+
+    service = Service(thinks)
+    service.store = service.program.store = service.agents._sessions.store = SessionStore(
+        SessionsSettings(), ScriptedStorage(), now
+    )
+    run = await service.run(limits=SessionLimits(idle_s=600))
+    assert (run.calls, run.failure) == (1, None)
+
+    running = asyncio.create_task(service.run(limits=SessionLimits(idle_s=600)))
+    await asyncio.sleep(1)
+    [session] = await service.store.infos("")
+    assert session.expires_at is not None
+    assert session.expires_at.timestamp() - service.store._now() <= 600
+    running.cancel()
+    await asyncio.wait([running])
 
 
 @pytest.mark.parametrize(
@@ -311,71 +328,3 @@ async def test_the_loss_of_the_replica_is_what_a_run_fails_with_when_its_record_
 
     run = await Service(loses_its_record, failure=EnvironmentLost("It died.")).run()
     assert isinstance(run.failure, EnvironmentLost)
-
-
-class Boxed(Service):
-    """Runs of 10 s, whose key may have four sandboxes on two ingress replicas, of which this one has two."""
-
-    def __init__(self) -> None:
-        self.began: list[tuple[float, str]] = []
-
-        async def works(_program: CallingProgram, _session_id: str) -> None:
-            self.began.append((now(), self.program.requests[-1].rollout_id))
-            await asyncio.sleep(10)
-
-        self.team = Caller("team", frozenset({"rollout"}), quotas=KeyQuotas(max_sandboxes=4))
-        super().__init__(works, caller=self.team, sandboxed={"task"})
-
-    def start(self, *numbers: int, **request: Any) -> "list[asyncio.Task[AgentRunOutcome]]":
-        return [asyncio.create_task(self.agents.run(request_of(number, **request))) for number in numbers]
-
-
-@virtual_time.test
-async def test_runs_beyond_the_sandboxes_of_their_key_wait_in_their_order_without_a_session() -> None:
-    service = Boxed()
-    started = service.start(0, 1, 2, 3, 4)
-    await asyncio.sleep(5)
-    assert len(await service.store.infos("team")) == 2
-    await asyncio.gather(*started)
-    assert service.began == [(0, "r-0"), (0, "r-1"), (10, "r-2"), (10, "r-3"), (20, "r-4")]
-
-
-@virtual_time.test
-async def test_a_run_without_a_sandbox_and_one_of_another_key_wait_for_no_sandbox() -> None:
-    service = Boxed()
-    started = service.start(0, 1, 2)
-    await asyncio.sleep(1)
-    service.agents = service.agents_of(Caller("other", frozenset({"rollout"})))
-    started += service.start(3, 4, 5)
-    await asyncio.sleep(1)
-    service.agents = service.agents_of(service.team)
-    started += service.start(6, task_name="unboxed")
-    await asyncio.gather(*started)
-    assert service.began == [(0, "r-0"), (0, "r-1"), *((1, f"r-{n}") for n in (3, 4, 5)), (2, "r-6"), (10, "r-2")]
-
-
-@virtual_time.test
-async def test_a_run_that_fails_or_is_cancelled_leaves_its_sandbox_to_the_next_and_one_that_waits_its_turn() -> None:
-    service = Boxed()
-    first, second, third, fourth, fifth = service.start(0, 1, 2, 3, 4)
-    await asyncio.sleep(1)
-    assert not service.agents.interrupt("r-2")
-    third.cancel()
-    first.cancel()
-    await asyncio.sleep(1)
-    assert service.agents.interrupt("r-1")
-    await asyncio.wait([first, second, third, fourth, fifth])
-    assert [first.cancelled(), third.cancelled()] == [True, True]
-    assert service.began == [(0, "r-0"), (0, "r-1"), (1, "r-3"), (2, "r-4")]
-
-
-@virtual_time.test
-async def test_a_quota_of_sandboxes_that_the_keys_file_changes_applies_with_the_next_request_of_the_key() -> None:
-    service = Boxed()
-    started = service.start(0, 1, 2, 3, 4)
-    await asyncio.sleep(1)
-    with service.admission.admitted(0, replace(service.team, quotas=KeyQuotas(max_sandboxes=6))):
-        await asyncio.sleep(1)
-    with service.admission.admitted(0, replace(service.team, quotas=KeyQuotas(max_sandboxes=2))):
-        await asyncio.gather(*started)
-    assert service.began == [(0, "r-0"), (0, "r-1"), (1, "r-2"), (11, "r-3"), (21, "r-4")]

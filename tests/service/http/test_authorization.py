@@ -37,7 +37,6 @@ NEEDED = {
     "POST /v1/score": "rollout",
     "POST /v1/blobs": "rollout",
     "GET /v1/blobs/{name}": "rollout",
-    "HEAD /v1/blobs/{name}": "rollout",
     "POST /v1/sessions": "rollout",
     "GET /v1/sessions": "rollout",
     "GET /v1/sessions/{session_id}": "rollout",

@@ -18,7 +18,7 @@ from service.http.request_body import (
     LARGEST_ZSTD_WINDOW_BYTES,
     LEAST_BYTES_PER_S,
     STALLED_AFTER_S,
-    BodyBuffer,
+    _BodyBuffer,
     read_body,
 )
 from service.problems import OVERLOADED, RequestProblem
@@ -74,7 +74,7 @@ def test_what_cannot_be_held_is_not_kept() -> None:
     def refuse(_size: int) -> None:
         raise RequestProblem(OVERLOADED, [])
 
-    buffer = BodyBuffer("identity", 100, hold=refuse)
+    buffer = _BodyBuffer("identity", 100, hold=refuse)
     with pytest.raises(RequestProblem):
         asyncio.run(buffer.add(b"abc"))
     assert buffer.complete() == b""
@@ -205,13 +205,13 @@ def test_decompression_leaves_the_event_loops_thread(
     coding: str, compress: Compress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    append = BodyBuffer._append
+    append = _BodyBuffer._append
 
-    def noting(self: BodyBuffer, data: bytes) -> None:
+    def noting(self: _BodyBuffer, data: bytes) -> None:
         threads.append(threading.get_ident())
         append(self, data)
 
-    monkeypatch.setattr(BodyBuffer, "_append", noting)
+    monkeypatch.setattr(_BodyBuffer, "_append", noting)
     read(compress(TEXT), content_encoding=coding)
     assert threads
     assert threading.get_ident() not in threads

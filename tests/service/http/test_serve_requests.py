@@ -16,7 +16,7 @@ from ray.exceptions import (
 )
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.serve_requests import STEPS_PER_ITERATION, ServeRequests, request_pacer
+from service.http.middlewares import STEPS_PER_ITERATION, ServeRequests, request_pacer
 from tests import virtual_time
 
 

@@ -9,9 +9,9 @@ import httpx
 from fastapi import FastAPI
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.data.reader import DataReader
+from deployments.data.rows import DataReader
 from deployments.failures import JobStoreLost
-from deployments.jobs.settings import JobsSettings
+from deployments.jobs.registry import JobsSettings
 from deployments.jobs.store import JobStore
 from deployments.protocols.generation import Environment, Generator
 from deployments.protocols.replicas import GeneratorDescription

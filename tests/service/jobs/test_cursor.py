@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.data.reader import DataReader
+from deployments.data.rows import DataReader
 from deployments.failures import EnvironmentBroken
 from deployments.protocols.environments import StepRequest
 from rollout_client import RequestRejected
 from rollout_client.contract.jobs import JobCursor, JobEvent
-from rollout_client.contract.rollouts import SampleStatus
 from rollout_client.contract.sample_ranges import SampleRange
 from rollout_env import StepOutcome
-from service.jobs.cursor import PLAYED, cursor_of, ledger_entry, ranges_entry, ranges_without
+from service.jobs.codec import PLAYED, _ranges_without, cursor_of, ranges_entry
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
 from tests.service.rollouts.playing import RandomEnvironment
@@ -220,7 +219,7 @@ async def test_a_restart_from_a_cursor_follows_the_same_job_while_its_events_are
 
 
 @virtual_time.test
-async def test_a_cursor_names_the_groups_that_have_failed_and_a_restart_plays_them_again() -> None:
+async def test_a_cursor_leaves_the_samples_whose_groups_have_failed_and_a_restart_plays_them_again() -> None:
     failing = {FIRST + 1: 2, FIRST + 2: 2, FIRST + 4: 1, FIRST + 6: 2}
     cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment(failing))
     jobs = cluster.client(0).jobs
@@ -228,18 +227,17 @@ async def test_a_cursor_names_the_groups_that_have_failed_and_a_restart_plays_th
     await cluster.ended(job.job_id)
     await jobs.acknowledge(job.job_id, COUNT)
     cursor = await jobs.cursor(job.job_id, COUNT + 1)
-    assert (cursor.samples_left, (await jobs.cursor(job.job_id, 0)).failed) == (0, [])
-    [failed] = cursor.failed
-    assert [(piece.start, piece.count) for piece in failed.pieces()] == [(FIRST + 1, 2), (FIRST + 6, 1)]
-    assert (failed.seed, failed.revision) == (3, "1 with seed 3")
+    assert (cursor.samples_left, (await jobs.cursor(job.job_id, 0)).samples_left) == (3, COUNT)
+    [left] = cursor.samples_from
+    assert [(piece.start, piece.count) for piece in left.pieces()] == [(FIRST + 1, 2), (FIRST + 6, 1)]
+    assert (left.seed, left.revision) == (3, "1 with seed 3")
     again = await jobs.resume(cursor, **OPTIONS)
     assert again is not None
     await cluster.ended(again.job_id)
     played = [event["samples"] for event in await cluster.events(again.job_id) if "samples" in event]
     assert {each["sample"]["id"] for group in played for each in group} == {"s6", "s7", "s11"}
     at_end = await jobs.cursor(again.job_id, len(played) + 1)
-    assert (at_end.failed, await jobs.resume(at_end, **OPTIONS)) == ([], None)
-    assert await jobs.resume(cursor.model_copy(update={"failed": []}), **OPTIONS) is None, "it was asked for"
+    assert (at_end.samples_left, await jobs.resume(at_end, **OPTIONS)) == (0, None)
 
 
 @virtual_time.test
@@ -255,7 +253,7 @@ async def test_a_cursor_of_other_data_begins_no_job_and_says_so() -> None:
     await jobs.delete(job.job_id)
     with pytest.raises(RequestRejected, match=r"samples_from\[0\]\.revision: the data of task 'task'"):
         await jobs.resume(cursor, **OPTIONS)
-    assert [refused.state for refused in await jobs.all()] == ["failed"]
+    assert await jobs.all() == []
     data.version = 1
     assert (await jobs.resume(cursor, **OPTIONS)) is not None
 
@@ -294,27 +292,28 @@ def test_what_was_delivered_and_what_is_left_are_the_whole_and_share_nothing(
 ) -> None:
     ranges = [SampleRange(task_name="t", start=start, count=len(holes)) for start, holes in drawn]
     before = [place for place, is_hole in enumerate(hole for _, holes in drawn for hole in holes) if is_hole]
-    with_holes = list(ranges_without(ranges, before))
+    with_holes = list(_ranges_without(ranges, before))
     places = places_of(with_holes)
     assert len(places) == sum(drawn.size for drawn in with_holes)
     groups = data.draw(st.lists(st.sampled_from(range(len(places))), unique=True) if places else st.just([]))
     ledger = {("ledger", 0): ranges_entry(with_holes)}
-    statuses = data.draw(st.lists(GROUPS_STATUSES, min_size=len(groups), max_size=len(groups)))
-    entries = [ledger_entry(group, ended) for group, ended in zip(groups, statuses, strict=True)]
-    ledger |= {("ledger", event): entry for event, entry in enumerate(entries, start=1)}
+    ledger |= {("ledger", event): b"%d" % group for event, group in enumerate(groups, start=1)}
     cursor = cursor_of("j", len(groups), ledger)  # type: ignore[arg-type]
     left = places_of(cursor.samples_from)
     assert sorted([*left, *(places[group] for group in groups)]) == sorted(places)
-    failed = [
-        places[group]
-        for group, ended in zip(groups, statuses, strict=True)
-        if not {"completed", "truncated"} & {*ended}
-    ]
-    assert sorted(place for _, place in places_of(cursor.failed)) == sorted(place for _, place in failed)
 
 
-STATUSES: list[SampleStatus] = ["completed", "truncated", "error", "deadline", "cancelled", "stale"]
-GROUPS_STATUSES = st.lists(st.sampled_from(STATUSES), min_size=1, max_size=3)
+@pytest.mark.parametrize(
+    ("entries", "left", "kept"), [([b"0", b"2 failed", b"3"], [1, 2, 4], None), ([b"1 kept 1", b"3 kept 2"], [3, 4], 2)]
+)
+def test_the_ledger_of_an_earlier_version_of_the_service_has_a_cursor(
+    entries: list[bytes], left: list[int], kept: int | None
+) -> None:
+    ledger = {("ledger", 0): ranges_entry([SampleRange(task_name="t", start=0, count=5)])}
+    ledger |= {("ledger", event): entry for event, entry in enumerate(entries, start=1)}
+    cursor = cursor_of("j", len(entries), ledger)  # type: ignore[arg-type]
+    assert [place for _, place in places_of(cursor.samples_from)][: len(left)] == left
+    assert cursor.kept == kept
 
 
 def places_of(ranges: list[SampleRange]) -> list[tuple[int, int]]:

@@ -3,13 +3,16 @@
 import asyncio
 from typing import Any
 
-from deployments.rollout_records.settings import RolloutRecordsSettings
+import pytest
+
+from deployments.rollout_records.book import BYTES_PER_ENTRY, KeptRecord, RolloutRecordsSettings, RolloutUnknown
 from deployments.rollout_records.store import RolloutRecordStore
 from service.rollout_records.recorder import RolloutRecorder
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 
+MAX_BYTES = 2**20
 PLAYED = {"task_name": "task", "messages": [{"role": "user", "content": "Q"}]}
 
 
@@ -19,7 +22,7 @@ def cluster_with_records() -> tuple[ScriptedIngresses, RolloutRecordStore]:
     cluster = ScriptedIngresses(
         generator=ScriptedGenerator(["abc"], delay_s=10), environment=ScriptedEnvironment(script)
     )
-    store = RolloutRecordStore(RolloutRecordsSettings(keep_s=5), virtual_time.now)
+    store = RolloutRecordStore(RolloutRecordsSettings(max_bytes=MAX_BYTES), virtual_time.now)
     for replica in cluster.replicas:
         keep_records(replica, store)
     return cluster, store
@@ -41,7 +44,9 @@ async def test_a_job_of_forks_goes_on_at_another_replica_after_the_record_of_the
     body = {"samples": [{"task_name": "task", "fork": {"rollout": parent, "turn": 0}}], "max_rollout_turns": 4}
     job_id = (await cluster.post(0, body, path="/jobs")).json()["job_id"]
     await asyncio.sleep(15)
-    assert await store.newest("", 10) == []
+    await store.keep([KeptRecord("newer", "", bytes(MAX_BYTES - BYTES_PER_ENTRY))])
+    with pytest.raises(RolloutUnknown):
+        await store.record(parent, "")
     cluster.kill(0)
     keep_records(cluster.replicas[0], store)
     await cluster.ended(job_id)
@@ -56,4 +61,4 @@ async def test_a_job_that_forks_what_is_not_known_is_refused_with_the_sentence_t
     body = {"samples": [{"task_name": "task", "fork": {"rollout": "gone", "turn": 0}}]}
     refused = await cluster.post(0, body, path="/jobs")
     assert refused.status_code == 422
-    assert "samples[0].fork.rollout: there is no record of it" in refused.json()["detail"]
+    assert "samples[0].fork: there is no record of it" in refused.json()["detail"]

@@ -167,9 +167,9 @@ def access_of(**keys: str) -> AccessControl:
 @pytest.mark.parametrize(
     ("now_in_the_file", "problem"),
     [
-        ([entry("team", "new", quotas={"max_rollouts": 12})], None),
+        ([entry("team", "new", max_rollouts=12)], None),
         ([entry("team", "new", "read"), entry("team", "other", "rollout")], None),
-        ([entry("team", "new", quotas={"max_rollouts": 5})], "invalid-request"),
+        ([entry("team", "new", max_rollouts=5)], "invalid-request"),
         ([entry("team", "new", "read")], "not-allowed"),
         ([entry("others", "new")], "not-authenticated"),
     ],
@@ -179,7 +179,7 @@ def access_of(**keys: str) -> AccessControl:
 async def test_a_job_that_goes_on_may_do_what_its_key_allows_then(
     now_in_the_file: list[dict[str, Any]], problem: str | None
 ) -> None:
-    keys = GivenKeys(entry("team", "old", "admin", quotas={"max_rollouts": 6}))
+    keys = GivenKeys(entry("team", "old", "admin", max_rollouts=6))
     generator = ScriptedGenerator(["abc"], delay_s=40)
     environment = ScriptedEnvironment([outcome("x", terminated=True)])
     access = AccessControl(keys)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import GenerationRequest
 from deployments.storage.storage import StorageFailed, StoreReplaced
 from deployments.upstream.ray_serve import own_replica
-from service.settings import AdmissionBounds, AdmissionSettings
+from service.settings import AdmissionSettings
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ENDS_WITHIN_S, SETTINGS, ScriptedIngresses, request_of, run
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
@@ -246,7 +246,7 @@ async def test_a_replica_that_takes_a_job_over_gives_it_its_whole_deadline() -> 
 async def test_a_job_that_is_taken_over_waits_for_room_without_its_deadline() -> None:
     generator = ScriptedGenerator(["abc"], delay_s=10)
     environment = ScriptedEnvironment([outcome("x")])
-    room_for_one = AdmissionSettings(replica=AdmissionBounds(max_rollouts=1))
+    room_for_one = AdmissionSettings(max_rollouts=1)
     cluster = ScriptedIngresses(1, generator, environment, admission=room_for_one)
     request = request_of(groups=1, num_generations=1, deadline_s=28, max_rollout_turns=50)
     job_id = (await cluster.post(0, request, path="/jobs")).json()["job_id"]
@@ -283,7 +283,7 @@ def test_a_replica_that_serve_shuts_down_hands_its_jobs_over_once(monkeypatch: p
 
     async def scenario() -> None:
         monkeypatch.setattr(own_replica, "Replica", Draining)
-        monkeypatch.setattr(own_replica, "seconds_until_node_leaves", lambda: math.inf)
+        monkeypatch.setattr(own_replica, "_seconds_until_node_leaves", lambda: math.inf)
         cluster = ScriptedIngresses(replicas=2)
         own_replica.call_at_shutdown(cluster.replicas[0].jobs.hand_over)
         job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]

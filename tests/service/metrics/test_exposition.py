@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.metrics.exposition import merged
+from service.metrics.ingress_metrics import _merged
 
 ONE = """\
 # HELP ray_rollout_turns Turns of a rollout.
@@ -23,7 +23,7 @@ OTHER = ONE.replace('node="1"', 'node="2"').replace("} 4.0", "} 5.0")
 
 def test_the_samples_of_all_nodes_stand_together_below_one_heading() -> None:
     assert (
-        merged([ONE, OTHER], ("ray_rollout_",))
+        _merged([ONE, OTHER], ("ray_rollout_",))
         == """\
 # HELP ray_rollout_in_flight Rollouts in flight.
 # TYPE ray_rollout_in_flight gauge
@@ -44,7 +44,7 @@ ray_rollout_turns_sum{node="2"} 7.0
 
 
 def test_what_is_merged_can_be_parsed_by_prometheus_own_client() -> None:
-    families = {family.name: family for family in text_string_to_metric_families(merged([ONE, OTHER], ("ray_",)))}
+    families = {family.name: family for family in text_string_to_metric_families(_merged([ONE, OTHER], ("ray_",)))}
     assert {name: (family.type, len(family.samples)) for name, family in families.items()} == {
         "ray_node_cpu": ("gauge", 2),
         "ray_rollout_in_flight": ("gauge", 2),
@@ -53,12 +53,12 @@ def test_what_is_merged_can_be_parsed_by_prometheus_own_client() -> None:
 
 
 def test_metrics_of_other_names_are_left_out() -> None:
-    assert merged([ONE], ("ray_serve_", "ray_vllm_")) == ""
+    assert _merged([ONE], ("ray_serve_", "ray_vllm_")) == ""
 
 
 def test_a_metric_whose_heading_differs_between_nodes_keeps_the_first() -> None:
     other = OTHER.replace("Rollouts in flight.", "Rollouts.")
-    assert merged([ONE, other], ("ray_rollout_in",)).splitlines()[:2] == [
+    assert _merged([ONE, other], ("ray_rollout_in",)).splitlines()[:2] == [
         "# HELP ray_rollout_in_flight Rollouts in flight.",
         "# TYPE ray_rollout_in_flight gauge",
     ]

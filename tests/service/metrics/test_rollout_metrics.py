@@ -13,7 +13,7 @@ from deployments.failures import GenerationLost
 from service.admission.capacity import Amounts
 from service.metrics.ingress_metrics import HttpMetrics, IngressGauges, export
 from service.metrics.rollout_metrics import RolloutMetrics
-from service.scheduling.priority import weight_of
+from service.scheduling.fair_queue import _weight_of
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
@@ -78,8 +78,6 @@ def test_a_played_rollout_counts_its_calls_and_failures_by_task(given: Given) ->
         ("rollout_turns_total", task): [2],
         ("rollout_tokens_total", f"{task},generated"): [2],
         ("rollout_tokens_total", f"{task},environment"): [results[0].metrics.env_tokens],
-        ("rollout_turns_count", task): [1],
-        ("rollout_turns_sum", task): [2],
         ("rollout_reward_count", task): [1],
         ("rollout_reward_sum", task): [1.5],
         ("rollout_reward_sums_total", f"{task},positive"): [1.5],
@@ -121,24 +119,6 @@ def test_generated_tokens_are_counted_by_priority(given: Given) -> None:
     }
 
 
-def test_the_times_of_sandboxes_are_those_of_tasks_that_have_some_by_task_and_provider(given: Given) -> None:
-    timed = replace(
-        outcome("O", 1.0, terminated=True), metrics={"sandbox_create_s": 0.5, "verifier_s": 2.0, "own": 9.0}
-    )
-    [result] = collect(
-        [EpisodeRecipe().make()], async_context(ScriptedGenerator(["A"]), ScriptedEnvironment([timed]))
-    ).values()
-    metrics = RolloutMetrics(sandboxed={"task": "docker"})
-    for task_name in ("task", "task", "other"):
-        metrics.ended(result.model_copy(update={"task_name": task_name}), staleness=None)
-    assert {key: found for key, found in flushed(metrics, given).items() if "sandbox" in key[0]} == {
-        ("rollout_sandbox_seconds_count", "task,docker,create"): [2],
-        ("rollout_sandbox_seconds_sum", "task,docker,create"): [1.0],
-        ("rollout_sandbox_seconds_count", "task,docker,judge"): [2],
-        ("rollout_sandbox_seconds_sum", "task,docker,judge"): [4.0],
-    }
-
-
 def gauges_of(
     waiting: Mapping[float, int] = MappingProxyType({}),
     versions: Mapping[str, int] = MappingProxyType({}),
@@ -162,7 +142,7 @@ def test_the_age_of_a_version_begins_when_it_is_first_seen(given: Given) -> None
 
 
 def test_each_look_shows_the_queue_of_every_priority(given: Given) -> None:
-    waiting = {weight_of("train"): 3}
+    waiting = {_weight_of("train"): 3}
     gauges = gauges_of(waiting)
     gauges.set(1.0)
     waiting.clear()
@@ -196,14 +176,13 @@ def test_all_instruments_that_are_made_are_given_to_ray(given: Given, made: list
     result = collect([clipped], async_context(ScriptedGenerator(["AB"]), environment))[0]
 
     async def follow() -> None:
-        rollouts, http = RolloutMetrics(sandboxed={"task": "local"}), HttpMetrics()
+        rollouts, http = RolloutMetrics(), HttpMetrics()
         with rollouts.during("step", EpisodeRecipe().make()):
             pass
         with pytest.raises(GenerationLost), rollouts.during("step", EpisodeRecipe().make()):
             raise GenerationLost("The replica died.")
         rollouts.took("queue", 1.0)
         rollouts.generated(1.0, 5)
-        result.metrics.environment["verifier_s"] = 1.0
         rollouts.ended(result, staleness=1)
         http.answered("/rollout", "POST", 200, 1.0)
         exporting = export(rollouts, http, gauges_of(versions={"": 1}))

@@ -12,7 +12,7 @@ import pytest
 
 from deployments.failures import GenerationLost
 from deployments.protocols.model_server import ServedPart, ServedTokens
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from tests import virtual_time
 from tests.deployments.storage.scripted_storage import ScriptedStorage
@@ -125,12 +125,6 @@ def error_after(before: bytes, answer: httpx.Response) -> tuple[str, Any]:
     text = answer.content.removeprefix(before).decode().removesuffix("\n\ndata: [DONE]\n\n")
     event, _, error = text.partition("data: ")
     return event, json.loads(error)
-
-
-def test_the_error_has_the_number_after_that_of_the_event_before_it() -> None:
-    numbered = b'data: {"type":"response.created","sequence_number":0}\n\ndata: {"sequence_number": 7}\n\n'
-    answer = answer_to([ServedPart(numbered, 200, EVENTS), GenerationLost("It is gone.")], path="responses")
-    assert error_after(numbered, answer)[1]["sequence_number"] == 8
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import NOT_KEPT, ImagesSettings
 from deployments.protocols.images import name_of_image
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
-from service.images.request_images import MODEL_TAKES_NONE, NOT_TAKEN, RequestImages
-from service.model_server.call_images import NO_SOURCE, NOT_SHOWN, images_of
+from service.images.request_images import NOT_TAKEN, RequestImages
+from service.model_server.call_images import _NO_SOURCE, _NOT_SHOWN, _images_of
 from service.settings import RequestLimits
 from tests.deployments.images.pictures import ImagesInProcess, picture
 from tests.deployments.storage.scripted_storage import ScriptedStorage
@@ -141,41 +141,41 @@ def test_an_image_whose_field_is_spelled_in_escapes_or_in_another_encoding_is_ch
             "chat/completions",
             {"messages": [user(openai(f"sha256:{'0' * 64}"))]},
             "messages[0].content[0]",
-            "there is no such image: it has expired, or it is another key's; upload it again",
+            NOT_KEPT,
         ),
         (
             "chat/completions",
             {"messages": [user(openai("https://example.org/a.png"))]},
             "messages[0].content[0]",
-            NO_SOURCE,
+            _NO_SOURCE,
         ),
-        ("chat/completions", {"messages": [user(openai("file:///a.png"))]}, "messages[0].content[0]", NO_SOURCE),
-        ("responses", {"input": [user({"type": "input_image", "file_id": "a"})]}, "input[0].content[0]", NO_SOURCE),
+        ("chat/completions", {"messages": [user(openai("file:///a.png"))]}, "messages[0].content[0]", _NO_SOURCE),
+        ("responses", {"input": [user({"type": "input_image", "file_id": "a"})]}, "input[0].content[0]", _NO_SOURCE),
         (
             "chat/completions",
             {"messages": [user({"type": "text", "text": "Look", "image_url": RED_URL})]},
             "messages[0].content[0]",
-            NO_SOURCE,
+            _NO_SOURCE,
         ),
         (
             "chat/completions",
             {"messages": [{"role": "assistant", "content": [openai(RED_URL)]}]},
             "messages[0].content[0]",
-            NOT_SHOWN,
+            _NOT_SHOWN,
         ),
         (
             "chat/completions",
             {"messages": [{"role": "tool", "content": [openai(RED_URL)]}]},
             "messages[0].content[0]",
-            NOT_SHOWN,
+            _NOT_SHOWN,
         ),
         (
             "responses",
             {"input": [{"type": "function_call_output", "output": [responses(RED_URL)]}]},
             "input[0].output[0]",
-            NOT_SHOWN,
+            _NOT_SHOWN,
         ),
-        ("messages", {"system": [BASE64], "messages": []}, "system[0]", NOT_SHOWN),
+        ("messages", {"system": [BASE64], "messages": []}, "system[0]", _NOT_SHOWN),
     ],
 )
 def test_what_cannot_be_shown_is_refused_by_its_place(endpoint: str, body: Any, field: str, message: str) -> None:
@@ -215,7 +215,7 @@ def test_a_call_of_more_images_than_a_sample_may_show_is_refused() -> None:
 
 def test_arguments_of_calls_are_no_images() -> None:
     arguments = {"type": "tool_use", "input": {"type": "image", "source": {"type": "url", "url": "x"}}}
-    assert images_of("messages", {"messages": [{"role": "assistant", "content": [arguments]}]}) == []
+    assert _images_of({"messages": [{"role": "assistant", "content": [arguments]}]}) == []
 
 
 def test_the_sample_of_a_session_is_stored_with_names() -> None:
@@ -239,11 +239,11 @@ def test_calls_show_no_images_to_a_model_that_takes_none(in_session: bool) -> No
     refused = service.call("chat/completions", {"messages": [user(TEXT, openai(RED_URL))]}, in_session)
     assert refused.status_code == 422
     [problem] = refused.json()["errors"]
-    assert (problem["field"], problem["message"]) == ("messages[0].content[1]", MODEL_TAKES_NONE)
+    assert (problem["field"], problem["message"]) == ("messages[0].content[1]", NOT_TAKEN)
     assert service.call("chat/completions", {"messages": [user(TEXT)]}, in_session).status_code == 200
     sample = {"task_name": "math", "messages": [user(TEXT, {"type": "image", "image": RED_URL})]}
     refused = service.http.request("POST", "/v1/sessions", json={"sample": sample})
     assert refused.status_code == 422
     [problem] = refused.json()["errors"]
-    assert (problem["field"], problem["message"]) == ("sample.messages[0].content[1].image", MODEL_TAKES_NONE)
+    assert (problem["field"], problem["message"]) == ("sample.messages[0].content[1].image", NOT_TAKEN)
     assert (len(service.server.requests), service.kept.puts) == (1, [])

@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.protocols.environments import RefusedField, StepRequest, StepResults, TaskDescription
+from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import GenerationRequest, GenerationResults
 from deployments.protocols.replicas import ReplicaLoad
 from tests.service.scripted import DESCRIPTION, outcome
@@ -69,8 +69,6 @@ class ScriptedEnvironmentHandle:
         self.aborted: list[tuple[str, list[str]]] = []
         self.released: list[tuple[str, list[str]]] = []
         """The replica that each call names, and the sessions that it releases."""
-        self.loads: dict[str, int] = {}
-        """The steps in progress that a replica reports with its results."""
         self.deployment_id = object()
         self.calls: list[ScriptedCall] = []
         self.examples_asked: list[tuple[int, int]] = []
@@ -93,10 +91,7 @@ class ScriptedEnvironmentHandle:
         batches: Any = self._script.pop(0) if self._script else outcomes
         if isinstance(batches, Exception):
             raise batches
-        load = self.loads.get(replica, 0)
-        self.calls.append(
-            ScriptedCall([batch if isinstance(batch, Exception) else StepResults(batch, load) for batch in batches])
-        )
+        self.calls.append(ScriptedCall(list(batches)))
         return self.calls[-1]
 
     def abort(self, replica: str, step_ids: list[str]) -> ScriptedResponse:

@@ -14,13 +14,13 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.failures import EnvironmentBroken, EnvironmentLost
 from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE, MOST_ITEMS_PER_MESSAGE, CallBatcher
-from service.remote.replica_stream import ReplicaStream, ReplicaWatch, control_calls
+from service.remote.replica_stream import ReplicaWatch, control_calls, streamed_calls
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse
 
 
-def stream_of(start_call: Callable[[list[str]], Any], **further: Any) -> ReplicaStream[str, str]:
-    return ReplicaStream(start_call, EnvironmentLost, "The replica", **further)
+def stream_of(start_call: Callable[[list[str]], Any], **further: Any) -> CallBatcher[str, str]:
+    return streamed_calls(start_call, EnvironmentLost, "The replica", **further)
 
 
 class ScriptedReplica:
@@ -51,7 +51,7 @@ class ScriptedReplica:
     def batcher(self) -> CallBatcher[str, str]:
         log_fields = {"replica_id": "r"}
         abort: CallBatcher[str, None] = control_calls(self.abort, "aborted", EnvironmentLost, "The replica", log_fields)
-        return stream_of(self.start_call, log_fields=log_fields).batched(abort=abort)
+        return stream_of(self.start_call, log_fields=log_fields, abandon=abort.add)
 
 
 def call_all(replica: ScriptedReplica, *names: str) -> list[str | BaseException]:
@@ -94,7 +94,7 @@ async def test_requests_of_consecutive_iterations_go_in_one_call(
 ) -> None:
     replica = ScriptedReplica([], [], [], [])
 
-    batcher = stream_of(replica.start_call).batched(most_iterations=most_iterations)
+    batcher = stream_of(replica.start_call, most_iterations=most_iterations)
     calls = list[asyncio.Task[str]]()
     # By iteration of the event loop.
     for names in ("ab", "c", "d", "", "", "e"):
@@ -112,7 +112,7 @@ def test_requests_of_one_iteration_go_in_one_call_and_each_gets_its_own_result()
 
 
 def sized_batcher(replica: ScriptedReplica, sizes: dict[str, int]) -> CallBatcher[str, str]:
-    return stream_of(replica.start_call).batched(bytes_of=sizes.__getitem__)
+    return stream_of(replica.start_call, bytes_of=sizes.__getitem__)
 
 
 @virtual_time.test
@@ -136,7 +136,7 @@ async def test_other_work_of_the_event_loop_runs_between_the_calls_of_a_divided_
         asyncio.get_running_loop().call_soon(events.append, "other work")
         return replica.start_call(requests)
 
-    batcher = stream_of(start_call).batched(bytes_of=lambda _: MOST_BYTES_PER_MESSAGE)
+    batcher = stream_of(start_call, bytes_of=lambda _: MOST_BYTES_PER_MESSAGE)
     await asyncio.gather(*map(batcher.call, "abc"))
     assert events == ["call", "other work"] * 3
 
@@ -151,7 +151,7 @@ async def test_a_batch_of_too_many_requests_is_divided_unless_their_number_has_n
 ) -> None:
     replica = ScriptedReplica(*([[(place, "A") for place in range(size)]] for size in sizes))
 
-    batcher = stream_of(replica.start_call).batched(most_items=most_requests)
+    batcher = stream_of(replica.start_call, most_items=most_requests)
     assert await asyncio.gather(*(batcher.call(f"{number}") for number in range(sum(sizes)))) == ["A"] * sum(sizes)
     assert [len(requests) for requests in replica.requests] == sizes
 
@@ -165,7 +165,7 @@ async def test_a_request_that_is_cancelled_before_its_part_of_the_batch_is_sent_
         return replica.start_call(requests)
 
     sizes = {"a": MOST_BYTES_PER_MESSAGE, "b": 1, "c": 1}
-    batcher = stream_of(start_call).batched(bytes_of=sizes.__getitem__)
+    batcher = stream_of(start_call, bytes_of=sizes.__getitem__)
     calls = {name: asyncio.create_task(batcher.call(name)) for name in "abc"}
     assert await calls["a"] == "A"
     assert await calls["c"] == "C"
@@ -238,21 +238,21 @@ async def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(
 
     call = Hanging([[(0, "A")], [], []])
 
-    batcher = stream_of(lambda _requests: call, silence=ReplicaWatch(10)).batched()
+    batcher = stream_of(lambda _requests: call, silence=ReplicaWatch(10))
     first, second = (asyncio.create_task(batcher.call(name)) for name in "ab")
     assert await first == "A"
     [lost] = await asyncio.gather(second, return_exceptions=True)
     at = virtual_time.now()
     assert (at, type(lost), str(lost)) == (13, EnvironmentLost, "The replica was silent for 10 heartbeats.")
     assert call.cancelled
-    assert [vars(record)["cause"] for record in caplog.records] == ["ReplicaSilent(10)"]
+    assert [vars(record)["cause"] for record in caplog.records] == ["_ReplicaSilent(10)"]
 
 
 @virtual_time.test
 async def test_a_timeout_that_the_replica_raised_is_no_silence() -> None:
     replica = ScriptedReplica([TimeoutError("of the replica")])
 
-    batcher = stream_of(replica.start_call, silence=ReplicaWatch(10)).batched()
+    batcher = stream_of(replica.start_call, silence=ReplicaWatch(10))
     with pytest.raises(TimeoutError, match=r"^of the replica$"):
         await batcher.call("a")
 
@@ -338,7 +338,7 @@ async def test_an_abort_that_takes_long_is_not_lost_to_the_garbage_collector() -
 async def test_without_an_abort_call_cancelled_requests_run_on_until_their_call_ends() -> None:
     replica = ScriptedReplica([[(1, "B")], [(0, "A")]])
 
-    batcher = stream_of(replica.start_call).batched()
+    batcher = stream_of(replica.start_call)
     hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
     await asyncio.sleep(0.5)
     hung_up.cancel()
@@ -373,6 +373,6 @@ async def test_a_call_is_made_in_the_context_of_no_request() -> None:
         return replica.start_call(requests)
 
     variable.set("a request")
-    batcher = stream_of(start_call).batched()
+    batcher = stream_of(start_call)
     assert await batcher.call("a") == "A"
     assert seen == ["none"]

@@ -48,19 +48,6 @@ async def test_steps_of_one_instant_are_shared_by_the_replicas() -> None:
 
 
 @virtual_time.test
-async def test_a_replica_that_others_keep_busy_gets_fewer_steps() -> None:
-    handle = ScriptedEnvironmentHandle()
-    handle.loads = {"one": 31}
-    environment = environment_over(handle, "one", "two")
-
-    await asyncio.gather(*(environment.step(request(f"first {number}")) for number in range(2)))
-    handle.stepped.clear()
-    await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(50)))
-    # Its report counts its own step, which has ended since: 30 of others.
-    assert steps_by_replica(handle) == {"one": 10, "two": 40}
-
-
-@virtual_time.test
 async def test_the_retry_of_a_lost_step_goes_to_another_replica() -> None:
     handle = ScriptedEnvironmentHandle([ActorDiedError()])
     environment = environment_over(handle, "one", "two")
@@ -129,7 +116,7 @@ async def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
     await environment.step(request("a"))
     record_live_replicas(handle.deployment_id, ["two"])
     await environment.step(request("b"))
-    assert [destination.replica for destination in environment._calls] == ["two"]
+    assert [destination.replica for destination in environment._steps] == ["two"]
 
 
 def test_a_replica_that_dies_during_a_step_is_a_lost_environment_that_names_its_task(

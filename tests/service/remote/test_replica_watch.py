@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.remote.replica_stream import ReplicaSilent, ReplicaWatch
+from service.remote.replica_stream import ReplicaWatch, _ReplicaSilent
 from tests import virtual_time
 
 
@@ -17,7 +17,7 @@ async def end_of_call(silence: ReplicaWatch, items_at: Sequence[float], ends_at:
                 await asyncio.sleep(at - virtual_time.now())
                 silence.note_item()
             await asyncio.sleep(ends_at - virtual_time.now())
-    except ReplicaSilent:
+    except _ReplicaSilent:
         return "lost", virtual_time.now()
     return "ended", virtual_time.now()
 

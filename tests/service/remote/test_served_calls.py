@@ -1,7 +1,6 @@
 """Calls of model servers' APIs over a scripted Serve handle: their replica, their place in turn, and their retries."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -225,16 +224,6 @@ def test_a_replica_that_falls_silent_is_lost() -> None:
     handle.options = lambda **_: named  # type: ignore[method-assign]
     with pytest.raises(GenerationLost, match="silent for 10 heartbeats"):
         virtual_time.run(answered(generator_over(handle, "a"), request("one")))
-
-
-@virtual_time.test
-async def test_a_call_tells_its_replica_how_long_it_has_waited() -> None:
-    handle = ScriptedServingHandle(WHOLE)
-    received = replace(request("one"), ingress="a", received_at=time.monotonic() - 30.0)
-    await answered(generator_over(handle, "a"), received)
-    [(_, sent)] = handle.sent
-    assert 30.0 <= sent.age_s < 60.0
-    assert (sent.ingress, sent.received_at) == ("a", received.received_at)
 
 
 ALL_CALLS = CallsToAbort(None, "", "ingress", 1.0)

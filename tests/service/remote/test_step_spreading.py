@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.remote.step_spreading import AVOIDED_S, LOAD_REPORT_VALID_S, StepSpreading
+from service.remote.step_spreading import AVOIDED_S, StepSpreading
 
 
 class Clock:
@@ -37,41 +37,6 @@ def test_replicas_that_are_equally_busy_get_shares_that_differ_by_at_most_one(re
     assert max(shares) - min(shares) <= 1
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(0, 200))
-def test_steps_level_the_loads_that_replicas_report_and_a_busier_one_gets_none(loads: list[int], count: int) -> None:
-    steps = spreading()
-    replicas = [f"{number}" for number in range(len(loads))]
-    for replica, load in zip(replicas, loads, strict=True):
-        steps.report(replica, load)
-    shares = give(steps, replicas, count)
-    after = {replica: load + shares[replica] for replica, load in zip(replicas, loads, strict=True)}
-    assert {replica: steps.load_of(replica) for replica in replicas} == after
-    for replica in replicas:
-        if shares[replica]:
-            assert after[replica] <= min(after.values()) + 1
-
-
-def test_a_report_counts_the_steps_of_others_once_and_only_while_it_is_news() -> None:
-    clock = Clock()
-    steps = spreading(clock)
-    for _ in range(3):
-        steps.begin(["a"])
-    steps.report("a", 10)
-    assert steps.load_of("a") == 10
-    steps.end("a")
-    assert steps.load_of("a") == 9
-    clock.now = LOAD_REPORT_VALID_S + 0.1
-    assert steps.load_of("a") == 2
-
-
-def test_a_report_of_fewer_steps_than_were_just_sent_is_no_negative_load() -> None:
-    steps = spreading()
-    for _ in range(3):
-        steps.begin(["a"])
-    steps.report("a", 1)
-    assert steps.load_of("a") == 3
-
-
 def test_a_replica_that_lost_a_step_gets_none_for_a_while_if_there_is_another() -> None:
     clock = Clock()
     steps = spreading(clock)
@@ -85,16 +50,14 @@ def test_a_replica_that_lost_a_step_gets_none_for_a_while_if_there_is_another() 
 def test_a_replica_that_answers_is_not_avoided_any_longer() -> None:
     steps = spreading()
     steps.mark_failed("a")
-    steps.report("a", 0)
+    steps.note_answer("a")
     assert give(steps, ["a", "b"], 4) == {"a": 2, "b": 2}
 
 
 def test_a_replica_that_is_gone_is_forgotten() -> None:
     steps = spreading()
-    steps.report("a", 5)
     steps.mark_failed("a")
     steps.forget_all_but(["b"])
-    assert steps.load_of("a") == 0
     assert set(give(steps, ["a", "b"], 2).values()) == {1}
 
 
@@ -111,7 +74,7 @@ def test_steps_in_lockstep_share_a_replica_until_all_have_ended() -> None:
     assert steps.begin(replicas) == first
     assert {steps.begin(replicas, "lockstep") for _ in range(2)} == {first}
     steps.begin(replicas)
-    assert steps.load_of(first) + steps.load_of(other) == 7
+    assert steps._own.total() == 7
 
 
 def test_steps_in_lockstep_move_from_a_replica_that_is_gone() -> None:
@@ -122,7 +85,7 @@ def test_steps_in_lockstep_move_from_a_replica_that_is_gone() -> None:
     assert steps.begin(["b"], "lockstep") == "b"
     steps.end("b", "lockstep")
     steps.end("b", "lockstep")
-    assert (steps.load_of("a"), steps.load_of("b")) == (0, 0)
+    assert steps._own.total() == 0
 
 
 def test_without_replicas_there_is_none() -> None:

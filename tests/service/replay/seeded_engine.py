@@ -18,7 +18,7 @@ from deployments.protocols.generation import (
     packed_logprobs,
 )
 from rollout_client.contract.base import VersionLabel, label_of
-from service.replay.replayer import ReplayReplicas, Serving
+from service.replay.replayer import Served
 from tests.service.scripted import ScriptedGenerator, first_part
 
 LETTERS = "abcd."
@@ -86,7 +86,7 @@ class SeededGenerator(ScriptedGenerator):
 
 
 @dataclass
-class SeededReplicas(ReplayReplicas):
+class SeededReplicas:
     """Replicas that have every version."""
 
     names: Sequence[str] = ("a", "b")
@@ -104,9 +104,7 @@ class SeededReplicas(ReplayReplicas):
         if self.failures:
             raise self.failures.pop(0)
         version = self.other_version or label_of(request.policy, request.weight_version or 0)
-        if not isinstance(request, ScoringRequest):
-            return generated(request, version)
-        return scored(request, version)
+        return generated(request, version)
 
 
 class ServedVersions:
@@ -115,8 +113,5 @@ class ServedVersions:
     def __init__(self, reasons: Mapping[VersionLabel, str] | None = None) -> None:
         self._reasons = reasons or {}
 
-    async def __call__(self, labels: Iterable[VersionLabel]) -> tuple[Serving, Mapping[VersionLabel, str]]:
-        labels = set(labels)
-        return {label: label for label in labels - self._reasons.keys()}, {
-            label: reason for label, reason in self._reasons.items() if label in labels
-        }
+    async def __call__(self, labels: Iterable[VersionLabel]) -> Served:
+        return {label: self._reasons.get(label, label) for label in labels}

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from deployments.failures import GenerationLost
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.protocols.generation import SamplingOptions, ScoringRequest
+from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
 from rollout_client import RolloutResponse, read_rollouts
 from rollout_client.contract.base import VersionLabel
 from rollout_client.contract.messages import MediaRange, WeightVersionSpan
@@ -21,9 +22,9 @@ from rollout_client.contract.replay import ReplayResponse
 from rollout_client.contract.rollouts import PolicyVersions, SampleResult
 from service.access.keys import ANYBODY
 from service.problems import RequestProblem
-from service.replay.recorded_parts import DRAWS_UNKNOWN, ReplayableRollout, compared
+from service.replay.recorded_parts import DRAWS_UNKNOWN, NOT_DRAWN, ReplayableRollout
 from service.replay.replayer import Replayer
-from service.rollout_records.recorder import plain_fields
+from service.rollout_records.recorder import _plain_fields
 from service.rollouts.episode_records import ServiceBuild
 from tests.service.replay.seeded_engine import SeededGenerator, SeededReplicas, ServedVersions, logprobs_after
 from tests.service.rollouts.playing import play
@@ -46,14 +47,15 @@ def played(
     result = play(
         asked, SeededGenerator(cuts=cuts, versions=versions), ScriptedEnvironment([outcome("O"), outcome("PQ")])
     )
-    return SampleResult.model_validate(plain_fields(result))
+    return SampleResult.model_validate(_plain_fields(result))
 
 
 def replayed(
     result: SampleResult, replicas: SeededReplicas | None = None, served: ServedVersions | None = None, **further: Any
 ) -> ReplayResponse:
+    seeded: Any = replicas or SeededReplicas()
     replayer = Replayer(
-        replicas or SeededReplicas(),
+        seeded,
         served or ServedVersions(),
         CharacterChatTokenizer(),
         DESCRIPTION,
@@ -179,52 +181,32 @@ def test_other_weights_are_found_at_the_first_token() -> None:
     assert again.generations[0].weight_version == "9"
 
 
-def test_without_a_seed_the_tokens_are_scored_and_the_verdict_says_so() -> None:
-    result = played(PLAIN)
-    again = replayed(result)
-    assert (again.verdict, {each.verdict for each in again.generations}) == ("scored", {"scored"})
-    assert (
-        again.generations[0].reason == "it has no seed and was not greedy: its tokens are scored, and not drawn again"
-    )
-    assert again.largest_difference == pytest.approx(0, abs=1e-6)
-    logprobs = result.message_log[1].generation_logprobs
-    assert logprobs is not None
-    logprobs[0] -= 1
-    again = replayed(result)
-    assert again.difference is not None
-    assert (again.verdict, again.difference.message, again.difference.token) == ("parts", 1, 0)
-    assert again.difference.replayed_logprob == pytest.approx(logprobs[0] + 1, abs=1e-5)
-
-
-def test_what_can_be_neither_drawn_nor_scored_says_why() -> None:
-    again = replayed(played(SamplingOptions(temperature=0.5)))
+def test_what_cannot_be_drawn_again_says_why() -> None:
+    again = replayed(played(PLAIN))
     assert (again.verdict, again.tokens, again.largest_difference) == ("not_compared", 0, None)
-    assert "the engine scores at temperature 1 alone" in str(again.generations[0].reason)
+    assert {each.reason for each in again.generations} == {NOT_DRAWN}
 
 
 def test_what_other_weights_went_on_with_is_drawn_again_only_if_it_was_greedy() -> None:
-    ways = {GREEDY: ("drawn", None), SEEDED: (None, DRAWS_UNKNOWN), SamplingOptions(seed=7): ("scored", DRAWS_UNKNOWN)}
-    for sampling, way in ways.items():
+    for sampling, reason in ((GREEDY, None), (SEEDED, DRAWS_UNKNOWN), (SamplingOptions(seed=7), DRAWS_UNKNOWN)):
         result = played(sampling, turns=1)
         length = len(result.message_log[1].token_ids)
         result.message_log[1].weight_versions = [
             WeightVersionSpan(version="0", start=0, end=1),
             WeightVersionSpan(version="1", start=1, end=length),
         ]
-        recorded = ReplayableRollout(result, DESCRIPTION)
-        assert [(part.start, part.end, part.most_tokens) for part in recorded.parts] == [(0, 1, 999), (1, length, 998)]
-        assert [recorded.way(part) for part in recorded.parts] == [("drawn", None), way]
+        parts = ReplayableRollout(result, DESCRIPTION).parts
+        asked = [(part.start, part.end, part.request.max_new_tokens) for part in parts]
+        assert asked == [(0, 1, 1), (1, length, length - 1)]
+        assert [part.reason for part in parts] == [None, reason]
 
 
-def test_what_shows_images_is_drawn_with_them_and_never_scored() -> None:
+def test_what_shows_images_is_drawn_with_them() -> None:
     image = MediaRange(media=f"sha256:{'0' * 64}", start=0, end=1)
-    for sampling, verdict in ((SEEDED, "equal"), (PLAIN, "not_compared")):
-        result, replicas = played(sampling), SeededReplicas()
-        result.message_log[0].mm_ranges = [image]
-        again = replayed(result, replicas)
-        assert again.verdict == verdict
-        assert all([span.name for span in request.images] == [image.media] for _, request in replicas.requests)
-        assert len(replicas.requests) == (3 if verdict == "equal" else 0)
+    result, replicas = played(SEEDED), SeededReplicas()
+    result.message_log[0].mm_ranges = [image]
+    assert replayed(result, replicas).verdict == "equal"
+    assert [[span.name for span in request.images] for _, request in replicas.requests] == [[image.media]] * 3
 
 
 def test_a_version_that_is_gone_is_told_beside_what_could_be_compared() -> None:
@@ -244,7 +226,7 @@ def test_a_version_that_is_gone_is_told_beside_what_could_be_compared() -> None:
 def test_weights_that_change_in_the_middle_of_a_replay_are_not_taken_for_those_of_the_record() -> None:
     again = replayed(played(turns=1), SeededReplicas(other_version="4"))
     assert again.verdict == "not_compared"
-    assert again.generations[0].reason == "Version 4 took the place of 0 in the middle of the replay."
+    assert again.generations[0].reason == "Other weights took the place of version 0 in the middle of the replay."
 
 
 def test_a_lost_generation_is_made_again() -> None:
@@ -258,7 +240,7 @@ def test_the_replica_of_the_record_is_taken_and_another_one_if_it_is_gone(names:
     replicas = SeededReplicas(names)
     again = replayed(played(turns=1), replicas)
     assert {replica for replica, _ in replicas.requests} == {expected}
-    assert bool(again.notes) == (expected == "b")
+    assert {each.replica for each in again.generations} == {expected}
 
 
 def test_software_that_differs_is_a_note_and_no_part_of_the_verdict() -> None:
@@ -276,9 +258,9 @@ def test_each_part_is_asked_for_with_its_seed_and_the_tokens_before_it() -> None
     replicas, generator = SeededReplicas(), SeededGenerator(cuts=[2, None])
     recipe = EpisodeRecipe(sampling=SEEDED, max_rollout_turns=2, max_new_tokens=5, retries=9)
     result = play(recipe, generator, ScriptedEnvironment([outcome("O")]))
-    replayed(SampleResult.model_validate(plain_fields(result)), replicas)
+    replayed(SampleResult.model_validate(_plain_fields(result)), replicas)
     asked = list(generator.requests)
-    again = [request for _, request in replicas.requests if not isinstance(request, ScoringRequest)]
+    again = [request for _, request in replicas.requests]
     assert [(one.sampling, list(one.prompt_token_ids), one.turn) for one in again] == [
         (one.sampling, list(one.prompt_token_ids), one.turn) for one in asked
     ]
@@ -324,7 +306,7 @@ def by_an_agent(result: SampleResult) -> None:
     ("change", "field"),
     [
         (not_generated, "rollout.replay.generations[0].message"),
-        (out_of_order, "rollout.replay.generations[1]"),
+        (out_of_order, "rollout.replay.generations[1].message"),
         (beyond_its_end, "rollout.replay.generations[0]"),
         (token_of_no_vocabulary, "rollout.message_log[1].token_ids[0]"),
         (without_logprob, "rollout.message_log[1]"),
@@ -345,8 +327,14 @@ def test_what_cannot_be_a_rollout_of_the_service_is_refused_by_its_field(
 
 
 def test_a_log_probability_that_is_not_a_number_is_never_equal() -> None:
-    assert compared([5], [math.nan], [5], [-1.0], is_whole=True).logprobs_part_at == 0
-    assert compared([5], [-1.0], [5], [math.nan], is_whole=True).logprobs_part_at == 0
+    class NotFinite(SeededReplicas):
+        async def generate_on(self, replica: str, request: GenerationRequest) -> Generation:
+            made = await super().generate_on(replica, request)
+            return replace(made, logprobs=[math.nan, *made.logprobs[1:]])
+
+    again = replayed(played(turns=1), NotFinite())
+    assert again.difference is not None
+    assert (again.verdict, again.difference.token) == ("equal_ids", 0)
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])

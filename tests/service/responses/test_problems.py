@@ -43,7 +43,7 @@ HERE = FieldProblem(field="samples", message="there are too many", value=7)
                 )
             ],
         ),
-        (problems.store_problem(VersionRefused(HERE)), 409, "version-refused", [HERE]),
+        (problems.problem_of(VersionRefused(HERE)), 409, "version-refused", [HERE]),
         (problems.not_ready("It died."), 503, "not-ready", [FieldProblem(field="", message="It died")]),
         (
             problems.internal_error(ZeroDivisionError("by zero")),
@@ -108,14 +108,9 @@ def test_a_finding_names_its_path_and_its_value() -> None:
     ]
 
 
-@pytest.mark.parametrize(("findings", "named", "are_there_more"), [(20, 20, False), (21, 20, True)])
-def test_twenty_findings_are_named(findings: int, named: int, are_there_more: bool) -> None:
-    problem = problem_of(lambda: RolloutRequest.model_validate({"samples": ["x"] * findings}))
-    fields = [f"samples[{index}]" for index in range(named)]
-    assert [error.field for error in problem.errors] == fields + ["body"] * are_there_more
-    if are_there_more:
-        message = "more than these 20 fields of the request are wrong; mend them first"
-        assert problem.errors[-1].message == message
+def test_twenty_findings_are_named() -> None:
+    problem = problem_of(lambda: RolloutRequest.model_validate({"samples": ["x"] * 21}))
+    assert [error.field for error in problem.errors] == [f"samples[{index}]" for index in range(20)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The story in a record: times, moves between replicas with their causes, and notes that come after the end."""
+"""The story in a record: times and priority; and what waits for the store."""
 
 import asyncio
 import tracemalloc
@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from deployments.protocols.generation import Generation
-from deployments.rollout_records.book import KeptRecord
-from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.book import KeptRecord, RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.contract.rollout_records import RolloutRecord
 from service.access.keys import ANYBODY
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import PlayedStep
-from service.rollouts.retries import Retry
+from service.rollouts.retries import _Retry
 from tests import virtual_time
 from tests.service.scripted import EpisodeRecipe, ids_of, outcome
 
@@ -25,7 +22,7 @@ LOST = "The generator replica died during the call."
 SLOW = "The step took longer than 5 s."
 
 
-def played(*parts: tuple[str, float], retries: Sequence[Retry] = (), steps: Sequence[PlayedStep] = ()) -> Episode:
+def played(*parts: tuple[str, float], retries: Sequence[_Retry] = (), steps: Sequence[PlayedStep] = ()) -> Episode:
     """An episode of one generation a part, its replica and when it began. All but the last one are interrupted."""
     episode = EpisodeRecipe().make()
     for place, (replica, began_at) in enumerate(parts):
@@ -45,34 +42,6 @@ async def recorded(episode: Episode) -> RolloutRecord:
     recorder.note(episode, episode.result())
     await virtual_time.settled()
     return await recorder.record("request-0-0", ANYBODY)
-
-
-def moves(*parts: tuple[str, float], **options: Any) -> list[tuple[str | None, str | None]]:
-    record = asyncio.run(recorded(played(*parts, **options)))
-    return [(made.moved_from, made.moved_because) for made in record.generations]
-
-
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        ([("a", 50.0), ("a", 52.0)], [(None, None), (None, None)]),
-        ([("a", 50.0), ("b", 52.0)], [(None, None), ("a", LOST)]),
-        ([("a", 50.0), ("b", 51.2)], [(None, None), ("a", None)]),
-        ([("a", 50.0), ("", 52.0)], [(None, None), (None, None)]),
-    ],
-)
-def test_a_generation_that_went_on_elsewhere_says_from_where_and_after_which_failure(
-    parts: list[tuple[str, float]], expected: list[tuple[str | None, str | None]]
-) -> None:
-    assert moves(*parts, retries=[Retry(51.5, "generation", LOST)]) == expected
-
-
-def test_a_failure_of_the_step_between_two_generations_is_not_why_the_second_one_moved() -> None:
-    failed = Retry(51.5, "timeout", SLOW)
-    step = PlayedStep(0, began_at=51.6, took_s=0.2)
-    assert moves(("a", 50.0), ("b", 52.0), retries=[failed], steps=[step]) == [(None, None), ("a", None)]
-    lost = Retry(51.9, "generation", LOST)
-    assert moves(("a", 50.0), ("b", 52.0), retries=[failed, lost], steps=[step])[1] == ("a", LOST)
 
 
 def test_a_rollout_that_another_process_has_begun_began_with_its_first_generation() -> None:
@@ -110,10 +79,10 @@ def long_episode(number: int) -> Episode:
     return episode
 
 
-def test_records_that_wait_for_a_store_that_is_away_take_bounded_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_that_wait_for_a_store_that_is_away_take_bounded_memory() -> None:
     most = 2**20
 
-    async def story() -> tuple[int, list[str], list[str]]:
+    async def story() -> tuple[int, list[str]]:
         store: Any = AwayStore()
         recorder = RolloutRecorder(store, most_held_bytes=most)
         recorder._dropped = dropped = CountedUp()  # type: ignore[assignment]
@@ -125,7 +94,6 @@ def test_records_that_wait_for_a_store_that_is_away_take_bounded_memory(caplog: 
                 await asyncio.sleep(0)
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        warned = list(caplog.messages)
         store.is_back.set()
         await asyncio.sleep(0.1)
         # The first ones were kept.
@@ -137,13 +105,11 @@ def test_records_that_wait_for_a_store_that_is_away_take_bounded_memory(caplog: 
         # Further ones are kept again.
         recorder.note(long_episode(501), long_episode(501).result())
         await asyncio.sleep(0.1)
-        return held, [record.rollout_id for record in store.taken[len(names) :]], warned
+        return held, [record.rollout_id for record in store.taken[len(names) :]]
 
-    held, later, warned = asyncio.run(story())
+    held, later = asyncio.run(story())
     assert held < 2 * most
     assert later == ["request-501-0"]
-    [warning] = warned
-    assert warning.startswith("Records of rollouts are dropped: those that wait for their store have reached 1048576")
 
 
 class CountedUp:

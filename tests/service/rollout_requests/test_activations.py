@@ -122,7 +122,7 @@ class Fleet:
             self.asked += 1
             try:
                 async with aclosing(await self.service.rollout(request, f"request-{self.asked}", 1)) as results:
-                    [sample] = [result.model_dump(warnings=False) async for _, result, _ in results]
+                    [sample] = [result.model_dump(warnings=False) async for _, result in results]
             except PolicyNotCurrent:
                 self.outcomes["conflict"] += 1
                 if not self.is_over and "version" not in asked.policy:
@@ -179,7 +179,7 @@ def test_a_minimum_is_played_on_the_first_replica_that_has_it_while_the_others_c
             )
             async with aclosing(await fleet.service.rollout(request, "new", 1)) as results:
                 began = virtual_time.now()
-                [played] = [result async for _, result, _ in results]
+                [played] = [result async for _, result in results]
             assert began == pytest.approx(LARGE.stage_s + LARGE.swap_s)
             assert virtual_time.now() < LARGE.stage_s + 3 * LARGE.swap_s
             assert [span.version for span in played.message_log[1].weight_versions or ()] == ["1"]

@@ -4,7 +4,6 @@ import base64
 import math
 import subprocess
 import sys
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from rollout_env import StepOutcome
 from service.rollout_requests import arrow_encoder
 from service.rollout_requests.arrow_encoder import CHARACTERS_PER_MESSAGE, ArrowResponseEncoder
 from service.rollout_requests.result_encoding import JsonResponseEncoder
-from service.rollouts.episode_records import Echo
 from service.settings import RequestLimits
 from tests.clients.scripted_service import SUMMARY, Json, result
 from tests.service.scripted_http import ScriptedHttp
@@ -259,36 +257,6 @@ def test_rollouts_become_columns_when_they_are_many_or_have_enough_text(
         encoder.add(place, plain(idx=place, message_log=[message]))
     list(encoder.body(RolloutSummary(request_id="r", metrics={}, policy=PolicyVersions())))
     assert made == [6 // steps] * steps
-
-
-def shared_rollouts(echo: Echo, count: int) -> list[SampleResult]:
-    """Results of one group: each has a response of its own, and the last one other fields than the group."""
-    own = [
-        Message.model_construct(role="assistant", content="b", token_ids=[place], generation_logprobs=[-0.5])
-        for place in range(count)
-    ]
-    fields = plain().model_dump(exclude_unset=True) | dict(echo.fields)
-    results = [SampleResult.model_construct(None, **fields | {"message_log": [*echo.messages, each]}) for each in own]
-    results[-1].extra_env_info = {"state": 1}
-    return [
-        result.model_copy(update={"metrics": plain().metrics, "idx": place}) for place, result in enumerate(results)
-    ]
-
-
-ECHOED = Message.model_construct(role="user", content="a" * 2**20, token_ids=array("i", range(2**18)))
-
-
-def test_what_a_group_shares_is_written_as_if_each_rollout_were_encoded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_encoder, "ROWS_PER_STEP", 2)
-    given = Message.model_construct(role="user", content="a", token_ids=[1, 2])
-    echo = Echo((given, given), {"extra_env_info": {"a": [1]}, "id": "mine", "note": "c"})
-    results = shared_rollouts(echo, 5)
-    shared = ArrowResponseEncoder(1000)
-    for position in (3, 0, 4, 1, 2):
-        shared.add(position, results[position], echo)
-    response = read_response(b"".join(shared.body(RolloutSummary(**SUMMARY))))
-    assert response.samples == as_arrow(results).samples
-    assert [sample.message_log[2].token_ids for sample in response.samples] == [[place] for place in range(5)]
 
 
 def test_the_service_answers_the_same_in_either_encoding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,17 +10,16 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import EnvironmentLost
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
-from deployments.protocols.generation import Generation, SamplingOptions
-from deployments.seeds import derived_seed
+from deployments.protocols.generation import Generation, SamplingOptions, derived_seed
 from rollout_client.contract.rollouts import RolloutRequest, SampleError, SampleInput, Sampling
 from rollout_env import StepOutcome
 from service.problems import RequestProblem
 from service.rollout_requests.episodes import (
     EpisodeFactory,
-    chat_options,
-    group_seed,
-    sampling_options,
-    stop_strings_of,
+    _chat_options,
+    _group_seed,
+    _sampling_options,
+    _stop_strings_of,
 )
 from service.rollouts.episode import Episode
 from service.settings import RequestLimits
@@ -187,37 +186,37 @@ def test_a_samples_own_chat_options_come_first(
     sample: dict[str, Any], request_: dict[str, Any], expected: ChatOptions
 ) -> None:
     given = sample_input(**sample)
-    assert chat_options(request_of(given, **request_), given) == expected
+    assert _chat_options(request_of(given, **request_), given) == expected
 
 
 def test_an_environments_start_makes_messages_of_the_prompt() -> None:
     given = sample_input()
     started = TaskDescription("math", "", {}, has_start=True)
-    assert chat_options(request_of(given), given, started) == ChatOptions("chat", has_observations=True)
+    assert _chat_options(request_of(given), given, started) == ChatOptions("chat", has_observations=True)
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, ["."]), ([], []), (["!"], ["!"])])
 def test_a_samples_own_stop_strings_come_first(own: list[str] | None, expected: list[str]) -> None:
     given = sample_input(stop_strings=own)
-    assert stop_strings_of(request_of(given, sampling=Sampling(stop_strings=["."])), given) == expected
+    assert _stop_strings_of(request_of(given, sampling=Sampling(stop_strings=["."])), given) == expected
 
 
 def test_the_seed_of_a_group_is_the_samples_own_or_derived_from_the_requests_by_position() -> None:
     own, other = sample_input(seed=5), sample_input()
     seeded = request_of(other, sampling=Sampling(seed=0))
-    assert group_seed(seeded, 3, own) == 5
-    assert group_seed(request_of(own), 3, own) == 5
-    assert group_seed(seeded, 3, other) == derived_seed(0, 3)
-    assert group_seed(request_of(other), 3, other) is None
+    assert _group_seed(seeded, 3, own) == 5
+    assert _group_seed(request_of(own), 3, own) == 5
+    assert _group_seed(seeded, 3, other) == derived_seed(0, 3)
+    assert _group_seed(request_of(other), 3, other) is None
 
 
 def test_sampling_options_are_those_of_the_engine() -> None:
     sampling = Sampling(temperature=0.5, top_p=0.9, top_k=-1, min_p=0.1, ignore_eos=True)
-    options = sampling_options(sampling)
+    options = _sampling_options(sampling)
     assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0.5, 0.9, 0, 0.1)
     assert (options.ignore_eos, options.seed) == (True, None)
-    assert sampling_options(Sampling(greedy=True, top_k=3)).temperature == 0.0
-    assert sampling_options(Sampling(greedy=True, top_k=3)).top_k == 3
+    assert _sampling_options(Sampling(greedy=True, top_k=3)).temperature == 0.0
+    assert _sampling_options(Sampling(greedy=True, top_k=3)).top_k == 3
 
 
 # What a group shares

@@ -8,10 +8,7 @@ import pytest
 
 from service.rollout_requests import garbage_collection as garbage
 from service.rollout_requests.garbage_collection import (
-    FEW_OBJECTS,
-    FEW_ROLLOUTS,
     IDLE_S,
-    LONGEST_WAIT_FOR_FEW_S,
     LONGEST_WAIT_S,
     PORTION_S,
     PacedCollections,
@@ -24,8 +21,7 @@ FULL = 2
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
-    """The collections: their generation, and when they were made. There are few objects."""
-    monkeypatch.setattr(garbage, "tracked_objects", lambda: FEW_OBJECTS)
+    """The collections: their generation, and when they were made."""
     made: list[tuple[int, float]] = []
     monkeypatch.setattr(
         gc, "collect", lambda generation=FULL: made.append((generation, asyncio.get_running_loop().time()))
@@ -49,7 +45,7 @@ def full(made: list[tuple[int, float]]) -> list[float]:
 async def test_new_objects_are_collected_at_intervals_while_a_request_is_in_flight(
     made: list[tuple[int, float]],
 ) -> None:
-    collections = PacedCollections(lambda: 0)
+    collections = PacedCollections()
     with collections.request_in_flight():
         await asyncio.sleep(3.5 * PORTION_S)
         with collections.request_in_flight():
@@ -62,7 +58,7 @@ async def test_new_objects_are_collected_at_intervals_while_a_request_is_in_flig
 async def test_a_full_collection_is_made_when_no_request_was_in_flight_for_a_while(
     made: list[tuple[int, float]],
 ) -> None:
-    collections = PacedCollections(lambda: 0)
+    collections = PacedCollections()
     with collections.request_in_flight():
         with collections.request_in_flight():
             await asyncio.sleep(10)
@@ -77,32 +73,14 @@ async def test_a_full_collection_is_made_when_no_request_was_in_flight_for_a_whi
 
 
 @virtual_time.test
-async def test_a_full_collection_waits_until_only_few_objects_are_left_of_the_requests(
-    made: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    collections = PacedCollections(lambda: 0)
-    with collections.request_in_flight():
-        await asyncio.sleep(10)
-    monkeypatch.setattr(garbage, "tracked_objects", lambda: FEW_OBJECTS + 1)
-    await asyncio.sleep(5.5)
-    monkeypatch.setattr(garbage, "tracked_objects", lambda: FEW_OBJECTS)
-    await asyncio.sleep(10)
-    assert full(made) == [pytest.approx(16, abs=7 * PORTION_S)]
-    assert made[-1][0] == FULL, "nothing is collected after it"
-
-
-@pytest.mark.parametrize(
-    ("rollouts", "after_s"), [(FEW_ROLLOUTS, LONGEST_WAIT_S), (FEW_ROLLOUTS + 1, LONGEST_WAIT_FOR_FEW_S)]
-)
-@virtual_time.test
 async def test_after_long_a_full_collection_is_made_although_requests_are_in_flight(
-    rollouts: int, after_s: float, made: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
+    made: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(garbage, "PORTION_S", 1.0)
 
-    with PacedCollections(lambda: rollouts).request_in_flight():
-        await asyncio.sleep(2.5 * after_s)
-    assert full(made) == [after_s, 2 * after_s]
+    with PacedCollections().request_in_flight():
+        await asyncio.sleep(2.5 * LONGEST_WAIT_S)
+    assert full(made) == [LONGEST_WAIT_S, 2 * LONGEST_WAIT_S]
 
 
 @pytest.mark.usefixtures("thresholds")

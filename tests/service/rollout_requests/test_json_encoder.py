@@ -1,7 +1,6 @@
 """Responses as JSON and as lines of a stream: what was set and nothing else."""
 
 import json
-import tracemalloc
 from array import array
 from typing import Any
 
@@ -14,13 +13,12 @@ from service.problems import internal_error
 from service.rollout_requests import result_encoding
 from service.rollout_requests.result_encoding import (
     JsonResponseEncoder,
+    _plain,
     json_of,
-    plain,
     problem_line,
     sample_line,
     summary_line,
 )
-from service.rollouts.episode_records import Echo
 from tests.clients.scripted_service import SUMMARY, result
 
 SUMMED_UP = RolloutSummary(**SUMMARY)
@@ -62,64 +60,6 @@ def test_what_was_sent_is_held_no_longer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(encoder._encoded) == [1, 2]
 
 
-# What a group shares
-
-
-def prompt_message(text: str = "a") -> Message:
-    return Message.model_construct(role="user", content=text, token_ids=array("i", [1, 2]))
-
-
-def rollout_of(echo: Echo, **own: Any) -> SampleResult:
-    """A result that repeats `echo` and has a response of its own."""
-    token_ids = array("i", [3])
-    response = Message.model_construct(role="assistant", content="b\0", token_ids=token_ids, generation_logprobs=[-0.5])
-    log = [*echo.messages, response]
-    return SampleResult.model_construct(idx=0, total_reward=None, **{**echo.fields, "message_log": log, **own})
-
-
-LONG = "long" * 1000
-ECHOES = {
-    "short": Echo((prompt_message(),), {"id": "mine", "note": [1, None]}),
-    "long": Echo((prompt_message(LONG), prompt_message()), {"id": LONG, "stop_strings": ("!", LONG), "note": [LONG]}),
-    "zeros": Echo((prompt_message("\0" * 2000),), {"extra_env_info": {"\0": "\0" * 2000}, "note": "\0"}),
-    "integers of more than 64 bits": Echo((prompt_message(),), {"note": [2**64], "far": [2**70, LONG]}),
-    "nothing": Echo((), {}),
-}
-
-
-@pytest.mark.parametrize("name", ECHOES)
-def test_what_a_group_shares_is_written_as_if_each_rollout_were_encoded_alone(name: str) -> None:
-    echo = ECHOES[name]
-    results = [
-        rollout_of(echo),
-        rollout_of(echo, extra_env_info={"state": 1}, note=[LONG]),
-        rollout_of(echo, answer=2**64),
-        rollout_of(echo, message_log=list(echo.messages)),
-        SampleResult.model_construct(**echo.fields, idx=1, message_log=[*echo.messages], status="error"),
-    ]
-    shared, alone = JsonResponseEncoder(), JsonResponseEncoder()
-    for position, each in enumerate(results):
-        shared.add(position, each, echo)
-        alone.add(position, each)
-    assert b"".join(shared.body(SUMMED_UP)) == b"".join(alone.body(SUMMED_UP))
-
-
-def test_a_further_rollout_of_a_group_takes_no_memory_for_what_the_group_shares() -> None:
-    """The group shares a megabyte; a rollout has less than 100 bytes of its own in 2 messages."""
-    echo = Echo((prompt_message("a" * 2**19),), {"extra_env_info": {"far": "b" * 2**18}, "note": "c" * 2**18})
-    encoder = JsonResponseEncoder()
-    encoder.add(0, rollout_of(echo), echo)
-    tracemalloc.start()
-    try:
-        for position in range(1, 1001):
-            encoder.add(position, rollout_of(echo), echo)
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert held / 1000 < 1000
-    assert sum(map(len, encoder.body(SUMMED_UP))) > 1001 * 2**20
-
-
 def test_only_fields_that_were_set_are_written_and_nulls_survive() -> None:
     message = Message.model_construct(role="user", content="a", token_ids=array("i", [1, 2]), reward=None)
     assert json.loads(json_of(message)) == {"role": "user", "content": "a", "token_ids": [1, 2], "reward": None}
@@ -134,7 +74,7 @@ def test_an_integer_of_more_than_64_bits_is_written_beside_packed_numbers() -> N
 
 def test_what_has_no_json_form_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="object has no JSON form"):
-        plain(object())
+        _plain(object())
 
 
 def test_lines_are_those_that_the_client_reads() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest
-from service.rollout_requests.validation import draws_problem, keep_problems
+from service.rollout_requests.validation import keep_problems
 from service.settings import RequestLimits
 from tests.service.rollout_requests.test_task_samples import service
 
@@ -51,32 +51,14 @@ def test_groups_can_be_selected_of_a_range_without_end_and_of_enough_samples(
             ("keep.groups", None, "it is missing, and keep.where draws samples until so many groups are kept; send it"),
         ),
         (
-            {"groups": 3, "draw_at_most": 5},
-            {"samples": 3},
-            (
-                "keep.draw_at_most",
-                5,
-                "it bounds what keep.where draws, and there is no where; give one, or leave draw_at_most out",
-            ),
-        ),
-        (
             {"groups": 3, "where": VARIED, "draw_at_most": 2},
             {},
-            (
-                "keep.draw_at_most",
-                2,
-                "keep.groups asks for 3 groups, one per sample; draw at least as many, or keep fewer",
-            ),
+            ("keep.groups", 3, "there are only 2 groups, one per sample; keep fewer, or draw more"),
         ),
         (
             {"groups": 3, "where": VARIED},
             {"samples": 2},
-            ("keep.groups", 3, "there are only 2 groups, one per sample; keep fewer, or send samples_from"),
-        ),
-        (
-            {"groups": 2, "where": VARIED, "draw_at_most": 4},
-            {"samples": 3},
-            ("keep.draw_at_most", 4, "there are only 3 samples; draw fewer, or send samples_from"),
+            ("keep.groups", 3, "there are only 2 groups, one per sample; keep fewer, or draw more"),
         ),
         (
             {"groups": 1, "where": VARIED},
@@ -85,53 +67,6 @@ def test_groups_can_be_selected_of_a_range_without_end_and_of_enough_samples(
                 "schedule",
                 "lockstep",
                 "keep.where draws further groups while others play, which have no turns in lockstep; choose async",
-            ),
-        ),
-        (
-            {"groups": 1, "where": {}},
-            {},
-            (
-                "keep.where",
-                None,
-                'it has no condition, so every group passes; give one, such as {"reward_std": {"gt": 0}}',
-            ),
-        ),
-        (
-            {"groups": 1, "where": {"rewards": {"form": {"std": {}}}}},
-            {},
-            ("keep.where.rewards.form.std", {}, "it has no bound; give one of gt, ge, lt, le"),
-        ),
-        (
-            {"groups": 1, "where": {"reward_mean": {"gt": 0, "ge": 0}}},
-            {},
-            ("keep.where.reward_mean", {"gt": 0, "ge": 0}, "gt and ge are both given; send one of them"),
-        ),
-        (
-            {"groups": 1, "where": {"reward_mean": {"gt": 0.5, "le": 0.5}}},
-            {},
-            (
-                "keep.where.reward_mean",
-                {"gt": 0.5, "le": 0.5},
-                "no number is within these bounds; every group would be dropped",
-            ),
-        ),
-        (
-            {"groups": 1, "where": {"reward_std": {"lt": 0}}},
-            {},
-            (
-                "keep.where.reward_std",
-                {"lt": 0},
-                "no number is within these bounds, and a standard deviation is at least 0; every group would be "
-                "dropped",
-            ),
-        ),
-        (
-            {"groups": 1, "where": VARIED},
-            {"num_generations": 1},
-            (
-                "keep.where.reward_std",
-                {"gt": 0},
-                "groups of one rollout have no spread, so all would be dropped; raise num_generations and per_group",
             ),
         ),
     ],
@@ -143,24 +78,12 @@ def test_what_cannot_be_selected_is_refused_with_field_value_and_advice(
     assert (problem.field, problem.value, problem.message) == expected
 
 
-def test_rollouts_that_may_be_drawn_count_towards_the_limit_of_a_request() -> None:
-    assert draws_problem(request_of({"groups": 2, "where": VARIED}), 64) is None
-    assert draws_problem(request_of({"groups": 2, "where": VARIED}), 63) == FieldProblem(
-        field="keep.draw_at_most",
-        message="16 samples, 8 for each of keep.groups by default, x 4 generations are more than 63 rollouts; draw at "
-        "most 15",
-    )
-    asked = draws_problem(request_of({"groups": 2, "where": VARIED, "draw_at_most": 20}), 64)
-    assert asked is not None
-    assert asked.message == "20 samples x 4 generations are more than 64 rollouts; draw at most 16"
-
-
 def test_a_refused_request_over_a_range_reads_no_sample_and_starts_nothing() -> None:
     http = service()
     keep = {"groups": 3, "where": VARIED, "draw_at_most": 2}
     lost = {**RANGE, "split": "lost"}
     refused = http.post({"samples_from": [lost], "num_generations": 2, "keep": keep})
-    assert (refused.status_code, [error["field"] for error in refused.json()["errors"]]) == (422, ["keep.draw_at_most"])
+    assert (refused.status_code, [error["field"] for error in refused.json()["errors"]]) == (422, ["keep.groups"])
     assert not http.has_started_something
 
 

@@ -94,6 +94,7 @@ def test_a_slow_task_and_a_lost_replica_degrade_the_service_and_are_named() -> N
         DegradedPart(
             part="environment",
             task_name="code",
+            replica_id="e",
             reason="The answer of the replica e of the environment 'code' took longer than 5 s.",
         ),
         DegradedPart(
@@ -117,7 +118,9 @@ def test_a_store_that_does_not_answer_degrades_the_service_and_is_named() -> Non
 
 
 def test_without_a_generator_replica_that_answers_the_service_is_not_ready() -> None:
-    with pytest.raises(RolloutFailure, match=r"^The answer of the replica a of the generator took longer than 5 s\.$"):
+    with pytest.raises(
+        RolloutFailure, match=r"^The answer of the replica a of the generator took longer than 5 s\. It died\.$"
+    ):
         checked(Generators(a=NEVER_S, b=GenerationLost("It died.")), math=Environments(any=0))
 
 

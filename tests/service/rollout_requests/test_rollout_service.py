@@ -17,7 +17,7 @@ from deployments.failures import (
     PolicyStoreLost,
     RolloutFailure,
 )
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
@@ -27,7 +27,7 @@ from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleInput, SampleResult
 from rollout_env import StepOutcome
 from service.admission.admission import Admission
-from service.images.request_images import MODEL_TAKES_NONE, RequestImages
+from service.images.request_images import NOT_TAKEN, RequestImages
 from service.problems import RequestProblem
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory, ValidRequest
@@ -135,7 +135,7 @@ class Service:
     async def play(self, request: RolloutRequest, body_bytes: int = 0) -> dict[int, SampleResult]:
         """The results by position, in the order in which they were yielded."""
         async with aclosing(await self.service.rollout(request, "request", body_bytes)) as results:
-            return {position: result async for position, result, _ in results}
+            return {position: result async for position, result in results}
 
 
 def test_samples_that_their_environment_cannot_take_are_refused_before_anything_is_generated() -> None:
@@ -174,8 +174,8 @@ def test_a_model_that_takes_no_images_is_shown_none_and_nothing_is_started() -> 
     problem = refusal.value.problem
     assert problem.status == 422
     assert [(error.field, error.message) for error in problem.errors] == [
-        ("samples[1].messages[0].content[0].image", MODEL_TAKES_NONE),
-        ("samples[2].message_log[0].mm_ranges[0].media", MODEL_TAKES_NONE),
+        ("samples[1].messages[0].content[0].image", NOT_TAKEN),
+        ("samples[2].message_log[0].mm_ranges[0].media", NOT_TAKEN),
     ]
     assert (service.has_started_something, store.puts) == (False, [])
     assert virtual_time.run(service.play(request_of(SAMPLE)))[0].error is None
@@ -317,7 +317,7 @@ async def test_rollouts_that_become_stale_are_cut_off_and_counted() -> None:
             service.policy.note(at_version(version))
 
     pushing = asyncio.create_task(push())
-    results = [result async for _, result, _ in running]
+    results = [result async for _, result in running]
     await pushing
     assert virtual_time.now() == 4
     assert [(result.status, len(result.message_log[-1].token_ids)) for result in results] == [("stale", 4)] * 3
@@ -337,7 +337,7 @@ async def test_a_request_is_not_started_before_the_weights_that_it_demands_are_c
     running = await starting
     assert service.store.asked == [(3, None, 7.0)]
     assert not service.has_started_something
-    assert [result.status async for _, result, _ in running] == ["completed"]
+    assert [result.status async for _, result in running] == ["completed"]
     assert [request.min_weight_version for request in service.generator.requests] == [3]
 
 
@@ -456,7 +456,7 @@ def test_a_request_that_is_cancelled_while_a_thread_prepares_it_ends_when_the_th
 async def test_closing_after_some_results_cancels_the_others() -> None:
     service = Service(generator=SlowAfterTheFirst(["A"], 60))
     async with aclosing(await service.service.rollout(request_of(num_generations=3), "request", 0)) as results:
-        position, _, _ = await anext(aiter(results))
+        position, _ = await anext(aiter(results))
     assert (position, service.generator.cancelled) == (0, 2)
 
 
@@ -489,7 +489,7 @@ async def test_with_on_error_fail_the_failed_sample_is_yielded_then_raised_and_t
     yielded = []
 
     async def drain() -> None:
-        async for position, result, _ in running:
+        async for position, result in running:
             yielded.append((position, result.status))
 
     with pytest.raises(RequestProblem) as failed:
@@ -513,12 +513,6 @@ async def test_the_summary_is_that_of_the_samples_yielded_so_far() -> None:
     assert running.summary.request_id == running.request_id == "request"
     service.policy.note(at_version(5))
     assert running.summary.policy == PolicyVersions(oldest=None, newest=None, current="5")
-
-
-def test_the_configured_timeout_without_a_token_goes_to_the_engine_with_each_generation() -> None:
-    generator = ScriptedGenerator(["A"])
-    virtual_time.run(Service(RequestLimits(generation_timeout_s=3), generator).play(request_of()))
-    assert [request.token_timeout_s for request in generator.requests] == [3]
 
 
 @virtual_time.test

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.data.reader import DataReader, DataRefused
+from deployments.data.rows import DataReader, DataRefused
 from deployments.failures import DataLost
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import RolloutResponse
@@ -245,14 +245,14 @@ def test_an_environment_that_makes_more_samples_than_asked_gives_those_that_were
 
 
 def test_the_samples_count_for_admission_like_those_of_a_body() -> None:
-    bounds = {"replica": {"max_rollouts": 3}}
+    bounds = {"max_rollouts": 3}
     http = service(admission=AdmissionSettings.model_validate(bounds))
     response = http.post({"samples_from": [{"task_name": "math", "count": 4}]})
     assert (response.status_code, response.json()["detail"]) == (
         422,
-        "samples: 4 rollouts are more than admission.replica.max_rollouts allows, which is 3; split the request.",
+        "samples: 4 rollouts are more than admission.max_rollouts allows, which is 3; split the request.",
     )
-    bounds = {"replica": {"max_body_bytes": 100}}
+    bounds = {"max_body_bytes": 100}
     http = service(admission=AdmissionSettings.model_validate(bounds))
     response = http.post({"samples_from": [{"task_name": "math", "count": 4}]})
     assert response.status_code == 413

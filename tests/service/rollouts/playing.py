@@ -23,8 +23,8 @@ from rollout_client.contract.rollouts import Keep, SampleResult
 from rollout_env import StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.group_selection import EarlyStopping
-from service.rollouts.loop import RolloutContext, play_request, play_sample
-from service.rollouts.pacing import AsyncSchedule
+from service.rollouts.loop import RolloutContext, _play_sample, play_request
+from service.rollouts.pacing import Schedule
 from tests import virtual_time
 from tests.service.scripted import (
     EpisodeRecipe,
@@ -40,12 +40,12 @@ KEEP_ALL = Keep()
 
 
 def async_context(generator: Generator, environment: Environment) -> RolloutContext:
-    return RolloutContext(generator, {"task": environment}, AsyncSchedule())
+    return RolloutContext(generator, {"task": environment}, Schedule())
 
 
 def play(recipe: EpisodeRecipe, generator: Generator, environment: Environment) -> SampleResult:
     """Plays one episode."""
-    return virtual_time.run(play_sample(recipe.make(), async_context(generator, environment))).result()
+    return virtual_time.run(_play_sample(recipe.make(), async_context(generator, environment))).result()
 
 
 def collect(

@@ -14,7 +14,7 @@ from rollout_env import StepOutcome
 from service.rollouts.agent_episode import AgentRunOutcome, AgentTask
 from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext
-from service.rollouts.pacing import AsyncSchedule
+from service.rollouts.pacing import Schedule
 from service.rollouts.staleness import VersionBounds
 from tests.service.agents.agent_runs import TWO_CALLS, AgentRecipe, ScriptedAgents, branch, generated, said
 from tests.service.rollouts.playing import KEEP_ALL, collect, texts
@@ -28,7 +28,7 @@ SCORED_BY_AGENT = AgentTask(SessionRequest(sample=SampleInput(task_name="task"))
 
 def context_of(agents: ScriptedAgents, environment: ScriptedEnvironment | None = None) -> RolloutContext:
     judge = environment or ScriptedEnvironment([RIGHT])
-    return RolloutContext(ScriptedGenerator([]), {"task": judge}, AsyncSchedule(), agents=agents)
+    return RolloutContext(ScriptedGenerator([]), {"task": judge}, Schedule(), agents=agents)
 
 
 def played(recipe: AgentRecipe, *runs: AgentRunOutcome, environment: ScriptedEnvironment | None = None) -> Any:

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentRejected, failure_of
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
-from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan
-from deployments.seeds import derived_seed
+from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan, derived_seed
 from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleMetrics, SampleResult
 from rollout_client.results import resumed
 from rollout_env import ChatMessage, StepOutcome
-from service.rollout_records.recorder import plain_fields
+from service.rollout_records.recorder import _plain_fields
 from service.rollouts.episode import Episode
 from tests import virtual_time
 from tests.service.rollouts.playing import (
@@ -421,7 +420,6 @@ def test_an_observation_that_cannot_be_tokenized_changes_nothing() -> None:
             options: ChatOptions,
             room: int,
             calls: Sequence[Mapping[str, Any]] = (),
-            calls_before: int = 0,
         ) -> list[TokenizedObservation]:
             raise EnvironmentRejected("no such role")
 
@@ -601,7 +599,7 @@ def test_an_episode_whose_generations_are_interrupted_anywhere_ends_like_the_uni
 def origins(result: SampleResult) -> list[tuple[int, int, int]]:
     if result.replay is None:
         return []
-    made = SampleResult.model_validate(plain_fields(result)).replay
+    made = SampleResult.model_validate(_plain_fields(result)).replay
     assert made is not None
     return [(one.message, one.start, one.end) for one in made.generations]
 
@@ -621,7 +619,7 @@ def test_each_generation_of_a_replay_has_its_stop_strings_where_they_change() ->
     outcomes = [replace(outcome("O"), next_stop_strings=stops) for stops in (["x"], ["x"], [])]
     recipe = EpisodeRecipe(stop_strings=("s",), max_rollout_turns=4, sampling=SamplingOptions(0.5, 0.9, 3, 0.1, seed=7))
     result = play(recipe, ScriptedGenerator(["AB"]), ScriptedEnvironment(outcomes))
-    assert plain_fields(result)["replay"] == {
+    assert _plain_fields(result)["replay"] == {
         "service_version": "",
         "engine": "",
         **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "ignore_eos": False, "seed": 7},

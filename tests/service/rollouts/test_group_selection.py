@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollout_client.contract.group_conditions import GroupConditions, GroupCounts
 from rollout_client.contract.rollouts import SampleResult
-from service.rollouts.group_selection import Decided, GroupSelection, fault_of
+from service.rollouts.group_selection import GroupSelection, fault_of
 
 Verdict = str | None
 FAILS = "reward_std.gt"
@@ -23,7 +23,7 @@ verdicts_of_many = st.lists(st.sampled_from([None, None, FAILS, "not_full"]), mi
 class Played:
     """What a selection did while its groups ended in some order."""
 
-    decided: list[Decided] = field(default_factory=list)
+    decided: list[tuple[int, bool]] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)
     """How many groups were, each time that one was about to end."""
     undrawn_needs: list[int] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Played:
 
     @property
     def kept(self) -> list[int]:
-        return [decided.place for decided in self.decided if decided.is_kept]
+        return [place for place, is_kept in self.decided if is_kept]
 
 
 def play(selection: GroupSelection, groups: int, verdicts: Sequence[Verdict], seed: int) -> Played:
@@ -66,8 +66,8 @@ def test_the_first_groups_that_pass_are_kept_in_whatever_order_groups_end(
         selection = GroupSelection(groups, len(verdicts), 2 * groups)
         played = play(selection, groups, verdicts, seed)
         assert played.kept == expected
-        assert [decided.place for decided in played.decided] == list(range(len(played.decided)))
-        assert played.unneeded.isdisjoint(decided.place for decided in played.decided)
+        assert [place for place, _ in played.decided] == list(range(len(played.decided)))
+        assert played.unneeded.isdisjoint(place for place, _ in played.decided)
         counts.append(selection.counts.model_copy(update={"ahead": 0}))
     drawn = expected[-1] + 1 if len(expected) == groups else len(verdicts)
     dropped = Counter(fault for fault in verdicts[:drawn] if fault is not None)
@@ -112,7 +112,7 @@ def test_a_group_that_enough_groups_before_it_have_passed_is_not_needed() -> Non
     assert selection.end(2, None) == []
     assert selection.end(4, None) == []
     assert selection.unneeded() == range(5, 6)
-    assert selection.end(0, None) == [Decided(0, True), Decided(1, False), Decided(2, True)]
+    assert selection.end(0, None) == [(0, True), (1, False), (2, True)]
     assert (selection.is_done, selection.unneeded()) == (True, range(3, 6))
     assert selection.counts == GroupCounts(drawn=3, kept=2, dropped={FAILS: 1}, ahead=3)
 

@@ -18,12 +18,12 @@ from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.images import ImageSpan, ImageTokens, name_of_image
 from rollout_client.contract.messages import MediaRange, Message, PromptMessage
 from rollout_env import StepOutcome
-from service.jobs.codec import fields_of, state_of
+from service.jobs.codec import _fields_of, _state_of
 from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
-from service.rollouts.images import ImageReader
-from service.rollouts.loop import RolloutContext, play_sample
-from service.rollouts.pacing import AsyncSchedule
+from service.rollouts.loop import RolloutContext, _play_sample
+from service.rollouts.messages import ImageReader
+from service.rollouts.pacing import Schedule
 from tests import virtual_time
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
 from tests.vision_model import vision_tokenizer
@@ -65,8 +65,8 @@ def recipe(prompt: Sequence[str], **fields: Any) -> EpisodeRecipe:
 
 def play(episode: Episode, generator: ScriptedGenerator, outcomes: Sequence[StepOutcome]) -> Episode:
     reader = ImageReader(generator)
-    context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, AsyncSchedule(), images=reader)
-    return virtual_time.run(play_sample(episode, context))
+    context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, Schedule(), images=reader)
+    return virtual_time.run(_play_sample(episode, context))
 
 
 def check_places(requests: Sequence[GenerationRequest], shown: Sequence[Sequence[str]]) -> None:
@@ -105,7 +105,7 @@ def test_a_rollout_that_another_process_takes_up_has_the_same_images_in_the_same
     played = recipe(prompt, max_rollout_turns=len(observed)).make()
     play(played, SeeingGenerator(["ab"]), [outcome("next", images) for images in observed])
     taken_up = recipe(prompt, max_rollout_turns=9).make()
-    taken_up.restore(state_of(from_json(json_of(fields_of(played.state())))))
+    taken_up.restore(_state_of(from_json(json_of(_fields_of(played.state())))))
     assert taken_up.log.images == played.log.images
     assert [message.mm_ranges for message in taken_up.log] == [message.mm_ranges for message in played.log]
 
@@ -141,8 +141,8 @@ def test_images_are_asked_for_again_when_the_engine_was_lost_and_cost_their_roll
 def test_a_model_that_sees_nothing_fails_the_rollout_whose_environment_shows_images() -> None:
     episode = recipe([], max_rollout_turns=2).make()
     environment = ScriptedEnvironment([outcome("look", NAMES[:2])])
-    context = RolloutContext(ScriptedGenerator(["ab"]), {"task": environment}, AsyncSchedule())
-    virtual_time.run(play_sample(episode, context))
+    context = RolloutContext(ScriptedGenerator(["ab"]), {"task": environment}, Schedule())
+    virtual_time.run(_play_sample(episode, context))
     assert episode.error is not None
     assert episode.error.message == "The model takes no images, and 2 are shown to it: serve a model that sees."
 

@@ -25,10 +25,10 @@ from service.rollouts.loop import (
     MOST_CHARACTERS_INLINE,
     RolloutContext,
     RunningEpisodes,
+    _play_sample,
     play_request,
-    play_sample,
 )
-from service.rollouts.pacing import AsyncSchedule, LockstepSchedule, LoopPacer
+from service.rollouts.pacing import LockstepSchedule, LoopPacer, Schedule
 from service.rollouts.progress import ProgressLog
 from tests import virtual_time
 from tests.service.rollouts.playing import (
@@ -113,7 +113,7 @@ def test_a_failure_is_logged_once_with_the_names_of_its_rollout_and_a_traceback_
 
 def test_each_task_is_stepped_by_its_own_environment() -> None:
     ours, other = ScriptedEnvironment([TERMINATING]), ScriptedEnvironment([TERMINATING])
-    context = RolloutContext(ScriptedGenerator(["A"]), {"other": other, "task": ours}, AsyncSchedule())
+    context = RolloutContext(ScriptedGenerator(["A"]), {"other": other, "task": ours}, Schedule())
     collect([EpisodeRecipe().make()], context)
     assert (len(ours.requests), len(other.requests)) == (1, 0)
 
@@ -183,7 +183,7 @@ def test_both_schedules_give_the_same_results(recipes_of_request: list[EpisodeRe
             episodes_of(recipes_of_request),
             RolloutContext(RandomGenerator(), {"task": RandomEnvironment()}, schedule),
         )
-        for schedule in (LockstepSchedule(), AsyncSchedule())
+        for schedule in (LockstepSchedule(), Schedule())
     )
     assert lockstep == free
 
@@ -414,7 +414,7 @@ async def test_a_generation_that_new_weights_cut_goes_on_at_once() -> None:
             return first_part(whole, 1) if len(self.requests) < 3 else whole
 
     episode = EpisodeRecipe(retries=0).make()
-    await play_sample(episode, async_context(CutTwice(["ab", "cd", "ef"]), ScriptedEnvironment([TERMINATING])))
+    await _play_sample(episode, async_context(CutTwice(["ab", "cd", "ef"]), ScriptedEnvironment([TERMINATING])))
     assert texts(episode.result()) == ["Q", "acef", "O"]
     assert virtual_time.now() == 0
 
@@ -434,7 +434,7 @@ async def test_every_episode_comes_out_once_and_in_time_whatever_is_interrupted(
 
     keep = Keep(per_group=draw.randint(1, size))
     episodes = [EpisodeRecipe(position=place, max_rollout_turns=3).make() for place in range(size)]
-    schedule = draw.choice([AsyncSchedule(), LockstepSchedule()])
+    schedule = draw.choice([Schedule(), LockstepSchedule()])
     context = RolloutContext(
         Uneven(["abcdef", GenerationLost("died")]), {"task": ScriptedEnvironment([TERMINATING, outcome("o")])}, schedule
     )

@@ -4,17 +4,13 @@ import re
 import weakref
 from collections.abc import Iterable
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_client.contract.rollouts import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult
 from service.rollouts.metrics import (
     FREED_IN_ONE_STEP,
     RequestMetricsAccumulator,
-    percentile,
 )
 from tests.paths import REPOSITORY
 
@@ -179,12 +175,6 @@ def test_the_versions_of_a_named_policy_are_told_by_their_labels_and_those_of_ot
     accumulator.add(result([1], env_tokens=0, total_reward=0.0, versions="3 run-a/1 run-b/9 run-b/10"))
     assert accumulator.policy(11) == PolicyVersions(oldest="run-b/9", newest="run-b/10", current="run-b/11")
     assert RequestMetricsAccumulator("run-b").policy() == PolicyVersions()
-
-
-@pytest.mark.slow
-@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=300).map(sorted), st.sampled_from([0, 50, 95, 99, 100]))
-def test_percentiles_are_those_of_numpy_to_the_bit(ordered: list[int], percent: int) -> None:
-    assert percentile(ordered, percent) == np.percentile(ordered, percent)
 
 
 @pytest.mark.parametrize("status", ["error", "deadline", "cancelled"])

@@ -14,30 +14,17 @@ from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.pacing import (
     EPISODES_PER_ITERATION,
-    LONGEST_ITERATION_S,
     TOKENS_PER_EPISODE,
-    AsyncSchedule,
     LoopPacer,
     PacedWork,
+    Schedule,
 )
 from tests import virtual_time
 from tests.service.rollouts.playing import KEEP_ALL
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
 
 
-class ProcessorTime:
-    """A clock that only the test moves."""
-
-    seconds = 0.0
-    seconds_per_episode = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-async def go_on(
-    pacer: LoopPacer, count: int, new_tokens: int = 0, clock: ProcessorTime | None = None
-) -> tuple[list[int], list[int]]:
+async def go_on(pacer: LoopPacer, count: int, new_tokens: int = 0) -> tuple[list[int], list[int]]:
     """Lets so many episodes go on at once. Returns their order, and how many went on in each iteration."""
     order, by_iteration = list[int](), Counter[int]()
 
@@ -45,8 +32,6 @@ async def go_on(
         await pacer.wait_for_turn(number, new_tokens)
         order.append(number)
         by_iteration[virtual_time.iteration()] += 1
-        if clock is not None:
-            clock.seconds += clock.seconds_per_episode
 
     await asyncio.gather(*map(one, range(count)))
     return order, list(by_iteration.values())
@@ -135,24 +120,6 @@ def test_an_episode_with_many_new_tokens_counts_for_several() -> None:
     assert by_iteration == [1] * 5
 
 
-def test_after_long_iterations_fewer_episodes_go_on_and_more_again_after_short_ones() -> None:
-    clock = ProcessorTime()
-    pacer = LoopPacer(processor_time=clock)
-    clock.seconds_per_episode = 1.9 * LONGEST_ITERATION_S / EPISODES_PER_ITERATION
-    _, by_iteration = virtual_time.run(go_on(pacer, 64 + 32 + 33 + 34 + 17, clock=clock))
-    assert by_iteration == [64, 32, 33, 34, 17]
-    # The pacer has counted one more iteration in the meantime.
-    _, by_iteration = virtual_time.run(go_on(pacer, 19 + 20 + 21))
-    assert by_iteration == [19, 20, 21]
-
-
-def test_at_least_a_few_episodes_go_on_however_long_iterations_take() -> None:
-    clock = ProcessorTime()
-    clock.seconds_per_episode = LONGEST_ITERATION_S
-    _, by_iteration = virtual_time.run(go_on(LoopPacer(processor_time=clock), 64 + 32 + 16 * 3, clock=clock))
-    assert by_iteration == [64, 32, 16, 16, 16]
-
-
 @virtual_time.test
 async def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
     done: list[int] = []
@@ -210,7 +177,7 @@ async def test_no_iteration_starts_interrupts_or_cancels_more_than_its_share_of_
 ) -> None:
     generator = NotingGenerator(ignores_interrupts)
     episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
-    context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, AsyncSchedule())
+    context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, Schedule())
     early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
     async with aclosing(play_request(episodes, context, early_stopping, deadline_s=1.5)) as ended:
         statuses = Counter([episode.status async for episode in ended])
@@ -240,7 +207,7 @@ class BrokenGenerator(ScriptedGenerator):
 async def test_no_iteration_ends_more_than_its_share_of_a_large_request_whose_generations_fail_at_once() -> None:
     generator = BrokenGenerator()
     episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
-    context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, AsyncSchedule())
+    context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, Schedule())
     early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
     async with aclosing(play_request(episodes, context, early_stopping)) as ended:
         asyncio.get_running_loop().call_later(1.0, generator.broken.set)
@@ -255,7 +222,7 @@ def test_what_a_request_held_is_freed_when_it_has_ended_without_the_garbage_coll
     async def play() -> "weakref.ref[ScriptedGenerator]":
         generator = ScriptedGenerator(["A"])
         environment = ScriptedEnvironment([outcome(terminated=True)])
-        context = RolloutContext(generator, {"task": environment}, AsyncSchedule())
+        context = RolloutContext(generator, {"task": environment}, Schedule())
         episodes = [EpisodeRecipe(position=position).make() for position in range(2 * EPISODES_PER_ITERATION)]
         early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
         async with aclosing(play_request(episodes, context, early_stopping, deadline_s=60)) as ended:
@@ -276,7 +243,7 @@ async def test_no_iteration_frees_more_than_its_share_of_a_large_request_that_is
     for episode in episodes:
         weakref.finalize(episode, lambda: freed.update([virtual_time.iteration()]))
     context = RolloutContext(
-        ScriptedGenerator(["A"]), {"task": ScriptedEnvironment([outcome(terminated=True)])}, AsyncSchedule()
+        ScriptedGenerator(["A"]), {"task": ScriptedEnvironment([outcome(terminated=True)])}, Schedule()
     )
     playing = play_request(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)))
     del episode, episodes

@@ -11,8 +11,8 @@ from deployments.protocols.chat import (
 from rollout_client.contract.messages import GivenMessage
 from rollout_client.contract.rollouts import SampleResult
 from rollout_env import StepOutcome
-from service.rollouts.loop import RolloutContext, play_sample
-from service.rollouts.pacing import AsyncSchedule, LockstepSchedule
+from service.rollouts.loop import RolloutContext, _play_sample
+from service.rollouts.pacing import LockstepSchedule, Schedule
 from tests import virtual_time
 from tests.service.rollouts.playing import collect
 from tests.service.scripted import (
@@ -50,8 +50,8 @@ def played(
     parser: ScriptedParser, environment: ScriptedEnvironment, recipe: EpisodeRecipe | None = None
 ) -> SampleResult:
     generator = ScriptedGenerator(["<think>Hm.</think>So:<call>", "B"])
-    context = RolloutContext(generator, {"task": environment}, AsyncSchedule(), response_parser=parser)
-    return virtual_time.run(play_sample((recipe or EpisodeRecipe()).make(), context)).result()
+    context = RolloutContext(generator, {"task": environment}, Schedule(), response_parser=parser)
+    return virtual_time.run(_play_sample((recipe or EpisodeRecipe()).make(), context)).result()
 
 
 def two_turns() -> ScriptedEnvironment:
@@ -101,10 +101,8 @@ def test_the_parser_is_told_the_turn_and_what_came_before_the_response() -> None
 
 
 def test_tokens_and_rewards_are_the_same_with_and_without_a_parser() -> None:
-    without = RolloutContext(
-        ScriptedGenerator(["<think>Hm.</think>So:<call>", "B"]), {"task": two_turns()}, AsyncSchedule()
-    )
-    plain = virtual_time.run(play_sample(EpisodeRecipe().make(), without)).result()
+    without = RolloutContext(ScriptedGenerator(["<think>Hm.</think>So:<call>", "B"]), {"task": two_turns()}, Schedule())
+    plain = virtual_time.run(_play_sample(EpisodeRecipe().make(), without)).result()
     parsed = played(ScriptedParser([FOUND]), two_turns())
     assert [list(m.token_ids) for m in parsed.message_log] == [list(m.token_ids) for m in plain.message_log]
     assert [m.content for m in parsed.message_log] == [m.content for m in plain.message_log]
@@ -114,7 +112,7 @@ def test_tokens_and_rewards_are_the_same_with_and_without_a_parser() -> None:
 def test_an_observation_is_tokenized_behind_the_calls_that_were_read_out_of_the_response() -> None:
     tokenizer = RecordingChatTokenizer()
     played(ScriptedParser([FOUND, NOTHING]), two_turns(), EpisodeRecipe(tokenizer=tokenizer))
-    assert [(asked.calls, asked.calls_before) for asked in tokenizer.asked] == [([CALL], 0), ((), 1)]
+    assert [asked.calls for asked in tokenizer.asked] == [[CALL], ()]
 
 
 def test_a_log_that_was_parsed_before_it_was_posted_is_not_parsed_again() -> None:
@@ -151,7 +149,7 @@ def test_in_lockstep_all_are_parsed_before_any_is_stepped() -> None:
 
 def test_a_deadline_that_passes_while_a_response_is_parsed_leaves_it_unparsed_and_to_be_stepped() -> None:
     parser, environment = ScriptedParser([FOUND], delay_s=10.0), two_turns()
-    context = RolloutContext(ScriptedGenerator(["A"]), {"task": environment}, AsyncSchedule(), response_parser=parser)
+    context = RolloutContext(ScriptedGenerator(["A"]), {"task": environment}, Schedule(), response_parser=parser)
     result = collect([EpisodeRecipe().make()], context, deadline_s=1.0)[0]
     assert (result.status, environment.requests) == ("deadline", [])
     assert list(result.message_log[1].token_ids) == ids_of("A")

@@ -21,7 +21,7 @@ from deployments.failures import (
 )
 from service.rollouts.episode import Episode
 from service.rollouts.pacing import LoopPacer
-from service.rollouts.retries import LONGEST_NOTE, MOST_NOTED, Retry, RetryBudget, with_retries, with_timeout
+from service.rollouts.retries import LONGEST_NOTE, MOST_NOTED, RetryBudget, _Retry, with_retries, with_timeout
 from tests import virtual_time
 from tests.service.rollouts.playing import play, texts
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome
@@ -148,8 +148,8 @@ def test_a_budget_remembers_its_last_retries_with_when_and_why(monkeypatch: pyte
     episode = EpisodeRecipe(retries=1).make()
     retried(ScriptedCall(SHUT_DOWN, LOST, "done"), episode)
     assert list(episode.retries.noted) == [
-        Retry(50, "generation", str(SHUT_DOWN)),
-        Retry(51, "generation", str(LOST)),
+        _Retry(50, "generation", str(SHUT_DOWN)),
+        _Retry(51, "generation", str(LOST)),
     ]
     for _ in range(MOST_NOTED):
         episode.retries.note(GenerationLost("x" * 1000))

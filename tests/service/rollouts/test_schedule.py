@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from service.rollouts.pacing import EPISODES_PER_ITERATION, AsyncSchedule, LockstepSchedule
+from service.rollouts.pacing import EPISODES_PER_ITERATION, LockstepSchedule, Schedule
 from tests import virtual_time
 
 
 @virtual_time.test
 async def test_an_async_schedule_lets_every_sample_begin_at_once() -> None:
-    schedule = AsyncSchedule()
+    schedule = Schedule()
     for _ in range(2):
         schedule.add_sample()
     await asyncio.wait_for(schedule.wait_for_phase(), 1)

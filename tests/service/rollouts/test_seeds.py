@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.protocols.generation import SamplingOptions
-from deployments.seeds import derived_seed
+from deployments.protocols.generation import SamplingOptions, derived_seed
 from service.rollouts.episode_records import sampling_of_turn
 
 

@@ -13,7 +13,7 @@ from rollout_client.contract.rollouts import Keep, SampleResult
 from rollout_env import StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.group_selection import GroupSelection, fault_of
-from service.rollouts.selected_groups import GroupsToSelect, JudgedGroup, play_selected_groups
+from service.rollouts.selected_groups import GroupsToSelect, _JudgedGroup, play_selected_groups
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
@@ -62,7 +62,7 @@ class Drawing:
         self, deadline_s: float | None = None, pause_s: float = 0, at_least: int = 0
     ) -> list[tuple[int, bool]]:
         first = await self.draw(self.selection.draw(at_least))
-        judged: list[JudgedGroup] = []
+        judged: list[_JudgedGroup] = []
         playing = play_selected_groups(first, self.groups, self.context, self.note_end, deadline_s)
         async with aclosing(playing) as groups:
             async for group in groups:

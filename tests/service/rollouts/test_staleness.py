@@ -22,13 +22,13 @@ from service.rollouts.episode import Episode
 from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.metrics import STATUSES_WITH_FINAL_REWARD, RequestMetricsAccumulator
-from service.rollouts.pacing import AsyncSchedule
+from service.rollouts.pacing import Schedule
 from service.rollouts.staleness import (
     RolloutVersions,
     VersionBounds,
     VersionFeed,
+    _tokens_of_version,
     oldest_version,
-    tokens_of_version,
 )
 from tests import virtual_time
 from tests.service.rollouts.playing import KEEP_ALL, greedy_generation
@@ -180,7 +180,7 @@ def test_a_rollout_of_an_exact_version_begins_no_generation_when_another_is_curr
 
 @pytest.mark.parametrize(("made", "kept"), [((7, 7, 7), 3), ((7, 7, 8), 2), ((8, 7, 7), 0), ((7, 8, 7), 1), ((), 0)])
 def test_only_the_tokens_before_those_of_another_version_count(made: tuple[int, ...], kept: int) -> None:
-    assert tokens_of_version(spans(*made), "7") == kept
+    assert _tokens_of_version(spans(*made), "7") == kept
     generation = Generation(packed_ids(made), packed_logprobs([-1.0] * len(made)), "stop", spans(*made))
     part = versions_at(7, version=7).demanded_part(generation)
     if kept == len(made):
@@ -275,7 +275,7 @@ Ended = list[tuple[float, Episode, SampleResult]]
 def play_in(world: World, episodes: list[Episode], keep: Keep = KEEP_ALL) -> tuple[Ended, TimedGenerator]:
     """Each episode with the moment of its end."""
     generator = TimedGenerator(world)
-    context = RolloutContext(generator, {"task": SlowEnvironment([])}, AsyncSchedule(), versions=world)
+    context = RolloutContext(generator, {"task": SlowEnvironment([])}, Schedule(), versions=world)
     early_stopping = EarlyStopping(keep, {episode: episode.identity.group for episode in episodes})
 
     async def play() -> Ended:
@@ -390,7 +390,7 @@ async def test_a_rollout_in_a_step_is_cut_off_when_its_tokens_become_stale() -> 
     environment = Endless([])
     [episode] = episodes_with(VersionBounds(max_staleness=0), 1)
     generator = TimedGenerator(world)
-    context = RolloutContext(generator, {"task": environment}, AsyncSchedule(), versions=world)
+    context = RolloutContext(generator, {"task": environment}, Schedule(), versions=world)
 
     publishing = asyncio.create_task(world.run())
     early_stopping = EarlyStopping(KEEP_ALL, {episode: 0})

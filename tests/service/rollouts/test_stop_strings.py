@@ -1,19 +1,20 @@
 """Which tokens of an interrupted generation stay: against matching in the uncut text."""
 
 from collections.abc import Sequence
+from time import process_time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.rollouts.messages import FIRST_WINDOW, open_match_lengths, tokens_to_keep
+from service.rollouts.messages import FIRST_WINDOW, _tokens_to_keep
 
 stop_strings_of_a_request = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3)
 pieces_of_tokens = st.lists(st.none() | st.text(alphabet="ab", max_size=3), max_size=80)
 
 
 def kept(pieces: Sequence[str | None], *stop_strings: str) -> int:
-    return tokens_to_keep(len(pieces), stop_strings, lambda first: pieces[first:])
+    return _tokens_to_keep(len(pieces), stop_strings, lambda first: pieces[first:])
 
 
 @pytest.mark.parametrize(
@@ -39,15 +40,6 @@ def test_tokens_stay_up_to_the_last_place_where_no_stop_string_and_no_character_
     pieces: list[str | None], stop_strings: tuple[str, ...], expected: int
 ) -> None:
     assert kept(pieces, *stop_strings) == expected
-
-
-@given(text=st.text(alphabet="ab", max_size=30), stop_string=st.text(alphabet="ab", min_size=1, max_size=6))
-def test_an_open_match_is_the_longest_end_that_is_a_proper_beginning(text: str, stop_string: str) -> None:
-    beginnings = [stop_string[:length] for length in range(len(stop_string))]
-    assert open_match_lengths(text, stop_string) == [
-        max(len(beginning) for beginning in beginnings if text[:end].endswith(beginning))
-        for end in range(len(text) + 1)
-    ]
 
 
 @given(pieces=pieces_of_tokens, stop_strings=stop_strings_of_a_request)
@@ -90,5 +82,13 @@ def test_a_long_generation_without_an_open_stop_string_is_looked_at_only_at_its_
         looked_at.append(first)
         return ["a"] * (10_000 - first)
 
-    assert tokens_to_keep(10_000, ["xy"], pieces_from) == 10_000
+    assert _tokens_to_keep(10_000, ["xy"], pieces_from) == 10_000
     assert looked_at == [10_000 - FIRST_WINDOW]
+
+
+@pytest.mark.parametrize("stop_string", ["c" + "a" * 1023, "a" * 1023 + "c", "ab" * 511 + "c"])
+def test_the_longest_stop_strings_are_looked_for_in_linear_time(stop_string: str) -> None:
+    text = stop_string[:-1] * 32
+    began = process_time()
+    assert _tokens_to_keep(len(text), [stop_string] * 4, lambda first: text[first:]) == 0
+    assert process_time() - began < 2

@@ -24,9 +24,9 @@ from deployments.protocols.token_columns import (
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, SampledWith
 from rollout_client.contract.rollouts import SampleResult
-from service.jobs.codec import state_of, turn_entry
+from service.jobs.codec import _state_of, turn_entry
 from service.rollouts.episode import Episode
-from service.rollouts.loop import play_sample
+from service.rollouts.loop import _play_sample
 from service.rollouts.messages import continued, first_tokens_of
 from tests import virtual_time
 from tests.service.rollouts.playing import (
@@ -238,21 +238,21 @@ def test_rows_know_their_shape() -> None:
 
 def ended_episode() -> Episode:
     episode = EpisodeRecipe(include=ALL, max_rollout_turns=1).make()
-    return virtual_time.run(play_sample(episode, async_context(WholeGenerator(), RandomEnvironment())))
+    return virtual_time.run(_play_sample(episode, async_context(WholeGenerator(), RandomEnvironment())))
 
 
 def test_a_journal_keeps_the_numbers_of_a_rollout_that_has_ended() -> None:
     ended = ended_episode()
     entry = from_json(turn_entry(0, 0, ended.state()))
     restored = EpisodeRecipe(include=ALL, max_rollout_turns=1).make()
-    restored.restore(state_of(entry["state"]))
+    restored.restore(_state_of(entry["state"]))
     assert restored.result() == ended.result()
 
 
 def test_a_journal_keeps_nulls_in_place_of_numbers_that_were_posted() -> None:
     posted = Message(role="assistant", content="a", token_ids=ids_of("a"), generation_logprobs=[-1.0], entropy=None)
     state = EpisodeRecipe(message_log=lambda _: [posted]).make().state()
-    [message] = state_of(from_json(turn_entry(0, 0, state))["state"]).messages
+    [message] = _state_of(from_json(turn_entry(0, 0, state))["state"]).messages
     assert set_fields(message)["entropy"] is None
 
 

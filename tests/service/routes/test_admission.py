@@ -14,7 +14,7 @@ import pytest
 from deployments.failures import GenerationRejected
 from rollout_client.arrow.schema import ARROW
 from service.admission.capacity import Amounts
-from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
+from service.settings import AdmissionSettings, RequestLimits
 from tests.clients.scripted_service import served
 from tests.service.scripted_http import MAX_MODEL_LEN, ScriptedHttp
 
@@ -29,7 +29,7 @@ WITHIN_S = 40.0
 
 
 def scripted(**bounds: int) -> ScriptedHttp:
-    return ScriptedHttp(RequestLimits(), admission=AdmissionSettings(replica=AdmissionBounds(**bounds)))
+    return ScriptedHttp(RequestLimits(), admission=AdmissionSettings(**bounds))
 
 
 def wait_until_free(service: ScriptedHttp) -> None:
@@ -98,9 +98,7 @@ def test_a_full_service_refuses_with_a_problem_document_and_says_when_to_come_ba
     assert (response.status_code, response.headers["content-type"]) == (429, "application/problem+json")
     retry_after_s = response.headers["retry-after"]
     assert int(retry_after_s) in range(4, 9)
-    message = (
-        f"4 rollouts are in flight here and admission.replica.max_rollouts allows 4; try again in {retry_after_s} s"
-    )
+    message = f"4 rollouts are in flight here and admission.max_rollouts allows 4; try again in {retry_after_s} s"
     assert response.json() == {
         "type": "urn:rollout:problem:overloaded",
         "title": "The service is full; nothing was started",
@@ -122,7 +120,7 @@ def test_a_request_with_more_rollouts_than_are_free_is_refused_before_anything_i
 
 
 def test_a_body_over_the_limit_of_one_request_is_refused_with_that_limit() -> None:
-    settings = AdmissionSettings(replica=AdmissionBounds(max_body_bytes=1000))
+    settings = AdmissionSettings(max_body_bytes=1000)
     response = ScriptedHttp(RequestLimits(max_body_bytes=500), admission=settings).post(b" " * 501)
     assert (response.status_code, response.json()["errors"][0]["message"]) == (
         413,

@@ -5,12 +5,12 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from rollout_client.version import CONTRACT_VERSION
 from service.rollout_records.recorder import RolloutRecorder
-from service.settings import AdmissionBounds, AdmissionSettings, RequestLimits
+from service.settings import AdmissionSettings, RequestLimits
 from tests.paths import TINY_MODEL
 from tests.service.scripted_http import DESCRIPTION, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedHttp
 
@@ -18,7 +18,7 @@ tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
 def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
-    limits, admission = RequestLimits(max_body_bytes=7), AdmissionSettings(replica=AdmissionBounds(max_rollouts=5))
+    limits, admission = RequestLimits(max_body_bytes=7), AdmissionSettings(max_rollouts=5)
     response = ScriptedHttp(limits, admission=admission).request("GET", "/v1/info")
     assert response.status_code == 200
     assert response.json() == {

@@ -163,8 +163,7 @@ def test_the_watch_sees_what_it_must_see(tmp_path: Path) -> None:
 READS_PICKLES: dict[str, str] = {
     "deployments/rollout_records/store.py": "records that ingress replicas have written",
     "service/rollout_records/recorder.py": "records that ingress replicas have written",
-    "service/rollout_requests/body_parser.py": "answers of the process that parses bodies, its own child",
-    "service/rollout_requests/parser_process.py": "parameters that its parent writes",
+    "service/rollout_requests/body_parser.py": "answers of the processes that parse bodies, its own children",
 }
 """Files that may call `pickle.loads`, and whose bytes these are."""
 LOADERS = {"loads", "load", "Unpickler"}

@@ -14,7 +14,7 @@ from ray.serve._private.utils import call_function_from_import_path
 from starlette.types import Message, Receive, Scope, Send
 
 from service.routes import proxy_middlewares
-from service.routes.proxy_middlewares import GATHERED_BYTES, GatheredBodies
+from service.routes.proxy_middlewares import GATHERED_BYTES, _GatheredBodies
 from tests.paths import REPOSITORY
 
 IMPORT_PATH = str(dotenv_values(REPOSITORY / "serve.env")["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"])
@@ -103,7 +103,7 @@ def heard(messages: Sequence[Message], count: int, pause_before: int | None = No
     async def send(_message: Message) -> None:
         raise AssertionError
 
-    asyncio.run(GatheredBodies(app)({"type": "http"}, receive, send))
+    asyncio.run(_GatheredBodies(app)({"type": "http"}, receive, send))
     return left
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from deployments.failures import RolloutRecordsLost
-from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollout_records import RecordedRollout
@@ -22,7 +22,7 @@ SAMPLING = {"seed": 7, "temperature": 0.5, "max_new_tokens": 4}
 
 def recording_http(store: Any = None, clock: float = 50.0) -> ScriptedHttp:
     store = store or RolloutRecordStore(RolloutRecordsSettings(), lambda: clock)
-    recorder = RolloutRecorder(store, lambda replica: f"node of {replica}", lambda: clock)
+    recorder = RolloutRecorder(store, lambda: clock)
     http = ScriptedHttp(generator=ScriptedGenerator(["AB"]), recorder=recorder)
     http.environments["math"].script = [outcome("more", 0.25), outcome(reward=1.0, terminated=True)]
     return http
@@ -43,8 +43,8 @@ def test_the_record_of_a_rollout_has_its_result_and_where_each_generation_was_ma
     assert record.rollout == result
     assert (record.request_id, record.ended_at, record.policy) == ("step/1", 50.0, None)
     assert re.fullmatch("step/1-[0-9a-f]{16}-0-0", result.rollout_id)
-    made = [(one.message, one.start, one.end, one.node) for one in record.generations]
-    assert made == [(1, 0, 2, "node of "), (3, 0, 2, "node of ")]
+    made = [(one.message, one.start, one.end) for one in record.generations]
+    assert made == [(1, 0, 2), (3, 0, 2)]
     assert [step.turn for step in record.steps] == [0, 1]
     assert record.began_at is not None
     assert record.began_at <= record.steps[0].began_at <= record.steps[1].began_at

@@ -11,7 +11,7 @@ import pytest
 from deployments.failures import GenerationLost, GenerationRejected
 from deployments.protocols.generation import RequestShare, ScoringRequest
 from rollout_client import SequenceScore
-from service.problems import JSON_WORDS
+from service.problems import _JSON_WORDS
 from service.rollouts import retries
 from service.settings import RequestLimits
 from tests.service import scripted_http
@@ -159,7 +159,7 @@ def test_a_version_that_is_demanded_scores_every_sequence_or_the_request_is_refu
         ({"sequences": [[1, 2]], "start": 2}, "start", "sequences[0] has 2 tokens; its last position is 1"),
         ({"sequences": [[1, 2], [2, 3]], "start": [0]}, "start", f"it has 1 positions for 2 sequences; {ONE_OR_EACH}"),
         ({"sequences": [[1, 2]], "top_k": 21}, "top_k", "Input should be less than or equal to 20"),
-        ({"sequences": [[1, 2]], "temperature": 1}, "temperature", JSON_WORDS["extra_forbidden"]),
+        ({"sequences": [[1, 2]], "temperature": 1}, "temperature", _JSON_WORDS["extra_forbidden"]),
     ],
 )
 def test_what_cannot_be_scored_is_refused_with_the_field_and_the_bound(

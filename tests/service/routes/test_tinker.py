@@ -20,7 +20,7 @@ from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.model_server import ServedPart, ServedTokens
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import OPEN_TO_ALL, AccessControl
-from service.settings import AdmissionBounds, AdmissionSettings
+from service.settings import AdmissionSettings
 from tests.service.keyed_http import access_of_a_key
 from tests.service.scoring_generator import ScoringGenerator
 from tests.service.scripted_http import ScriptedHttp
@@ -245,12 +245,12 @@ def test_log_probabilities_of_the_prompt_are_scored() -> None:
     assert sampled.share.id == f"tinker-{SAMPLER.partition(':')[0]}"
 
 
-def test_the_last_tokens_of_a_prompt_are_scored_alone() -> None:
+@pytest.mark.parametrize(("last_n", "scored"), [(1, [-8.0]), (4, [-6.0, -7.0, -8.0]), (9, [-6.0, -7.0, -8.0])])
+def test_the_last_tokens_of_a_prompt_are_scored_alone(last_n: int, scored: list[float]) -> None:
     world = World()
-    answer = world.run(lambda client: client.sampled(prompt_logprobs=True, prompt_logprobs_last_n=1))
+    answer = world.run(lambda client: client.sampled(prompt_logprobs=True, prompt_logprobs_last_n=last_n))
     response = SampleResponse.FromString(answer.content)
-    nan = float("nan")
-    assert response.prompt_logprobs == pack("<4f", nan, nan, nan, -8.0)
+    assert response.prompt_logprobs == pack("<4f", *[float("nan")] * (4 - len(scored)), *scored)
 
 
 def test_a_prompt_of_one_token_has_no_log_probability() -> None:
@@ -356,8 +356,7 @@ def test_weights_that_are_not_current_are_refused_in_a_way_that_the_client_does_
         ({"sampling_params": {"top_p": 1.5}}, "sampling_params.top_p"),
         ({"sampling_params": {"seed": 2**63}}, "sampling_params.seed"),
         ({"sampling_params": {"min_p": 0.1}}, "sampling_params.min_p"),
-        ({"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n"),
-        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 4}, "prompt_logprobs_last_n"),
+        ({"prompt_logprobs_last_n": 0}, "prompt_logprobs_last_n"),
         ({"topk_prompt_logprobs": 21}, "topk_prompt_logprobs"),
         ({"target_prompt_logprobs": {"data": [1]}}, "target_prompt_logprobs"),
         ({"prompt_alt_tokens_k": 1}, "prompt_alt_tokens_k"),
@@ -414,7 +413,7 @@ def test_the_same_call_again_starts_no_second_work() -> None:
 
 
 def test_a_call_holds_its_samples_until_they_are_there_and_more_are_told_to_come_again() -> None:
-    admission = AdmissionSettings(replica=AdmissionBounds(max_rollouts=3))
+    admission = AdmissionSettings(max_rollouts=3)
 
     async def play(client: Client) -> None:
         first = (await client.post("asample", sample(seq_id=0))).json()
@@ -427,7 +426,7 @@ def test_a_call_holds_its_samples_until_they_are_there_and_more_are_told_to_come
 
 @pytest.mark.parametrize(("max_tokens", "status"), [(18, 200), (17, 422)])
 def test_a_sample_counts_with_the_tokens_that_it_may_have(max_tokens: int, status: int) -> None:
-    admission = AdmissionSettings(replica=AdmissionBounds(max_tokens=max_tokens))
+    admission = AdmissionSettings(max_tokens=max_tokens)
     answer = World(admission=admission).run(lambda client: client.post("asample", sample()))
     assert answer.status_code == status
 

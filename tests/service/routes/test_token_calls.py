@@ -93,7 +93,7 @@ def test_each_prompt_and_each_sample_counts(endpoint: str, body: dict[str, Any],
 def test_more_samples_than_a_request_may_have_are_refused() -> None:
     http = Http()
     refused = http.post("/generate", {"input_ids": [[5]] * 51, "sampling_params": {"n": 2}})
-    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "sampling_params.n")
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "n")
 
 
 def test_the_calls_of_a_trainer_share_the_engines_as_one_party_of_the_priority_that_they_ask_for() -> None:
@@ -131,8 +131,8 @@ def test_an_abort_names_calls_of_its_caller_up_to_now(tmp_path: Path, body: dict
     assert (answer.status_code, answer.content) == (200, b"")
     [request], [aborted] = http.server.requests, http.server.aborted
     assert request.received_at < aborted.until <= time.monotonic()
-    assert aborted == CallsToAbort(request.share.key, rid, request.ingress, aborted.until)
     assert request.ingress
+    assert aborted == CallsToAbort(request.share.key, rid, request.ingress, aborted.until)
 
 
 @pytest.mark.parametrize(

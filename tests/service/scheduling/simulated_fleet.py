@@ -17,8 +17,6 @@ from service.scheduling.window import EngineCapacity
 
 ROUND_TRIP_S = 0.005
 """Between the end of a generation and the next turn of its rollout."""
-UNNAMED = ""
-"""Stands for the policy without a name."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,6 @@ class Replica:
     most_policies: int = 0
     """Named ones that had generations there at a time."""
     max_loras: float = math.inf
-    unnamed_has_adapter: bool = False
     passed_over: "list[tuple[ScheduledGeneration, int]]" = field(default_factory=list)
     """Generations, with their lengths, whose adapter has no place in the engine's batch."""
     ended: int = 0
@@ -64,15 +61,12 @@ class Replica:
             len(self.ingress_of),
             ingresses=len(set(self.ingress_of.values())),
             virtual_time=self.virtual_time,
-            policies=tuple(self.policies - {UNNAMED}),
-            unnamed_has_adapter=self.unnamed_has_adapter,
         )
 
     @property
     def policies(self) -> set[str]:
-        """Those that have generations there and need an adapter; `UNNAMED` stands for the one without a name."""
-        named = {each.request.policy or UNNAMED for each in self.ingress_of}
-        return named if self.unnamed_has_adapter else named - {UNNAMED}
+        """The named ones that have generations there."""
+        return {each.request.policy for each in self.ingress_of if each.request.policy is not None}
 
     def submit(self, scheduled: ScheduledGeneration, ingress: int, length: int, now: float) -> None:
         self.ingress_of[scheduled] = ingress
@@ -84,12 +78,11 @@ class Replica:
     def take(self, now: float) -> None:
         """As vLLM does: passes over those whose adapter has no place beside those of the ones that it has taken."""
         left = dict(self.passed_over)
-        needs_none = set() if self.unnamed_has_adapter else {UNNAMED}
-        held = {each.request.policy or UNNAMED for each in self.ingress_of if each not in left} - needs_none
+        held = {each.request.policy for each in self.ingress_of if each not in left} - {None}
         for scheduled, length in self.passed_over:
-            policy = scheduled.request.policy or UNNAMED
-            if policy in needs_none or policy in held or len(held) < self.max_loras:
-                held |= {policy} - needs_none
+            policy = scheduled.request.policy
+            if policy is None or policy in held or len(held) < self.max_loras:
+                held |= {policy} - {None}
                 del left[scheduled]
                 self.engine.submit(scheduled, length, now, scheduled.virtual_time)
         self.passed_over = list(left.items())

@@ -3,14 +3,14 @@
 import pytest
 
 from rollout_client.contract.base import Priority
-from service.scheduling.priority import counts_by_priority, weight_of
+from service.scheduling.fair_queue import _weight_of, counts_by_priority
 
 
 @pytest.mark.parametrize(
     ("priority", "weight"), [("interactive", 16.0), ("train", 1.0), ("batch", 0.0625), (2.5, 2.5), (1, 1.0)]
 )
 def test_a_priority_is_a_weight_in_proportion_to_training(priority: Priority, weight: float) -> None:
-    assert weight_of(priority) == weight
+    assert _weight_of(priority) == weight
 
 
 def test_counts_by_weight_are_counts_by_priority_in_which_no_class_is_missing() -> None:

@@ -278,17 +278,25 @@ def test_the_oldest_generation_that_waits_tries_a_suspect_replica() -> None:
     scheduler, _ = with_suspect_a()
     waiting = submit_many(scheduler, 3, "s")
     assert [each.has_started for each in waiting] == [False] * 3
-    assert names(scheduler.try_suspects()) == ["s0"]
+    assert names(scheduler.let_try("a")) == ["s0"]
     assert (waiting[0].replica, waiting[0].has_started) == ("a", True)
-    assert scheduler.try_suspects() == [], "one at a time"
+    assert list(scheduler.let_try("a")) == [], "one at a time"
     assert not scheduler.submit(generation("next")).has_started
 
 
 def test_the_next_generation_tries_a_suspect_replica_if_none_waits() -> None:
     scheduler, on_b = with_suspect_a()
     scheduler.end(on_b[0], new_tokens=100)
-    assert scheduler.try_suspects() == []
+    assert list(scheduler.let_try("a")) == []
     assert [scheduler.submit(generation(name)).replica for name in ("first", "second")] == ["a", "b"]
+
+
+def test_after_a_try_that_was_cancelled_the_next_generation_tries() -> None:
+    scheduler, on_b = with_suspect_a()
+    scheduler.end(on_b[0], new_tokens=100)
+    scheduler.let_try("a")
+    scheduler.end(scheduler.submit(generation("cancelled")))
+    assert scheduler.submit(generation("next")).replica == "a"
 
 
 def test_a_rollout_that_was_lost_at_a_suspect_replica_does_not_try_it_before_it_was_answered_elsewhere() -> None:
@@ -296,7 +304,7 @@ def test_a_rollout_that_was_lost_at_a_suspect_replica_does_not_try_it_before_it_
     lost = next(f"r{number}" for number in range(2 * WINDOW) if f"r{number}" not in names(on_b))
     for scheduled in on_b:
         scheduler.end(scheduled, new_tokens=100)
-    scheduler.try_suspects()
+    scheduler.let_try("a")
     again = scheduler.submit(generation(lost, turn=1))
     assert again.replica == "b"
     scheduler.end(again, new_tokens=100)
@@ -309,18 +317,18 @@ def test_a_suspect_replica_gets_its_part_again_once_the_one_that_tried_it_has_su
 ) -> None:
     scheduler, _ = with_suspect_a()
     waiting = submit_many(scheduler, 3, "s")
-    [tried] = scheduler.try_suspects()
+    [tried] = scheduler.let_try("a")
     started = scheduler.end(tried, None if failed else 100, replica_failed=failed)
     assert names(started) == ([] if failed else ["s2", "s1"])
-    assert (scheduler.has_suspects, {each.replica for each in waiting[1:]}) == (failed, {"b"} if failed else {"a"})
+    assert {each.replica for each in waiting[1:]} == ({"b"} if failed else {"a"})
     assert {scheduler.submit(generation(f"new {number}")).replica for number in range(6)} == replicas
 
 
 def test_a_suspect_replica_that_is_gone_is_not_tried() -> None:
     scheduler, _ = with_suspect_a()
-    scheduler.try_suspects()
+    scheduler.let_try("a")
     scheduler.set_replicas(["b"])
-    assert (scheduler.has_suspects, scheduler.submit(generation("next")).replica) == (False, "b")
+    assert scheduler.submit(generation("next")).replica == "b"
     scheduler.set_replicas(["a", "b"])
     assert scheduler.submit(generation("another")).replica == "a", "it is new"
 
@@ -443,7 +451,7 @@ class Events:
             self.replicas = [f"{number}" for number in range(pick % 4, pick % 4 + 1 + pick % 3)]
             self.note(self.scheduler.set_replicas(self.replicas))
         elif event == "try":
-            self.note(self.scheduler.try_suspects())
+            self.note(self.scheduler.let_try(f"{pick % 4}"))
         elif event == "observe":
             load = ReplicaLoad(pick, ingresses=1 + pick % 3, virtual_time=pick)
             self.note(self.scheduler.observe(f"{pick % 4}", load, ended=0))

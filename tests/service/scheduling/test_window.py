@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.timing import Timing
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
-from service.scheduling.window import SUSPECT_AFTER, AdapterTurns, EngineCapacity, ReplicaWindow
+from service.scheduling.window import SUSPECT_AFTER, EngineCapacity, ReplicaWindow
 from tests.service.scheduling.simulated_fleet import Batch, Fleet
 
 CAPACITY = EngineCapacity(sequences=10, kv_tokens=1000)
@@ -33,20 +33,6 @@ def test_a_window_holds_a_multiple_of_the_engines_batch(factor: float | None, ro
 
 def test_a_window_holds_no_more_tokens_than_the_kv_cache() -> None:
     assert room_of(ReplicaWindow(CAPACITY, 2.0), tokens=250.0) == 4
-
-
-def test_generations_that_are_longer_than_expected_leave_less_room() -> None:
-    window = ReplicaWindow(CAPACITY, 2.0)
-    for _ in range(2):
-        window.add(100.0, shared_tokens=50.0)
-    assert room_of(window, tokens=100.0) == 8
-    window.observe(ReplicaLoad(2, kv_tokens=300), ended=0)
-    assert room_of(window, tokens=100.0) == 8
-    window.observe(ReplicaLoad(2, kv_tokens=600), ended=0)
-    assert room_of(window, tokens=100.0) == 5
-    for _ in range(2):
-        window.remove(100.0, shared_tokens=50.0)
-    assert room_of(window, tokens=100.0) == 10
 
 
 def test_one_generation_fits_however_large_it_is() -> None:
@@ -165,41 +151,15 @@ def test_a_larger_engine_makes_a_larger_window() -> None:
 TIMING = Timing(time_per_token_s=0.01, max_num_seqs=16)
 
 
-def turns_with(most: float, *policies: str) -> AdapterTurns:
-    turns = AdapterTurns(most)
-    for policy in policies:
-        turns.add(policy)
-    return turns
-
-
 def test_a_replica_takes_as_many_policies_as_its_engine_holds_adapters() -> None:
-    turns = turns_with(2, "a")
-    assert [turns.may_start(policy) for policy in ("a", "b", None)] == [True, True, True]
-    turns.add("b")
-    assert [turns.may_start(policy) for policy in ("a", "b", "c", None)] == [True, True, False, True]
-    turns.remove("a")
-    assert turns.may_start("c")
-
-
-def test_a_policy_whose_turn_was_ended_starts_again_once_its_generations_have_ended() -> None:
-    turns = turns_with(1, "a", "a")
-    turns.end_turn("a")
-    assert ([turns.may_start(policy) for policy in ("a", "b", None)], turns.ending) == ([False, False, True], 1)
-    turns.remove("a")
-    assert not turns.may_start("a")
-    turns.remove("a")
-    assert ([turns.may_start(policy) for policy in ("a", "b")], turns.ending) == ([True, True], 0)
-
-
-def test_a_policy_without_generations_has_no_turn_that_could_end() -> None:
-    turns = turns_with(1)
-    turns.end_turn("a")
-    turns.end_turn(None)
-    assert (turns.ending, turns.may_start("a")) == (0, True)
-
-
-def test_without_a_bound_all_policies_start() -> None:
-    assert turns_with(math.inf, *"abc").may_start("d")
+    window = ReplicaWindow(EngineCapacity(adapters=2), 2.0)
+    window.add(1.0, "a")
+    assert [window.may_start(policy) for policy in ("a", "b", None)] == [True, True, True]
+    window.add(1.0, "b")
+    window.add(1.0)
+    assert [window.may_start(policy) for policy in ("a", "b", "c", None)] == [True, True, False, True]
+    window.remove(1.0, "a")
+    assert window.may_start("c")
 
 
 @pytest.mark.parametrize(("max_loras", "most"), [(None, math.inf), (3, 3)])
@@ -222,24 +182,6 @@ def test_three_policies_take_turns_and_each_gets_its_share(max_loras: int) -> No
     shares = [fleet.turns_ended[name] / fleet.turns_ended.total() for name in "abc"]
     assert shares == pytest.approx([1 / 3] * 3, rel=0.2)
     assert fleet.replicas["r0"].most_policies == max_loras
-
-
-def test_policies_of_several_ingress_replicas_take_turns_too() -> None:
-    fleet = Fleet(1, TIMING, ingresses=3, max_loras=1)
-    for ingress, name in enumerate("abc"):
-        fleet.post(Batch(name, rollouts=1000, turns=4, policy=name, ingress=ingress))
-    fleet.run(lambda: fleet.now > 300.0)
-    shares = [fleet.turns_ended[name] / fleet.turns_ended.total() for name in "abc"]
-    assert min(shares) >= 0.2
-
-
-def test_an_adapter_without_a_name_takes_turns_with_the_named_ones() -> None:
-    fleet = Fleet(1, TIMING, max_loras=1)
-    fleet.replicas["r0"].unnamed_has_adapter = True
-    for name, policy in (("a", "a"), ("unnamed", None)):
-        fleet.post(Batch(name, rollouts=1000, turns=4, policy=policy))
-    fleet.run(lambda: fleet.now > 200.0)
-    assert fleet.turns_ended["a"] / fleet.turns_ended["unnamed"] == pytest.approx(1.0, rel=0.2)
 
 
 def test_shares_are_in_proportion_to_the_weights_of_the_requests() -> None:

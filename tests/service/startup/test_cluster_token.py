@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from ray import _raylet
 
-from service.startup.commands import ServiceNotStarted
-from service.startup.local_service import make_token, require_cluster_token
+from service.startup.config import ServiceNotStarted
+from service.startup.local_service import _make_token, require_cluster_token
 
 RAYLET: Any = _raylet
 
@@ -64,7 +64,7 @@ def test_a_token_in_the_environment_needs_no_file(monkeypatch: pytest.MonkeyPatc
 def test_services_that_start_at_once_have_one_token(tmp_path: Path) -> None:
     file = tmp_path / "token"
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(make_token, [file] * 32))
+        list(threads.map(_make_token, [file] * 32))
     assert len(file.read_text()) == 64
     assert list(tmp_path.iterdir()) == [file]
 

@@ -11,8 +11,8 @@ import datasets
 import pytest
 from rich.console import Console
 
-from deployments.logs import JsonLinesFormatter, JsonLinesHandler, LoggedStream
-from service.startup.console_logs import ReplicaLogs, replica_logs_shown, stages_shown
+from deployments.logs import _json_lines_handler, _JsonLinesFormatter, _LoggedStream
+from service.startup.console_logs import _ReplicaLogs, replica_logs_shown, stages_shown
 
 WARNING = {
     "level": "WARNING",
@@ -34,7 +34,7 @@ def write(path: Path, *records: dict[str, Any]) -> None:
 def test_warnings_and_printed_lines_are_shown_with_their_deployment(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", WARNING, {**WARNING, "level": "INFO"}, {**WARNING, "level": "DEBUG"})
     write(tmp_path / "b.jsonl", PRINTED, {**PRINTED, "logger": "stderr"})
-    assert list(ReplicaLogs(tmp_path).new_texts()) == [
+    assert list(_ReplicaLogs(tmp_path).new_texts()) == [
         "[math] warning: The step failed. (rollout_id r1-0-1)\nTraceback (most recent call last):\nValueError: x",
         "[sliding_puzzle] [bold] move 3",
         "[sliding_puzzle] [bold] move 3",
@@ -47,14 +47,14 @@ def test_a_record_without_a_rollout_shows_its_request_and_one_without_both_neith
     of_neither = dict(of_request)
     del of_neither["request_id"]
     write(tmp_path / "a.jsonl", of_request, of_neither)
-    assert list(ReplicaLogs(tmp_path).new_texts()) == [
+    assert list(_ReplicaLogs(tmp_path).new_texts()) == [
         "[math] error: The step failed. (request_id r1)",
         "[math] error: The step failed.",
     ]
 
 
 def test_each_line_is_shown_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
-    logs = ReplicaLogs(tmp_path)
+    logs = _ReplicaLogs(tmp_path)
     assert list(logs.new_texts()) == []
     path = tmp_path / "a.jsonl"
     whole = json.dumps(PRINTED) + "\n"
@@ -66,7 +66,7 @@ def test_each_line_is_shown_once_and_only_when_it_is_whole(tmp_path: Path) -> No
 
 
 def test_a_log_that_goes_on_in_a_new_file_loses_nothing(tmp_path: Path) -> None:
-    logs = ReplicaLogs(tmp_path)
+    logs = _ReplicaLogs(tmp_path)
     path = tmp_path / "a.jsonl"
     write(path, {**PRINTED, "message": "1"})
     assert list(logs.new_texts()) == ["[sliding_puzzle] 1"]
@@ -78,7 +78,7 @@ def test_a_log_that_goes_on_in_a_new_file_loses_nothing(tmp_path: Path) -> None:
 
 def test_a_flood_of_one_replica_is_cut_and_the_file_named(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", *({**PRINTED, "message": str(number)} for number in range(60)))
-    texts = list(ReplicaLogs(tmp_path).new_texts())
+    texts = list(_ReplicaLogs(tmp_path).new_texts())
     assert texts[:50] == [f"[sliding_puzzle] {number}" for number in range(50)]
     assert texts[50:] == [f"10 more lines are in {tmp_path / 'a.jsonl'}"]
 
@@ -87,13 +87,13 @@ def test_progress_bars_of_datasets_stay_in_the_log_and_printed_lines_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = logging.Logger("stderr")
-    log.addHandler(handler := JsonLinesHandler(tmp_path / "a.jsonl"))
-    handler.setFormatter(JsonLinesFormatter("math", "r"))
-    monkeypatch.setattr(sys, "stderr", LoggedStream(log, sys.stderr))
+    log.addHandler(handler := _json_lines_handler(tmp_path / "a.jsonl"))
+    handler.setFormatter(_JsonLinesFormatter("math", "r"))
+    monkeypatch.setattr(sys, "stderr", _LoggedStream(log, sys.stderr))
     datasets.Dataset.from_dict({"a": [1, 2]}).map(lambda row: row, load_from_cache_file=False)
     sys.stderr.write("prepared\n")
     assert "examples/s" in (tmp_path / "a.jsonl").read_text()
-    assert list(ReplicaLogs(tmp_path).new_texts()) == ["[math] prepared"]
+    assert list(_ReplicaLogs(tmp_path).new_texts()) == ["[math] prepared"]
 
 
 def stages_of(console: Console) -> None:

@@ -11,8 +11,8 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema
 
 from service.startup import local_service
-from service.startup.commands import ServiceNotStarted
-from service.startup.local_service import drain_replicas, refuse_taken_port, shutdown_bound_s
+from service.startup.config import ServiceNotStarted
+from service.startup.local_service import _drain_replicas, _refuse_taken_port, _shutdown_bound_s
 
 
 class HandleThatLearnsItsReplicas:
@@ -42,24 +42,24 @@ def application(**options: float) -> ServeApplicationSchema:
 
 
 def test_the_rollouts_have_as_long_as_the_ingress_has_to_shut_down() -> None:
-    assert shutdown_bound_s(application(graceful_shutdown_timeout_s=3600)) == 3600
+    assert _shutdown_bound_s(application(graceful_shutdown_timeout_s=3600)) == 3600
 
 
 def test_without_a_setting_they_have_as_long_as_ray_serve_gives() -> None:
-    assert shutdown_bound_s(application()) == 20
-    assert shutdown_bound_s(ServeApplicationSchema(import_path="service.app:build")) == 20
+    assert _shutdown_bound_s(application()) == 20
+    assert _shutdown_bound_s(ServeApplicationSchema(import_path="service.app:build")) == 20
 
 
 def test_a_handle_that_does_not_know_its_replicas_yet_is_asked_again() -> None:
     handle = HandleThatLearnsItsReplicas(calls_before=2, left_by_replica=[3, 4])
-    assert drain_replicas(handle, 20) == 7
+    assert _drain_replicas(handle, 20) == 7
     assert handle.bounds_s == [20, 20, 20]
 
 
 def test_an_ingress_without_replicas_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain_replicas.retry, "stop", local_service.stop_after_delay(0.1))  # type: ignore[attr-defined]
+    monkeypatch.setattr(_drain_replicas.retry, "stop", local_service.stop_after_delay(0.1))  # type: ignore[attr-defined]
     with pytest.raises(DeploymentUnavailableError):
-        drain_replicas(HandleThatLearnsItsReplicas(calls_before=10_000, left_by_replica=[]), 20)
+        _drain_replicas(HandleThatLearnsItsReplicas(calls_before=10_000, left_by_replica=[]), 20)
 
 
 @pytest.mark.parametrize("error", [Exception("The current node timed out during startup."), OSError("no memory")])
@@ -70,7 +70,7 @@ def test_whatever_ray_raises_is_said(error: Exception) -> None:
         patch.object(ray, "init", side_effect=error),
         pytest.raises(ServiceNotStarted) as raised,
     ):
-        local_service.start_ray(8000)
+        local_service._start_ray(8000)
     assert str(raised.value) == f"Ray did not start: {error}"
 
 
@@ -80,6 +80,6 @@ def test_a_port_that_something_listens_on_is_refused_and_is_accepted_afterwards(
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ServiceNotStarted) as raised:
-            refuse_taken_port("127.0.0.1", port)
+            _refuse_taken_port("127.0.0.1", port)
         assert str(raised.value) == f"Port {port} on 127.0.0.1 is taken: stop what uses it or choose another."
-    refuse_taken_port("127.0.0.1", port)
+    _refuse_taken_port("127.0.0.1", port)

@@ -15,7 +15,7 @@ from tests.growing_limits import in_the_middle
 ADOPTS_AND_REAPS = """
 import subprocess, sys, time
 import psutil
-from service.startup.processes import OrphanReaper, adopt_orphans
+from service.startup.processes import _OrphanReaper, adopt_orphans
 
 def until(condition):
     deadline = time.monotonic() + 60
@@ -24,7 +24,7 @@ def until(condition):
         time.sleep(0.01)
 
 adopt_orphans()
-reaper, me = OrphanReaper(), psutil.Process()
+reaper, me = _OrphanReaper(), psutil.Process()
 shell = ["sh", "-c", "sleep 1000 & echo $!; read line"]
 parent = subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 orphan = psutil.Process(int(parent.stdout.readline()))

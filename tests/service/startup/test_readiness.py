@@ -5,9 +5,11 @@ from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
 from deployments.generation.response_parser import ParserUnusable
+from deployments.policy.run_identity import FolderRefused
 from deployments.protocols.chat import UnsupportedTokenizer
-from service.startup.commands import ServiceNotStarted
-from service.startup.readiness import Startup
+from deployments.sessions.session_table import _ModelNotRecordable
+from service.startup.config import ServiceNotStarted
+from service.startup.readiness import _Startup
 
 RAISED = """\
 A replica failed to start with exception. Retrying 2 more time(s). Error:
@@ -72,11 +74,11 @@ def application(
     }
 
 
-def startup() -> Startup:
-    return Startup(["rollout"], room_timeout_s=120)
+def startup() -> _Startup:
+    return _Startup(["rollout"])
 
 
-@pytest.mark.parametrize("refusal", [UnsupportedTokenizer, ParserUnusable])
+@pytest.mark.parametrize("refusal", [UnsupportedTokenizer, ParserUnusable, FolderRefused, _ModelNotRecordable])
 def test_of_what_the_service_refuses_the_sentence_is_shown(refusal: type[Exception]) -> None:
     module = f"{refusal.__module__}.{refusal.__qualname__}".removeprefix("deployments.")
     failed = application(
@@ -90,7 +92,7 @@ def test_of_what_the_service_refuses_the_sentence_is_shown(refusal: type[Excepti
 def test_the_start_is_over_when_every_application_runs() -> None:
     running = application(ApplicationStatus.RUNNING, math=(DeploymentStatus.HEALTHY, ""))
     assert startup().observe(running, now=0) is None
-    assert Startup(["rollout", "other"], room_timeout_s=120).observe(running, now=0) == "Ray Serve"
+    assert _Startup(["rollout", "other"]).observe(running, now=0) == "Ray Serve"
 
 
 def test_what_is_not_healthy_yet_is_named() -> None:
@@ -130,10 +132,10 @@ def test_a_deployment_without_room_says_what_it_asks_for_and_ends_the_start_afte
     waiting = "math waits for room: a replica asks for 1 CPU and 2 GPU, free are 0.6 CPU and 0 GPU"
     judge = startup()
     assert judge.observe(states, now=10) == waiting
-    assert judge.observe(states, now=129.9) == waiting
+    assert judge.observe(states, now=69.9) == waiting
     with pytest.raises(ServiceNotStarted) as raised:
-        judge.observe(states, now=130)
-    assert str(raised.value) == f"Given up after 120 s: {waiting}."
+        judge.observe(states, now=70)
+    assert str(raised.value).startswith(f"Given up after 60 s: {waiting}.\nGive a deployment less")
 
 
 def test_the_timeout_counts_from_the_last_time_that_the_deployment_had_room() -> None:
@@ -142,9 +144,9 @@ def test_the_timeout_counts_from_the_last_time_that_the_deployment_had_room() ->
     )
     judge = startup()
     judge.observe(without_room, now=0)
-    judge.observe(application(ApplicationStatus.DEPLOYING, math=(DeploymentStatus.UPDATING, "")), now=100)
-    judge.observe(without_room, now=101)
-    assert judge.observe(without_room, now=220) is not None
+    judge.observe(application(ApplicationStatus.DEPLOYING, math=(DeploymentStatus.UPDATING, "")), now=50)
+    judge.observe(without_room, now=51)
+    assert judge.observe(without_room, now=110) is not None
 
 
 def test_a_replica_whose_process_starts_slowly_does_not_wait_for_room() -> None:

@@ -35,7 +35,16 @@ def test_the_config_is_printed_and_nothing_is_started() -> None:
 
 
 def test_fields_of_the_engine_are_options() -> None:
-    options = ("--max-num-seqs", "8", "--max-model-len", "auto", "--engine", "max_num_seqs=16", "--engine", "seed=1")
+    options = (
+        "--engine",
+        "max_num_seqs=8",
+        "--engine",
+        "max_num_seqs=16",
+        "--engine",
+        "max-model-len=auto",
+        "--engine",
+        "seed=1",
+    )
     _, printed, _ = invoke("org/model", "--gpus", "1", *options, "--print-config")
     engine = yaml.safe_load(printed)["applications"][0]["args"]["engine"]
     assert (engine["max_num_seqs"], engine["max_model_len"], engine["seed"]) == (16, "auto", 1)
@@ -56,8 +65,8 @@ def test_a_models_folder_is_named_by_its_absolute_path(tmp_path: Path, monkeypat
         (["models/shapes"], str(REPOSITORY / "models" / "shapes"), ["shapes"], True),
         (["--env", "shapes"], str(EMBEDDED_MODEL_THAT_SEES), ["shapes"], True),
         (["--env", "shapes", "--env", "math"], str(EMBEDDED_MODEL), ["shapes", "math"], False),
-        (["models/shapes", "--env", "math", "--no-images"], str(REPOSITORY / "models" / "shapes"), ["math"], False),
-        (["org/model", "--images"], "org/model", ["math", "sliding_puzzle"], True),
+        (["models/shapes", "--env", "math"], str(REPOSITORY / "models" / "shapes"), ["math"], True),
+        (["org/model"], "org/model", ["math", "sliding_puzzle"], False),
     ],
 )
 def test_a_model_that_sees_is_served_with_images(

@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from deployments.protocols.replicas import GeneratorDescription
-from deployments.rollout_records.settings import RolloutRecordsSettings
+from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.contract.policy import PolicyState, ReplicaPolicy, VersionInfo
 from service.access.access_control import AccessControl
@@ -64,7 +64,7 @@ def scripted_app(access: AccessControl) -> FastAPI:
     sampler = TaskSampler(environments)
     generator, store = TalkingGenerator(DELAY_S), RolloutRecordStore(RolloutRecordsSettings())
     in_process: Any = store
-    recorder = RolloutRecorder(in_process, lambda _replica: "n1")
+    recorder = RolloutRecorder(in_process)
     # Of two replicas none is ever compared with the others.
     not_compared: Any = None
     reports = TrainerReports(in_process, not_compared, lambda: {"": 7})
@@ -74,10 +74,10 @@ def scripted_app(access: AccessControl) -> FastAPI:
 
 def access_of(folder: Path, key: str | None) -> AccessControl:
     if key is None:
-        return AccessControl.of(AccessSettings(), "127.0.0.1")
+        return AccessControl.of(AccessSettings())
     path = folder / "keys.json"
     path.write_text(json.dumps({"keys": [{"name": "user", "sha256": hash_of(key), "scopes": ["rollout", "read"]}]}))
-    return AccessControl.of(AccessSettings(keys_file=str(path)), "127.0.0.1")
+    return AccessControl.of(AccessSettings(keys_file=str(path)))
 
 
 async def serve(access: AccessControl, key: str | None) -> None:

@@ -126,6 +126,6 @@ class AsyncRolloutClient(
         await AsyncRetrying(sleep=async_sleep, **policy)(ask)
 
     async def once(self, call: Call[Result], timeout_s: float | None = None) -> Result:
-        """Makes one of the calls of `rollout_calls` or `policy_calls` in one attempt."""
+        """Makes one of the calls of `calls/rollouts.py` or `calls/policy.py` in one attempt."""
         limits = self._connection.defaults.limits({"timeout_s": timeout_s}, advice=UPDATE_ADVICE)
         return await self._connection.result_of_one_attempt(call, limits)

@@ -24,7 +24,7 @@ class AsyncRecordMethods:
     async def rollout_record(self, rollout_id: str, **options: Unpack[CallOptions]) -> RolloutRecord:
         """The result of a rollout that has ended, with where and how each of its generations was made.
 
-        The service keeps it for `rollout_records.keep_s` of its config, for the key that has played it.
+        The service keeps it for the key that has played it, until newer ones need its room.
         """
         return await self._connection.short(rollout_record_call(rollout_id), options)
 

@@ -77,7 +77,7 @@ class BlobMethods:
     _connection: Connection
 
     def upload_image(self, image: bytes | str | PathLike[str], **options: Unpack[CallOptions]) -> str:
-        """Uploads a PNG, JPEG or WebP image, and returns its name for messages.
+        """Uploads a PNG or JPEG image, and returns its name for messages.
 
         A part `{"type": "image", "image": name}` of a message shows it. Uploaded again it has the same name.
 

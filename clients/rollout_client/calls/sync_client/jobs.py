@@ -61,8 +61,8 @@ class Jobs:
         have not brought, once, and no other one.
 
         That is the same job as long as the service keeps it, it has further samples, and none of these events was
-        acknowledged. Otherwise a new job plays what is left, and the samples of `cursor.failed` again. `None` if there
-        is neither.
+        acknowledged. Otherwise a new job plays what is left: what no event has brought, and again each sample whose
+        group has failed. `None` if nothing is.
 
         Args:
             options: those of a new job, as `submit` takes them; `samples_from` is the cursor's. With `keep.where`, its

@@ -129,7 +129,7 @@ class PolicyMethods:
         version: int | None = None,
         *,
         kind: WeightsKind = "full",
-        base: int | str | None = None,
+        base: int | None = None,
         checksum: str | None = None,
         name: str | None = None,
         progress: bool = False,
@@ -151,8 +151,8 @@ class PolicyMethods:
                 tensors that it holds; the service has the others.
             base: the version that a delta changes, or from which partial weights take the other tensors (by default
                 the current full weights). `PolicyPusher` makes and sends deltas of a module. Of an adapter the full
-                weights that it was trained on, by their number or checksum: the service refuses it on others.
-            checksum: the `Checksum` of the full weights. The service refuses others, and passes a delta on as it is.
+                weights that it was trained on: the service refuses it on others.
+            checksum: the `Checksum` of the full weights. The service refuses others.
             name: the policy that an adapter becomes a version of, served beside others; versions count for each name.
             options: `timeout_s` bounds the whole update; `retries` are those of one chunk.
 
@@ -178,7 +178,7 @@ class PolicyMethods:
         version: int | None = None,
         *,
         kind: WeightsKind = "full",
-        base: int | str | None = None,
+        base: int | None = None,
         name: str | None = None,
         **options: Unpack[PushCallOptions],
     ) -> PolicyUpdate:

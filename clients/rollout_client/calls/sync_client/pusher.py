@@ -30,8 +30,7 @@ class PolicyPusher:
     restarted, or another client has pushed). Only one push at a time.
 
     Args:
-        is_verified: compute a checksum of each version here, and compare it with the service's. Without it the service
-            applies each delta itself, in place of the engines' nodes.
+        is_verified: compute a checksum of each version here, and compare it with the service's.
         is_partial: push only what is trained, as `kind="partial"` does, in the place of full weights. The checksums of
             the service are of all weights, so nothing is verified here.
 

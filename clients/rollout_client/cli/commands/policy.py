@@ -150,7 +150,6 @@ def shortened(checksum: str | None) -> str:
     return (checksum or "")[:SHOWN_DIGITS]
 
 
-CHECKSUM_DIGITS = 64
 policy_app = typer.Typer(invoke_without_command=True)
 
 
@@ -210,10 +209,7 @@ def push(
     version: Annotated[int | None, typer.Option(min=1, help="By default one more than the newest.")] = None,
     kind: Annotated[WeightsKind, typer.Option(help="What the weights are.")] = "full",
     base: Annotated[
-        str | None,
-        typer.Option(
-            help="The version that a delta changes; of an adapter the number or checksum that it was trained on."
-        ),
+        int | None, typer.Option(help="The version that a delta changes, or that an adapter was trained on.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The named policy that an adapter becomes a version of.")] = None,
     mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
@@ -221,6 +217,5 @@ def push(
 ) -> None:
     """Upload the weights at PATH and have every replica serve them."""
     with service.client() as client:
-        named_base = int(base) if base is not None and base.isdecimal() and len(base) < CHECKSUM_DIGITS else base
-        update = client.push_weights(path, version, kind=kind, base=named_base, name=name, mode=mode, progress=True)
+        update = client.push_weights(path, version, kind=kind, base=base, name=name, mode=mode, progress=True)
     show(update, as_json, update_table(update))

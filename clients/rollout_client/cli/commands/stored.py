@@ -231,7 +231,6 @@ def sums_table(found: Rejudgement) -> Table:
 VERDICTS = {
     "equal": "equal: the tokens and their log-probabilities",
     "equal_ids": "equal tokens; the log-probabilities differ",
-    "scored": "not drawn again; the log-probabilities are those of the weights, but for rounding",
     "not_compared": "not all of it could be compared",
     "parts": "it parts",
 }

@@ -23,7 +23,7 @@ def story(
     rollout_id: Annotated[str, typer.Argument(help="The `rollout_id` of a result, as `rollout view` shows it.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show what happened to a rollout: its transcript, queue, replicas, moves, retries, and times by turn.
+    """Show what happened to a rollout: its transcript, queue, replicas, retries, and times by turn.
 
     The service keeps records for a bounded time, where its config has `rollout_records`.
     """
@@ -72,7 +72,7 @@ def events_of(record: RolloutRecord) -> list[StoryEvent]:
     """Generations, steps and retries in order: each step after its turn, each retry before what came after it."""
     turns = turns_of(record)
     events = [
-        StoryEvent("generation", turns.get(made.message), made.began_at, made.took_s, made, moved_note(made))
+        StoryEvent("generation", turns.get(made.message), made.began_at, made.took_s, made)
         for made in record.generations
     ]
     for step in record.steps:
@@ -90,12 +90,6 @@ def turns_of(record: RolloutRecord) -> dict[int, int]:
     numbers = count()
     log = record.rollout.message_log
     return {place: next(numbers) for place, message in enumerate(log) if message.generation_logprobs is not None}
-
-
-def moved_note(made: RecordedGeneration) -> str:
-    if made.moved_from is None:
-        return ""
-    return f"moved from {made.moved_from}: {made.moved_because or 'the scheduler chose so'}"
 
 
 def timeline(record: RolloutRecord) -> Iterator[RenderableType]:

@@ -3,11 +3,10 @@
 import { h } from "../app/dom.js";
 import { count, percent, ratio, seconds } from "../app/numbers.js";
 import { table } from "../app/table.js";
-import { sparkline } from "../live/sparkline.js";
 import { tile } from "../live/tables.js";
 import { get } from "../service/api.js";
 import { panel, refusal, storyLink } from "./answers.js";
-import { attributesOf, linesOf } from "./ledger.js";
+import { attributesOf } from "./ledger.js";
 
 const NOTHING = "No trainer has reported log-probabilities yet. A trainer does so with client.report_logprobs(samples, logprobs), or by POST /v1/rollouts/logprobs.";
 
@@ -53,7 +52,6 @@ function ledgerElements(ledger) {
       ),
     ),
     panel("Causes", causesOf(ledger.causes)),
-    panel("By replica and version over time", historyOf(ledger.history)),
     panel("Rollouts that part the most", worstOf(ledger.worst)),
     panel("By attribute", ...attributesOf(ledger.by).map(([name, cells]) => cellsOf(name, cells))),
   ];
@@ -68,23 +66,6 @@ function causesOf(causes) {
     { class: "causes" },
     ...causes.map((cause) => h("li", {}, h("strong", { class: "bad" }, cause.kind.replaceAll("_", " ")), ` ${cause.message}`, h("span", { class: "small quiet" }, last(cause)))),
   );
-}
-
-/** All lines of a column have the same scale. */
-function historyOf(history) {
-  const lines = linesOf(history);
-  const [mean, largest] = ["means", "largests"].map((name) => Math.max(0, ...lines.flatMap((line) => line[name])));
-  const columns = [["replica"], ["version"], ["tokens", true], ["mean", true], ["by minute"], ["largest", true], ["by minute"]];
-  const rows = lines.map((line) => [
-    h("code", { class: "id", title: line.replica }, line.replica),
-    line.version,
-    count(line.tokens),
-    ratio(line.mean),
-    sparkline(line.means, { most: mean, places: line.places }),
-    ratio(line.largest),
-    sparkline(line.largests, { most: largest, places: line.places }),
-  ]);
-  return table("Mismatch by replica and version", columns, rows, "Nothing was reported within the last two hours.", { scrolls: true });
 }
 
 function worstOf(worst) {

@@ -31,7 +31,7 @@ export function eventsOf(record) {
     took: made.took_s ?? 0,
     made,
     versions: versionsBetween(messages[made.message], made.start, made.end),
-    note: made.moved_from ? `moved from ${made.moved_from}: ${made.moved_because ?? "the scheduler chose so"}` : "",
+    note: "",
   }));
   for (const { turn, began_at: at, took_s: took } of record.steps ?? []) {
     const last = events.findLastIndex((event) => event.turn <= turn);

@@ -124,7 +124,7 @@ function listElement({ rollouts }) {
     ratio(one.mean_ratio),
     `${seconds(Math.max(0, now - one.ended_at))} ago`,
   ]);
-  const empty = "No rollout of this key has ended within the time for which records are kept (rollout_records.keep_s).";
+  const empty = "No rollout of this key has ended, or newer ones took the place of its records (rollout_records.max_bytes).";
   return panel("Rollouts that ended last", table("Rollouts that ended last", columns, rows, empty, { scrolls: true }));
 }
 

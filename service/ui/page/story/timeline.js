@@ -22,7 +22,7 @@ function rowOf(event, record) {
     known(event.waited, duration),
     kind === "retry" ? "" : duration(event.took),
     known(made?.end - made?.start, count),
-    made ? h("code", { class: "id", title: made.node ? `${made.replica} on node ${made.node}` : made.replica }, made.replica || "unknown") : "",
+    made ? h("code", { class: "id", title: made.replica }, made.replica || "unknown") : "",
     known(made?.cached_tokens, (value) => count(value ?? 0)),
     known(made?.batch_size, (value) => (value ? count(value) : "–")),
     event.versions.join(", "),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
 from deployments.protocols.images import name_of_image
 from rollout_client import RequestRejected, ServiceUnreachable
 from service.images.request_images import RequestImages
@@ -12,7 +12,7 @@ from tests.clients.client_calls import call
 from tests.deployments.images.pictures import ImagesInProcess, picture
 from tests.service.scripted_http import ScriptedHttp
 
-RED, BLUE = picture("red"), picture("blue", "WEBP")
+RED, BLUE = picture("red"), picture("blue", "JPEG")
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def http() -> ScriptedHttp:
 
 
 def test_an_image_is_uploaded_from_memory_or_from_a_file_and_read_back(http: ScriptedHttp, tmp_path: Path) -> None:
-    file = tmp_path / "blue.webp"
+    file = tmp_path / "blue.jpeg"
     file.write_bytes(BLUE)
     assert http.call(lambda client: client.upload_image(RED)) == name_of_image(RED)
     assert http.call(lambda client: client.upload_image(file)) == name_of_image(BLUE)
@@ -31,7 +31,7 @@ def test_an_image_is_uploaded_from_memory_or_from_a_file_and_read_back(http: Scr
 
 
 def test_what_the_service_refuses_says_why(http: ScriptedHttp) -> None:
-    with pytest.raises(RequestRejected, match="it is not PNG, JPEG or WebP, it begins with 68 65 6c 6c 6f; convert it"):
+    with pytest.raises(RequestRejected, match="it is not PNG or JPEG, it begins with 68 65 6c 6c 6f; convert it"):
         http.call(lambda client: client.upload_image(b"hello"))
     with pytest.raises(RequestRejected, match="there is no such image") as unknown:
         http.call(lambda client: client.image(name_of_image(b"never")))

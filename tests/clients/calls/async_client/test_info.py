@@ -19,7 +19,7 @@ def info_of(vocabulary_sha256: str | None = None) -> Json:
     return {
         "model": {"name": "tiny", "revision": None, "vocab_size": 262, "max_model_len": 100},
         "tokenizer": described | ({"vocabulary_sha256": vocabulary_sha256} if vocabulary_sha256 else {}),
-        "limits": {"max_seq_len": 100, "admission": {"replica": {"max_rollouts": 9}}, "of_a_newer_service": None},
+        "limits": {"max_seq_len": 100, "admission": {"max_rollouts": 9}, "of_a_newer_service": None},
         "versions": {"service": "0.1", "contract": "1.0", "engine": "simulated", "ray": "2", "transformers": "5"},
         "policy_version": 3,
         "tasks": ["math"],

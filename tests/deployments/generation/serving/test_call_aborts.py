@@ -1,11 +1,12 @@
 """Which calls an abort ends, among processes whose clocks have nothing to do with each other."""
 
 from dataclasses import dataclass
+from unittest.mock import AsyncMock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.generation.serving.call_aborts import MOST_REMEMBERED, AbortableCall, AbortedCalls
+from deployments.generation.serving.call_aborts import MOST_REMEMBERED, AbortableCall, CallAborts
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import CallsToAbort, ServedRequest
 
@@ -38,8 +39,8 @@ def sent(waits: st.SearchStrategy[float] = SECONDS) -> st.SearchStrategy[Sent]:
 def test_an_abort_ends_the_calls_before_it_and_no_later_ones_whatever_the_clocks_say(
     call: Sent, abort: Sent, clocks: dict[str, int]
 ) -> None:
-    aborted = AbortedCalls()
-    aborted.note(
+    aborted = CallAborts(AsyncMock())
+    aborted._note(
         CallsToAbort(None, "r", abort.ingress, abort.received_at + clocks[abort.ingress]),
         abort.arrives_at + clocks["replica"],
     )
@@ -50,7 +51,7 @@ def test_an_abort_ends_the_calls_before_it_and_no_later_ones_whatever_the_clocks
         age_s=call.waits_s,
         arrived_at=call.arrives_at + clocks["replica"],
     )
-    is_aborted = aborted.has(AbortableCall(request, "r-1", "id"))
+    is_aborted = aborted.is_aborted(AbortableCall(request, "r-1", "id"))
     if call.ingress == abort.ingress:
         assert is_aborted is (call.received_at < abort.received_at)
     elif call.received_at + call.takes_s < abort.received_at:
@@ -60,13 +61,13 @@ def test_an_abort_ends_the_calls_before_it_and_no_later_ones_whatever_the_clocks
 
 
 def test_aborts_of_several_ingresses_stand_beside_each_other_and_the_oldest_is_forgotten() -> None:
-    aborted = AbortedCalls()
+    aborted = CallAborts(AsyncMock())
     request = ServedRequest("id", range(1), 1, (), SamplingOptions(), ingress="a", received_at=5.0, arrived_at=50.0)
     call = AbortableCall(request, "r", "id")
-    aborted.note(CallsToAbort(None, "", "a", 6.0), 60.0)
-    aborted.note(CallsToAbort(None, "", "a", 4.0), 61.0)
-    aborted.note(CallsToAbort(None, "", "b", 0.0), 40.0)
-    assert aborted.has(call)
+    aborted._note(CallsToAbort(None, "", "a", 6.0), 60.0)
+    aborted._note(CallsToAbort(None, "", "a", 4.0), 61.0)
+    aborted._note(CallsToAbort(None, "", "b", 0.0), 40.0)
+    assert aborted.is_aborted(call)
     for number in range(MOST_REMEMBERED):
-        aborted.note(CallsToAbort("other", str(number), "a", 9.0), 90.0)
-    assert not aborted.has(call)
+        aborted._note(CallsToAbort("other", str(number), "a", 9.0), 90.0)
+    assert not aborted.is_aborted(call)

@@ -105,7 +105,6 @@ PROMPT = [72, 105]
     [
         ("generate", {"input_ids": PROMPT, "sampling_params": {"min_new_tokens": 1}}),
         ("generate", {"input_ids": PROMPT, "sampling_params": {"frequency_penalty": 0.5}}),
-        ("generate", {"input_ids": PROMPT, "sampling_params": {"regex": "[0-9]"}}),
         ("inference/v1/generate", {"token_ids": PROMPT, "sampling_params": {"repetition_penalty": 1.1}}),
         ("inference/v1/generate", {"token_ids": PROMPT, "sampling_params": {"allowed_token_ids": [53, 258]}}),
     ],

@@ -10,7 +10,7 @@ from deployments.failures import RolloutFailure
 from deployments.policy.commands import LoadedWeights
 from deployments.protocols.model_server import Endpoint
 from deployments.protocols.token_columns import packed_rows
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.messages import COLUMN_FIELDS, Message
 from rollout_client.contract.sessions import SessionSample
@@ -178,7 +178,7 @@ def update_after(replica: Served, requests: int) -> None:
         core.meanwhile = None if len(core.prompts) == requests else update
         engine.weights.aborts += 1
         engine.weights.loaded = LoadedWeights(engine.weights.loaded.version + 1)
-        await core.abort([running.engine_id for running in engine._running])
+        await core.abort([running.engine_id for running in engine._running._running])
 
     core.meanwhile, core.step = update, 3
 
@@ -214,7 +214,7 @@ async def test_a_call_that_its_caller_has_left_is_recorded_with_the_columns_of_w
 
     async def leave() -> None:
         await replica.engine.interrupt(["call-1"])
-        await replica.core.abort([running.engine_id for running in replica.engine._running])
+        await replica.core.abort([running.engine_id for running in replica.engine._running._running])
 
     replica.core.meanwhile = leave
     replica.reply("one two")
@@ -231,16 +231,16 @@ async def test_a_call_that_its_caller_has_left_is_recorded_with_the_columns_of_w
         *(
             (
                 {"temperature": temperature},
-                "The session includes sampling_mask, entropy, and greedy decoding draws from no distribution: send a "
-                "temperature of at least 0.01.",
+                "The session includes top_logprobs, sampling_mask, entropy: send a temperature of at least 0.01: "
+                "greedy decoding draws from no distribution.",
             )
             for temperature in (0, 1e-6)
         ),
         *(
             (
                 {"top_k": top_k},
-                "The session includes sampling_mask, entropy, which a call has with a top_k from 1 to 32: send "
-                "one, or leave top_k to the session.",
+                "The session includes top_logprobs, sampling_mask, entropy: send a top_k from 1 to 32, or leave it to "
+                "the session.",
             )
             for top_k in (-1, 0, 33)
         ),

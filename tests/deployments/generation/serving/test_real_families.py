@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from deployments.generation.response_parser import ParserChoice, VLLMResponseParser
+from deployments.generation.response_parser import ParserChoice, _VLLMResponseParser
 from deployments.protocols.chat import ResponseToParse
 from deployments.sessions.records import OpenSession
 from rollout_client.contract.sessions import SessionRequest
@@ -85,7 +85,7 @@ def served(folder: Path, name: str) -> Served:
 def test_the_calls_of_a_rollout_are_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder_of(name)))
     one = vendor(f"real {name}")
-    parser = VLLMResponseParser(ParserChoice(str(folder_of(name)), *PARSERS[name], one.tokens.ends_of_turn))
+    parser = _VLLMResponseParser(ParserChoice(str(folder_of(name)), *PARSERS[name], one.tokens.ends_of_turn))
     read = parser.parse(
         ResponseToParse([*one.ids_of(CALLS[name] + ("" if name == "gptoss" else one.family.end))], tools=[TOOL], turn=1)
     )

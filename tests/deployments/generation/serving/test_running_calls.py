@@ -10,7 +10,7 @@ import pytest
 
 from deployments.failures import ReplicaShuttingDown, RolloutFailure
 from deployments.generation.engine_outputs import GeneratedChoice
-from deployments.generation.serving.endpoints import ServedAnswer, answer_parts, running_calls
+from deployments.generation.serving.endpoints import _ServedAnswer, answer_parts, running_calls
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.protocols.generation import SamplingOptions, packed_ids
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
@@ -19,7 +19,7 @@ from tests.virtual_time import runs
 
 REQUEST = ServedRequest("call-1", range(3), 100, (), SamplingOptions(), body=b'{"a": 1}')
 EVENTS = "text/event-stream"
-Server = Callable[[ServedCall], Awaitable[ServedAnswer]]
+Server = Callable[[ServedCall], Awaitable[_ServedAnswer]]
 
 
 async def parts_of(server: Server, call: ServedCall) -> list[ServedPart]:
@@ -30,10 +30,10 @@ async def parts_of(server: Server, call: ServedCall) -> list[ServedPart]:
 async def test_a_call_is_the_current_one_of_its_server() -> None:
     seen = []
 
-    async def server(call: ServedCall) -> ServedAnswer:
+    async def server(call: ServedCall) -> _ServedAnswer:
         seen.append((call, CURRENT_CALL.get()))
         call.choices[0] = GeneratedChoice(packed_ids(range(5)))
-        return ServedAnswer(200, "application/json", b"{}")
+        return _ServedAnswer(200, "application/json", b"{}")
 
     call = ServedCall(REQUEST, prompts={0: 3})
     [part] = await parts_of(server, call)
@@ -49,8 +49,8 @@ async def test_events_come_in_their_order_and_the_last_part_says_so() -> None:
             yield f"data: {number}\n\n"
             await asyncio.sleep(0)
 
-    async def server(_call: ServedCall) -> ServedAnswer:
-        return ServedAnswer(200, EVENTS, events())
+    async def server(_call: ServedCall) -> _ServedAnswer:
+        return _ServedAnswer(200, EVENTS, events())
 
     parts = await parts_of(server, ServedCall(REQUEST))
     assert b"".join(part.body for part in parts) == b"".join(b"data: %d\n\n" % number for number in range(50))
@@ -60,7 +60,7 @@ async def test_events_come_in_their_order_and_the_last_part_says_so() -> None:
 
 @runs
 async def test_what_breaks_before_the_answer_is_raised() -> None:
-    async def server(_call: ServedCall) -> ServedAnswer:
+    async def server(_call: ServedCall) -> _ServedAnswer:
         raise LookupError("nothing there")
 
     with pytest.raises(LookupError, match="nothing there"):
@@ -81,8 +81,8 @@ async def broken_events(call: ServedCall, failure: Exception, begins: bool = Tru
 @pytest.mark.parametrize("begins", [False, True])
 @runs
 async def test_an_answer_that_breaks_off_does_not_end_like_a_whole_one(begins: bool) -> None:
-    async def server(call: ServedCall) -> ServedAnswer:
-        return ServedAnswer(200, EVENTS, broken_events(call, LookupError("nothing there"), begins))
+    async def server(call: ServedCall) -> _ServedAnswer:
+        return _ServedAnswer(200, EVENTS, broken_events(call, LookupError("nothing there"), begins))
 
     async with aclosing(answer_parts(server, ServedCall(REQUEST))) as parts:
         if begins:
@@ -94,8 +94,8 @@ async def test_an_answer_that_breaks_off_does_not_end_like_a_whole_one(begins: b
 @pytest.mark.parametrize("has_begun", [False, True])
 @runs
 async def test_a_failure_is_another_replicas_until_the_answer_has_begun(has_begun: bool) -> None:
-    async def server(call: ServedCall) -> ServedAnswer:
-        return ServedAnswer(200, EVENTS, broken_events(call, ReplicaShuttingDown("it ends"), has_begun))
+    async def server(call: ServedCall) -> _ServedAnswer:
+        return _ServedAnswer(200, EVENTS, broken_events(call, ReplicaShuttingDown("it ends"), has_begun))
 
     call = ServedCall(REQUEST)
     if has_begun:
@@ -112,7 +112,7 @@ async def test_a_call_of_a_session_is_left_when_its_server_ends_whatever_it_has_
     unchecked: Any = SimpleNamespace(leave=lambda *_: left.append("left"))
     call.session = unchecked
 
-    async def server(_call: ServedCall) -> ServedAnswer:
+    async def server(_call: ServedCall) -> _ServedAnswer:
         raise LookupError("nothing there")
 
     with pytest.raises(LookupError):
@@ -131,8 +131,8 @@ async def test_a_server_is_ended_when_its_caller_goes_away() -> None:
         finally:
             has_ended.set()
 
-    async def server(_call: ServedCall) -> ServedAnswer:
-        return ServedAnswer(200, EVENTS, events())
+    async def server(_call: ServedCall) -> _ServedAnswer:
+        return _ServedAnswer(200, EVENTS, events())
 
     async with aclosing(answer_parts(server, ServedCall(REQUEST))) as parts:
         assert (await anext(parts)).body == b"first"
@@ -148,13 +148,13 @@ async def test_a_call_of_a_session_that_is_left_at_whatever_step_ends_and_what_i
         call = replica.call("one")
         has_generated = list[bool]()
 
-        async def server(call: ServedCall, has_generated: list[bool] = has_generated) -> ServedAnswer:
+        async def server(call: ServedCall, has_generated: list[bool] = has_generated) -> _ServedAnswer:
             await prepared(call, [QUESTION])
             generate(call, "7")
             has_generated.append(True)
             assert call.session is not None
             await call.record({0: {"role": "assistant", "content": "7"}})
-            return ServedAnswer(200, "application/json", b"7")
+            return _ServedAnswer(200, "application/json", b"7")
 
         parts = answer_parts(server, call)
         reading = asyncio.create_task(anext(parts))

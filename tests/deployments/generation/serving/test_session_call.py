@@ -10,12 +10,13 @@ from deployments.failures import ReplicaShuttingDown
 from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving import session_call
 from deployments.generation.serving.served_call import ServedCall
-from deployments.generation.serving.session_call import SessionCall, SessionCallClient, context_of
+from deployments.generation.serving.session_call import SessionCall, SessionCallClient
+from deployments.generation.serving.session_renderer import _context_of
 from deployments.protocols.generation import SamplingOptions, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedRequest, ServedTokens
 from deployments.sessions.records import ChatContext, EngineCall, OpenSession
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.base import RolloutDemand
 from rollout_client.contract.sessions import SessionRequest, SessionSample
@@ -151,7 +152,7 @@ async def test_a_call_that_is_left_before_the_engine_was_called_ends_without_a_r
     call.leave()
     await replica.calls.tasks.ended()
     info = await replica.store.info("s", "")
-    assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 0)
+    assert (info.calls, info.calls_in_flight, info.branches) == (0, 0, 0)
 
 
 @runs
@@ -226,7 +227,7 @@ async def test_what_another_replica_makes_anew_is_not_recorded() -> None:
     call.leave()
     await replica.calls.tasks.ended()
     info = await replica.store.info("s", "")
-    assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 0)
+    assert (info.calls, info.calls_in_flight, info.branches) == (0, 0, 0)
 
 
 @runs
@@ -244,5 +245,5 @@ async def test_a_session_that_is_ended_elsewhere_interrupts_its_calls_here(monke
 
 def test_what_vllm_adds_to_the_arguments_of_a_template_makes_no_other_root() -> None:
     given = {"tools": None, "tokenize": False, "add_generation_prompt": True, "continue_final_message": False}
-    assert context_of(None, {**given, "documents": None}) == PLAIN
-    assert context_of([], {**given, "enable_thinking": False}) == ChatContext(None, {"enable_thinking": False})
+    assert _context_of(None, {**given, "documents": None}) == PLAIN
+    assert _context_of([], {**given, "enable_thinking": False}) == ChatContext(None, {"enable_thinking": False})

@@ -3,11 +3,10 @@
 import pytest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-from deployments.generation.serving.answered_layers import prepare_chat
+from deployments.generation.serving.answered_layers import _prepare_chat
 from deployments.generation.serving.served_call import ServedCall
-from deployments.protocols.generation import SamplingOptions
+from deployments.protocols.generation import SamplingOptions, derived_seed
 from deployments.protocols.model_server import ServedRequest
-from deployments.seeds import derived_seed
 from rollout_client.contract.rollouts import Sampling
 
 # Importing vLLM takes seconds.
@@ -19,7 +18,7 @@ def prepared(generation_index: int = 0, sampling: Sampling | None = None, **aske
     sent = ServedRequest(
         "one", (), 1, (), SamplingOptions(), session_sampling=sampling, generation_index=generation_index
     )
-    prepare_chat(request, ServedCall(sent))
+    _prepare_chat(request, ServedCall(sent))
     return request
 
 

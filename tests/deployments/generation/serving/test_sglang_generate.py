@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from deployments.generation.serving import sglang_generate
-from deployments.generation.serving.sglang_generate import PromptAnswer
 from deployments.protocols.generation import RequestShare, SamplingOptions
 from deployments.protocols.model_server import CallsToAbort, Endpoint, ServedRequest, ServedTokens
 from tests.deployments.generation.serving.vllm_layers import Served
@@ -75,6 +74,8 @@ async def test_the_switches_that_trainers_send_turned_off_ask_for_nothing() -> N
         ("custom_params", {"sampling_params": {"custom_params": {"return_top_p_token_ids": True}}}),
         ("top_logprobs_num", {"top_logprobs_num": 2}),
         ("stop_regex", {"sampling_params": {"stop_regex": "[0-9]"}}),
+        ("json_schema", {"sampling_params": {"json_schema": "{}"}}),
+        ("return_text_in_logprobs", {"return_text_in_logprobs": True}),
         ("invented", {"invented": 1}),
     ],
 )
@@ -95,6 +96,8 @@ async def test_a_field_that_is_not_served_is_refused_by_its_name(field: str, bod
         ({"input_ids": [-1]}, "input_ids"),
         ({"input_ids": FIRST, "sampling_params": {"max_new_tokens": 510}}, "max_new_tokens"),
         ({"input_ids": FIRST, "sampling_params": {"top_p": 0}}, "top_p"),
+        ({"input_ids": FIRST, "sampling_params": {"n": 2}, "stream": True}, "stream"),
+        ({"input_ids": [FIRST], "stream": True}, "stream"),
     ],
 )
 @runs
@@ -122,7 +125,6 @@ async def test_sampling_parameters_are_the_engines() -> None:
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
-        "logit_bias": {"3": 1.0},
         "sampling_seed": 11,
     }
     await answered(served, {"input_ids": FIRST, "sampling_params": sampling})
@@ -138,7 +140,7 @@ async def test_sampling_parameters_are_the_engines() -> None:
     assert (params.max_tokens, params.min_tokens, params.stop_token_ids, params.ignore_eos) == (9, 1, [5], True)
     assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.1, 0.2, 1.5)
     assert (params.skip_special_tokens, params.spaces_between_special_tokens) == (False, False)
-    assert (params.include_stop_str_in_output, params.logit_bias) == (True, {3: 1.0})
+    assert params.include_stop_str_in_output
 
 
 @pytest.mark.parametrize("top_k", [-1, 1 << 30, None])
@@ -199,56 +201,37 @@ async def test_the_log_probabilities_of_a_prompt_begin_with_a_null_where_they_ar
 
 
 @runs
-async def test_tokens_are_named_with_their_texts_where_they_are_asked_for() -> None:
+async def test_the_prompts_of_a_batch_have_their_answers_in_their_order() -> None:
     served = Served()
-    [token_id, _] = served.reply("5")
-    body = {"input_ids": FIRST, "return_logprob": True, "logprob_start_len": 0}
-    meta = (await answered(served, {**body, "return_text_in_logprobs": True}))["meta_info"]
-    assert meta["output_token_logprobs"][0] == [-0.25, token_id, "5"]
-    assert meta["input_token_logprobs"][0][:2] == [None, 50]
+    for reply in ("a", "bc"):
+        served.reply(reply, ends=False)
+    answers = await answered(served, {"input_ids": [FIRST, SECOND], "rid": "r"})
+    assert [answer["text"] for answer in answers] == ["a", "bc"]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["r_0", "r_1"]
+    assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [3, 2]
 
 
 @runs
-async def test_the_prompts_of_a_batch_have_their_choices_in_their_order() -> None:
+async def test_each_prompt_has_n_answers_with_ids_and_seeds_of_their_own() -> None:
     served = Served()
-    replies = ["a", "bc", "def", "ghij"]
-    for reply in replies:
+    for reply in ("a", "bc", "def", "ghij"):
         served.reply(reply, ends=False)
     sampling = {"n": 2, "max_new_tokens": 9, "sampling_seed": 4}
     answers = await answered(served, {"input_ids": [FIRST, SECOND], "sampling_params": sampling, "rid": "r"})
-    assert [answer["text"] for answer in answers] == replies
-    assert [answer["meta_info"]["id"] for answer in answers] == ["r_0_0", "r_0_1", "r_1_0", "r_1_1"]
+    assert [answer["text"] for answer in answers] == ["a", "bc", "def", "ghij"]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["r_0", "r_1", "r_2", "r_3"]
     assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [3, 3, 2, 2]
     assert [params.seed for params in served.core.params] == [4, 5, 4, 5]
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
 @runs
-async def test_several_greedy_samples_are_one_that_the_engine_makes(is_streamed: bool) -> None:
+async def test_several_greedy_samples_are_answered() -> None:
     served = Served()
-    ids = served.reply("42")
-    body = {"input_ids": FIRST, "sampling_params": {"temperature": 0, "n": 3}, "return_logprob": True, "rid": "g"}
-    if is_streamed:
-        events = await served.events("generate", body)
-        answers = [event for event in events if event["meta_info"]["finish_reason"]]
-        assert [answer.pop("index") for answer in answers] == [0, 1, 2]
-    else:
-        answers = await answered(served, body)
-    assert [answer["meta_info"].pop("id") for answer in answers] == ["g_0", "g_1", "g_2"]
-    assert answers == [answers[0]] * 3
-    assert (answers[0]["output_ids"], answers[0]["text"]) == (ids, "42")
-    assert [params.n for params in served.core.params] == [1]
-
-
-@runs
-async def test_several_greedy_samples_of_a_session_are_messages_of_their_own() -> None:
-    served = await Served().open(sampling={"greedy": True})
-    ids = served.reply("42")
-    answers = await answered(served, {"input_ids": FIRST, "sampling_params": {"n": 2}}, "s")
-    assert [answer["output_ids"] for answer in answers] == [ids, ids]
-    samples = await served.samples()
-    assert [list(sample.message_log[-1].token_ids or ()) for sample in samples] == [ids, ids]
-    assert len({answer["meta_info"]["generation_id"] for answer in answers}) == 2
+    [ids, *_] = [served.reply("42") for _ in range(3)]
+    body = {"input_ids": FIRST, "sampling_params": {"temperature": 0, "n": 3}, "rid": "g"}
+    answers = await answered(served, body)
+    assert [answer["meta_info"]["id"] for answer in answers] == ["g_0", "g_1", "g_2"]
+    assert [(answer["output_ids"], answer["text"]) for answer in answers] == [(ids, "42")] * 3
 
 
 @pytest.mark.parametrize(
@@ -291,13 +274,11 @@ async def test_other_calls_end_at_a_special_token_in_their_stop_too(endpoint: En
 
 
 @runs
-async def test_a_prompt_with_several_samples_and_a_list_of_one_prompt_are_answered_with_lists() -> None:
+async def test_a_list_of_one_prompt_is_answered_with_a_list() -> None:
     served = Served()
-    for reply in ("a", "b", "c"):
-        served.reply(reply)
-    several = await answered(served, {"input_ids": FIRST, "sampling_params": {"n": 2}})
+    served.reply("c")
     [one] = await answered(served, {"input_ids": [FIRST]})
-    assert ([answer["text"] for answer in several], one["text"]) == (["a", "b"], "c")
+    assert one["text"] == "c"
 
 
 @runs
@@ -316,31 +297,17 @@ async def test_the_events_of_a_stream_are_cumulative_and_its_last_one_is_the_ans
 
 
 @runs
-async def test_numbers_of_a_prompt_are_made_once_and_sent_in_the_event_that_ends_each_choice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    served, made = Served(), list[int]()
-    numbers_of, sampling = PromptAnswer._prompt_numbers, {"n": 2, "max_new_tokens": 9}
-
-    def counted(answer: PromptAnswer) -> list[Any]:
-        made.append(len(answer.prompt_token_ids))
-        return numbers_of(answer)
-
-    monkeypatch.setattr(PromptAnswer, "_prompt_numbers", counted)
+async def test_numbers_of_a_prompt_are_in_the_event_that_ends_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
     monkeypatch.setattr(sglang_generate, "EVENT_EVERY_S", 0.0)
+    served.reply("abcd")
+    served.reply("abcd")
     body = {"input_ids": FIRST, "return_logprob": True, "logprob_start_len": 0}
-    for _ in range(2):
-        served.reply("abcd")
-        served.reply("efgh")
-    events = await served.events("generate", {**body, "sampling_params": sampling})
-    whole = await answered(served, {**body, "sampling_params": sampling})
-    assert made == [3, 3]
-    of_prompt = [event for event in events if "input_token_logprobs" in event["meta_info"]]
-    assert [event for event in events if event["meta_info"]["finish_reason"]] == of_prompt
-    assert [event["index"] for event in of_prompt] == [0, 1]
-    assert len(events) == 10
-    name = "input_token_logprobs"
-    assert {str(each["meta_info"][name]) for each in (*of_prompt, *whole)} == {str(whole[0]["meta_info"][name])}
+    events = await served.events("generate", body)
+    whole = await answered(served, body)
+    assert len(events) == 5
+    assert ["input_token_logprobs" in event["meta_info"] for event in events] == [False] * 4 + [True]
+    assert events[-1]["meta_info"]["input_token_logprobs"] == whole["meta_info"]["input_token_logprobs"]
 
 
 @runs
@@ -358,16 +325,6 @@ async def test_the_longer_an_answer_is_the_rarer_are_its_events(monkeypatch: pyt
     for event in events:
         assert len(event["text"]) == min(len(event["output_ids"]), 99)
         assert event["meta_info"]["output_token_logprobs_length"] == len(event["meta_info"]["output_token_logprobs"])
-
-
-@runs
-async def test_the_events_of_a_batch_name_their_answers() -> None:
-    served = Served()
-    served.reply("a")
-    served.reply("b")
-    events = await served.events("generate", {"input_ids": [FIRST, SECOND]})
-    ended = {event["index"]: event["text"] for event in events if event["meta_info"]["finish_reason"]}
-    assert ended == {0: "a", 1: "b"}
 
 
 def abortable(rid: str, received_at: float = 0.0, key: str | None = None) -> ServedRequest:

@@ -4,7 +4,8 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.generation.serving.session_call import ShownChoices, shown_message, shown_output
+from deployments.generation.serving.answered_layers import _shown_output
+from deployments.generation.serving.session_call import _ShownChoices, shown_message
 
 
 def event(*choices: dict[str, Any]) -> str:
@@ -12,7 +13,7 @@ def event(*choices: dict[str, Any]) -> str:
 
 
 def test_the_deltas_of_each_choice_are_joined() -> None:
-    shown = ShownChoices()
+    shown = _ShownChoices()
     shown.note(event({"index": 0, "delta": {"role": "assistant", "content": ""}}))
     shown.note(event({"index": 1, "delta": {"content": "B"}}, {"index": 0, "delta": {"reasoning": "why"}}))
     shown.note(event({"index": 0, "delta": {"content": "A"}}, {"index": 0, "delta": {"content": "a"}}))
@@ -24,7 +25,7 @@ def test_the_deltas_of_each_choice_are_joined() -> None:
 
 
 def test_the_parts_of_tool_calls_are_joined() -> None:
-    shown = ShownChoices()
+    shown = _ShownChoices()
     first = {"index": 0, "id": "c1", "function": {"name": "add", "arguments": ""}}
     second = {"index": 1, "id": "c2", "function": {"name": "sub", "arguments": "{}"}}
     shown.note(event({"index": 0, "delta": {"tool_calls": [first]}}))
@@ -38,7 +39,7 @@ def test_the_parts_of_tool_calls_are_joined() -> None:
 
 
 def test_events_without_choices_change_nothing() -> None:
-    shown = ShownChoices()
+    shown = _ShownChoices()
     shown.note(event())
     shown.note('data: {"error": {"message": "it broke"}}\n\n')
     assert shown.messages == {}
@@ -58,7 +59,7 @@ def test_the_items_of_a_response_are_one_message() -> None:
         part(type="message", content=[part(text="A"), part(text="B")]),
         part(type="function_call", call_id="c1", name="add", arguments="{}"),
     ]
-    assert shown_output(items) == {
+    assert _shown_output(items) == {
         "role": "assistant",
         "content": "AB",
         "reasoning": "why",

@@ -8,7 +8,7 @@ from vllm.inputs import tokens_input
 from deployments.failures import RolloutFailure
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.protocols.model_server import Endpoint
-from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
+from deployments.sessions.session_table import _ModelNotRecordable, refuse_unrecordable
 from tests.deployments.generation.serving.vllm_layers import Served
 from tests.virtual_time import runs
 
@@ -35,7 +35,7 @@ async def test_a_call_whose_prompt_is_made_past_its_session_is_refused_before_an
     served = await Served().open()
     served.reply("5")
     status, refused = await served.answer("chat/completions", CHAT, "s")
-    assert (status, SAYS in refused["error"]["message"]) == (501, True)
+    assert (status, SAYS in refused["error"]["message"]) == (400, True)
     *_, last = await served.events("chat/completions", CHAT, "s")
     assert SAYS in last["error"]["message"]
     assert served.core.prompts == []
@@ -76,5 +76,5 @@ async def test_a_call_whose_session_is_deleted_while_it_runs_is_not_answered_as_
 def test_a_model_that_sessions_cannot_record_is_refused_at_the_start() -> None:
     refuse_unrecordable("qwen3")
     refuse_unrecordable(None)
-    with pytest.raises(ModelNotRecordable, match="leave `sessions` and agents out"):
+    with pytest.raises(_ModelNotRecordable, match="leave `sessions` and agents out"):
         refuse_unrecordable("gpt_oss")

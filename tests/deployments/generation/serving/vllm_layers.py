@@ -27,7 +27,7 @@ from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.protocols.generation import NO_COLUMNS, SamplingOptions, included_columns
 from deployments.protocols.model_server import Endpoint, ServedRequest
 from deployments.sessions.records import OpenSession
-from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from deployments.upstream.vllm.engine_progress import StepCounter
 from deployments.upstream.vllm.token_texts import install_token_texts

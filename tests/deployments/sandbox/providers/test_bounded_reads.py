@@ -1,13 +1,12 @@
 """Files and outputs of a sandbox that have no end: no provider reads much more of them than it may give."""
 
 import asyncio
-import io
-import json
-import socket
+import os
 import struct
+import subprocess
 import tarfile
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.sandbox.interface import MIB, SandboxLost
-from deployments.sandbox.programs.init import Frames, read
-from deployments.sandbox.providers.docker import DockerProvider, DockerSandbox
+from deployments.sandbox.providers.docker import DockerProvider, _DockerSandbox
 from deployments.sandbox.providers.interface import (
     LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
@@ -28,8 +26,9 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
     open_provider,
 )
-from deployments.sandbox.providers.kubernetes import KubernetesProvider, KubernetesSandbox
-from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, end_of
+from deployments.sandbox.providers.kubernetes import KubernetesProvider, _KubernetesSandbox
+from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, _end_of
+from deployments.sandbox.supervisor import PipeOutput
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Container, Engine, message
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE
 from tests.deployments.sandbox.providers.test_contract import usable
@@ -75,7 +74,7 @@ def test_of_an_output_without_an_end_docker_leaves_the_last_bytes(tmp_path: Path
     async def run() -> None:
         async with provided("docker", tmp_path, Talking()) as provider:
             assert isinstance(provider, DockerProvider)
-            ended.append(await DockerSandbox(provider, "x", SPEC).run_shell("yes", None))
+            ended.append(await _DockerSandbox(provider, "x", SPEC).run_shell("yes", None))
 
     assert peak_of(run()) < 20 * LARGEST_OUTPUT_BYTES
     [done] = ended
@@ -112,7 +111,7 @@ class Archiving(Engine):
 async def read_by_docker(engine: Engine, folder: Path) -> bytes | None:
     async with provided("docker", folder, engine) as provider:
         assert isinstance(provider, DockerProvider)
-        return await DockerSandbox(provider, "x", SPEC).read_file(PATH)
+        return await _DockerSandbox(provider, "x", SPEC).read_file(PATH)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +157,7 @@ def test_the_variables_of_a_command_are_not_among_the_arguments_that_docker_gets
         async with provided("docker", tmp_path, engine) as provider:
             assert isinstance(provider, DockerProvider)
             with pytest.raises(SandboxLost):
-                await DockerSandbox(provider, "x", SPEC).exec(["test.sh", "a b"], environment={"KEY": "secret"})
+                await _DockerSandbox(provider, "x", SPEC).exec(["test.sh", "a b"], environment={"KEY": "secret"})
 
     asyncio.run(run())
     assert engine.asked["Env"] == ["KEY=secret"]
@@ -167,47 +166,72 @@ def test_the_variables_of_a_command_are_not_among_the_arguments_that_docker_gets
 
 
 class Scripted(ShellSandbox):
-    """A sandbox whose programs say what the test says: first a size, then parts in base64."""
+    """A sandbox whose programs say what the test says, for each part of a file."""
 
-    def __init__(self, size: str, part: Callable[[int], ExecResult]) -> None:
-        super().__init__(None, "x", SPEC)  # type: ignore[arg-type]
-        self.size, self.part, self.parts = size, part, 0
+    def __init__(self, part: ExecResult) -> None:
+        self.part, self.parts = part, 0
 
     async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
-        if "wc -c" in line:
-            return ExecResult(0, self.size, "")
         self.parts += 1
-        return self.part(self.parts)
-
-    async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
-        raise AssertionError
+        return self.part
 
 
 FULL = ExecResult(0, "A" * (PART_BYTES // 3 * 4) + "AAA=", "")
 """A part of `PART_BYTES` in base64."""
 
 
-def test_a_file_that_grows_while_a_shell_reads_it_is_read_to_the_bound_alone() -> None:
-    sandbox = Scripted("1", lambda _: FULL)
+def test_a_file_without_an_end_is_read_to_the_bound_alone() -> None:
+    sandbox = Scripted(FULL)  # type: ignore[abstract]
     with pytest.raises(SandboxRefused, match=REFUSED):
         asyncio.run(sandbox.read_file(PATH))
     assert sandbox.parts == LARGEST_FILE_BYTES // PART_BYTES + 1
 
 
 @pytest.mark.parametrize(
-    ("size", "part", "sentence"),
+    ("part", "sentence"),
     [
-        (str(LARGEST_FILE_BYTES + 1), FULL, REFUSED),
-        ("9" * 5000, FULL, REFUSED),
-        ("many", FULL, REFUSED),
-        ("1", ExecResult(0, "A", ""), "cannot be read: base64 of the sandbox wrote something else"),
-        ("1", ExecResult(127, "", "sh: base64: not found"), "cannot be read: sh: base64: not found"),
-        ("7", ExecResult(0, "", "sh: head: not found"), "cannot be read: 0 of its 7 bytes came out of the sandbox"),
+        (ExecResult(45, "", ""), REFUSED),
+        (ExecResult(0, "A", ""), "cannot be read: base64 of the sandbox wrote something else"),
+        (ExecResult(127, "", "sh: base64: not found"), "cannot be read: sh: base64: not found"),
+        (ExecResult(0, "", "sh: head: not found"), "cannot be read: sh: head: not found"),
+        (ExecResult(0, "AAAA", "tail: input/output error\npart-is-read"), "cannot be read: tail: input/output error"),
     ],
 )
-def test_programs_of_a_sandbox_that_say_something_else_give_no_file(size: str, part: ExecResult, sentence: str) -> None:
+def test_programs_of_a_sandbox_that_say_something_else_give_no_file(part: ExecResult, sentence: str) -> None:
     with pytest.raises(SandboxRefused, match=sentence):
-        asyncio.run(Scripted(size, lambda _: part).read_file(PATH))
+        asyncio.run(Scripted(part).read_file(PATH))  # type: ignore[abstract]
+
+
+class OneStream(ShellSandbox):
+    """A sandbox whose backend gives what a command writes to stderr as its stdout."""
+
+    async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
+        done = await asyncio.to_thread(
+            subprocess.run, ["sh", "-c", line], check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        return ExecResult(done.returncode, done.stdout, "")
+
+
+@pytest.mark.parametrize("size", [0, 3, PART_BYTES, 2 * PART_BYTES + 1])
+def test_a_file_is_read_where_both_streams_are_one(size: int, tmp_path: Path) -> None:
+    content = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    (tmp_path / "file").write_bytes(content)
+    sandbox = OneStream()  # type: ignore[abstract]
+    assert asyncio.run(sandbox.read_file(str(tmp_path / "file"))) == content
+    assert asyncio.run(sandbox.read_file(str(tmp_path / "none"))) is None
+
+
+def test_an_output_beyond_its_limit_is_not_read_any_more() -> None:
+    async def write() -> None:
+        over = asyncio.Event()
+        with PipeOutput(10, over) as output:
+            os.write(output.fd, b"x" * 100)
+            await over.wait()
+            os.write(output.fd, b"y" * 100)
+            assert not asyncio.get_running_loop().remove_reader(output._reading)
+        assert (output.is_exceeded, output.text()) == (True, "x" * 10)
+
+    asyncio.run(write())
 
 
 def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Path) -> None:
@@ -217,7 +241,7 @@ def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Pat
     ended: list[ExecResult] = []
 
     async def run() -> None:
-        sandbox = KubernetesSandbox(KubernetesProvider(kubectl=str(program)), "x", SPEC)
+        sandbox = _KubernetesSandbox(KubernetesProvider(kubectl=str(program)), "x", SPEC)
         ended.append(await sandbox.run_shell("true", None, b"given"))
 
     assert peak_of(run()) < 20 * LARGEST_OUTPUT_BYTES
@@ -228,31 +252,8 @@ def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["", "é" * 1000, "\ud800" * LARGEST_OUTPUT_BYTES])
 def test_the_end_of_an_output_has_no_more_bytes_than_it_may(text: str) -> None:
-    assert len(end_of(text).encode(errors="surrogatepass")) <= LARGEST_OUTPUT_BYTES
-    assert end_of(text[:1000]) == text[:1000]
-
-
-def frames_of_reading(path: str, most_bytes: int) -> tuple[bytes, dict[str, Any]]:
-    """What the first process of a local sandbox answers: the content, and the end."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        asked = io.BytesIO(json.dumps({"path": path, "most_bytes": most_bytes}).encode() + b"\n")
-        read(io.BufferedReader(asked), Frames(theirs), "/")
-        theirs.shutdown(socket.SHUT_WR)
-        received, content = ours.makefile("rb"), b""
-        while (head := received.read(5))[:1] == b"o":
-            content += received.read(struct.unpack("<I", head[1:])[0])
-        return content, json.loads(received.read())
-
-
-def test_a_file_whose_size_says_nothing_is_not_cut_off_at_the_bound(tmp_path: Path) -> None:
-    length = len(Path("/proc/self/status").read_bytes())
-    assert frames_of_reading("/proc/self/status", 10)[1] == {"error": "it is not a file of at most 10 bytes"}
-    assert frames_of_reading("/proc/self/status", length + 100)[1] == {}
-    whole = tmp_path / "whole"
-    whole.write_bytes(b"x" * 10)
-    assert frames_of_reading(str(whole), 10) == (b"x" * 10, {})
-    assert frames_of_reading(str(whole), 9) == (b"", {"error": "it is not a file of at most 9 bytes"})
+    assert len(_end_of(text).encode(errors="surrogatepass")) <= LARGEST_OUTPUT_BYTES
+    assert _end_of(text[:1000]) == text[:1000]
 
 
 @pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")

@@ -24,7 +24,6 @@ from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.docker import SOCKET
 from deployments.sandbox.providers.interface import (
     OWNER_LABEL,
-    ExecTimedOut,
     ProviderUnusable,
     RunningSandbox,
     SandboxFile,
@@ -161,7 +160,7 @@ def test_commands_share_files_and_processes_and_tell_how_they_ended(name: str, t
 
 def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(name: str, tmp_path: Path) -> None:
     async def work(sandbox: RunningSandbox) -> None:
-        with pytest.raises(ExecTimedOut, match=r"after 0\.5 s"):
+        with pytest.raises(TimeoutError):
             await sandbox.exec(["sleep", "301"], timeout_s=0.5)
         waiting = asyncio.ensure_future(sandbox.exec(["sh", "-c", "sleep 302; true"]))
         while not (await sandbox.exec(["sh", "-c", "ps ax | grep '[s]leep 302$'"])).stdout:

@@ -22,13 +22,13 @@ def copied(folder: Path, text: str) -> set[str]:
 def test_variables_folders_and_commands_follow_the_instructions_before_them(tmp_path: Path) -> None:
     made = plan(
         tmp_path,
-        '# syntax\nFROM a AS b\nARG N=1\nENV A=x${N} B="two words"\nENV OLD form\nWORKDIR /app\nWORKDIR sub\n'
-        'RUN echo $A \\\n  # a comment\n  && true\nRUN ["ls", "-l"]\nCMD sleep\nEXPOSE 80',
+        '# syntax\nFROM a AS b\nARG N=1\nENV A=x${N} B="two words"\nWORKDIR /app\nWORKDIR sub\n'
+        'RUN echo $A \\\n  # a comment\n  && true\nRUN [ "$A" = x1 ] && true\nCMD sleep\nEXPOSE 80',
     )
-    shell, listed = [step for step in made.steps if isinstance(step, Run) and step.argv[0] != "/bin/mkdir"]
-    assert shell.argv == ("/bin/sh", "-c", "echo $A && true")
-    assert (shell.workdir, shell.environment) == ("/app/sub", {"N": "1", "A": "x1", "B": "two words", "OLD": "form"})
-    assert listed.argv == ("ls", "-l")
+    shell, tested = [step for step in made.steps if isinstance(step, Run) and "mkdir" not in step.command]
+    assert shell.command == "echo $A && true"
+    assert (shell.workdir, shell.environment) == ("/app/sub", {"N": "1", "A": "x1", "B": "two words"})
+    assert tested.command == '[ "$A" = x1 ] && true'
     assert (made.workdir, made.environment["B"], "N" in made.environment) == ("/app/sub", "two words", False)
 
 
@@ -40,10 +40,8 @@ def test_copies_go_where_docker_puts_them(tmp_path: Path) -> None:
     assert copied(tmp_path, "COPY x.py main.py") == {"/app/main.py"}
     assert copied(tmp_path, "COPY x.py .") == copied(tmp_path, "COPY x.py /app") == {"/app/x.py"}
     assert copied(tmp_path, "COPY *.py src/") == {"/app/src/x.py", "/app/src/y.py"}
-    assert copied(tmp_path, 'COPY ["x.py", "y.py", "/src/"]') == {"/src/x.py", "/src/y.py"}
+    assert copied(tmp_path, "COPY x.py y.py /src/") == {"/src/x.py", "/src/y.py"}
     assert copied(tmp_path, "COPY . /all") >= {"/all/Dockerfile", "/all/d/e/two.txt"}
-    [step] = [step for step in plan(tmp_path, "FROM a\nCOPY --chmod=755 x.py /x").steps if isinstance(step, Copy)]
-    assert step.files["/x"].executable
 
 
 @pytest.mark.parametrize(
@@ -51,18 +49,21 @@ def test_copies_go_where_docker_puts_them(tmp_path: Path) -> None:
     [
         ("USER someone", "line 2 of the Dockerfile, `USER someone`, is not carried out"),
         ("ENTRYPOINT run", "ENTRYPOINT run.*is not carried out"),
-        ("FROM b", "begins a second stage"),
-        ("RUN --mount=type=cache,target=/x true", "has an option or a here-document"),
-        ("RUN <<EOF", "has an option or a here-document"),
-        ("COPY --from=b /x /y", "has the option --from"),
-        ("COPY --chown=me x /y", "has the option --chown"),
-        ("ADD https://example.org/x /y", "copies from the folder alone|copy from the folder alone"),
+        ("FROM b", "FROM b.*is not carried out"),
+        ("RUN --mount=type=cache,target=/x true", "is not carried out .* RUN with a line of shell"),
+        ("RUN <<EOF", "is not carried out"),
+        ('RUN ["ls", "-l"]', "is not carried out"),
+        # A shell would take it for a test that holds.
+        ('RUN [ "/setup.sh" ]', "is not carried out"),
+        ("COPY --from=b /x /y", "is not carried out .* without options"),
+        ("COPY --chmod=755 x /y", "is not carried out"),
+        ('COPY ["x", "/y"]', "is not carried out"),
+        ("ADD https://example.org/x /y", "is not carried out"),
         ("COPY nothing /y", "copies 'nothing', which is not in"),
         ("COPY ../secret /y", "which is not in"),
         ("COPY x", "needs a source and a destination"),
-        ("ENV", "assigns nothing"),
+        ("ENV A b", "is not of the form"),
         ("ENV A='b", "line 2 of the Dockerfile, `ENV A='b`, cannot be read: No closing quotation"),
-        ('COPY ["x", /y', "line 2 of the Dockerfile, .* cannot be read: Expecting value"),
     ],
 )
 def test_what_would_mean_something_else_is_refused_with_its_line(tmp_path: Path, line: str, message: str) -> None:

@@ -1,13 +1,15 @@
 """Images of the provider `local`, whose files go while somebody is about to read them."""
 
 import asyncio
+import tempfile
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deployments.sandbox.interface import MIB
+from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.providers import local
 from deployments.sandbox.providers.interface import (
     ProviderUnusable,
@@ -128,10 +130,34 @@ def test_files_that_do_not_fit_are_refused_with_what_was_said_and_the_sandbox_go
     async def run() -> bytes | None:
         spec = folder(tmp_path, "small")
         sandbox = await provider.open(SandboxSpec(folder=spec.folder, storage_mb=8))
-        with pytest.raises(
-            SandboxRefused, match=r"The files cannot be written in the sandbox: OSError: .*No space left"
-        ):
+        with pytest.raises(SandboxRefused, match=r"(?s)The files cannot be written in the sandbox: .*No space left"):
             await sandbox.write_files({"/large": SandboxFile(bytes(40 * MIB)), "/other": SandboxFile(b"x")})
         return await name_of(sandbox)
 
     assert asyncio.run(run()) == b"small\n"
+
+
+def test_folders_of_the_machine_whose_names_have_wildcards_are_no_files_of_an_image(
+    provider: LocalProvider, tmp_path: Path
+) -> None:
+    # The sandbox's user may not enter `tmp_path`.
+    with tempfile.TemporaryDirectory(prefix="run[1]-") as read_only:
+        Path(read_only).chmod(0o755)
+        (Path(read_only) / "data").write_text("data")
+        spec = replace(folder(tmp_path, "first"), read_only_folders=(read_only,))
+
+        async def run() -> bytes | None:
+            return await name_of(await provider.open(spec))
+
+        assert asyncio.run(run()) == b"first\n"
+
+
+def test_a_shell_that_does_not_answer_is_a_lost_sandbox(provider: LocalProvider, tmp_path: Path) -> None:
+    async def run() -> None:
+        sandbox = await provider.open(folder(tmp_path, "first"))
+        assert isinstance(sandbox, LocalRunningSandbox)
+        with pytest.raises(SandboxLost, match=r"did not answer within 0.2 s"):
+            await sandbox.run_shell("sleep 60", 0.2)
+        await sandbox.close()
+
+    asyncio.run(run())

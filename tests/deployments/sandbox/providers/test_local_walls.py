@@ -16,8 +16,7 @@ from deployments.sandbox.providers.interface import (
     SandboxRefused,
     SandboxSpec,
 )
-from deployments.sandbox.providers.local import LocalProvider
-from deployments.sandbox.providers.local_walls import Processors
+from deployments.sandbox.providers.local import LocalProvider, _Processors
 
 FORKS = """
 import os, signal, time
@@ -176,7 +175,7 @@ def test_its_processes_together_have_the_processors_of_its_cpus_rounded_up_and_c
 
 def test_sandboxes_take_the_processors_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5, 7})
-    processors = Processors()
+    processors = _Processors()
 
     def taken(cpus: float | None) -> list[int]:
         command = processors.pinned(cpus)

@@ -11,12 +11,11 @@ import pytest
 from PIL import Image
 
 from deployments.environments.step_runner import StepRunner
-from deployments.images.observations import ObservedImages
-from deployments.images.settings import ImagesSettings
+from deployments.images.book import ImagesSettings
+from deployments.images.checks import ObservedImages
 from deployments.protocols.environments import StepRequest
-from deployments.tasks.bridges.gymnasium import GymnasiumEnvironment, GymnasiumInfo, plain_text
+from deployments.tasks.bridges.gymnasium import GymnasiumEnvironment, _GymnasiumInfo, _plain_text
 from deployments.tasks.replies import last_tagged
-from deployments.tasks.support import PackageMissing
 from rollout_env import SampleRejected, check, play
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments
 from tests.deployments.images.pictures import ImagesInProcess
@@ -96,7 +95,7 @@ def test_a_session_that_is_opened_again_stands_where_the_first_stood_also_after_
     examples: Any = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": moves(["right"])[0]}]
     sample = {"messages": examples, "extra_env_info": {"seed": 5}}
     played = play(environment, moves(["down", "left", "down"]), sample)
-    log, info = played.message_log, GymnasiumInfo.model_validate(played.extra_env_info)
+    log, info = played.message_log, _GymnasiumInfo.model_validate(played.extra_env_info)
     assert info.prompt_messages == 2
     for turn in range(3):
         session = environment.open_session(log[: 3 + 2 * turn], info)
@@ -106,7 +105,7 @@ def test_a_session_that_is_opened_again_stands_where_the_first_stood_also_after_
 
 
 def test_what_is_not_text_and_wrong_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="CartPole-v1 has neither a rendering as text nor observations"):
+    with pytest.raises(ValueError, match="CartPole-v1 has no rendering as text"):
         GymnasiumEnvironment("CartPole-v1")
     with pytest.raises(ValueError, match="actions must be 4 different names, got"):
         GymnasiumEnvironment("FrozenLake-v1", actions=["up", "Up", "down", "left"])
@@ -116,35 +115,21 @@ def pixels(file: Any) -> Any:
     return numpy.asarray(Image.open(BytesIO(file)))
 
 
-@pytest.mark.parametrize(
-    ("observation", "texts"),
-    [
-        ("image", ["", "There was no legal action."]),
-        (
-            "both",
-            ["  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG", "There was no legal action.\n  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG"],
-        ),
-    ],
-)
-def test_pictures_are_those_that_the_environment_renders_after_the_same_actions(
-    observation: Any, texts: list[str]
-) -> None:
+def test_pictures_are_those_that_the_environment_renders_after_the_same_actions() -> None:
     env = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="rgb_array")
     env.reset(seed=0)
     first = env.render()
     env.step(1)
-    played = play(lake(observation=observation), [*moves(["down"]), "left"], {"extra_env_info": {"seed": 0}})
+    played = play(lake(observation="image"), [*moves(["down"]), "left"], {"extra_env_info": {"seed": 0}})
     seen: list[Any] = [outcome.observation for outcome in played.outcomes]
-    assert [message["content"] for message in seen] == texts
+    assert [message["content"] for message in seen] == ["", "There was no legal action."]
     for message in seen:
         [picture] = message["images"]
         assert numpy.array_equal(pixels(picture), env.render())
-    start: Any = lake(observation=observation).start([], GymnasiumInfo(seed=0)).observation
+    start: Any = lake(observation="image").start([], _GymnasiumInfo(seed=0)).observation
     assert numpy.array_equal(pixels(start["images"][0]), first)
     assert not numpy.array_equal(first, env.render())
-    instruction = "Answer with <action>NAME</action>. The actions are: left, down, right, up."
-    map_shown = "\n\n[S]FFF\nFHFH\nFFFH\nHFFG" if observation == "both" else ""
-    assert start["content"] == instruction + map_shown
+    assert start["content"] == "Answer with <action>NAME</action>. The actions are: left, down, right, up."
 
 
 def test_the_image_store_keeps_the_pictures_of_observations_by_name() -> None:
@@ -182,9 +167,9 @@ def test_environments_without_a_text_are_played_in_pictures_too(env_id: str) -> 
 
 
 def test_a_session_that_is_opened_again_shows_the_picture_that_the_first_would_have_shown() -> None:
-    environment = GymnasiumEnvironment("FrozenLake-v1", actions=DIRECTIONS, observation="both")
+    environment = GymnasiumEnvironment("FrozenLake-v1", actions=DIRECTIONS, observation="image")
     played = play(environment, moves(["down", "left", "down"]), {"extra_env_info": {"seed": 5}})
-    info = GymnasiumInfo.model_validate(played.extra_env_info)
+    info = _GymnasiumInfo.model_validate(played.extra_env_info)
     session = environment.open_session(played.message_log[:5], info)
     assert session.step(played.message_log[:6], info) == played.outcomes[2]
     session.close()
@@ -203,20 +188,20 @@ class Pictureless(gymnasium.Env):  # type: ignore[misc]  # the package is not th
         return "dark", {}
 
     def render(self) -> Any:
-        return numpy.zeros((4, 4), numpy.float64)
+        return numpy.zeros((4, 4, 3), numpy.float64)
 
 
 def test_what_has_no_picture_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     gymnasium.register("Pictureless-v0", entry_point=Pictureless)
-    with pytest.raises(ValueError, match=r"renders ndarray of shape \(4, 4\) and not uint8 pixels of shape"):
+    with pytest.raises(TypeError, match="Cannot handle this data type"):
         GymnasiumEnvironment("Pictureless-v0", observation="image")
     monkeypatch.setattr(Pictureless, "metadata", {"render_modes": ["ansi"]})
-    with pytest.raises(ValueError, match=r"Pictureless-v0 renders no pictures \(rgb_array\), but \['ansi'\]"):
+    with pytest.raises(ValueError, match=r"Pictureless-v0 has no rendering as image \(rgb_array\) but \['ansi'\]"):
         GymnasiumEnvironment("Pictureless-v0", observation="image")
-    with pytest.raises(EnvironmentNotLoadable, match="observation: Input should be 'text', 'image' or 'both'"):
+    with pytest.raises(EnvironmentNotLoadable, match="observation: Input should be 'text' or 'image'"):
         checked_arguments(GymnasiumEnvironment, {"env_id": "FrozenLake-v1", "observation": "picture"}, "lake")
     monkeypatch.setitem(sys.modules, "pygame", None)
-    with pytest.raises(PackageMissing, match="FrozenLake-v1 needs a package to draw: pygame is not installed"):
+    with pytest.raises(gymnasium.error.DependencyNotInstalled, match="pygame is not installed"):
         lake(observation="image")
 
 
@@ -242,7 +227,7 @@ def test_a_text_action_goes_to_the_environment_as_it_is() -> None:
 
 def test_an_episode_that_is_over_takes_no_step() -> None:
     environment = lake()
-    info = GymnasiumInfo(seed=0)
+    info = _GymnasiumInfo(seed=0)
     session = environment.open_session([], info)
     for reply in moves(["down", "right"]):
         session.step([{"role": "assistant", "content": reply}], info)
@@ -251,11 +236,11 @@ def test_an_episode_that_is_over_takes_no_step() -> None:
 
 
 def test_colours_are_told_in_words() -> None:
-    assert plain_text("|\x1b[35mR\x1b[0m: \x1b[43m \x1b[0m|\x1b[34;1mB\x1b[0m\n\n") == "|(R magenta): [ ]|(B blue)"
+    assert _plain_text("|\x1b[35mR\x1b[0m: \x1b[43m \x1b[0m|\x1b[34;1mB\x1b[0m\n\n") == "|(R magenta): [ ]|(B blue)"
     assert last_tagged("<action>a</action><action> b </action>", "action") == "b"
 
 
 def test_it_keeps_the_rules_for_environments() -> None:
     check(lake, replies=moves(PATH), samples=2, max_block_s=30)
-    check(lambda: lake(observation="both"), replies=moves(PATH), samples=2, max_block_s=30)
+    check(lambda: lake(observation="image"), replies=moves(PATH), samples=2, max_block_s=30)
     check(lambda: GymnasiumEnvironment("Taxi-v4"), replies=moves(["0", "1", "4"]), samples=2, max_block_s=30)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,8 @@ import psutil
 import pytest
 import uvloop
 
-from deployments.tasks.bridges import mcp_connection
-from deployments.tasks.bridges.mcp import McpEnvironment, McpInfo
-from deployments.tasks.bridges.mcp_connection import McpServer, ToolsNotListed
+from deployments.tasks.bridges import mcp
+from deployments.tasks.bridges.mcp import McpEnvironment, McpInfo, _McpServer
 from rollout_env import PlayResult, TemporaryFailure, aplay, check, play
 from service.startup.config import free_port
 from tests.deployments.tasks.bridges.hosted_environments import wait_until_it_answers
@@ -23,16 +23,16 @@ from tests.deployments.tasks.bridges.mcp_server_by_hand import BROKEN, RESULTS
 from tests.paths import BRIDGED
 
 SERVER = str(BRIDGED / "mcp_server.py")
-STDIO = McpServer(command=sys.executable, args=[SERVER])
+STDIO = _McpServer(command=sys.executable, args=[SERVER])
 BY_HAND = str(Path(__file__).parent / "mcp_server_by_hand.py")
 PROMPT = [{"role": "user", "content": "What is 40 + 2?"}]
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[McpServer]:
+def http() -> Iterator[_McpServer]:
     port = free_port()
     with subprocess.Popen([sys.executable, SERVER, str(port)]) as process:
-        server = McpServer.model_validate({"url": f"http://127.0.0.1:{port}/mcp"})
+        server = _McpServer.model_validate({"url": f"http://127.0.0.1:{port}/mcp"})
         try:
             wait_until_it_answers(lambda: McpEnvironment(server), process)
             yield server
@@ -138,14 +138,18 @@ def test_a_server_that_dies_is_a_temporary_failure() -> None:
 )
 def test_a_server_that_is_not_there_is_named(server: dict[str, Any], message: str) -> None:
     with pytest.raises(TemporaryFailure, match=message):
-        McpEnvironment(McpServer.model_validate(server), call_timeout_s=20)
+        McpEnvironment(_McpServer.model_validate(server), call_timeout_s=20)
 
 
 def test_only_the_tools_of_the_config_can_be_called() -> None:
-    environment = McpEnvironment(STDIO, tools=["add"], result_role="user")
+    environment = McpEnvironment(STDIO, tools=["add"])
     assert [tool["function"]["name"] for tool in environment.tools] == ["add"]
     result = played(environment, call("count"))
-    assert result.message_log[2] == {"role": "user", "content": "Error: there is no tool count. There is add."}
+    assert result.message_log[2] == {
+        "role": "tool",
+        "content": "Error: there is no tool count. There is add.",
+        "name": "count",
+    }
     with pytest.raises(ValueError, match="the server has no tools subtract; it has add, count, fail, wait, die"):
         McpEnvironment(STDIO, tools=["subtract"])
 
@@ -161,15 +165,15 @@ def test_answers_may_be_judged_by_a_class_of_ones_own() -> None:
 def test_a_server_is_a_url_or_a_command() -> None:
     for wrong in ({}, {"url": "http://127.0.0.1:1/mcp", "command": "true"}):
         with pytest.raises(ValueError, match="give either a url or a command"):
-            McpServer.model_validate(wrong)
+            _McpServer.model_validate(wrong)
 
 
 def test_it_keeps_the_rules_for_environments() -> None:
     check(McpEnvironment(STDIO), replies=[call("add", numbers=[1]), "42"], samples=2, max_block_s=30)
 
 
-def by_hand(mode: str) -> McpServer:
-    return McpServer(command=sys.executable, args=[BY_HAND, mode])
+def by_hand(mode: str) -> _McpServer:
+    return _McpServer(command=sys.executable, args=[BY_HAND, mode])
 
 
 @pytest.fixture(scope="module")
@@ -188,27 +192,26 @@ def test_tools_of_several_pages_are_all_known() -> None:
     ("mode", "reason"),
     [
         ("same_cursor", "there are more than 1000"),
-        ("endless_pages", "the list has more than 100 pages"),
-        ("late", "page 2 is refused: the second page is gone"),
+        ("late", "a page is refused: the second page is gone"),
         (
             "no_list",
-            "page 1 is refused: The server's answer breaks MCP's schema: tools: Input should be a valid list.",
+            "a page is refused: The server's answer breaks MCP's schema: tools: Input should be a valid list.",
         ),
     ],
 )
 def test_a_list_of_tools_without_an_end_names_the_server(mode: str, reason: str) -> None:
-    with pytest.raises(ToolsNotListed) as refusal:
-        McpEnvironment(by_hand(mode))
     named = f"{sys.executable} {BY_HAND} {mode}"
-    assert str(refusal.value) == f"The MCP server {named} does not list its tools: {reason}."
+    with pytest.raises(ValueError, match=re.escape(f"The MCP server {named} does not list its tools: {reason}.")):
+        McpEnvironment(by_hand(mode))
 
 
 @pytest.mark.timeout(60)
-def test_a_server_that_never_lists_its_tools_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_connection, "OPEN_TIMEOUT_S", 5.0)
+@pytest.mark.parametrize("mode", ["silent", "endless_pages"])
+def test_a_server_that_never_lists_its_tools_is_named(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(mcp, "_OPEN_TIMEOUT_S", 5.0)
     with pytest.raises(TemporaryFailure) as refusal:
-        McpEnvironment(by_hand("silent"))
-    named = f"{sys.executable} {BY_HAND} silent"
+        McpEnvironment(by_hand(mode))
+    named = f"{sys.executable} {BY_HAND} {mode}"
     assert str(refusal.value) == f"The MCP server {named} listed no tools within 5 s."
 
 
@@ -299,7 +302,7 @@ TALKS = f"import runpy; print('[INFO] listening', flush=True); runpy.run_path({S
 def test_what_the_package_says_of_lines_that_a_server_logs_on_its_output_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    environment = McpEnvironment(McpServer(command=sys.executable, args=["-c", TALKS]))
+    environment = McpEnvironment(_McpServer(command=sys.executable, args=["-c", TALKS]))
     assert played(environment, "42").rewards == {"reward": 1.0}
     noise = [record for record in caplog.records if record.exc_info and "JSONRPC" in str(record.exc_info[1])]
     assert noise == []

@@ -7,7 +7,7 @@ import pytest
 
 from deployments.agents.game_program import load_game
 from deployments.agents.settings import GameSettings
-from deployments.tasks.bridges.textarena import SeatedGame, TextArenaEnvironment, TextArenaInfo, listed_move
+from deployments.tasks.bridges.textarena import SeatedGame, TextArenaEnvironment, _TextArenaInfo, listed_move
 from rollout_env import SampleRejected, check, play
 
 SINGLE = [
@@ -31,6 +31,10 @@ def fixed_move(seen: str, _numbers: random.Random) -> str:
     return next(f"[{cell}]" for cell in (8, 5, 2, 7) if f"'[{cell}]'" in seen)
 
 
+def next_move(seen: str, _numbers: random.Random) -> str:
+    return next(f"[{cell}]" for cell in (3, 4, 5) if f"'[{cell}]'" in seen)
+
+
 def test_a_puzzle_for_one_is_solved() -> None:
     solution = ["[A C]", "[A B]", "[C B]", "[A C]", "[B A]", "[B C]", "[A C]"]
     played = play(TextArenaEnvironment("TowerOfHanoi-v0"), solution, sample())
@@ -44,8 +48,8 @@ def test_the_reward_of_a_puzzle_that_is_not_solved_is_that_of_the_game() -> None
     assert 0.0 < played.total_reward < 1.0
 
 
-def test_a_game_against_a_list_of_moves_is_won_and_lost() -> None:
-    environment = TextArenaEnvironment("TicTacToe-v0", players=2, opponent=["[3]", "[4]", "[5]"])
+def test_a_game_against_a_function_is_won_and_lost() -> None:
+    environment = TextArenaEnvironment("TicTacToe-v0", players=2, opponent=f"{__name__}:next_move")
     won = play(environment, ["[0]", "[1]", "[2]"], sample())
     assert (won.total_reward, won.terminated, len(won.turns)) == (1.0, True, 3)
     lost = play(environment, ["[0]", "[1]", "[8]"], sample())
@@ -117,19 +121,19 @@ def test_a_random_opponent_plays_every_game_to_its_end_and_a_seed_makes_it_again
 @pytest.mark.parametrize("game", SINGLE)
 def test_a_seed_makes_the_same_game_whichever_games_are_played_beside_it(game: str) -> None:
     environment = TextArenaEnvironment(game)
-    first = [environment.start([], TextArenaInfo(seed=seed)).observation for seed in range(3)]
-    again = [environment.start([], TextArenaInfo(seed=seed)).observation for seed in reversed(range(3))]
+    first = [environment.start([], _TextArenaInfo(seed=seed)).observation for seed in range(3)]
+    again = [environment.start([], _TextArenaInfo(seed=seed)).observation for seed in reversed(range(3))]
     assert first == again[::-1]
     random.seed(0)
     before = random.getstate()
-    environment.start([], TextArenaInfo(seed=1))
+    environment.start([], _TextArenaInfo(seed=1))
     assert random.getstate() == before
 
 
 def test_a_session_that_is_opened_again_stands_where_the_first_stood() -> None:
     environment = TextArenaEnvironment("ConnectFour-v0", players=2)
     played = play(environment, ["[col 3]", "[col 2]", "[col 1]"], sample(9))
-    log, info = played.message_log, TextArenaInfo.model_validate(played.extra_env_info)
+    log, info = played.message_log, _TextArenaInfo.model_validate(played.extra_env_info)
     session = environment.open_session(log[:-2], info)
     assert session.step(log[:-1], info) == played.outcomes[-1]
 

@@ -15,7 +15,7 @@ import pytest
 import uvloop
 from grpc import aio
 
-from deployments.upstream.ray_serve.grpc_wakeups import handle_all, read_all_wakeups
+from deployments.upstream.ray_serve.grpc_wakeups import _handle_all, read_all_wakeups
 from tests.paths import REPOSITORY
 
 CALLS = 500
@@ -86,7 +86,7 @@ def test_all_wakeups_but_the_one_of_the_handler_are_read() -> None:
         handled: list[bytes] = []
         for count in (1, 5):
             write.send(b"1" * count)
-            handle_all(read, lambda: handled.append(read.recv(10)))
+            _handle_all(read, lambda: handled.append(read.recv(10)))
         assert handled == [b"1", b"1"]
 
 
@@ -94,7 +94,7 @@ def test_a_wakeup_that_another_loop_has_read_is_no_failure() -> None:
     read, write = socket.socketpair()
     with read, write:
         read.setblocking(False)
-        handle_all(read, lambda: pytest.fail("There is nothing to handle."))
+        _handle_all(read, lambda: pytest.fail("There is nothing to handle."))
 
 
 def test_two_loops_never_read_at_once() -> None:
@@ -109,9 +109,9 @@ def test_two_loops_never_read_at_once() -> None:
     with read, write, ThreadPoolExecutor(2) as threads:
         read.setblocking(False)
         write.send(b"11")
-        first = threads.submit(handle_all, read, handle_slowly)
+        first = threads.submit(_handle_all, read, handle_slowly)
         entered.wait()
-        second = threads.submit(handle_all, read, lambda: pytest.fail("The first loop has taken all events."))
+        second = threads.submit(_handle_all, read, lambda: pytest.fail("The first loop has taken all events."))
         assert wait([second], timeout=0.2).not_done == {second}
         leave.set()
         first.result()

@@ -20,10 +20,10 @@ from ray.serve.context import ReplicaContext
 from deployments.upstream.ray_serve import own_replica
 from deployments.upstream.ray_serve.own_replica import (
     FIELD,
+    _graceful_shutdown_s,
+    _seconds_until_node_leaves,
     call_at_shutdown,
-    graceful_shutdown_s,
     most_replicas,
-    seconds_until_node_leaves,
 )
 from deployments.upstream.ray_serve.serve_internals import RAYLET
 from tests import virtual_time
@@ -40,7 +40,7 @@ def test_the_shutdown_of_a_replica_calls_back_first_and_says_how_long_its_calls_
         order.append(replica)
 
     monkeypatch.setattr(Replica, "perform_graceful_shutdown", perform)
-    monkeypatch.setattr(own_replica, "seconds_until_node_leaves", lambda: leaves_in_s)
+    monkeypatch.setattr(own_replica, "_seconds_until_node_leaves", lambda: leaves_in_s)
     replica: Any = SimpleNamespace(_deployment_config=SimpleNamespace(graceful_shutdown_timeout_s=20.0))
 
     async def run() -> None:
@@ -75,7 +75,7 @@ def test_a_node_leaves_at_the_deadline_that_ray_was_told_for_it(
     monkeypatch: pytest.MonkeyPatch, deadlines_ms: dict[str, int], left_s: float
 ) -> None:
     answer_as_node(monkeypatch, lambda _: deadlines_ms)
-    assert seconds_until_node_leaves() == left_s
+    assert _seconds_until_node_leaves() == left_s
 
 
 def test_a_shutdown_goes_on_without_the_deadline_where_ray_does_not_answer(
@@ -85,7 +85,7 @@ def test_a_shutdown_goes_on_without_the_deadline_where_ray_does_not_answer(
         raise RayError("Deadline Exceeded")
 
     answer_as_node(monkeypatch, time_out)
-    assert seconds_until_node_leaves() == math.inf
+    assert _seconds_until_node_leaves() == math.inf
     assert "its replica may end before its calls" in caplog.text
 
 
@@ -107,7 +107,7 @@ def test_a_deployment_has_the_most_replicas_that_its_config_allows(
 
 
 def test_the_time_for_a_shutdown_is_that_of_the_deployment() -> None:
-    assert graceful_shutdown_s(SimpleNamespace(**{FIELD: SimpleNamespace(graceful_shutdown_timeout_s=20)})) == 20.0
+    assert _graceful_shutdown_s(SimpleNamespace(**{FIELD: SimpleNamespace(graceful_shutdown_timeout_s=20)})) == 20.0
 
 
 def test_this_ray_keeps_the_config_where_it_is_read() -> None:

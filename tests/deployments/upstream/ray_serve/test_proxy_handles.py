@@ -11,8 +11,8 @@ import ray
 from ray.exceptions import ActorDiedError
 from ray.serve._private.common import RequestMetadata, StreamingHTTPRequest
 
-from deployments.upstream.ray_serve.proxy_handles import ProxyHandles, keep_proxy_handles
-from service.http.serve_requests import STEPS_PER_ITERATION, request_pacer
+from deployments.upstream.ray_serve.proxy_handles import _ProxyHandles, keep_proxy_handles
+from service.http.middlewares import STEPS_PER_ITERATION, request_pacer
 from tests import virtual_time
 
 REQUEST: Any = SimpleNamespace(request_id="r")
@@ -45,13 +45,13 @@ class ScriptedActors:
         return self.by_name[name]
 
 
-def asked(handles: ProxyHandles, name: str = "a") -> bytes:
+def asked(handles: _ProxyHandles, name: str = "a") -> bytes:
     return asyncio.run(handles.receive_asgi_messages(name, REQUEST))
 
 
 def test_each_proxy_is_looked_up_once() -> None:
     actors = ScriptedActors(a=ScriptedProxy("1", {"r": b"of a"}), b=ScriptedProxy("2", {"r": b"of b"}))
-    handles = ProxyHandles(actors.look_up, request_pacer().wait_for_turn)
+    handles = _ProxyHandles(actors.look_up, request_pacer().wait_for_turn)
     assert [asked(handles, name) for name in "aabab"] == [b"of a", b"of a", b"of b", b"of a", b"of b"]
     assert actors.looked_up == ["a", "b"]
 
@@ -59,7 +59,7 @@ def test_each_proxy_is_looked_up_once() -> None:
 def test_a_request_of_a_proxy_that_was_started_again_reaches_it() -> None:
     first = ScriptedProxy("1", {"r": b"first"})
     actors = ScriptedActors(a=first)
-    handles = ProxyHandles(actors.look_up, request_pacer().wait_for_turn)
+    handles = _ProxyHandles(actors.look_up, request_pacer().wait_for_turn)
     asked(handles)
     first.is_dead = True
     actors.by_name["a"] = ScriptedProxy("2", {"r": b"second"})
@@ -70,7 +70,7 @@ def test_a_request_of_a_proxy_that_was_started_again_reaches_it() -> None:
 def test_a_request_of_a_dead_proxy_hears_of_its_death_or_that_the_next_one_does_not_know_it() -> None:
     first = ScriptedProxy("1", {"r": b"first"})
     actors = ScriptedActors(a=first)
-    handles = ProxyHandles(actors.look_up, request_pacer().wait_for_turn)
+    handles = _ProxyHandles(actors.look_up, request_pacer().wait_for_turn)
     asked(handles)
     first.is_dead = True
     with pytest.raises(ActorDiedError):
@@ -86,7 +86,7 @@ def test_a_request_of_a_dead_proxy_hears_of_its_death_or_that_the_next_one_does_
 def test_a_proxy_that_dies_and_is_not_started_again_is_looked_up_once_more() -> None:
     first = ScriptedProxy("1", {"r": b"first"})
     actors = ScriptedActors(a=first)
-    handles = ProxyHandles(actors.look_up, request_pacer().wait_for_turn)
+    handles = _ProxyHandles(actors.look_up, request_pacer().wait_for_turn)
     asked(handles)
     first.is_dead = True
     del actors.by_name["a"]
@@ -129,7 +129,7 @@ def test_messages_that_arrive_at_once_are_received_in_turn() -> None:
 
         proxy = ScriptedProxy("1", {})
         proxy.receive_asgi_messages = SimpleNamespace(remote=answer)
-        handles = ProxyHandles(ScriptedActors(a=proxy).look_up, request_pacer().wait_for_turn)
+        handles = _ProxyHandles(ScriptedActors(a=proxy).look_up, request_pacer().wait_for_turn)
 
         async def receive() -> None:
             assert await handles.receive_asgi_messages("a", REQUEST) == b"body"

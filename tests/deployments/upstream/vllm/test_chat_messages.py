@@ -4,7 +4,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from vllm.renderers.chat_utils import ChatCompletionMessageParam
 
-from deployments.upstream.vllm.chat_messages import take_null_fields_of_messages
+from deployments.upstream.vllm.request_validation import take_null_fields_of_messages
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

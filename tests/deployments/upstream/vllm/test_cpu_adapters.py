@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.lora.ops.torch_ops import lora_ops
 
-from deployments.upstream.vllm.cpu_adapters import expand, expand_slice, multiply_once_an_adapter, shrink
+from deployments.upstream.vllm.cpu_adapters import _expand_slice, _multiply_once_an_adapter, expand, shrink
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ def as_vllm_has_it() -> ModuleType:
 
 def test_an_adapter_is_added_to_its_own_tokens_only() -> None:
     operations = ModuleType("operations", "vLLM's, as they come")
-    multiply_once_an_adapter(operations)
+    _multiply_once_an_adapter(operations)
     adapters = torch.tensor([[[[1.0, 2.0]]], [[[30.0, 40.0]]]])
     hidden, shrunk = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]), torch.full((3, 1), 9.0)
     indices = torch.tensor([0, -1, 1])
@@ -59,7 +59,7 @@ def test_the_products_are_those_of_vllm(
     own.bgmv_shrink(inputs, first, expected_shrunk, indices, 0.5)
     torch.testing.assert_close(shrunk, expected_shrunk)
     actual, expected = outputs.clone(), outputs.clone()
-    expand_slice(shrunk, second, actual, indices, offset, WIDTH, add_inputs)
+    _expand_slice(shrunk, second, actual, indices, offset, WIDTH, add_inputs)
     own.bgmv_expand_slice(shrunk, second, expected, indices, offset, WIDTH, add_inputs)
     torch.testing.assert_close(actual, expected)
     narrow, expected = outputs[:, : WIDTH - 1].clone(), outputs[:, : WIDTH - 1].clone()

@@ -1,10 +1,6 @@
 """Patches of vLLM's build for processors, with and without them."""
 
 import inspect
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,46 +11,14 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends import cpu_attn
 
 from deployments.upstream.vllm.cpu_build import (
-    pack_experts_at_each_load,
+    _pack_experts_at_each_load,
     pack_shared_weights_again,
-    preload_by_name,
 )
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
-OPENMP = (Path(torch.__file__).parent / "lib" / "libgomp.so.1").resolve()
-PRINT_LOADED = "print(open('/proc/self/maps').read())"
 CAN_GO = "vLLM does it by itself: drop the patch"
 LOOK_AGAIN = "vLLM does otherwise: try whether the patch can go"
-
-
-def test_openmp_in_a_folder_with_a_space_is_preloaded_without_an_error_of_the_linker(tmp_path: Path) -> None:
-    library = tmp_path / "a folder" / OPENMP.name
-    library.parent.mkdir()
-    library.symlink_to(OPENMP)
-    environment = dict(os.environ)
-    preload_by_name(library, environment)
-    ended = subprocess.run([sys.executable, "-c", PRINT_LOADED], env=environment, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert str(OPENMP) in ended.stdout
-
-
-def test_other_libraries_stay_preloaded_and_other_folders_searched() -> None:
-    environment = {"LD_PRELOAD": "/lib/libtcmalloc.so", "LD_LIBRARY_PATH": "/opt/lib"}
-    preload_by_name(Path("/a folder/libgomp.so.1"), environment)
-    assert environment == {"LD_PRELOAD": "/lib/libtcmalloc.so:libgomp.so.1", "LD_LIBRARY_PATH": "/a folder:/opt/lib"}
-
-
-def test_a_folder_without_a_space_is_left_to_vllm() -> None:
-    environment = dict[str, str]()
-    preload_by_name(Path("/folder/libgomp.so.1"), environment)
-    assert environment == {}
-
-
-def test_an_openmp_library_that_the_user_preloads_is_kept() -> None:
-    environment = {"LD_PRELOAD": "/opt/libiomp5.so"}
-    preload_by_name(Path("/a folder/libgomp.so.1"), environment)
-    assert environment == {"LD_PRELOAD": "/opt/libiomp5.so"}
 
 
 class ScriptedExperts:
@@ -75,7 +39,7 @@ class ScriptedExperts:
 
 def test_experts_are_packed_once_at_each_load() -> None:
     for _ in range(2):
-        pack_experts_at_each_load(ScriptedExperts)
+        _pack_experts_at_each_load(ScriptedExperts)
     experts, layer = ScriptedExperts(), SimpleNamespace()
     for weights in (["w13", "w2"], ["new w13", "new w2"]):
         experts._setup_kernel(layer, *weights)

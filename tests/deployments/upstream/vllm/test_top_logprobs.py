@@ -10,7 +10,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample import sampler
 from vllm.v1.sample.sampler import Sampler
 
-from deployments.upstream.vllm.top_logprobs import keep_top_logprobs_beside_scores
+from deployments.upstream.vllm.plugin import _keep_top_logprobs_beside_scores
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ def test_a_call_beside_the_score_of_a_whole_context_has_its_most_probable_tokens
 
     assert tensors({1: [0]}, most=2).logprob_token_ids.tolist() == [[1, 0], [3, 0]], "vLLM does so by itself"
     for _ in range(2):
-        keep_top_logprobs_beside_scores(vllms)
+        _keep_top_logprobs_beside_scores(vllms)
     beside = tensors({1: [0]}, most=2)
     assert beside.logprob_token_ids.tolist() == [[1, 1, 2], [3, 0, 0]]
     expected = [[logprobs[0, 1], logprobs[0, 1], logprobs[0, 2]], [logprobs[1, 3], logprobs[1, 0], -torch.inf]]

@@ -65,17 +65,8 @@ export async function playReported(url) {
   return samples;
 }
 
-/** A ledger of an hour with two replicas, of which `g2` parts from the trainer in its second half. */
+/** A ledger with two replicas, of which `g2` parts from the trainer. */
 export function scriptedLedger(now = Date.now() / 1000) {
-  const first = Math.floor(now / 60 - 60) * 60;
-  const wave = (minute, step) => 0.5 + 0.5 * Math.sin(minute * step);
-  const history = Array.from({ length: 60 }, (_, minute) =>
-    ["g1", "g2"].map((replica) => {
-      const parts = replica === "g2" && minute > 30 ? (minute - 30) / 200 : 0;
-      const mean = 1.004 + 0.003 * wave(minute, 0.7) + parts;
-      return { at: first + 60 * minute, replica, version: String(5 + Math.floor(minute / 20)), tokens: 8000, mean_ratio: mean, share_beyond: 0, largest_ratio: 1 + (mean - 1) * (9 + 4 * wave(minute, 1.3)) };
-    }),
-  ).flat();
   const sums = (mean, largest, tokens = 480_000) => ({ tokens, mean_ratio: mean, share_beyond: 0, largest_ratio: largest });
   return {
     ...sums(1.024, 2.94, 960_000),
@@ -83,9 +74,7 @@ export function scriptedLedger(now = Date.now() / 1000) {
     by: {
       replica: { g1: sums(1.005, 1.08), g2: sums(1.042, 2.94) },
       version: { 5: sums(1.006, 1.08, 320_000), 6: sums(1.018, 1.71, 320_000), 7: sums(1.047, 2.94, 320_000) },
-      prefix_cache: { yes: sums(1.024, 2.94), no: sums(1.023, 2.4) },
     },
-    history,
     worst: [1.192, 1.188, 1.171].map((mean, at) => ({ rollout_id: `step-41-9c1f5a7be2d04f36-${at}-3`, mean_ratio: mean, share_beyond: 0, largest_ratio: 2.94 - at / 10 })),
     causes: [{ kind: "replica", message: "Generator replica g2 computes other log-probabilities than its siblings: of 4 rollouts that it and two others have scored again, 4 say so. It was taken out of service.", replica: "g2", last: now - 40 }],
   };

@@ -1,1 +1,1 @@
-"""Stand-ins of the SDKs of companies, with the calls that ours makes of them, over sandboxes of bubblewrap."""
+"""Stand-ins of a Docker engine and of `kubectl`, with the calls that ours makes, over sandboxes of bubblewrap."""

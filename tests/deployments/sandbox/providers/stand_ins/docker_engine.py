@@ -26,7 +26,6 @@ from deployments.sandbox.providers.interface import ExecResult, SandboxRefused
 from tests.deployments.sandbox.providers.stand_ins.world import ASKED, KNOWN_IMAGE, Gone, world
 
 KILLED = 137
-INFO = {"MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True}
 
 
 @dataclass
@@ -42,10 +41,7 @@ class Engine:
     containers: dict[str, Container] = field(default_factory=dict)
     execs: dict[str, tuple[Container, dict[str, Any]]] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
-    info: dict[str, Any] = field(default_factory=lambda: dict(INFO))
-
-    async def about(self, _request: Request) -> Response:
-        return JSONResponse(self.info)
+    warnings: list[str] = field(default_factory=list)
 
     def of(self, request: Request) -> Container:
         """Raises `Gone`."""
@@ -79,7 +75,7 @@ class Engine:
         ASKED.append(config["HostConfig"])
         name = request.query_params["name"]
         self.containers[name] = Container(name, config)
-        return JSONResponse({"Id": name}, 201)
+        return JSONResponse({"Id": name, "Warnings": self.warnings}, 201)
 
     async def start(self, request: Request) -> Response:
         container = self.of(request)
@@ -179,7 +175,6 @@ async def engine(socket: Path, stand_in: Engine | None = None) -> AsyncIterator[
     """Answers at the socket within the block."""
     stand_in = stand_in or Engine()
     routes = [
-        Route("/info", stand_in.about),
         Route("/images/{name:path}/json", stand_in.image),
         Route("/build", stand_in.build, methods=["POST"]),
         Route("/containers/json", stand_in.listed),

@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { duration, ratio } from "../../../../../service/ui/page/app/numbers.js";
 import { ratioOf, stepOfRatio } from "../../../../../service/ui/page/reader/colours.js";
 import { isCompared, isTrained } from "../../../../../service/ui/page/reader/data/rollout_row.js";
-import { attributesOf, linesOf } from "../../../../../service/ui/page/story/ledger.js";
+import { attributesOf } from "../../../../../service/ui/page/story/ledger.js";
 import { eventsOf, explained, placeOf, timesOf } from "../../../../../service/ui/page/story/record.js";
 
 const made = (message, at, fields = {}) => ({ message, start: 0, end: 2, replica: "a", began_at: at, waited_s: 1, took_s: 2, ...fields });
@@ -14,7 +14,7 @@ const RECORD = {
   rollout: { message_log: [{ token_ids: [5] }, generated(["6", 0, 1], ["7", 1, 2]), { token_ids: [6] }, generated(["7", 0, 2])] },
   began_at: 100,
   ended_at: 110,
-  generations: [made(1, 100), made(3, 104, { end: 1 }), made(3, 107.5, { start: 1, replica: "b", moved_from: "a", moved_because: "It died." })],
+  generations: [made(1, 100), made(3, 104, { end: 1 }), made(3, 107.5, { start: 1, replica: "b" })],
   steps: [{ turn: 0, began_at: 103, took_s: 0.5 }],
   retries: [{ at: 107.2, kind: "generation", message: "It died." }],
 };
@@ -27,7 +27,7 @@ test("what happened is in order: each step after its turn, each retry before wha
       ["step", 0, "", ""],
       ["generation", 1, "7", ""],
       ["retry", null, "", "generation: It died."],
-      ["generation", 1, "7", "moved from a: It died."],
+      ["generation", 1, "7", ""],
     ],
   );
 });
@@ -83,17 +83,6 @@ test("a ratio is at least 1, whoever has the larger number, and has the colour o
 test("ratios and durations are short", () => {
   assert.deepEqual([1, 1.0234, 12.345, null].map(ratio), ["1.000", "1.023", "12.3", "–"]);
   assert.deepEqual([0.0123, 0.9999, 1.234, 300, null].map(duration), ["12.3 ms", "1 s", "1.23 s", "5 min", "–"]);
-});
-
-const period = (at, replica, version, mean, largest, tokens = 10) => ({ at, replica, version, tokens, mean_ratio: mean, largest_ratio: largest });
-
-test("a replica and version has one line over the time of all, the one that parts the most now first", () => {
-  const lines = linesOf([period(60, "a", "7", 1, 1), period(180, "a", "7", 1.5, 3), period(120, "b", "7", 2, 2)]);
-  assert.deepEqual(lines.map(({ replica, version, tokens, mean, largest }) => [replica, version, tokens, mean, largest]), [["b", "7", 10, 2, 2], ["a", "7", 20, 1.5, 3]]);
-  assert.deepEqual(lines[1].means, [0, 0.5]);
-  assert.deepEqual(lines.map(({ places }) => places), [[0.5], [0, 1]]);
-  assert.deepEqual(linesOf([period(60, "a", "7", 1, 1)])[0].places, [0]);
-  assert.deepEqual(linesOf([]), []);
 });
 
 test("attributes are compared where they have several values", () => {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.seeds import SEED_BITS, replica_seed
+from deployments.generation.generator_replica import _SEED_BITS, _replica_seed
 
 
 @pytest.mark.parametrize(
@@ -12,10 +12,10 @@ from deployments.seeds import SEED_BITS, replica_seed
 def test_the_seed_follows_from_the_configured_one_and_the_replicas_id(
     configured: int | None, replica_id: str, seed: int
 ) -> None:
-    assert replica_seed(configured, replica_id) == seed
+    assert _replica_seed(configured, replica_id) == seed
 
 
 def test_a_thousand_replicas_have_different_seeds_that_numpy_takes() -> None:
-    seeds = [replica_seed(None, f"replica-{number}") for number in range(1000)]
+    seeds = [_replica_seed(None, f"replica-{number}") for number in range(1000)]
     assert len(set(seeds)) == 1000
-    assert 2 ** (SEED_BITS - 1) < max(seeds) < 2**SEED_BITS
+    assert 2 ** (_SEED_BITS - 1) < max(seeds) < 2**_SEED_BITS

@@ -5,8 +5,8 @@ from importlib.machinery import PathFinder
 
 import pytest
 
-from deployments.upstream.vllm import source_tables as module
-from deployments.upstream.vllm.source_tables import engine_fields, parser_names
+from deployments.generation import settings as module
+from deployments.generation.settings import engine_fields
 
 
 def test_the_fields_of_both_classes_are_found_without_importing_vllm() -> None:
@@ -18,12 +18,6 @@ def test_the_fields_of_both_classes_are_found_without_importing_vllm() -> None:
     assert ("vllm" in sys.modules) is imported
 
 
-def test_the_names_of_parsers_are_found_in_both_tables() -> None:
-    assert "hermes" in (parser_names("tool") or ())
-    assert "qwen3" in (parser_names("reasoning") or ())
-
-
 def test_nothing_is_known_where_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: PathFinder.find_spec(name, []))
     assert engine_fields() is None
-    assert parser_names("tool") is None

@@ -1,4 +1,4 @@
-"""Comparing what a program gave with what was expected, and reading its reply."""
+"""Reading the code of a reply, and comparing JSON with what was expected."""
 
 import re
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.tasks.code_judging import reported
 from deployments.tasks.replies import last_code_block
 from deployments.tasks.support import json_equal
 
@@ -119,8 +118,3 @@ def test_code_comes_out_of_every_fence_as_it_was_put_in(
     inside = "".join(f"{indent}{line}\n" for line in code.splitlines())
     reply = f"{before}{mark}py\n{inside}" + f"{indent}{mark}\n```\n" * is_closed
     assert last_code_block(reply) == code
-
-
-def test_only_lines_with_the_token_are_results_and_the_first_one_counts() -> None:
-    stdout = 't 0 {"value": 1}\nother 1 {"value": 2}\nt 1 {"value": 3}\nt 1 {"value": 4}\nt x {}\nt 2 [\nt 3 5\n'
-    assert reported(stdout, "t") == {0: {"value": 1}, 1: {"value": 3}}
