@@ -3,19 +3,13 @@
 The policy store raises them; the ingress answers with problem documents.
 """
 
-from typing import Any, Self
+from typing import Self
 
 from deployments.failures import StoreFailure
-from rollout_client.contract.problems import FieldProblem
 
 
 class PolicyFailure(StoreFailure):
     """A call of `/policy` was not carried out; the current version goes on serving."""
-
-    @classmethod
-    def of(cls, field: str, message: str, value: Any = None) -> Self:
-        """The failure with one problem."""
-        return cls(FieldProblem(field=field, message=message, value=value))
 
 
 class WeightsRefused(PolicyFailure):
@@ -41,11 +35,11 @@ class SourceRefused(PolicyFailure):
 
 
 class VersionRefused(PolicyFailure):
-    """Versions are numbered upward and never change: this number is taken, too low, or too far ahead."""
+    """Versions are numbered upward and never change: this number is taken, or too low."""
 
     status = 409
     name = "version-refused"
-    title = "The number of the version is taken, too low or too far ahead"
+    title = "The number of the version is taken or too low"
 
 
 class VersionUnknown(PolicyFailure):
