@@ -71,6 +71,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path(),
     only: Annotated[list[str] | None, typer.Option(help="Names of workloads, such as 64x4x32.")] = None,
 ) -> None:
+    output.mkdir(parents=True, exist_ok=True)
     served = yaml.safe_load(config.read_text())
     engine = engine_in(served)
     workloads = [workload for workload in WORKLOADS if not only or workload.name in only]

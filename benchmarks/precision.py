@@ -68,6 +68,7 @@ def main(
         Literal["float32", "model"], typer.Option(help="Type in which the engine computes logits.")
     ] = "float32",
 ) -> None:
+    picture.parent.mkdir(parents=True, exist_ok=True)
     with sentences_for_the_user(console), no_process_left():
         folder = made(console)
         config = config_of_model(str(folder), LORA_RANK, hf_overrides={"head_dtype": head})

@@ -102,6 +102,7 @@ def main(
     seconds: Annotated[float, typer.Option(min=1, help="Of small requests.")] = 20.0,
     output: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("bench_scale.json"),
 ) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
     with sentences_for_the_user(console), no_process_left():
         settings = read_config(config)
         play_many = partial(many_in_flight, samples=samples, turns=turns, rounds=rounds)

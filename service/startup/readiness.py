@@ -13,8 +13,11 @@ from deployments.upstream.ray_serve.direct_ingress import own_port, proxy_port
 from deployments.upstream.ray_serve.serve_internals import deploy_apps
 from service.startup.config import ServiceNotStarted, free_port
 
-_ROOM_TIMEOUT_S = 60.0
-"""How long a deployment may wait for cores or GPUs before the start is given up."""
+_ROOM_TIMEOUT_S = 180.0
+"""How long a deployment may wait for cores or GPUs before the start is given up.
+
+Serve reports the same of a replica that has its reservation while its process starts: a minute on a busy machine.
+"""
 _HINT = (
     "Give a deployment less in its entry under `deployments`, such as `ray_actor_options: {num_cpus: 0.1}`, and the "
     "generator by `engine.num_cpus` and `engine.device`: a reservation is not a limit: a replica may use more."

@@ -132,10 +132,10 @@ def test_a_deployment_without_room_says_what_it_asks_for_and_ends_the_start_afte
     waiting = "math waits for room: a replica asks for 1 CPU and 2 GPU, free are 0.6 CPU and 0 GPU"
     judge = startup()
     assert judge.observe(states, now=10) == waiting
-    assert judge.observe(states, now=69.9) == waiting
+    assert judge.observe(states, now=189.9) == waiting
     with pytest.raises(ServiceNotStarted) as raised:
-        judge.observe(states, now=70)
-    assert str(raised.value).startswith(f"Given up after 60 s: {waiting}.\nGive a deployment less")
+        judge.observe(states, now=190)
+    assert str(raised.value).startswith(f"Given up after 180 s: {waiting}.\nGive a deployment less")
 
 
 def test_the_timeout_counts_from_the_last_time_that_the_deployment_had_room() -> None:

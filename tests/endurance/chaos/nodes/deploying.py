@@ -1,7 +1,7 @@
 """Deploys a Serve config on the Ray node that runs here, and returns when the service is ready.
 
-`python -m tests.endurance.chaos.nodes.deploying CONFIG`, on the head node. It is a program, because Ray is reached from
-its node alone.
+`python -m tests.endurance.chaos.nodes.deploying CONFIG ADDRESS`, on the head node, whose Ray has this address: other
+clusters may run on the machine. It is a program, because Ray is reached from its node alone.
 """
 
 from pathlib import Path
@@ -14,8 +14,8 @@ from service.startup.config import read_config
 from service.startup.readiness import deploy, deployments_not_ready
 
 
-def main(config: Annotated[Path, typer.Argument()]) -> None:
-    ray.init(address="auto", namespace="serve", log_to_driver=False)
+def main(config: Annotated[Path, typer.Argument()], address: Annotated[str, typer.Argument()]) -> None:
+    ray.init(address=address, namespace="serve", log_to_driver=False)
     settings = read_config(config)
     deploy(settings)
     for _ in deployments_not_ready(settings):

@@ -58,7 +58,9 @@ class SeveralNodes(Struck):
         """Starts Ray on all nodes, then the service."""
         for node in self._nodes:
             self._start_ray(node)
-        self._run(self._nodes[HEAD], "-m", "tests.endurance.chaos.nodes.deploying", str(config))
+        head = self._nodes[HEAD]
+        deploying = "tests.endurance.chaos.nodes.deploying"
+        self._run(head, "-m", deploying, str(config), f"{head.address}:{GCS_PORT}")
 
     def shared(self, kind: str) -> object:
         return self
