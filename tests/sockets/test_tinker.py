@@ -90,7 +90,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     [application] = config.applications
     application.args["engine"] |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8, "num_cpus": 0.4}
     application.args["policy"] = {"checkpoint_roots": [str(folder)]}
-    application.args["admission"] = {"replica": {"max_rollouts": MOST_AT_ONCE}}
+    application.args["admission"] = {"max_rollouts": MOST_AT_ONCE}
     [ingress] = [deployment for deployment in application.deployments if deployment.name == "Ingress"]
     ingress.num_replicas = 2
     with local_service(config, Console(stderr=True)) as url:
