@@ -26,7 +26,7 @@ STAND_IN = "stand-in"
 """The host of a judge or of a server, and the name of a reward model, in whose place a stand-in is served."""
 SERVERS = {"openenv_server": python_of("openenv")}
 """The interpreters of the servers in `examples/bridged`."""
-SERVER_START_S = 60.0
+SERVER_START_S = 300.0
 WORDS_OF_FULL_SCORE = 20
 
 

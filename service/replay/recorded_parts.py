@@ -79,7 +79,7 @@ def _parts_of(log: Sequence[Message], record: ReplayRecord) -> Iterator[Recorded
     begins = [0, *accumulate(len(message.token_ids) for message in log)]
     origins, stop_strings = record.generations, tuple[str, ...]()
     last, last_end = 0, 0
-    for number, (origin, following) in enumerate(zip(origins, [*origins[1:], None], strict=True)):
+    for number, (origin, following) in enumerate(zip(origins, [*origins[1:], None], strict=False)):
         field = f"replay.generations[{number}]"
         if not last <= origin.message < len(log) or log[origin.message].generation_logprobs is None:
             raise _refused(f"{field}.message", "message_log has no generated message there, after the one before")

@@ -141,7 +141,7 @@ def attacked(service: FuzzedService, target: Target, numbers: range, probe: Ingr
 
 def show(portion: Portion) -> None:
     console.print(
-        f"{portion.target}: {portion.cases} cases, {portion.cases / portion.seconds:.0f}/s, "
+        f"{portion.target}: {portion.cases} cases, {portion.cases / max(portion.seconds, 0.1):.0f}/s, "
         f"{len(portion.problems)} problems, gap {portion.loop_gap_ms:.1f} ms",
         highlight=False,
     )

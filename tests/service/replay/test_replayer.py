@@ -209,6 +209,14 @@ def test_what_shows_images_is_drawn_with_them() -> None:
     assert [[span.name for span in request.images] for _, request in replicas.requests] == [[image.media]] * 3
 
 
+def test_of_a_rollout_without_a_generation_nothing_is_compared() -> None:
+    result = played()
+    record_of(result).generations.clear()
+    del result.message_log[1:]
+    answer = replayed(result)
+    assert (answer.verdict, answer.tokens, answer.generations) == ("not_compared", 0, [])
+
+
 def test_a_version_that_is_gone_is_told_beside_what_could_be_compared() -> None:
     result = played(versions=[1, 2])
     served = ServedVersions({VersionLabel(None, 1): "version 1 is gone"})
