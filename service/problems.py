@@ -171,10 +171,10 @@ def parsed_json(body: bytes | bytearray) -> Any:
         raise _invalid_json(str(error)) from error
 
 
-def parsed_model(body: bytes | bytearray, model: type[Model], strict: bool = True) -> Model:
+def parsed_model(body: bytes | bytearray, model: type[Model]) -> Model:
     """The JSON body as `model`. Raises `RequestProblem`: 400, it is not JSON; 422, fields are wrong."""
     try:
-        return model.model_validate(parsed_json(body), strict=strict)
+        return model.model_validate(parsed_json(body), strict=True)
     except ValidationError as error:
         raise validation_problem(error) from error
 

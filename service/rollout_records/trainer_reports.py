@@ -149,7 +149,7 @@ def _scorable_part(fields: Mapping[str, Any], replica: str) -> _ScorablePart | N
 
 def reports_of_json(body: bytes | bytearray) -> list[TrainerReport]:
     """Raises `RequestProblem`: the body is not a `LogprobsReport`."""
-    given = parsed_model(body, LogprobsReport, strict=False)
+    given = parsed_model(body, LogprobsReport)
     try:
         table = pa.Table.from_pylist([dict(report) for report in given.reports], LOGPROBS_REPORT)
     except (pa.ArrowException, OverflowError) as error:

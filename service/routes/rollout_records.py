@@ -102,7 +102,7 @@ async def _replay(
     refuse_other_than_json(request.headers)
     limits = services.rollouts.limits
     body = await read_body(request, limits.max_body_bytes, "send the result alone", admitted.hold_body)
-    asked = await asyncio.to_thread(parsed_model, body, ReplayRequest, strict=False)
+    asked = await asyncio.to_thread(parsed_model, body, ReplayRequest)
     del body
     result = asked.rollout
     if result is None:

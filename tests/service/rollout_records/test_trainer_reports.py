@@ -136,6 +136,7 @@ def test_a_report_of_another_length_is_refused_beside_one_that_fits() -> None:
         ("no JSON", 400, "body"),
         ('{"reports": []}', 422, "reports"),
         ('{"reports": [{"rollout_id": "r", "logprobs": ["x"]}]}', 422, "reports[0].logprobs[0]"),
+        ('{"reports": [{"rollout_id": "r", "logprobs": [-1], "start": "1"}]}', 422, "reports[0].start"),
         (f'{{"reports": [{{"rollout_id": "r", "logprobs": [-1], "token_ids": [{2**40}]}}]}}', 422, "reports"),
         (f'{{"reports": [{{"rollout_id": "r", "logprobs": [-1], "token_ids": [{2**70}]}}]}}', 422, "reports"),
     ],
