@@ -1,12 +1,11 @@
-"""What the orchestration carries without an engine behind it: `make bench-scale`.
+"""What the orchestration carries without an engine behind it: `python -m benchmarks scale`.
 
 Generators are simulated (`serve_config.scale.yaml`) and the environment costs nothing, so that only the ingress, the
 calls between replicas and the proxy work; the load runs on the same cores and counts against them. Each measurement
 has a service of its own: many samples in flight at once; small requests from many clients, on generators that answer
-at once; one replica against four, each as busy, so slow that the cores stay idle; ten times the load that is admitted
-(`overload.py`); how requests share the engines (`fairness.py`); and replicas that start in the middle of a request
-(`rebalancing.py`). Last comes the longest gap of the event loop under hostile requests (`loop_gap.py`). The last line
-is JSON.
+at once; one replica against four, each as busy, so slow that the cores stay idle; and how requests share the engines
+(`fairness.py`). Last comes the longest gap of the event loop under hostile requests (`loop_gap.py`). The last line is
+JSON.
 """
 
 import asyncio
@@ -26,9 +25,7 @@ from rich.table import Table
 
 from benchmarks import loop_gap
 from benchmarks.fairness import fairness
-from benchmarks.overload import overload, with_bound
 from benchmarks.process_group import no_process_left
-from benchmarks.rebalancing import rebalancing
 from benchmarks.resident_memory import Peak, replica, resident_kb
 from benchmarks.rollout_load import Played, play, post_small_requests
 from benchmarks.scale_service import measured, with_timing
@@ -54,14 +51,8 @@ BOUNDS = {
     "requests_per_s": ">= 400",
     "p99_ms": "<= 400",
     "four_over_one": ">= 3.6",
-    "overload_lost": "0",
-    "overload_refused_p99_ms": "<= 100",
-    "overload_memory_growth_mb": "about 0",
     "evaluation_behind_over_alone": "<= 1.3",
     "single_p99_without_over_with": ">= 10",
-    "after_over_before": ">= 3.5",
-    "least_share_percent": ">= 20",
-    "most_share_percent": "<= 30",
     "loop_gap_cpu_ms": "<= 50",
 }
 console = Console(stderr=True)
@@ -112,9 +103,7 @@ def main(
                 measured(with_timing(settings, ANSWERS_AT_ONCE), post_small, console)
             ),
             f"one replica against {FLEET}": lambda: asdict(one_against_four(settings, turns)),
-            "overload": lambda: asdict(measured(with_bound(settings), overload, console)),
             "fairness": lambda: asdict(fairness(settings, console)),
-            "rebalancing": lambda: asdict(rebalancing(settings, console)),
             "the longest gap of the event loop": lambda: loop_gap.figures(loop_gap.measure_all(loop_gap.CASES)),
         }
         figures: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The agent with a tool that `make train-agent` trains, against scripted answers of a model."""
+"""The agent with a tool that `examples/train_agent.py` trains, against scripted answers of a model."""
 
 import asyncio
 import json
