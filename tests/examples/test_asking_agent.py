@@ -18,9 +18,6 @@ def test_it_asks_twice_and_goes_on_with_its_first_answer(monkeypatch: pytest.Mon
     asyncio.run(asking_agent.agent("http://service/v1", "key", sample))
     roles = [[message["role"] for message in asked] for asked in model.asked]
     assert roles == [["user"], ["user", "assistant", "user"]]
-        ["user"],
-        ["user", "assistant", "user"],
-    ]
 
 
 def test_the_documentation_shows_the_same_code() -> None:

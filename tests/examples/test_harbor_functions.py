@@ -1,4 +1,4 @@
-"""The data set and the agent of `make train-agent TASK=harbor`, judged under bubblewrap, beside a scripted model."""
+"""The data set and the agent of `examples/train_agent_harbor.py`, judged under bubblewrap, beside a scripted model."""
 
 import subprocess
 from pathlib import Path
