@@ -38,7 +38,7 @@ OPTIONS: dict[str, tuple[Any, str]] = {
 """Default and help of each. An environment variable such as LOAD_MAX_TURNS sets one, too."""
 
 
-class Totals:
+class LoadTotals:
     """Counts since the run began, or of a worker since its last report to the master."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Totals:
             counter.update(message[name])
 
 
-TOTALS = Totals()
+TOTALS = LoadTotals()
 
 
 def add_arguments(parser: ArgumentParser) -> None:
