@@ -101,6 +101,7 @@ def trained(model: str, url: str, options: Sequence[str], loop: Callable[..., li
         files = [Path(folder, name) for name in ("questions.jsonl", "held_out.jsonl")]
         for path, part in zip(files, samples, strict=True):
             path.write_text("".join(f"{json.dumps(sample)}\n" for sample in part))
+        client.wait_until_ready()
         named = any(option.startswith("--questions") for option in options)
         given = [] if named else [f"--questions={files[0]}", f"--held-out={files[1]}"]
         return loop(parser().parse_args([model, *recipe, *given, *options]), client)

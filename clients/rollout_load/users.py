@@ -17,6 +17,8 @@ from rollout_client.errors import error_of_response
 from rollout_load.report import FIRST, TOTALS, shares
 
 SAMPLES_PER_TASK = 64
+RETRIES = 3
+"""Of reading them."""
 LONGEST_ANSWER_S = 1800.0
 LONGEST_PAUSE_S = 30.0
 """Longest wait for a service that is full, whatever its `Retry-After` says."""
@@ -216,7 +218,7 @@ def read_samples(environment: Environment, **_: Any) -> None:
         return
     given: Any = environment.parsed_options
     try:
-        with RolloutClient(environment.host or LoadUser.host) as client:
+        with RolloutClient(environment.host or LoadUser.host, retries=RETRIES) as client:
             tasks = [name for name in given.tasks.split(",") if name] or [each.task_name for each in client.tasks()]
             for name in tasks:
                 SAMPLES[name] = client.example_samples(name, SAMPLES_PER_TASK, random.randrange(2**31))
