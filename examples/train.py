@@ -107,7 +107,7 @@ def trained(model: str, url: str, options: Sequence[str], loop: Callable[..., li
         return loop(parser().parse_args([model, *recipe, *given, *options]), client)
 
 
-def draw(history: Sequence[Figures], title: str, path: Path) -> None:
+def draw(history: list[Figures], title: str, path: Path) -> None:
     """Draws the learning curve: shares from 0 to 1, by the number of steps."""
     import matplotlib.pyplot as plt
 
@@ -129,7 +129,7 @@ def draw(history: Sequence[Figures], title: str, path: Path) -> None:
     plt.close(figure)
 
 
-def report(history: Sequence[Figures], title: str, path: Path) -> None:
+def report(history: list[Figures], title: str, path: Path) -> None:
     """Draws the curve, and prints its figures to stdout as one line of JSON."""
     draw(history, title, path)
     logging.getLogger(__name__).info("The curve is in %s.", path)

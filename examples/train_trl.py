@@ -96,12 +96,13 @@ class Measurement(TrainerCallback):
     def on_train_begin(self, *_event: Any, **about: Any) -> None:
         self._measure(0, about["model"])
 
-    def on_step_end(self, _args: Any, state: Any, *_event: Any, **about: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, *_event: Any, **about: Any) -> None:
         batch, rest = divmod(state.global_step, self._options.minibatches * EPOCHS)
-        if rest == 0 and (batch % self._options.measure_every == 0 or batch == self._options.steps):
+        if rest == 0 and (batch % self._options.measure_every == 0 or state.global_step == args.max_steps):
             self._measure(batch, about["model"])
 
-    def on_log(self, _args: Any, state: Any, *_event: Any, **about: Any) -> None:
+    def on_log(self, *event: Any, **about: Any) -> None:
+        _, state, _ = event
         if "reward" in about["logs"]:
             batch = -(-state.global_step // (self._options.minibatches * EPOCHS))
             self.history[batch]["reward"] = about["logs"]["reward"]
