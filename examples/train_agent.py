@@ -26,7 +26,7 @@ from examples import tool_agent
 from examples.stand_ins import wait_until_it_answers
 from examples.task_configs import BRIDGED, CONFIG, config_for, python_of
 from examples.train import running_service
-from examples.train_grpo import Figures, improve, model_to_train, parser, summary
+from examples.train_grpo import Figures, improve, mean_distance, model_to_train, parser, summary
 from rollout_client import AsyncPolicyPusher, AsyncRolloutClient, SampleInput, Sampling, play_agent
 from rollout_client.agent_runner import Agent, AgentReward, AgentRollout
 from rollout_client.tensors import to_tensors
@@ -127,7 +127,8 @@ async def train(
             rollouts = await played(tasks, options.num_generations, version)
             # The last branch is the conversation that was rewarded. One before it is a call that was made again.
             samples = [rollout.samples[-1] for rollout in rollouts if rollout.error is None]
-            difference = improve(model, optimizer, to_tensors(samples, pad_token_id=0), options.minibatches)
+            batch = to_tensors(samples, pad_token_id=0)
+            difference = mean_distance(batch, *improve(model, optimizer, batch, options.minibatches))
             schedule.step()
             version = (await pusher.push(model)).version
             history.append({"reward": mean_reward(rollouts), "difference": difference})

@@ -93,8 +93,13 @@ def train(options: argparse.Namespace, client: RolloutClient) -> list[Figures]:
             figures = {"reward": mean_reward(response)}
             # Padding is in no loss, and causal attention does not see it: any token will do.
             batch = to_tensors(response, pad_token_id=0)
-            report = reporter(client, batch, version, figures) if keeps_records else None
-            figures["difference"] = improve(model, optimizer, batch, options.minibatches, report)
+            rows, logprobs = improve(model, optimizer, batch, options.minibatches)
+            figures["difference"] = mean_distance(batch, rows, logprobs)
+            if keeps_records and len(rows):
+                answer = client.report_logprobs(**batch.report(logprobs, rows=rows), weight_version=str(version))
+                figures["ratio"] = answer.mean_ratio
+                for cause in answer.causes:
+                    logger.warning("%s: %s", cause.kind, cause.message)
             schedule.step()
             version = push()
             if step % options.measure_every == 0 or step == options.steps:
@@ -178,52 +183,33 @@ def mean_reward(response: RolloutResponse) -> float:
     return mean
 
 
-def reporter(
-    client: RolloutClient, batch: RolloutTensors, version: int, figures: Figures
-) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """Returns a function that tells the service which log-probabilities the trainer computes with this version."""
-
-    def report(rows: torch.Tensor, logprobs: torch.Tensor) -> None:
-        answer = client.report_logprobs(**batch.report(logprobs, rows=rows), weight_version=str(version))
-        figures["ratio"] = answer.mean_ratio
-        for cause in answer.causes:
-            logger.warning("%s: %s", cause.kind, cause.message)
-
-    return report
-
-
 def improve(
-    model: Any,
-    optimizer: torch.optim.Optimizer,
-    batch: RolloutTensors,
-    minibatches: int,
-    report: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
-) -> float:
+    model: Any, optimizer: torch.optim.Optimizer, batch: RolloutTensors, minibatches: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Trains `EPOCHS` times on the rollouts. Those with an advantage of zero have no gradient and are left out.
 
-    Args:
-        report: is given the rows of the first minibatch and their log-probabilities.
-
     Returns:
-        The mean distance of the log-probabilities from those of the service, on the first minibatch: the weights are
-        the same there, and the rest is the rounding of bfloat16.
+        The rows of the first minibatch and their log-probabilities by the weights that have sampled them. Where all
+        groups agree, which happens near the end of a training, there are none, and the model stays as it is.
     """
     with_gradient = (batch.advantages != 0).nonzero()[:, 0]
+    if not len(with_gradient):
+        return with_gradient, batch.generation_logprobs[with_gradient]
     tokens = batch.loss_mask.sum() / minibatches
     shuffled = [with_gradient[torch.randperm(len(with_gradient))].chunk(minibatches) for _ in range(EPOCHS)]
-    difference: float | None = None
-    for rows in filter(len, chain.from_iterable(shuffled)):
+    computed = []
+    for rows in chain.from_iterable(shuffled):
         optimizer.zero_grad()
-        logprobs = add_gradients(model, batch, rows, tokens)
-        if difference is None:
-            distances = (logprobs - batch.generation_logprobs[rows]).abs()
-            difference = float(distances[batch.loss_mask[rows].bool()].mean())
-            if report is not None:
-                report(rows, logprobs)
+        computed.append((rows, add_gradients(model, batch, rows, tokens)))
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
         optimizer.step()
-    # Where all groups agree, which happens near the end of a training, the model stays as it is.
-    return difference or 0.0
+    return computed[0]
+
+
+def mean_distance(batch: RolloutTensors, rows: torch.Tensor, logprobs: torch.Tensor) -> float:
+    """The mean distance of the log-probabilities from those of the service. Of equal weights it is rounding."""
+    distances = (logprobs - batch.generation_logprobs[rows]).abs()[batch.loss_mask[rows].bool()]
+    return float(distances.mean()) if len(distances) else 0.0
 
 
 def add_gradients(model: Any, batch: RolloutTensors, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from examples import train as starter
 from examples import train_grpo
-from examples.train_grpo import CLIP, add_gradients, improve, parser, questions, summary, train
+from examples.train_grpo import CLIP, add_gradients, improve, mean_distance, parser, questions, summary, train
 from rollout_client import RolloutResponse
 from rollout_client.contract.mismatch import MismatchCause, ReportAnswer
 from rollout_client.tensors import to_tensors
@@ -180,7 +180,7 @@ def test_groups_without_advantages_are_dropped_where_that_is_asked_for(
     assert (count, keep) == (8, {"groups": 2, "where": {"reward_std": {"gt": 0}}})
 
 
-def test_the_first_minibatch_is_reported_as_the_trainer_computes_it() -> None:
+def test_the_first_minibatch_is_computed_with_the_weights_that_sampled() -> None:
     options = parser().parse_args([str(TINY_MODEL), "--questions=-", "--lora-rank=0"])
     model, optimizer, _ = train_grpo.model_to_train(options)
     logs = [[given_message(7, 8, 9), generated(30 + place, 31)] for place in range(4)]
@@ -189,17 +189,15 @@ def test_the_first_minibatch_is_reported_as_the_trainer_computes_it() -> None:
     with torch.no_grad():
         logprobs = model(input_ids=batch.input_ids).logits.log_softmax(-1)
     expected = logprobs[:, 2:4].gather(2, batch.input_ids[:, 3:, None])[..., 0]
-    reported: list[tuple[Any, Any]] = []
-    difference = improve(model, optimizer, batch, 2, lambda rows, computed: reported.append((rows, computed)))
-    [(rows, computed)] = reported
+    rows, computed = improve(model, optimizer, batch, 2)
+    assert len(rows) == 2
     torch.testing.assert_close(computed[:, 3:], expected[rows])
-    assert difference == pytest.approx(float((expected[rows] - -0.5).abs().mean()))
+    assert mean_distance(batch, rows, computed) == pytest.approx(float((expected[rows] - -0.5).abs().mean()))
 
 
 def test_a_batch_in_which_all_groups_agree_is_not_trained() -> None:
     options = parser().parse_args([str(TINY_MODEL), "--questions=-", "--lora-rank=0"])
     model, optimizer, _ = train_grpo.model_to_train(options)
     batch = to_tensors([rollout(given_message(7), generated(30), rollout_id="r")] * 2, pad_token_id=0)
-    reports: list[Any] = []
-    assert improve(model, optimizer, batch, 2, lambda *report: reports.append(report)) == 0
-    assert reports == []
+    rows, computed = improve(model, optimizer, batch, 2)
+    assert (len(rows), mean_distance(batch, rows, computed)) == (0, 0.0)
