@@ -1,7 +1,8 @@
 """Python environments beside the service's own, below `.bridges/`: `python -m requirements.beside NAME...`.
 
 With `--test` the tests that need an environment run in the end. Without a name it lists the environments. What users
-install is locked with hashes; of what only tests run, the releases are named here, and pip chooses what they need.
+install, and what has to fit beside the engine's packages, is locked with hashes; of the rest the releases are named
+here, and pip chooses what they need.
 """
 
 import argparse
@@ -42,7 +43,6 @@ class Environment:
     """Of the tests, which says that the environments are there."""
 
 
-OF_AGENTS = ("openai-agents==0.24.0", "langchain==1.4.7", "langchain-openai==1.7.3", "smolagents==1.26.0")
 ENVIRONMENTS = {
     "tools": Environment("uv, pip-audit and cyclonedx-bom, for the locks", lock="tools"),
     "bridges": Environment(
@@ -58,7 +58,7 @@ ENVIRONMENTS = {
     "openenv": Environment("a server of OpenEnv, for demos", packages=("openenv-core==0.3.0",)),
     "agents": Environment(
         "frameworks for agents (docs/agents.md)",
-        packages=OF_AGENTS,
+        lock="agents",
         sees_service=True,
         runs_tests=True,
         tests=("tests/examples/test_framework_agents.py",),
@@ -66,7 +66,7 @@ ENVIRONMENTS = {
     ),
     "tinker": Environment(
         "Tinker's own client (docs/tinker.md)",
-        packages=("tinker==0.38.0", "tinker-cookbook==0.6.1"),
+        lock="tinker",
         sees_service=True,
         tests=("tests/sockets/test_tinker.py",),
         variable="ROLLOUT_TINKER",

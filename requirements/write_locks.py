@@ -18,8 +18,8 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parent
 GPU_PLATFORM = "x86_64-manylinux_2_28"
 TOOLS = ("uv", "pip-audit", "cyclonedx-bom")
-BESIDE = ("bridges", "verifiers")
-"""Packages that run beside the service."""
+BESIDE = ("agents", "bridges", "tinker", "verifiers")
+"""Packages that run beside the service. Of what they ask for, pip would find no set that fits the engine."""
 NOT_LOCKED = ("pip", "wheel")
 ON_EACH_PYTHON = ("setuptools>=77,<81", "cuda-python>=13")
 """Versions that fit each Python; for the oldest alone others would do. The first one builds this repository."""
