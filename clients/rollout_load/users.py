@@ -18,7 +18,7 @@ from rollout_load.report import FIRST, TOTALS, shares
 
 SAMPLES_PER_TASK = 64
 RETRIES = 3
-"""Of reading them."""
+"""Retries of reading the samples."""
 LONGEST_ANSWER_S = 1800.0
 LONGEST_PAUSE_S = 30.0
 """Longest wait for a service that is full, whatever its `Retry-After` says."""
