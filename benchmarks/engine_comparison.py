@@ -8,8 +8,8 @@ C. `POST /rollout`, with an environment that only answers three tokens, behind H
 
 While one way plays, the processes of the others are suspended. Besides tokens per second, the CPU time per turn outside
 the engine's own processes is measured: for B of the server's front end and the client, for C of all processes of the
-service, Ray's included, and the client. The table goes to stderr, all rounds to bench.json, a chart to bench.png; the
-last line of stdout is JSON. One sample alone is also played by D, a service without a proxy, as `make serve` starts it.
+service, Ray's included, and the client. The table goes to stderr, all rounds to bench.json; the last line of stdout is
+JSON. One sample alone is also played by D, a service without a proxy, as `make serve` starts it.
 """
 
 import json
@@ -68,7 +68,7 @@ class Contender:
 def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    output: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path(),
+    output: Annotated[Path, typer.Option(help="Folder for bench.json.")] = Path(),
     only: Annotated[list[str] | None, typer.Option(help="Names of workloads, such as 64x4x32.")] = None,
 ) -> None:
     output.mkdir(parents=True, exist_ok=True)
@@ -282,8 +282,7 @@ def report(measured: Rounds, added_ms: Mapping[str, float], output: Path) -> Non
         for workload, ways in measured.items()
     }
     (output / "bench.json").write_text(json.dumps({**figures, "rounds_s": rounds}, indent=1) + "\n")
-    draw(tokens_per_s, ms_per_turn, output / "bench.png")
-    console.print(f"All rounds: {output / 'bench.json'}; picture: {output / 'bench.png'}")
+    console.print(f"All rounds: {output / 'bench.json'}")
     typer.echo(json.dumps(figures))
 
 
@@ -296,33 +295,6 @@ def medians(measured: Rounds, figure: Callable[[Workload, Round], float]) -> dic
 
 def rounded(ratios: dict[str, float]) -> dict[str, float]:
     return {name: round(ratio, 3) for name, ratio in ratios.items()}
-
-
-def draw(tokens_per_s: dict[str, dict[str, float]], ms_per_turn: dict[str, dict[str, float]], picture: Path) -> None:
-    # Not there where `make gpu-check` compares on a GPU.
-    import matplotlib.pyplot as plt
-
-    figure, (speed, cost) = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
-    for axes, values, ways, title in (
-        (speed, tokens_per_s, "ABC", "Tokens per second"),
-        (cost, ms_per_turn, "BC", "Processor ms per turn, outside the engine"),
-    ):
-        places = range(len(values))
-        width = 0.8 / len(ways)
-        for number, way in enumerate(ways):
-            heights = [row[way] for row in values.values()]
-            axes.bar(
-                [place + number * width for place in places],
-                heights,
-                width,
-                label=WAYS[way],
-                color=f"C{'ABC'.index(way)}",
-            )
-        axes.set_xticks([place + 0.4 - width / 2 for place in places], list(values), rotation=15)
-        axes.set_title(title)
-        axes.legend()
-    figure.savefig(picture, dpi=120)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

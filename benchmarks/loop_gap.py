@@ -1,4 +1,4 @@
-"""The longest gap of the ingress's event loop under hostile and huge requests: a part of `make bench-scale`.
+"""The longest gap of the ingress's event loop under hostile and huge requests: a part of `python -m benchmarks scale`.
 
 The real HTTP application runs in a process of its own, over a generator and an environment that cost nothing
 (`benchmarks/loop_gap_server.py`). While each request is read, played and answered, a probe ticks on the event loop. The
@@ -12,18 +12,14 @@ import gzip
 import json
 import multiprocessing
 import time
-from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import Annotated, Any
 
 import aiohttp
-import numpy as np
 import psutil
 import typer
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
@@ -31,19 +27,16 @@ from benchmarks.loop_gap_server import TASK, serve
 from benchmarks.process_group import no_process_left
 from benchmarks.resident_memory import Peak, resident_kb
 from rollout_client.arrow.schema import ARROW
-from rollout_client.calls.arrow_bodies import arrow_body
 from service.rollout_requests.result_encoding import NDJSON
 
 MIB = 2**20
 BOUND_MS = 50.0
 BATCH = 8192
-ARROW_BODY = {"content-type": ARROW}
 GZIP_BODY = {"content-encoding": "gzip"}
 DISCONNECTED = 0
 DISCONNECT_AFTER_S = 4.0
 """The rollouts of the request are being played then."""
 SHOWN_STACKS = 10
-IMAGES = 64
 console = Console(stderr=True)
 
 
@@ -99,11 +92,6 @@ def batch(count: int = BATCH, prompt_chars: int = 1024, **options: Any) -> Calla
     return lambda: request([sample(PROMPT[:prompt_chars]) for _ in range(count)], **options)
 
 
-def arrow(count: int, **options: Any) -> Callable[[], bytes]:
-    fields = {"sampling": {"max_new_tokens": 16}, "max_rollout_turns": 1, **options}
-    return lambda: arrow_body([sample()] * count, fields)
-
-
 def nested(levels: int) -> bytes:
     return request([sample(x="@")]).replace(b'"@"', b"[" * levels + b"]" * levels)
 
@@ -115,37 +103,6 @@ def echo_of_1_gb() -> bytes:
 def tokens_of_1_gb() -> bytes:
     """About 16 bytes of JSON for each token with its log-probability."""
     return request([sample()], new_tokens=2**16, turns=1, num_generations=1024)
-
-
-def experts_of(rollouts: int) -> bytes:
-    """384 bytes of experts for each token, of 4,096 tokens a rollout."""
-    return request([sample()], 4096, turns=1, num_generations=rollouts, include=["routed_experts"])
-
-
-def image_url(seed: int) -> str:
-    """A file of 1 MB."""
-    file = BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (590, 590, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG", compress_level=0)
-    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
-
-
-def images_of(images: Iterable[str]) -> bytes:
-    """An image with each prompt and with each observation."""
-    samples = []
-    for image in images:
-        content = [{"type": "image", "image": image}, {"type": "text", "text": "What is this?"}]
-        messages = [{"role": "user", "content": content}]
-        samples.append({"task_name": TASK, "messages": messages, "extra_env_info": {"shows_images": True}})
-    return request(samples, turns=4)
-
-
-def names_of_images() -> bytes:
-    return images_of(f"sha256:{seed:064x}" for seed in range(IMAGES))
-
-
-def texts_as_long_as_images() -> bytes:
-    return request([sample(extra_env_info={"x": image_url(seed)}) for seed in range(IMAGES)], turns=4)
 
 
 def compressed_spaces(count: int) -> bytes:
@@ -179,8 +136,6 @@ CASES = (
     ),
     Case("gzip of 1 GB", lambda: compressed_spaces(2**30), GZIP_BODY, status=413),
     Case("gzip of 250 MB", lambda: gzip.compress(request([sample()])) + compressed_spaces(250 * MIB), GZIP_BODY),
-    Case("Arrow: 100,000 samples", arrow(100_000), ARROW_BODY, status=REFUSED),
-    Case("Arrow: 60,000 samples", arrow(60_000), ARROW_BODY, ARROW),
     Case("10,000 generations", lambda: request([sample(x="y" * 2**17)], num_generations=10_000), status=REFUSED),
     Case("1 GB of echoed fields, JSON", echo_of_1_gb),
     Case("1 GB of echoed fields, NDJSON", echo_of_1_gb, accept=NDJSON),
@@ -188,12 +143,6 @@ CASES = (
     Case("1 GB of tokens, JSON", tokens_of_1_gb),
     Case("1 GB of tokens, NDJSON", tokens_of_1_gb, accept=NDJSON),
     Case("1 GB of tokens, Arrow", tokens_of_1_gb, accept=ARROW),
-    Case("64 images of 1 MB, and one with each of 4 turns", lambda: images_of(map(image_url, range(IMAGES)))),
-    Case("64 images by name, and one with each of 4 turns", names_of_images),
-    Case("64 texts as long as images of 1 MB, 4 turns", texts_as_long_as_images),
-    Case("64 short prompts, 4 turns", lambda: request([sample()] * IMAGES, turns=4)),
-    Case("100,000 tokens x 48 layers x 8 experts, JSON", lambda: experts_of(24)),
-    Case("1,000,000 tokens x 48 layers x 8 experts, Arrow", lambda: experts_of(256), accept=ARROW),
     Case("batch of 8,192, JSON", batch()),
     Case("batch of 8,192, NDJSON", batch(), accept=NDJSON),
     Case("batch of 8,192, Arrow", batch(), accept=ARROW),
@@ -205,7 +154,6 @@ WARM_UP = (
     Case("small", batch(2)),
     Case("small, Arrow", batch(2), accept=ARROW),
     Case("large", batch(200)),
-    Case("large, Arrow", arrow(500), ARROW_BODY),
 )
 """The first requests import and compile, which no other request does again."""
 

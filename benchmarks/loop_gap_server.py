@@ -5,7 +5,6 @@ that cost nothing, with a probe of its event loop.
 """
 
 import asyncio
-import math
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +17,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.loop_probe import LoopProbe
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.images.book import ImagesSettings
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import (
     Environment,
@@ -29,13 +27,11 @@ from deployments.protocols.generation import (
     packed_ids,
     packed_logprobs,
 )
-from deployments.protocols.images import ImageStore, ImageTokens, name_of_image
+from deployments.protocols.images import ImageTokens
 from deployments.protocols.replicas import GeneratorDescription
-from deployments.protocols.token_columns import EXPERTS, numbers_of
 from rollout_env import ChatMessage, StepOutcome
 from service.access.access_control import OPEN_TO_ALL
 from service.admission.admission import Admission
-from service.images.request_images import RequestImages
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.garbage_collection import freeze_and_tune_collector
@@ -47,16 +43,13 @@ from service.scoring.scoring import Scoring
 from service.services import AppServices
 from service.settings import AdmissionSettings, RequestLimits
 
-MODEL = "models/shapes"
+MODEL = "models/tiny"
 TASK = "task"
 MAX_MODEL_LEN = 2**17
 GENERATION_S = 0.1
 """All generations end when the clock shows a multiple of this, many in one event-loop iteration: the hardest case."""
 MOST_TOKENS_COPIED_INLINE = 4096
-DESCRIPTION = GeneratorDescription("shapes", MAX_MODEL_LEN, vocab_size=266, returns_experts=True, takes_images=True)
-IMAGE = ImageTokens(263, [262, 265, *[263] * 16, 262])
-SHOWN = name_of_image(b"shown by the environment")
-EXPERTS_OF_A_TOKEN = (48, 8)
+DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, vocab_size=262)
 LETTERS = range(ord("a"), ord("z") + 1)
 
 
@@ -71,23 +64,18 @@ class FreeGenerator(Generator):
         count = request.max_new_tokens
         if count >= MOST_TOKENS_COPIED_INLINE:
             # The time that this takes is not the ingress's.
-            generation = await asyncio.to_thread(self._generation, request, count)
+            generation = await asyncio.to_thread(self._generation, count)
         else:
-            generation = self._generation(request, count)
+            generation = self._generation(count)
         now = asyncio.get_running_loop().time()
         await asyncio.sleep(GENERATION_S - now % GENERATION_S)
         return generation
 
-    def _generation(self, request: GenerationRequest, count: int) -> Generation:
-        columns = {}
-        if request.include.routed_experts:
-            rows = len(request.prompt_token_ids) - request.experts_from + count - 1
-            columns[EXPERTS] = numbers_of(bytes(rows * math.prod(EXPERTS_OF_A_TOKEN)), "uint8", EXPERTS_OF_A_TOKEN)
-        spans = (WeightSpan("1", 0, count),)
-        return Generation(self._ids[:count], self._logprobs[:count], "stop", spans, columns=columns)
+    def _generation(self, count: int) -> Generation:
+        return Generation(self._ids[:count], self._logprobs[:count], "stop", (WeightSpan("1", 0, count),))
 
     async def image_tokens(self, names: Sequence[str]) -> list[ImageTokens]:
-        return [IMAGE] * len(names)
+        raise NotImplementedError
 
     def is_generating(self, rollout_id: str) -> bool:  # noqa: ARG002
         return True
@@ -113,8 +101,6 @@ class FreeEnvironment(Environment):
         if len(self._observation) < wanted:
             self._observation = "word " * (wanted // 5 + 1)
         observation: ChatMessage = {"role": "user", "content": self._observation[:wanted]}
-        if request.extra_env_info.get("shows_images"):
-            observation["images"] = [SHOWN]
         return StepOutcome(observation, reward=1.0, terminated=False)
 
     async def describe(self) -> TaskDescription:
@@ -125,19 +111,6 @@ class FreeEnvironment(Environment):
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:  # noqa: ARG002
         return [{"task_name": TASK, "messages": [{"role": "user", "content": "?"}]}] * count
-
-
-class FreeImages(ImageStore):
-    """Takes every image and keeps none."""
-
-    async def put(self, images: Sequence[bytes], owner: str | None = None) -> list[str]:  # noqa: ARG002
-        return await asyncio.to_thread(lambda: [name_of_image(data) for data in images])
-
-    async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:  # noqa: ARG002
-        return []
-
-    async def get(self, name: str) -> bytes:
-        raise NotImplementedError(name)
 
 
 class CancelsOnDisconnect:
@@ -187,8 +160,7 @@ def build(with_stacks: bool) -> ASGIApp:
     admission = Admission(unbounded, MAX_MODEL_LEN)
     environments = {TASK: FreeEnvironment()}
     sampler = TaskSampler(environments)
-    images = RequestImages(FreeImages(), ImagesSettings())
-    service = RolloutService(generator, environments, policy, factory, limits, admission, sampler, images=images)
+    service = RolloutService(generator, environments, policy, factory, limits, admission, sampler)
     service.body_parser.start()
     unused: Any = None
     services = AppServices(

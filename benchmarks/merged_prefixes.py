@@ -1,4 +1,4 @@
-"""How many tokens a training step computes where shared prefixes stand once: `make bench-merge`.
+"""How many tokens a training step computes where shared prefixes stand once: `python -m benchmarks merge`.
 
 Rollouts of random tokens become tensors with `merge="prefix"`: groups of 8 with prompts of several lengths, and runs of
 agents with 20 branches. Counted are the tokens of all rollouts and branches, those of the merged rows, and the places

@@ -1,10 +1,10 @@
-"""The cost of a large response as JSON and as Arrow: `make bench-payload`.
+"""The cost of a large response as JSON and as Arrow: `python -m benchmarks payload`.
 
 The real HTTP face, in a process of its own, answers over a socket of loopback with 2,000 rollouts that have ended: four
 turns of 500 tokens each, a byte of text a token as the embedded model has it. Rounds alternate. What is measured is the
 time from the last token at the server to padded tensors in the trainer, by one clock for both processes. Each rollout
 is encoded as it ends, so at the last token all others have been; `at once` is the time where all end at the same
-instant and nothing has been. Before that `included_columns.py` measures what `include` adds. The last line is JSON.
+instant and nothing has been. The last line is JSON.
 """
 
 import json
@@ -26,7 +26,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks import included_columns
 from benchmarks.process_group import no_process_left
 from deployments.protocols.chat import ChatOptions, ChatTokenizer, TokenizedObservation
 from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan, packed_ids, packed_logprobs
@@ -161,12 +160,7 @@ class Round:
     """Of these, what `to_tensors` took."""
 
 
-def main(
-    rounds: Annotated[int, typer.Option(min=1)] = 7,
-    rounds_with_columns: Annotated[int, typer.Option(min=1, help="With what can be included.")] = 2,
-) -> None:
-    with no_process_left():
-        included = included_columns.measure(rounds_with_columns, console)
+def main(rounds: Annotated[int, typer.Option(min=1)] = 7) -> None:
     with no_process_left(), serving() as url, RolloutClient(url) as client:
         ways: dict[str, Callable[[], Any]] = {
             "json": partial(client.rollout, SAMPLES, num_generations=GENERATIONS),
@@ -181,7 +175,7 @@ def main(
         for _ in track(range(rounds), "Answering", console=console):
             for way, play in ways.items():
                 measured[way].append(measure(play))
-    report(bytes_a_token, measured, included)
+    report(bytes_a_token, measured)
 
 
 def measure(play: Callable[[], Any]) -> Round:
@@ -268,9 +262,7 @@ def text(draw: random.Random, length: int) -> str:
     return " ".join(words).ljust(length)[:length]
 
 
-def report(
-    bytes_a_token: Mapping[str, float], measured: Mapping[str, list[Round]], included: Mapping[str, Any]
-) -> None:
+def report(bytes_a_token: Mapping[str, float], measured: Mapping[str, list[Round]]) -> None:
     table = Table(
         *("answer", "bytes a token", "last token to tensors", "of that to_tensors", "at once"),
         title=f"{TOKENS:,} tokens with log-probabilities: medians, in milliseconds",
@@ -289,7 +281,6 @@ def report(
         "arrow_speedup_over_json_at_once": speedup["at_once_s"],
         "arrow_last_token_to_tensors_s": round(medians["arrow"]["from_last_token_s"], 4),
         "json_last_token_to_tensors_s": round(medians["json"]["from_last_token_s"], 4),
-        **included,
     }
     typer.echo(json.dumps(figures))
 

@@ -1,12 +1,10 @@
-"""What the orchestration carries without an engine behind it: `make bench-scale`.
+"""What the orchestration carries without an engine behind it: `python -m benchmarks scale`.
 
 Generators are simulated (`serve_config.scale.yaml`) and the environment costs nothing, so that only the ingress, the
 calls between replicas and the proxy work; the load runs on the same cores and counts against them. Each measurement
 has a service of its own: many samples in flight at once; small requests from many clients, on generators that answer
-at once; one replica against four, each as busy, so slow that the cores stay idle; ten times the load that is admitted
-(`overload.py`); how requests share the engines (`fairness.py`); and replicas that start in the middle of a request
-(`rebalancing.py`). Last comes the longest gap of the event loop under hostile requests (`loop_gap.py`). The last line
-is JSON.
+at once; and how requests share the engines (`fairness.py`). Last comes the longest gap of the event loop under hostile
+requests (`loop_gap.py`). The last line is JSON.
 """
 
 import asyncio
@@ -20,15 +18,12 @@ from typing import Annotated
 
 import aiohttp
 import typer
-from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import loop_gap
 from benchmarks.fairness import fairness
-from benchmarks.overload import overload, with_bound
 from benchmarks.process_group import no_process_left
-from benchmarks.rebalancing import rebalancing
 from benchmarks.resident_memory import Peak, replica, resident_kb
 from benchmarks.rollout_load import Played, play, post_small_requests
 from benchmarks.scale_service import measured, with_timing
@@ -43,25 +38,14 @@ WARM_UP_S = 2.0
 SETTLE_S = 1.0
 SETTLING_ROUNDS = 6
 ANSWERS_AT_ONCE = {"time_to_first_token_s": 0.0, "time_per_token_s": 0.0}
-FLEET = 4
-SEQUENCES_PER_REPLICA = 32
-SAMPLES_PER_SEQUENCE = 8
-"""Enough that a replica always has one waiting, and that the uneven end of a run weighs little."""
 BOUNDS = {
     "turns_per_s": ">= 1500",
     "kb_per_sample_in_flight": "<= 50",
     "growth_kb_per_round": "about 0",
     "requests_per_s": ">= 400",
     "p99_ms": "<= 400",
-    "four_over_one": ">= 3.6",
-    "overload_lost": "0",
-    "overload_refused_p99_ms": "<= 100",
-    "overload_memory_growth_mb": "about 0",
     "evaluation_behind_over_alone": "<= 1.3",
     "single_p99_without_over_with": ">= 10",
-    "after_over_before": ">= 3.5",
-    "least_share_percent": ">= 20",
-    "most_share_percent": "<= 30",
     "loop_gap_cpu_ms": "<= 50",
 }
 console = Console(stderr=True)
@@ -84,15 +68,6 @@ class SmallRequests:
     p99_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Fleets:
-    """Turns a second of one replica, and of four with four times the samples."""
-
-    one_turns_per_s: float
-    four_turns_per_s: float
-    four_over_one: float
-
-
 def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.scale.yaml"),
     samples: Annotated[int, typer.Option(min=1, help="In flight at once.")] = 4096,
@@ -112,10 +87,7 @@ def main(
             f"small requests of {clients} clients": lambda: asdict(
                 measured(with_timing(settings, ANSWERS_AT_ONCE), post_small, console)
             ),
-            f"one replica against {FLEET}": lambda: asdict(one_against_four(settings, turns)),
-            "overload": lambda: asdict(measured(with_bound(settings), overload, console)),
             "fairness": lambda: asdict(fairness(settings, console)),
-            "rebalancing": lambda: asdict(rebalancing(settings, console)),
             "the longest gap of the event loop": lambda: loop_gap.figures(loop_gap.measure_all(loop_gap.CASES)),
         }
         figures: dict[str, float] = {}
@@ -173,27 +145,6 @@ async def small_requests(session: aiohttp.ClientSession, clients: int, seconds: 
     return SmallRequests(
         requests_per_s=len(took) / seconds, p50_ms=1000 * percentiles[49], p99_ms=1000 * percentiles[98]
     )
-
-
-def one_against_four(settings: ServeDeploySchema, turns: int) -> Fleets:
-    one, four = (
-        measured(
-            with_timing(settings, {"max_num_seqs": SEQUENCES_PER_REPLICA}, replicas),
-            partial(busy_fleet, replicas=replicas, turns=turns),
-            console,
-        )
-        for replicas in (1, FLEET)
-    )
-    return Fleets(one, four, four / one)
-
-
-async def busy_fleet(session: aiohttp.ClientSession, replicas: int, turns: int) -> float:
-    """Turns a second."""
-    samples = replicas * SEQUENCES_PER_REPLICA * SAMPLES_PER_SEQUENCE
-    await play(session, WARM_UP_SAMPLES, turns=1)
-    with console.status(f"{samples} samples on generators: {replicas}"):
-        played = await play(session, samples, turns)
-    return samples * turns / played.seconds
 
 
 def report(figures: Mapping[str, float]) -> None:

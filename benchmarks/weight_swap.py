@@ -1,4 +1,4 @@
-"""How long a push stops generation, against the bare swap: `make bench-swap`.
+"""How long a push stops generation, against the bare swap: `python -m benchmarks swap`.
 
 Rounds alternate: the bare engine, idle and with 256 generations under way, is paused, reloads its weights and goes
 on, as vLLM offers it; the service gets a push while it is idle, while 256 games run, and the same uploaded slowly in

@@ -1,4 +1,4 @@
-"""`make compose-test`: builds the images, runs the containers of compose.yaml for real, and takes everything down.
+"""Builds the images, runs the containers of compose.yaml for real, and takes everything down.
 
 It waits until the service is ready, posts rollouts, runs locust in containers of its own against it, asks Prometheus
 for the metrics of the service and, unless `--without grafana`, Grafana for its dashboard. The exit code is 0 if all

@@ -1,8 +1,8 @@
 """A data set in Harbor's format, and an agent that plays it: Python functions to write, which a verifier calls.
 
-Learn from it how tasks are generated, and how an agent works in the sandbox of its rollout. `make train-agent
-TASK=harbor` trains the embedded model with tools on it, which has learned to write `f(x)` from a formula, and here
-finds the formula in words.
+Learn from it how tasks are generated, and how an agent works in the sandbox of its rollout.
+`examples/train_agent_harbor.py` trains the embedded model with tools on it, which has learned to write `f(x)` from a
+formula, and here finds the formula in words.
 """
 
 import random

@@ -13,7 +13,6 @@ import typer
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
-from rollout_load.options import DEFAULT_CLASSES, shares
 from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service, sentences_for_the_user
 
@@ -24,20 +23,18 @@ def main(
     more: Annotated[list[str] | None, typer.Argument(help="Config of the service, then options of locust.")] = None,
     users: Annotated[int, typer.Option(min=1, help="Concurrent callers.")] = 16,
     seconds: Annotated[int, typer.Option(min=1, help="Length of the load.")] = 30,
-    shape: Annotated[str, typer.Option(help="constant, ramp, spike or soak.")] = "constant",
-    classes: Annotated[str, typer.Option(help="Who calls, with shares.")] = DEFAULT_CLASSES,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that load; without, locust's own does.")] = 0,
+    classes: Annotated[str, typer.Option(help="Who calls, with shares.")] = "interactive=3,groups,multi-turn,streaming",
 ) -> None:
     console = Console()
     config, options = arguments(more or [])
     with sentences_for_the_user(console):
         serve_config = read_config(config, port=free_port())
-        needed = prepared(serve_config, shares(classes))
+        needed = prepared(serve_config, classes)
         with local_service(serve_config, console) as url:
             locust = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--host", url]
             load = [*locust, "-u", str(users), "-r", str(users), "-t", f"{seconds}s", "--only-summary"]
             console.print(f"Load of {users} users for {seconds} s; the figures come at the end")
-            command = [*load, "--shape", shape, "--classes", classes, *needed, *workers_options(workers), *options]
+            command = [*load, "--classes", classes, *needed, *options]
             exit_code = subprocess.run(command, check=False).returncode
     raise typer.Exit(exit_code)
 
@@ -49,14 +46,7 @@ def arguments(given: list[str]) -> tuple[Path, list[str]]:
     return Path("serve_config.cpu.yaml"), given
 
 
-def workers_options(count: int) -> list[str]:
-    """Options of a master on loopback with this number of workers. Its port is free: locust's own may be in use."""
-    port = str(free_port())
-    master = ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port]
-    return ["--processes", str(count), *master] if count else []
-
-
-def prepared(config: ServeDeploySchema, classes: dict[str, int]) -> list[str]:
+def prepared(config: ServeDeploySchema, classes: str) -> list[str]:
     """Gives the service what the classes need of it; returns the options that they need of locust."""
     [application] = config.applications
     args: dict[str, Any] = application.args

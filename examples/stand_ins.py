@@ -18,7 +18,7 @@ import httpx
 from ray.serve.schema import ServeDeploySchema
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from benchmarks.reward_model import write_reward_model
+from examples.reward_model import write_reward_model
 from examples.task_configs import BRIDGED, python_of
 from service.startup.config import free_port
 

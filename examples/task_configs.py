@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 import yaml
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 
@@ -17,7 +16,6 @@ from service.startup.config import ServiceNotStarted, free_port, read_config
 from service.startup.generated_config import EMBEDDED_MODEL_THAT_SEES, needs_images, sees
 
 CONFIG = Path("serve_config.cpu.yaml")
-ConfigArgument = Annotated[Path, typer.Argument(help="Serve config of the service to start.")]
 CORES_OF_A_TASK = 0.01
 """A reservation, so that all tasks fit on two cores; a replica may use more."""
 TASKS_FILE = Path(__file__).parent / "tasks.yaml"

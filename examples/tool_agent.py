@@ -1,4 +1,4 @@
-"""An agent with a tool: it answers multiplications in words, and may ask a calculator. `make train-agent` trains it.
+"""An agent with a tool: it answers multiplications in words, and may ask a calculator (`examples/train_agent.py`).
 
 The embedded model with tools was never trained on these words: it often asks the calculator for a sum.
 """
@@ -13,14 +13,20 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from deployments.tasks.replies import last_box
-from models.small.recipe.tool_skills import CALCULATOR, calculate
+from deployments.tasks.tool_calls import calculate
 from rollout_client import SampleInput
 
 WORDINGS = ("What is {} times {}?", "There are {} shelves with {} books each. How many books are there?")
 LARGEST_OPERAND = 99
 HELD_OUT_SHARE = 10
 """One pair of operands in so many is for measuring, in either order and in each wording."""
-TOOLS: Any = [CALCULATOR]
+CALCULATOR = {
+    "name": "calculator",
+    "description": "Evaluates an arithmetic expression.",
+    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+}
+TOOLS: Any = [{"type": "function", "function": CALCULATOR}]
+"""As the embedded model has learnt them."""
 MOST_CALLS = 3
 """Answers of the model, the last one included."""
 
@@ -51,7 +57,7 @@ def result_of(call: Any) -> dict[str, Any]:
     if isinstance(call, ChatCompletionMessageFunctionToolCall) and call.function.name == "calculator":
         try:
             result = calculate(str(json.loads(call.function.arguments)["expression"]))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, ZeroDivisionError):
             result = "Error: the arguments are no expression."
     return {"role": "tool", "tool_call_id": call.id, "content": result}
 

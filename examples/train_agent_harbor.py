@@ -1,55 +1,37 @@
-"""Trains an agent on tasks in Harbor's format by GRPO: `make train-agent TASK=harbor`.
+"""Trains an agent on tasks in Harbor's format by GRPO: `python -m examples.train_agent_harbor`.
 
 Learn from it how a data set of Harbor is trained on: the loop is that of `train_grpo.py`, unchanged. The service gives
 each rollout a sandbox, runs the agent in a session, and lets the task's verifier score what the agent has left.
 """
 
-from functools import partial
+import argparse
+import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
 
-import typer
 from ray.serve.schema import ServeDeploySchema
-from rich.console import Console
 
 from examples import harbor_functions
-from examples.task_configs import CONFIG, ConfigArgument
-from examples.train_agent import LEARNING_RATE, MODEL, NEEDED_GAIN, STEPS, gain, service_config
-from examples.train_grpo import Curve, CurveOption, Recipe, SeedOption, running_service, train
+from examples.task_configs import CONFIG
+from examples.train import report, running_service
+from examples.train_agent import RECIPE, service_config
+from examples.train_grpo import Figures, parser, train
+from rollout_client import RolloutClient
 
 TASKS = 1000
 """A tenth of them is held out: played twice, the standard error of the accuracy is at most 3.5 percentage points."""
 TASK_NAME = "harbor"
-RECIPE = Recipe("", STEPS, 16, 8, 2, LEARNING_RATE, 0, 5, max_new_tokens=96)
 
 
-def main(
-    config: ConfigArgument = CONFIG,
-    steps: Annotated[int, typer.Option(min=1)] = RECIPE.steps,
-    tasks: Annotated[int, typer.Option(min=10, help="Of the data set; each tenth is held out.")] = TASKS,
-    seed: SeedOption = 0,
-    curve: CurveOption = Path("train-agent-harbor.png"),
-) -> None:
-    """Trains and measures; ends with exit code 1 if held-out tasks gain less than 20 percentage points."""
-    console = Console(stderr=True)
-    with TemporaryDirectory() as folder:
-        trained = trained_on(Path(folder), config, RECIPE._replace(steps=steps), tasks, seed, console)
-    trained.report(curve, console)
-    raise typer.Exit(code=int(gain(trained) < NEEDED_GAIN))
-
-
-def trained_on(folder: Path, config: Path, recipe: Recipe, tasks: int, seed: int, console: Console) -> Curve:
+def trained_on(folder: Path, config: Path, options: argparse.Namespace, tasks: int = TASKS) -> list[Figures]:
     """Writes the data set of the seed into the folder, serves it, and trains on its samples."""
     data_set = folder / "tasks"
-    harbor_functions.write_tasks(data_set, tasks, seed)
-    questions = folder / "samples.jsonl"
-    with running_service(partial(config_with, config, data_set), None, console) as client:
+    harbor_functions.write_tasks(data_set, tasks, options.seed)
+    options.questions = folder / "samples.jsonl"
+    with running_service(config_with(config, data_set)) as url, RolloutClient(url) as client:
         samples = client.example_samples(TASK_NAME, count=tasks)
-        questions.write_text("".join(f"{sample.model_dump_json(exclude_unset=True)}\n" for sample in samples))
-        trained = train(client, str(MODEL), recipe._replace(questions=str(questions)), False, seed, console)
-    trained.title = f"GRPO: {MODEL.name}, {tasks} tasks in Harbor's format"
-    return trained
+        options.questions.write_text("".join(f"{sample.model_dump_json(exclude_unset=True)}\n" for sample in samples))
+        return train(options, client)
 
 
 def config_with(path: Path, data_set: Path) -> ServeDeploySchema:
@@ -66,5 +48,16 @@ def config_with(path: Path, data_set: Path) -> ServeDeploySchema:
     return config
 
 
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--seed", default="0", help="Of the data set and of the order of its tasks.")
+    seed = arguments.parse_args().seed
+    options = parser().parse_args([*RECIPE, "--measure-every=5", f"--seed={seed}"])
+    with TemporaryDirectory() as folder:
+        history = trained_on(Path(folder), CONFIG, options)
+    report(history, f"GRPO: {TASKS} tasks in Harbor's format", Path("train-agent-harbor.png"))
+
+
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -1,4 +1,4 @@
-"""Looks for known vulnerabilities of the locked packages: a part of `make lint`.
+"""Looks for known vulnerabilities of the locked packages: `.github/workflows/audit.yml` runs it each week.
 
 Where the database is not within reach it says so, and nothing is wrong. Otherwise each vulnerability is a line, and the
 exit code is 1, unless `ACCEPTED` says why it does not matter here.

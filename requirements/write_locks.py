@@ -3,7 +3,7 @@
 `cpu.lock` has the versions that the environment of this repository holds. `gpu.lock` is resolved from the three
 `pyproject.toml`, and keeps its versions where they still fit. Both hold for each Python from 3.11 to 3.14. `tools.lock`
 has the tools that make locks and look at them. The locks `BESIDE` keep their versions: another one is written into its
-lock by hand, and gets its hashes here.
+lock by hand, and gets its hashes here. What only tests run beside the service is no lock (`requirements/beside.py`).
 """
 
 import subprocess
@@ -18,10 +18,8 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parent
 GPU_PLATFORM = "x86_64-manylinux_2_28"
 TOOLS = ("uv", "pip-audit", "cyclonedx-bom")
-BESIDE = dict.fromkeys(
-    ("agents", "bridges", "evals", "harness", "openenv", "tinker", "trackers", "verifiers"), PYTHON
-) | dict.fromkeys(("evaluators", "nemo_gym"), "3.13.0")
-"""Packages that are no part of the service, with the version of Python that they run on."""
+BESIDE = ("agents", "bridges", "tinker", "verifiers")
+"""Packages that run beside the service. Of what they ask for, pip would find no set that fits the engine."""
 NOT_LOCKED = ("pip", "wheel")
 ON_EACH_PYTHON = ("setuptools>=77,<81", "cuda-python>=13")
 """Versions that fit each Python; for the oldest alone others would do. The first one builds this repository."""
@@ -45,15 +43,15 @@ def main(uv: str) -> None:
     write(HERE / "cpu.lock", [*held_here(), *ELSEWHERE], uv, "--no-deps", "--universal")
     add_hashes(HERE / "cpu.lock", "torch", TORCH_CPU)
     write_image_locks()
-    for name, python in BESIDE.items():
+    for name in BESIDE:
         lock = HERE / f"{name}.lock"
-        write(lock, pinned(lock), uv, "--no-deps", python=python)
+        write(lock, pinned(lock), uv, "--no-deps")
 
 
-def write(lock: Path, requirements: Iterable[str], uv: str, *options: str, python: str = PYTHON) -> None:
+def write(lock: Path, requirements: Iterable[str], uv: str, *options: str) -> None:
     command = [
         *(uv, "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"),
-        *("--python-version", python, *options, "-", "--output-file", str(lock)),
+        *("--python-version", PYTHON, *options, "-", "--output-file", str(lock)),
     ]
     subprocess.run(command, input="\n".join(requirements), text=True, check=True, stdout=subprocess.DEVNULL)
 

@@ -379,7 +379,7 @@ OF_OUR_OWN_TEXT = {
     "clients/rollout_client/calls/rejudge.py::INDEX": "the field of a problem that the service names",
     "clients/rollout_client/cli/commands/doctor.py::CARD": "what nvidia-smi says",
     "clients/rollout_env/scaffold.py::write_environment": "an argument of a command",
-    "clients/rollout_load/outcomes.py::kind_of": "the name of a class",
+    "clients/rollout_load/users.py::kind_of": "the name of a class",
     "deployments/data/rows.py::LINE": "a file that the config names",
     "deployments/generation/serving/grammar_checks.py::WHERE": "the beginning of a message of xgrammar",
     "deployments/harbor/tasks.py::CANARY": "a file of a task in the config's folder",

@@ -1,4 +1,4 @@
-"""A model server's API of the service compared with vLLM's own server: `make bench-agents`.
+"""A model server's API of the service compared with vLLM's own server: `python -m benchmarks agents`.
 
 Both run the same engine with the same parsers, and answer chat completions of conversations that grow with each call,
 first of one agent at a time, then of 64. The service answers them without a session, and in sessions, which record
@@ -14,6 +14,7 @@ median, or if 64 agents that do not stream get less than 0.95 of its throughput.
 """
 
 import asyncio
+import json
 import os
 import random
 import time
@@ -34,7 +35,6 @@ from benchmarks.agents.waiting_steps import step_ms_of, with_waiting_steps
 from benchmarks.bare_engine import engine_in
 from benchmarks.openai_loop import openai_server
 from benchmarks.process_group import CpuTime, ProcessGroup, no_process_left
-from benchmarks.reporting import finish
 from benchmarks.service_process import service_process
 from examples.task_configs import config_for
 from service.settings import ServiceSettings
@@ -178,7 +178,10 @@ def main(
         figures = figures_of(alone, together, TOGETHER)
         console.print("Stopping")
     show(figures)
-    finish(console, missed(figures), {**figures, "step_ms": step_ms, "load_average": round(os.getloadavg()[1], 1)})
+    typer.echo(json.dumps({**figures, "step_ms": step_ms, "load_average": round(os.getloadavg()[1], 1)}))
+    for problem in (problems := missed(figures)):
+        console.print(problem, style="red")
+    raise typer.Exit(bool(problems))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.delta_push import change
 from benchmarks.gpu_check.configs import Machine
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.random_model import SHAPE, SMALL_SHAPE, figures_of, write_model
@@ -23,6 +22,8 @@ RANK = 8
 SAMPLES = 16
 NEW_TOKENS = 96
 LONG = 1500
+CHANGED = 0.01
+"""Share of the values of each tensor that a delta changes."""
 
 
 def check(machine: Machine, findings: Findings) -> None:
@@ -93,6 +94,14 @@ def check_deltas(client: RolloutClient, findings: Findings, state: State) -> Non
         findings.add("a second full push", None, push_s=round(full.push_s, 3), **costs(full))
         by_full = engine_checksum(client)
         findings.add(name, by_delta == by_full is not None, by_delta=by_delta, by_full=by_full)
+
+
+def change(weights: State) -> None:
+    """Changes the last bit of `CHANGED` of the values of each tensor."""
+    for tensor in weights.values():
+        bits = tensor.view(torch.int16).reshape(-1)
+        count = max(round(CHANGED * bits.numel()), 1)
+        bits[torch.randperm(bits.numel())[:count]] ^= 1
 
 
 def engine_checksum(client: RolloutClient) -> str | None:

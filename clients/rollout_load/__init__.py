@@ -1,9 +1,4 @@
-"""Load test of the rollout service with locust; `clients/locustfile.py` is its entry.
+"""Load test of the rollout service with locust: `users.py` has the classes of users, `report.py` options and report.
 
-    options     the command line, environment variables, and how many users there are at a time
-    samples     the samples that are posted                          users       the classes of users
-    outcomes    the outcome of each response, and their totals       summary     the summary, and missed bounds
-    events      connects all of it with locust, on one machine or many, and in its web interface
-
-Of this repository it imports the client only.
+`clients/locustfile.py` is its entry. Of this repository it imports the client only.
 """

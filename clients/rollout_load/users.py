@@ -1,50 +1,42 @@
-"""Users of a load test: a base class, then a class for each kind of `--classes`."""
+"""Users of a load test over the client: a base class, then a class for each kind of `--classes`."""
 
 import logging
 import random
+import re
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import httpx
-from locust import HttpUser, User, constant, task
-from locust.clients import ResponseContextManager
-from locust.contrib.fasthttp import FastHttpUser
-from requests.exceptions import RequestException
+from locust import User, constant, events, task
+from locust.env import Environment
+from locust.runners import MasterRunner, WorkerRunner
 
-from rollout_client import RolloutClient, RolloutError, SampleResult, StreamBroken
-from rollout_client.calls.ndjson import NdjsonReader
-from rollout_client.calls.options import key_headers
-from rollout_load.options import DEFAULT_HOST, LoadOptions, load_options
-from rollout_load.outcomes import (
-    Json,
-    LoadOutcome,
-    LoadTotals,
-    kind_of,
-    outcome_of_call,
-    outcome_of_error,
-    outcome_of_failure,
-    outcome_of_response,
-    outcome_of_samples,
-)
-from rollout_load.samples import Sample, SamplePool
-from rollout_load.summary import FIRST_METHOD, PUSH_METHOD, entry_name
+from rollout_client import RolloutClient, RolloutError, SampleInput, SampleResult, ServiceUnreachable, StatusError
+from rollout_client.errors import error_of_response
+from rollout_load.report import FIRST, TOTALS, shares
 
-logger = logging.getLogger(__name__)
-POOL = SamplePool()
-TOTALS = LoadTotals()
-"""Shared by all users of this process."""
+SAMPLES_PER_TASK = 64
+RETRIES = 3
+"""Retries of reading the samples."""
 LONGEST_ANSWER_S = 1800.0
 LONGEST_PAUSE_S = 30.0
 """Longest wait for a service that is full, whatever its `Retry-After` says."""
 SEEDS = 2**63
+PROBLEM = "urn:rollout:problem:"
+FOLLOW_UP = {"role": "user", "content": "Go on."}
+SAMPLES: dict[str, list[SampleInput]] = {}
+"""By task, shared by all users of this process."""
 _shown: set[str] = set()
+logger = logging.getLogger(__name__)
 
 
-class CaughtResponse(Protocol):
-    """A response of locust whose success is decided in a `with` block."""
-
-    def failure(self, reason: str) -> None: ...
+def kind_of(error: RolloutError) -> str:
+    """The name of a problem's type, such as `overloaded`, or of the client's error, such as `stream-broken`."""
+    if isinstance(error, StatusError):
+        name = error.problem.type.removeprefix(PROBLEM)
+        return name if name != error.problem.type else f"status-{error.status}"
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", type(error).__name__).lower()
 
 
 class LoadUser(User):
@@ -53,144 +45,142 @@ class LoadUser(User):
     abstract = True
     kind: ClassVar[str]
     """Its name in `--classes` and in the tables."""
-    host = DEFAULT_HOST
+    host = "http://127.0.0.1:8000"
     wait_time = constant(0)
 
-    @property
-    def options(self) -> LoadOptions:
-        assert self.environment.parsed_options is not None
-        return load_options(self.environment.parsed_options)
+    def on_start(self) -> None:
+        # What fails is counted, not tried again.
+        self.rollouts = RolloutClient(self.host, retries=0, timeout_s=LONGEST_ANSWER_S)
+        self.options: Any = self.environment.parsed_options
 
-    def key_headers(self) -> dict[str, str]:
-        return dict(key_headers(None, httpx.URL(self.host or DEFAULT_HOST)))
+    def on_stop(self) -> None:
+        self.rollouts.close()
 
-    def entry(self, what: str) -> str:
-        return entry_name(what, self.kind)
-
-    def body(self, samples: list[Sample], num_generations: int, max_turns: int, priority: str) -> dict[str, Any]:
+    def request(self, count: int, num_generations: int, max_turns: int, priority: str) -> dict[str, Any]:
+        """Arguments of a request of so many samples of one task."""
         return {
-            "samples": samples,
+            "samples": random.choices(random.choice([*SAMPLES.values()]), k=count),
             "num_generations": num_generations,
             "sampling": {"max_new_tokens": self.options.max_new_tokens, "seed": random.randrange(SEEDS)},
             "max_rollout_turns": max_turns,
             "priority": priority,
         }
 
-    def count(self, outcome: LoadOutcome, response: CaughtResponse) -> None:
-        """Counts the outcome of a response, within its `with` block."""
-        TOTALS.add(outcome, time.time())
-        if failure := outcome.failure:
-            response.failure(failure)
-            if failure not in _shown:
-                _shown.add(failure)
-                logger.warning("%s failed with %s, here first: %s", self.kind, failure, outcome.message)
+    def play(self, *request: Any) -> None:
+        self.timed("/rollout", lambda: self.rollouts.rollout(**self.request(*request)).samples)
 
-    def report(self, method: str, what: str, seconds: float, exception: Exception | None = None) -> None:
-        """Enters a time that is not a request of locust's clients into its tables."""
+    def timed(self, what: str, work: Callable[[], Iterable[SampleResult]]) -> None:
+        """Counts the rollouts that `work` gives, and tells locust how long it took and which errors it had."""
+        began, errors, pause_s = time.perf_counter(), dict[str, str](), 0.0
+        try:
+            for sample in work():
+                TOTALS.add(sample)
+                if sample.error is not None:
+                    TOTALS.errors[sample.error.kind] += 1
+                    errors[sample.error.kind] = sample.error.message
+        except RolloutError as error:
+            TOTALS.errors[kind_of(error)] += 1
+            errors[kind_of(error)] = str(error)
+            pause_s = (error.retry_after_s or 0.0) if isinstance(error, StatusError) else 0.0
+        for kind in errors.keys() - _shown:
+            _shown.add(kind)
+            logger.warning("%s failed with %s, here first: %s", self.kind, kind, errors[kind])
+        # The kinds alone, because locust keeps a line for each text.
+        self.report("POST", what, began, Exception(", ".join(sorted(errors))) if errors else None)
+        # locust has patched it with gevent: other users go on.
+        time.sleep(min(pause_s, LONGEST_PAUSE_S))
+
+    def report(self, method: str, what: str, began: float, exception: Exception | None = None) -> None:
         self.environment.events.request.fire(
             request_type=method,
-            name=self.entry(what),
-            response_time=seconds * 1000,
+            name=f"{what} ({self.kind})",
+            response_time=1000 * (time.perf_counter() - began),
             response_length=0,
             exception=exception,
             context={},
         )
 
-    def wait_retry_after(self, outcome: LoadOutcome) -> None:
-        """Waits as long as a service that is full asks for."""
-        if outcome.retry_after_s:
-            # locust has patched it with gevent: other users go on.
-            time.sleep(min(outcome.retry_after_s, LONGEST_PAUSE_S))
 
-
-class FastLoadUser(LoadUser, FastHttpUser):
-    """A user with locust's fast client, which takes a fifth of the CPU time of `HttpUser`'s and reads whole answers."""
-
-    abstract = True
-    network_timeout = LONGEST_ANSWER_S
-
-    def on_start(self) -> None:
-        self.headers = self.key_headers()
-
-    def post_rollout(self, body: dict[str, Any]) -> None:
-        """Posts `body` and counts the outcome."""
-        expected = len(body["samples"]) * body["num_generations"]
-        name = self.entry("/rollout")
-        with self.client.post("/rollout", json=body, headers=self.headers, name=name, catch_response=True) as response:
-            content = response.content or b""
-            outcome = outcome_of_response(response.status_code, response.headers or {}, content, expected)
-            self.count(outcome, response)
-        self.wait_retry_after(outcome)
-
-
-FOLLOW_UP = {"role": "user", "content": "Go on."}
-Headers = dict[str, str]
-
-
-class AgentSession(FastLoadUser):
-    kind = "agent"
-
-    @task
-    def session(self) -> None:
-        [sample] = POOL.some(1)
-        session = self.call("POST", "/v1/sessions", "/v1/sessions", self.headers, {"sample": sample})
-        if session is None:
-            return
-        key = {"Authorization": f"Bearer {session['api_key']}"}
-        self.converse(session["base_url"], key, sample.get("messages") or [FOLLOW_UP])
-        path = f"/v1/sessions/{session['id']}"
-        self.call("POST", f"{path}/reward", "/v1/sessions/{id}/reward", self.headers, {"reward": 0.0})
-        self.call("DELETE", path, "/v1/sessions/{id}", self.headers)
-
-    def converse(self, base_url: str, key: Headers, messages: list[Json]) -> None:
-        """Makes `--agent-calls` calls of one conversation; ends with the first that fails."""
-        messages = list(messages)
-        for _ in range(self.options.agent_calls):
-            body = {"messages": messages, "max_tokens": self.options.max_new_tokens}
-            answer = self.call("POST", f"{base_url}/v1/chat/completions", "/v1/chat/completions", key, body)
-            if answer is None:
-                return
-            content = answer["choices"][0]["message"]["content"] or ""
-            messages += [{"role": "assistant", "content": content}, FOLLOW_UP]
-
-    def call(self, method: str, url: str, shown: str, headers: Headers, body: Json | None = None) -> Json | None:
-        """Makes one call and counts its outcome. Returns the answer, or `None` if it is an error."""
-        with self.client.request(
-            method, url, json=body, headers=headers, name=self.entry(shown), catch_response=True
-        ) as response:
-            outcome, answer = outcome_of_call(response.status_code, response.headers or {}, response.content or b"")
-            self.count(outcome, response)
-        self.wait_retry_after(outcome)
-        return answer
-
-
-class GroupBatch(FastLoadUser):
-    kind = "groups"
-
-    @task
-    def batch(self) -> None:
-        options = self.options
-        self.post_rollout(self.body(POOL.some(options.batch_samples), options.group_size, options.max_turns, "train"))
-
-
-class Interactive(FastLoadUser):
+class Interactive(LoadUser):
     kind = "interactive"
 
     @task
     def one(self) -> None:
-        self.post_rollout(self.body(POOL.some(1), 1, self.options.max_turns, "interactive"))
+        self.play(1, 1, self.options.max_turns, "interactive")
 
 
-class MultiTurn(FastLoadUser):
+class GroupBatch(LoadUser):
+    kind = "groups"
+
+    @task
+    def batch(self) -> None:
+        self.play(self.options.batch_samples, self.options.group_size, self.options.max_turns, "train")
+
+
+class MultiTurn(LoadUser):
     kind = "multi-turn"
 
     @task
     def conversation(self) -> None:
-        self.post_rollout(self.body([POOL.long()], 1, self.options.long_turns, "train"))
+        self.play(1, 1, self.options.long_turns, "train")
 
 
-class PushFailed(Exception):
-    """A push failed; the message is the kind of its error."""
+class StreamReader(LoadUser):
+    kind = "streaming"
+
+    @task
+    def read(self) -> None:
+        options = self.options
+        request = self.request(options.batch_samples, options.group_size, options.max_turns, "train")
+
+        def streamed() -> Iterable[SampleResult]:
+            began = time.perf_counter()
+            with self.rollouts.stream(**request) as rollouts:
+                for number, sample in enumerate(rollouts):
+                    if number == 0:
+                        self.report(FIRST, "first finished rollout", began)
+                    yield sample
+
+        self.timed("/rollout", streamed)
+
+
+class AgentSession(LoadUser):
+    kind = "agent"
+
+    def on_start(self) -> None:
+        super().on_start()
+        self.http = httpx.Client(timeout=LONGEST_ANSWER_S)
+
+    @task
+    def session(self) -> None:
+        [sample] = self.request(1, 1, 1, "train")["samples"]
+        messages = [message.model_dump(exclude_unset=True) for message in sample.messages or ()] or [FOLLOW_UP]
+
+        def played() -> Iterable[SampleResult]:
+            with self.rollouts.session(sample=sample) as session:
+                for _ in range(self.options.agent_calls):
+                    self.timed("/v1/chat/completions", lambda: self.call(session, messages))
+                session.reward(0.0)
+            TOTALS.count(rollouts=1)
+            return ()
+
+        self.timed("/v1/sessions", played)
+
+    def call(self, session: Any, messages: list[dict[str, Any]]) -> Iterable[SampleResult]:
+        """Makes the next call of the conversation, which goes on with its answer."""
+        body = {"model": "any", "messages": messages, "max_tokens": self.options.max_new_tokens}
+        key = {"Authorization": f"Bearer {session.api_key}"}
+        try:
+            answer = self.http.post(f"{session.base_url}/chat/completions", json=body, headers=key)
+        except httpx.HTTPError as error:
+            raise ServiceUnreachable(str(error)) from error
+        if answer.is_error:
+            raise error_of_response(answer.status_code, answer.headers, answer.content)
+        fields = answer.json()
+        TOTALS.count(turns=1, tokens=fields["usage"]["completion_tokens"])
+        content = fields["choices"][0]["message"]["content"] or ""
+        messages += [{"role": "assistant", "content": content}, FOLLOW_UP]
+        return ()
 
 
 class WeightPusher(LoadUser):
@@ -199,66 +189,43 @@ class WeightPusher(LoadUser):
 
     @task
     def push(self) -> None:
-        began, failure = time.perf_counter(), None
-        try:
-            with RolloutClient(self.host, headers=self.key_headers() or None) as client:
-                client.push_weights(self.options.push_weights)
-            TOTALS.pushes += 1
-        except RolloutError as error:
-            failure = kind_of(error)
-            TOTALS.errors[failure] += 1
-        exception = None if failure is None else PushFailed(failure)
-        self.report(PUSH_METHOD, "weights", time.perf_counter() - began, exception)
+        def pushed() -> Iterable[SampleResult]:
+            self.rollouts.push_weights(self.options.push_weights)
+            TOTALS.count(pushes=1)
+            return ()
+
+        self.timed("/policy/update", pushed)
         time.sleep(self.options.push_every_s)
 
 
-NDJSON = "application/x-ndjson"
+def choose(environment: Environment, **_: Any) -> None:
+    """Leaves the classes of `--classes`, each with its share; a worker is told them by its master."""
+    given: Any = environment.parsed_options
+    if isinstance(environment.runner, WorkerRunner) or given.user_classes:
+        return
+    by_kind: dict[str, Any] = {each.kind: each for each in environment.user_classes if issubclass(each, LoadUser)}
+    chosen = shares(given.classes, by_kind)
+    if "pusher" in chosen and not given.push_weights:
+        raise SystemExit("The class pusher needs weights to push: --push-weights FILE_OR_FOLDER")
+    environment.user_classes = [by_kind[kind] for kind in chosen]
+    for kind, share in chosen.items():
+        by_kind[kind].weight = share
 
 
-class StreamReader(LoadUser, HttpUser):
-    kind = "streaming"
-
-    @task
-    def read(self) -> None:
-        options = self.options
-        expected = options.batch_samples * options.group_size
-        body = self.body(POOL.some(options.batch_samples), options.group_size, options.max_turns, "train")
-        began = time.perf_counter()
-        with self.client.post(
-            "/rollout",
-            json=body,
-            name=self.entry("/rollout"),
-            headers={**self.key_headers(), "Accept": NDJSON},
-            stream=True,
-            timeout=LONGEST_ANSWER_S,
-            catch_response=True,
-        ) as response:
-            outcome = outcome_of_stream(
-                response,
-                expected,
-                lambda: self.report(FIRST_METHOD, "first finished rollout", time.perf_counter() - began),
-            )
-            # locust's own time ends with the headers.
-            response.request_meta["response_time"] = (time.perf_counter() - began) * 1000
-            self.count(outcome, response)
-        self.wait_retry_after(outcome)
-
-
-def outcome_of_stream(response: ResponseContextManager, expected: int, at_first: Callable[[], None]) -> LoadOutcome:
-    """Reads the stream to its end; calls `at_first` when the first rollout has arrived."""
-    if response.status_code != 200:
-        return outcome_of_failure(response.status_code, response.headers, response.content)
-    reader = NdjsonReader(expected)
-    samples: list[SampleResult] = []
+def read_samples(environment: Environment, **_: Any) -> None:
+    """Reads the samples of the tasks that are played from the service."""
+    if isinstance(environment.runner, MasterRunner):
+        return
+    given: Any = environment.parsed_options
     try:
-        for chunk in response.iter_content(chunk_size=None):
-            for _, sample in reader.feed(chunk):
-                if not samples:
-                    at_first()
-                samples.append(sample)
-        reader.end()
+        with RolloutClient(environment.host or LoadUser.host, retries=RETRIES) as client:
+            tasks = [name for name in given.tasks.split(",") if name] or [each.task_name for each in client.tasks()]
+            for name in tasks:
+                SAMPLES[name] = client.example_samples(name, SAMPLES_PER_TASK, random.randrange(2**31))
     except RolloutError as error:
-        return outcome_of_error(error, outcome_of_samples(samples))
-    except RequestException as error:
-        return outcome_of_error(StreamBroken(f"The stream broke off: {error}"), outcome_of_samples(samples))
-    return outcome_of_samples(samples)
+        # `runner.quit()` would leave locust running until its run time is over.
+        raise SystemExit(f"No samples, no test: {error}") from error
+
+
+events.init.add_listener(choose)
+events.test_start.add_listener(read_samples)

@@ -19,7 +19,7 @@ def names_in(panel: dict[str, Any]) -> set[str]:
     return {name for target in panel["targets"] for name in re.findall(r"\bray_\w+", target["expr"])}
 
 
-def test_every_metric_of_the_rollouts_that_is_documented_is_on_the_dashboard_and_no_other() -> None:
+def test_the_dashboard_has_every_documented_metric_of_rollouts() -> None:
     documented = set(re.findall(r"^\| `(rollout_\w+)` \|", OPERATING, re.MULTILINE))
     asked = {PARTS.sub("", name.removeprefix("ray_")) for panel in PANELS for name in names_in(panel)}
     not_drawn = {
@@ -35,17 +35,6 @@ def test_every_metric_of_the_rollouts_that_is_documented_is_on_the_dashboard_and
     }
     assert {name for name in asked if name.startswith("rollout_")} == documented - not_drawn
     assert not_drawn <= documented
-
-
-def test_panels_have_ids_and_places_of_their_own() -> None:
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-    cells = [
-        (x, y)
-        for panel in DASHBOARD["panels"]
-        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
-    ]
-    assert len(set(cells)) == len(cells)
 
 
 def test_grafana_is_provisioned_with_the_source_that_its_panels_name() -> None:
@@ -74,10 +63,3 @@ def test_grafana_finds_the_dashboard_where_it_is_mounted_and_opens_with_it() -> 
     ]
     assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
     assert "prometheus" in compose["services"]
-
-
-def test_the_dashboard_can_be_loaded_by_its_own_name() -> None:
-    assert DASHBOARD["uid"]
-    assert DASHBOARD["title"]
-    assert DASHBOARD.get("id") is None
-    assert DASHBOARD["schemaVersion"] >= 36

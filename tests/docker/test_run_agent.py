@@ -41,9 +41,7 @@ def wait_for(notes: Path, count: int) -> list[str]:
     return calls(notes)
 
 
-def test_the_container_has_the_folder_of_its_run_and_the_variables_of_its_session(
-    notes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_container_has_its_folder_and_its_session_variables(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNS_FOR_S", "0")
     folder = notes.with_name("run")
     script = subprocess.Popen(

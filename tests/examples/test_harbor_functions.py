@@ -1,4 +1,4 @@
-"""The data set and the agent of `make train-agent TASK=harbor`, judged under bubblewrap, beside a scripted model."""
+"""The data set and the agent of `examples/train_agent_harbor.py`, judged under bubblewrap, beside a scripted model."""
 
 import subprocess
 from pathlib import Path
@@ -25,20 +25,6 @@ def solution(task: HarborTask) -> str:
     return subprocess.run(["bash", "-c", script], check=True, capture_output=True, text=True).stdout
 
 
-def test_tasks_of_a_seed_are_the_same_and_no_two_ask_for_the_same_numbers(
-    tmp_path: Path, tasks: dict[str, HarborTask]
-) -> None:
-    harbor_functions.write_tasks(tmp_path / "again", COUNT, seed=1)
-    again = _load_tasks(HarborSettings(tasks=str(tmp_path / "again")))
-    assert {task.name: (task.instruction, solution(task)) for task in again.values()} == {
-        task.name: (task.instruction, solution(task)) for task in tasks.values()
-    }
-    assert len({solution(task) for task in tasks.values()}) == len(tasks) == COUNT
-    assert len({" ".join(filter(str.isalpha, task.instruction.split())) for task in tasks.values()}) == len(
-        harbor_functions.WORDINGS
-    )
-
-
 @pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")
 @pytest.mark.parametrize(
     ("answer", "reward"),
@@ -52,7 +38,7 @@ def test_tasks_of_a_seed_are_the_same_and_no_two_ask_for_the_same_numbers(
         pytest.param(None, 0.0, id="no text"),
     ],
 )
-def test_the_verifier_rewards_the_function_that_the_model_wrote_if_it_returns_what_was_asked(
+def test_the_verifier_rewards_a_function_that_returns_what_was_asked(
     answer: str | None, reward: float, tmp_path: Path, tasks: dict[str, HarborTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = next(iter(tasks.values()))

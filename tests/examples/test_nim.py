@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from examples.nim import Nim
 
 
-def test_a_move_that_nim_does_not_permit_is_told_once_and_loses_the_second_time() -> None:
+def test_a_second_illegal_move_loses_the_game() -> None:
     game = Nim(0, [1, 2])
     game.move("take 2 from A")
     assert game.turn() == (0, "That is not a move that is permitted.\nHeaps: A 1, B 2. Your move.")

@@ -1,4 +1,4 @@
-"""The agent with a tool that `make train-agent` trains, against scripted answers of a model."""
+"""The agent with a tool that `examples/train_agent.py` trains, against scripted answers of a model."""
 
 import asyncio
 import json
@@ -36,29 +36,6 @@ def test_it_calculates_what_the_model_asks_and_rewards_the_right_answer(monkeypa
     reward, asked = played(monkeypatch, asks("3 * 4"), says("\\boxed{12}"))
     assert reward == 1.0
     assert asked[1][-1] == {"role": "tool", "tool_call_id": "a", "content": "12"}
-
-
-@pytest.mark.parametrize(
-    "answers",
-    [
-        pytest.param([asks("3 + 4"), says("\\boxed{7}")], id="a wrong answer"),
-        pytest.param([says("\\boxed{12}")], id="no call"),
-        pytest.param([asks("3 * 4")] * tool_agent.MOST_CALLS, id="calls without end"),
-    ],
-)
-def test_nothing_else_is_rewarded(monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any]]) -> None:
-    assert played(monkeypatch, *answers)[0] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("call", "said"), [(asks("3 *"), "Error: "), (asks("3", tool="search"), "Error: this is no call of a tool.")]
-)
-def test_a_call_that_cannot_be_answered_gets_an_error(
-    monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], said: str
-) -> None:
-    reward, asked = played(monkeypatch, call, says("\\boxed{12}"))
-    assert asked[1][-1]["content"].startswith(said)
-    assert reward == 1.0
 
 
 def test_no_held_out_question_is_trained_on_in_either_order() -> None:

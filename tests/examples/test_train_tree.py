@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from examples.train_filtered import draw
+
 from examples.train_grpo import Curve
 from examples.train_tree import add_gradients, compared, fork_of, games, minibatches
 from rollout_client.tensors import to_tensors

@@ -1,5 +1,8 @@
 """Each query of the dashboard, asked of a real Prometheus that reads a running service."""
 
+import json
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from examples.pictures.prometheus import prometheus as running_prometheus
 from rollout_client import RequestRejected, RolloutClient
 from rollout_client.contract.rollouts import SampleInput, Sampling
+from service.startup.config import free_port
 from tests.docker.test_dashboard import PANELS
 
 pytestmark = pytest.mark.long
@@ -23,9 +26,22 @@ INTERVAL = "1m"
 
 @pytest.fixture
 def prometheus(service_url: str, tmp_path: Path) -> Iterator[str]:
-    """The address of one that reads the service. Needs the package `prometheus` of Debian."""
-    with running_prometheus(service_url, tmp_path, SCRAPE_INTERVAL) as address:
-        yield address
+    """The address of one that reads the service."""
+    program = shutil.which("prometheus")
+    assert program, "install Debian's package prometheus"
+    targets = [{"targets": [service_url.removeprefix("http://")]}]
+    config = {
+        "global": {"scrape_interval": SCRAPE_INTERVAL, "scrape_timeout": SCRAPE_INTERVAL},
+        "scrape_configs": [{"job_name": "rollout", "static_configs": targets}],
+    }
+    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
+    address = f"127.0.0.1:{free_port()}"
+    command = [program, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
+    with subprocess.Popen([*command, f"--web.listen-address={address}"], stderr=subprocess.DEVNULL) as process:
+        try:
+            yield f"http://{address}"
+        finally:
+            process.terminate()
 
 
 def rows_of(prometheus: str, query: str) -> list[Any]:

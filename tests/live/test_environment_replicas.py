@@ -10,13 +10,13 @@ import pytest
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 from rich.console import Console
 
-from benchmarks.cancellation.endless_environment import TASK_NAME as ENDLESS
-from benchmarks.cancellation.ways import ROLLOUT_WORK
 from rollout_client import RolloutClient, RolloutTimeout
 from rollout_client.contract.rollouts import SampleInput, SampleResult
 from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
 from tests.clients.rollout_env.test_worker_pool import until
+from tests.live.abandoned_rollouts import TASK_NAME as ENDLESS
+from tests.live.abandoned_rollouts import WAYS, begin_and_abandon
 from tests.live.running_service import replicas, scale
 from tests.paths import REPOSITORY
 
@@ -46,7 +46,7 @@ def config(ended_folder: Path, sessions_folder: Path) -> ServeDeploySchema:
             "import_path": "tests.live.holding_environment:HoldingEnvironment",
             "arguments": {"folder": str(sessions_folder)},
         },
-        ENDLESS: {"import_path": "benchmarks.cancellation.endless_environment:EndlessEnvironment"},
+        ENDLESS: {"import_path": "tests.live.abandoned_rollouts:EndlessEnvironment"},
     }
     application.args["jobs"] = {}
     application.args["engine"]["simulated"] |= {"time_to_first_token_s": 0.2, "time_per_token_s": 0.02}
@@ -185,9 +185,9 @@ def test_a_caller_that_hangs_up_has_its_steps_given_up_and_its_sessions_closed(
     )
 
 
-@pytest.mark.parametrize("way", ROLLOUT_WORK.ways)
+@pytest.mark.parametrize("way", WAYS)
 def test_what_nobody_waits_for_leaves_no_generation_no_step_and_no_session(url: str, way: str) -> None:
-    asyncio.run(ROLLOUT_WORK.seconds_until_given_up(url, ROLLOUT_WORK.ways[way], GIVEN_UP_WITHIN_S))
+    asyncio.run(begin_and_abandon(url, way, GIVEN_UP_WITHIN_S))
 
 
 def test_steps_of_a_replica_that_is_shut_down_are_made_at_the_other_and_cost_no_retry(

@@ -38,7 +38,7 @@ from tests.vision_families import FAMILIES
 from tests.vision_model import SeenByTransformers, picture
 
 pytestmark = pytest.mark.long
-pytest.importorskip("torchvision", reason="The processors need torchvision: make test-torchvision")
+pytest.importorskip("torchvision", reason="The processors need torchvision: python -m requirements.beside torchvision")
 
 
 SERVED = [family for family in FAMILIES if family != "gemma3"]

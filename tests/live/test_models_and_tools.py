@@ -9,9 +9,9 @@ from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.reward_model import write_reward_model
 from deployments.models.reward_replica import _ClassificationModel
 from deployments.models.settings import RewardModelSettings
+from examples.reward_model import write_reward_model
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse
 from service.startup.config import free_port, read_config

@@ -1,4 +1,4 @@
-"""The page of `GET /ui` in a browser against the running service; its other tests are those of `make ui-test`."""
+"""The page of `GET /ui` in a browser against the running service; its other tests are those of `npm test`."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(
         not ((BROWSER_TESTS / "node_modules").exists() and shutil.which("node") and shutil.which(CHROMIUM)),
-        reason="needs what `make ui-test` sets up",
+        reason="needs what `npm ci` sets up",
     ),
 ]
 

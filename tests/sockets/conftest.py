@@ -1,5 +1,5 @@
-"""Clients of other collections against the running service: `make test-sockets` installs them, elsewhere the files that
-need them are not collected."""
+"""Clients of other collections against the running service: `requirements/beside.py` installs them, elsewhere the files
+that need them are not collected."""
 
 import os
 

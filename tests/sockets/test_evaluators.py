@@ -1,6 +1,6 @@
 """Evaluations that `rollout eval` has written, as Harbor and inspect-ai read them with their own models and viewers.
 
-`make test-sockets` installs both, where there is a Python 3.13. `evaluators_program.py` calls them.
+`python -m requirements.beside harbor` installs both. `evaluators_program.py` calls them.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The provider `harbor` over Harbor's own `BaseEnvironment`, with a backend that runs commands on this machine.
 
-`make test-sockets` installs Harbor, where there is a Python 3.13. `harbor_sandboxes_program.py` runs there. No vendor's
-backend is met.
+`python -m requirements.beside harbor` installs Harbor, which needs Python 3.13. `harbor_sandboxes_program.py` runs
+there. No vendor's backend is met.
 """
 
 import json

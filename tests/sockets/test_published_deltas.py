@@ -1,6 +1,6 @@
 """Disk deltas that miles' own writer has published, taken by a store that follows its folder.
 
-`delta_program.py` runs the writer, from the sources that `make test-sockets` fetches.
+`delta_program.py` runs the writer, from the sources that `trainer_sources.py` fetches.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Tinker's own client and tinker-cookbook against the running service, beside `/rollout` and `/score`.
 
-`make test-sockets` installs both. `tinker_program.py` calls them, here is what must have come.
+`python -m requirements.beside tinker` installs both. `tinker_program.py` calls them, here is what must have come.
 """
 
 import json

@@ -1,6 +1,6 @@
 """slime's and miles' own rollout modules against the running service, beside `/rollout`, and `/generate` in a session.
 
-`make test-sockets` fetches their sources, which stay as they are. `trainer_program.py` calls them, here is what must
+`trainer_sources.py` fetches their sources, which stay as they are. `trainer_program.py` calls them, here is what must
 have come. The service has two ingress replicas: an abort reaches the calls of both.
 """
 

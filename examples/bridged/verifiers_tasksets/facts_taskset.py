@@ -1,7 +1,7 @@
 """A taskset of verifiers with one turn a task: one fact of a sentence, as JSON.
 
 The first `HELD_OUT` tasks are for measuring: none of them comes back among the others. The embedded model with thoughts
-was trained to give two facts and more (`models/small/recipe/text_skills.py`), and mostly does so here at first.
+was trained to give two facts and more, and mostly does so here at first.
 """
 
 import json

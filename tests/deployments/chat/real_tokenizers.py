@@ -87,7 +87,7 @@ def wanted() -> list[str]:
 @lru_cache
 def folder_of(name: str) -> Path:
     folder = FOLDER / name
-    assert (folder / "config.json").exists(), f"{folder} is not there: run `make test-tokenizers`"
+    assert (folder / "config.json").exists(), f"{folder} is not there: docs/contributing.md says how it is fetched"
     return folder
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.reward_model import write_reward_model
 from deployments.models.reward_replica import _ClassificationModel
 from deployments.models.settings import RewardModelSettings
+from examples.reward_model import write_reward_model
 from rollout_env import ChatMessage
 from tests.paths import TINY_MODEL
 

@@ -1,4 +1,4 @@
-"""Strikes the parts of a service at random moments of 256 games, again and again: `make chaos`.
+"""Strikes the parts of a service at random moments of 256 games, again and again: `python -m tests.endurance chaos`.
 
 The games have several turns each, are played greedily, and their right results are known from an undisturbed run. Their
 requests have an `Idempotency-Key`, with which they are posted again when a stream breaks. In each round one part of a
@@ -30,8 +30,6 @@ import typer
 from rich.console import Console
 
 from benchmarks.process_group import no_process_left
-from benchmarks.reporting import finish, rounds_shown
-from benchmarks.result_lines import append, read
 from rollout_client import AsyncRolloutClient
 from service.startup.local_service import sentences_for_the_user
 from tests.endurance.chaos.counted_puzzle import StepLog
@@ -40,6 +38,8 @@ from tests.endurance.chaos.one_machine import one_machine
 from tests.endurance.chaos.parts import DRAINED, KILLED, PARTS, STOPPED
 from tests.endurance.chaos.results import Round, by_kind
 from tests.endurance.chaos.rounds import Chaos, Struck
+from tests.endurance.reporting import finish, rounds_shown
+from tests.endurance.result_lines import append, read
 
 console = Console(stderr=True)
 

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.result_lines import append, read
 from tests.endurance.chaos.results import Round, by_kind
+from tests.endurance.result_lines import append, read
 
 GOOD = Round("proxy", 256, 1.0, 17, 9.5, 4.0, lost=0, twice=0, changed=0, posted_again=3, errors=[])
 

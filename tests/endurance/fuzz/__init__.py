@@ -1,1 +1,1 @@
-"""Malformed and hostile requests by the thousand: `make fuzz`."""
+"""Malformed and hostile requests by the thousand: `python -m tests.endurance fuzz`."""

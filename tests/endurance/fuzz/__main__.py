@@ -1,4 +1,4 @@
-"""Malformed and hostile requests by the thousand against the service: `make fuzz`.
+"""Malformed and hostile requests by the thousand against the service: `python -m tests.endurance fuzz`.
 
 Four parts: `routes` has schemathesis make requests of the OpenAPI description of each route, all of its checks on;
 `bodies` mutates right bodies, and answers for the client; `slow` has clients that send and read a byte a second. These
@@ -8,7 +8,7 @@ real engine. Whatever is sent, it must hold:
 - no answer is a 5xx, and none holds a traceback or a path of the server;
 - a 422 names the field;
 - the ingress's event loop never stands still for more than `MOST_GAP_MS` of its processor time, as a core of usual
-  speed counts it (`benchmarks/core_speed.py`);
+  speed counts it (`tests/endurance/core_speed.py`);
 - afterwards the service is ready and plays rollouts, on the replicas that it had.
 
 The cases are appended to a file in portions, and what is there already is not sent again; a target that had problems
@@ -27,12 +27,10 @@ import httpx
 import typer
 from rich.console import Console
 
-from benchmarks.core_speed import core_speed
 from benchmarks.process_group import no_process_left
-from benchmarks.reporting import finish
-from benchmarks.result_lines import append, read
 from benchmarks.tree import commit
 from service.startup.local_service import sentences_for_the_user
+from tests.endurance.core_speed import core_speed
 from tests.endurance.fuzz import agent_bodies
 from tests.endurance.fuzz.bodies import ROLLOUT, TARGETS, fuzz_bodies
 from tests.endurance.fuzz.client_readers import READERS, fuzz_reader
@@ -42,6 +40,8 @@ from tests.endurance.fuzz.results import Portion, begins_anew, cases_of, counted
 from tests.endurance.fuzz.routes import fuzz_route, operations
 from tests.endurance.fuzz.slow_clients import SLOW_CLIENTS, fuzz_slowly
 from tests.endurance.fuzz.tally import Tally
+from tests.endurance.reporting import finish
+from tests.endurance.result_lines import append, read
 
 SIMULATED_PARTS = ("routes", "bodies", "slow")
 AGENTS = "agents"

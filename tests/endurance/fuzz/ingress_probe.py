@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.loop_probe import LoopProbe
-from benchmarks.replica_actors import done_in, event_loop_of, replica_actors
+from tests.endurance.replica_actors import done_in, event_loop_of, replica_actors
 
 INGRESS = "Ingress"
 ATTRIBUTE = "_loop_probe"

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from benchmarks.core_speed import core_speed
+from tests.endurance.core_speed import core_speed
 from tests.endurance.fuzz.answers import answer_problems
 from tests.endurance.fuzz.bodies import ROLLOUT
 from tests.endurance.fuzz.tally import Tally

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.result_lines import append, read
 from tests.endurance.fuzz.__main__ import Target, missing
 from tests.endurance.fuzz.results import Portion, counted, problems_of, totals
 from tests.endurance.fuzz.tally import Tally
+from tests.endurance.result_lines import append, read
 
 INFO = Portion("GET /v1/info", 1500, [], loop_gap_ms=3.0, seconds=20.0, commit="daf3695")
 BAD = replace(INFO, problems=["status 500", "a path"])

@@ -1,4 +1,4 @@
-"""Plays random sessions on a service, and compares their records with what was answered: `make session-laws`.
+"""Plays random sessions, and compares records with what was answered: `python -m tests.endurance session-laws`.
 
 Each session has 1 to 30 calls of OpenAI's client, which follow from its seed: an agent continues its conversations,
 retries, edits, compacts and forgets, begins others, and makes up to three calls at the same time, with and without
@@ -21,10 +21,10 @@ from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
 from benchmarks.process_group import no_process_left
-from benchmarks.reporting import finish, rounds_shown
 from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient
 from service.startup.local_service import local_service, sentences_for_the_user
+from tests.endurance.reporting import finish, rounds_shown
 from tests.endurance.session_laws.laws import record_problems, stable_calls
 from tests.endurance.session_laws.log_probabilities import TASK_NAME, Differences, add_played, add_scored
 from tests.endurance.session_laws.random_agent import PlayedSession, RandomAgent

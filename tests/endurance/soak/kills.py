@@ -1,4 +1,4 @@
-"""Kills processes at random moments of updates while rollouts go on: `make soak-weights-kills`.
+"""Kills processes at random moments of updates while rollouts go on: `python -m tests.endurance soak-weights-kills`.
 
 Updates are full weights and deltas by turns. Each is pushed by a client process of its own. At a random moment the
 policy store, a generator replica or the client is killed with SIGKILL. A client that was killed is started again, as
@@ -29,12 +29,12 @@ from safetensors.torch import save_file
 
 from benchmarks.process_group import no_process_left
 from benchmarks.reference_model import State
-from benchmarks.reporting import finish, rounds_shown
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.policy import PolicyState
 from rollout_client.weights.checksum import file_checksum
 from service.startup.local_service import sentences_for_the_user
 from tests.endurance.chaos.parts import KILLED
+from tests.endurance.reporting import finish, rounds_shown
 from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.logprob_check import logprob_differences
 from tests.endurance.soak.soaked_service import SoakedService, soaked_service
@@ -43,7 +43,7 @@ from tests.endurance.soak.version_times import VersionTimes
 
 CLIENT = "client"
 VICTIMS = ("store", "generator", CLIENT)
-"""The client, and parts of the service as `make chaos` calls them."""
+"""The client, and parts of the service as `python -m tests.endurance chaos` calls them."""
 USUAL_S = 1.0
 """What a push takes, at first; then what the last one took that nothing was killed in."""
 LATEST_KILL = 1.2

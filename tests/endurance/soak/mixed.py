@@ -1,4 +1,4 @@
-"""Requests of every kind for a while, with pushes of weights and killed parts in between: `make soak`.
+"""Requests of every kind for a while, with pushes of weights and killed parts: `python -m tests.endurance soak`.
 
 The service runs as `make serve` runs it, with adapters, jobs, sessions, and two replicas of what rollouts need. Callers
 stream rollouts, ask for whole answers and scores, follow jobs and delete some, play agents in sessions, and go away in
@@ -8,7 +8,7 @@ Each third of the run kills the same parts at the same times, always the younges
 one lives from the begin to the end, and its memory is measured. It must hold:
 
 - nothing grows: memory, descriptors, threads, shared memory, files, logs, tasks of asyncio, requests of the engines;
-  `benchmarks/growth.py` has the rule, `resources.py` the bounds;
+  `tests/endurance/growth.py` has the rule, `resources.py` the bounds;
 - every rollout comes back without an error, and its spans are right; only a stream that went through a killed proxy or
   ingress replica breaks;
 - when the load has ended, nothing runs any longer within `SETTLED_WITHIN_S`, and there are no more tasks than before.
@@ -28,14 +28,14 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.growth import Growth, all_growth, growth_problems
 from benchmarks.process_group import no_process_left
-from benchmarks.reporting import finish, growth_figures, rounds_shown, show_growth
 from rollout_client import AsyncRolloutClient
 from service.startup.local_service import sentences_for_the_user
 from tests.endurance.chaos.one_machine import OneMachine
 from tests.endurance.chaos.parts import PARTS, TASK_NAME
 from tests.endurance.chaos.rounds import POLL_S, RECOVERED_WITHIN_S
+from tests.endurance.growth import Growth, all_growth, growth_problems
+from tests.endurance.reporting import finish, growth_figures, rounds_shown, show_growth
 from tests.endurance.soak.callers import Callers
 from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.mixed_load import SAMPLE_RETRIES, MixedLoad

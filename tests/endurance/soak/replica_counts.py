@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
-from benchmarks.replica_actors import done_in, event_loop_of, instance_of, replica_actors
+from tests.endurance.replica_actors import done_in, event_loop_of, instance_of, replica_actors
 
 ANSWER_TIMEOUT_S = 30.0
 TASKS = "asyncio tasks"

@@ -11,8 +11,8 @@ import psutil
 import ray
 from ray._private import internal_api
 
-from benchmarks.growth import Bound
 from deployments.policy.cluster import cluster_weights_folder
+from tests.endurance.growth import Bound
 from tests.endurance.soak.replica_counts import replica_counts
 
 MIB = 2**20

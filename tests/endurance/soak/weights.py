@@ -1,10 +1,10 @@
-"""Pushes versions of the weights for a long time while rollouts go on: `make soak-weights`.
+"""Pushes versions of the weights for a long time while rollouts go on: `python -m tests.endurance soak-weights`.
 
 The service runs as `make serve` runs it, with adapters. A trainer pushes full weights, deltas, adapters, checkpoints
 and rollbacks, and now and then weights that have to be refused; four callers play rollouts all the time. After each
 push the processes of the service are looked at from outside. It must hold:
 
-- nothing grows: `benchmarks/growth.py` has the rule, `resources.py` the bounds;
+- nothing grows: `tests/endurance/growth.py` has the rule, `resources.py` the bounds;
 - every rollout comes back without an error, although none of its calls may be repeated;
 - the spans of each rollout are right: `span_check.py`;
 - every `CHECK_EVERY` pushes, greedy rollouts have the log-probabilities that `POST /score` and transformers compute;
@@ -25,11 +25,11 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.growth import FEWEST_READINGS, Growth, all_growth, growth_problems, last_two_thirds
 from benchmarks.process_group import no_process_left
-from benchmarks.reporting import finish, growth_figures, rounds_shown, show_growth
 from rollout_client import AsyncRolloutClient
 from service.startup.local_service import sentences_for_the_user
+from tests.endurance.growth import FEWEST_READINGS, Growth, all_growth, growth_problems, last_two_thirds
+from tests.endurance.reporting import finish, growth_figures, rounds_shown, show_growth
 from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.logprob_check import LogprobDifferences, logprob_differences
 from tests.endurance.soak.resources import BOUNDS, ServiceResources

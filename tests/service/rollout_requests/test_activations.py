@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import pytest
 
-from benchmarks.rolling import Asked, policy_for, problems_of
 from benchmarks.simulation.simulated_engine import SimulatedEngine
 from benchmarks.simulation.simulated_generator_replica import SimulatedWeights
 from benchmarks.simulation.timing import Timing
@@ -39,6 +38,7 @@ from tests import virtual_time
 from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica
 from tests.paths import TINY_MODEL
 from tests.service.remote.in_process_handles import InProcessHandle
+from tests.service.rollout_requests.version_demands import Asked, policy_for, problems_of
 from tests.service.scripted import ScriptedEnvironment, outcome
 from tests.service.scripted_http import DESCRIPTION, tokenizer
 

@@ -123,7 +123,9 @@ def unmet(subject: str, requirements: list[Requirement]) -> Iterator[DoctorFindi
 def engine_packages() -> Iterator[DoctorFinding]:
     engines = {name: version for name in ENGINES if (version := version_of(name)) is not None}
     if not engines:
-        yield DoctorFinding("engine", "problem", "no vLLM is installed: `make setup`, or `make setup-gpu` on a GPU")
+        yield DoctorFinding(
+            "engine", "problem", "no vLLM is installed: `make setup`, or `make setup BUILD=gpu` on a GPU"
+        )
     elif len(engines) > 1:
         yield DoctorFinding(
             "engine", "problem", f"{' and '.join(engines)} share one import name: uninstall the one that does not fit"
@@ -171,7 +173,7 @@ def cards() -> Iterator[DoctorFinding]:
     names = ", ".join(f"{card.name} ({card.memory_gib:.0f} GiB, driver {card.driver})" for card in found)
     yield DoctorFinding("GPUs", "ok", names)
     if version_of("vllm") is None:
-        yield DoctorFinding("GPUs", "problem", "vLLM's build for GPUs is not installed: make setup-gpu")
+        yield DoctorFinding("GPUs", "problem", "vLLM's build for GPUs is not installed: make setup BUILD=gpu")
     if memory_gib < GPU_CHECK_GIB:
         parts = "its parts one by one: make gpu-check PARTS=engine, then service, weights ..."
         yield DoctorFinding("GPUs", "note", f"make gpu-check takes {GPU_CHECK_GIB} GiB of a card; with less, {parts}")

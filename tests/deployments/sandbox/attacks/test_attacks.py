@@ -1,7 +1,7 @@
 """Each attack is contained: its run is answered, the service is healthy, and a run beside it is unaffected.
 
-`make test-attacks` also runs them under the weaker kinds of isolation. Where a wall does not stand on this machine, the
-attacks on it are skipped, with the sandbox's own report as the reason.
+`ATTACKED_ISOLATIONS="bubblewrap limits"` also runs them under the weaker kinds of isolation. Where a wall does not
+stand on this machine, the attacks on it are skipped, with the sandbox's own report as the reason.
 """
 
 import asyncio

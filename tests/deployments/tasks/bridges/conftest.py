@@ -1,4 +1,4 @@
-"""The bridges are tested by `make test-bridges`, which installs their packages; elsewhere they are not collected."""
+"""The bridges are tested by `python -m requirements.beside bridges --test`; elsewhere they are not collected."""
 
 import os
 from pathlib import Path

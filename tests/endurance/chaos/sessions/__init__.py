@@ -1,1 +1,1 @@
-"""Sessions whose agents, clients, ingress and generator replicas are killed: `make chaos-sessions`."""
+"""Sessions whose agents, clients, ingress and generator replicas are killed."""

@@ -1,4 +1,4 @@
-"""Kills agents with sessions, their clients, and replicas that work for them, again and again: `make chaos-sessions`.
+"""Kills agents with sessions, their clients, and replicas that work for them (`tests.endurance chaos-sessions`).
 
 The service has two ingress and two generator replicas. In each round ten agents are at work, each a process with a
 session, which asks without end: programs with a session of their own, and commands that the service runs for rollouts.
@@ -28,8 +28,6 @@ import typer
 from rich.console import Console
 
 from benchmarks.process_group import no_process_left
-from benchmarks.reporting import finish, rounds_shown
-from benchmarks.result_lines import append, read
 from rollout_client import AsyncRolloutClient
 from service.startup.local_service import sentences_for_the_user
 from tests.endurance.chaos.__main__ import in_turn
@@ -37,6 +35,8 @@ from tests.endurance.chaos.one_machine import OneMachine
 from tests.endurance.chaos.sessions.results import SessionRound, by_kind
 from tests.endurance.chaos.sessions.rounds import PROGRAMS, NotBegun, SessionRounds
 from tests.endurance.chaos.sessions.service import service_of_sessions
+from tests.endurance.reporting import finish, rounds_shown
+from tests.endurance.result_lines import append, read
 
 MOST_NOT_BEGUN = 5
 console = Console(stderr=True)

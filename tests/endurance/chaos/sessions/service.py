@@ -14,10 +14,10 @@ from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeplo
 from rich.console import Console
 
 from benchmarks.process_group import command_of
-from benchmarks.replica_actors import done_in, instance_of, replica_actors
 from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
 from tests.endurance.chaos.one_machine import CORES, GENERATOR_CORES, REPLICAS, OneMachine
+from tests.endurance.replica_actors import done_in, instance_of, replica_actors
 from tests.endurance.soak.soaked_service import ENVIRONMENT
 
 TASK_NAME = "endless"

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from benchmarks.growth import Growth
+from tests.endurance.growth import Growth
 
 MOST_SHOWN = 10
 

@@ -1,1 +1,0 @@
-"""Pictures of what a running service reports: the spans of one request, the figures of the dashboard."""

@@ -1,1 +1,0 @@
-"""Makes the second embedded model: its chat format, what it learns, its training and how it is measured."""
