@@ -30,7 +30,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-gpu demo task-page serve train train-filtered train-tree train-images train-async train-trl train-agent lint test-fast test-live test-long test-torchvision test-attacks test-bridges \
+.PHONY: help setup setup-gpu demo task-page serve train train-filtered train-images train-async train-trl train-agent lint test-fast test-live test-long test-torchvision test-attacks test-bridges \
 	test-agents test-evals test-sockets test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
 	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock dist sbom tiny-model small-model \
 	measure-small-model shapes-model measure-shapes-model
@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo          set up, start the service, play a mixed batch, show it, stop (MODEL=smollm2 or models/small, TASK=code)"
 	@echo "make serve         set up and leave the service running on loopback until Ctrl-C (CONFIG=serve_config.yaml)"
-	@echo "make train         train the embedded model with GRPO, train.png (also train-images, train-filtered, train-tree, train-async, train-trl, train-agent [TASK=harbor])"
+	@echo "make train         train the embedded model with GRPO, train.png (also train-images, train-filtered, train-async, train-trl, train-agent [TASK=harbor])"
 	@echo "make load          start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make lint          style, types, the rooms' imports and rules, generated files"
 	@echo "make test-fast     the tests that start neither Ray nor the engine (a minute)"
@@ -104,9 +104,6 @@ train: $(READY) $(MADE)
 
 train-filtered: $(READY)
 	@$(PYTHON) -m examples.train_filtered
-
-train-tree: $(READY)
-	@$(PYTHON) -m examples.train_tree
 
 train-async: $(READY)
 	@$(PYTHON) -m examples.train_grpo_async $(CONFIG)

@@ -18,7 +18,6 @@ PROGRAMS = {
     "cancellation": Program("benchmarks.cancellation", "how long work goes on that nobody waits for"),
     "journal": Program("benchmarks.journal", "what an Idempotency-Key costs, with simulated engines"),
     "payload": Program("benchmarks.payload", "a large answer as JSON and as Arrow, from the last token to tensors"),
-    "merge": Program("benchmarks.merged_prefixes", "tokens to train where shared prefixes stand once"),
     "async": Program("benchmarks.async_step", "a step of an asynchronous training, against its two halves alone"),
     "swap": Program("benchmarks.weight_swap", "how long a push of weights stops generation"),
     "rolling": Program("benchmarks.rolling", "throughput while replicas change their weights one by one (20 minutes)"),

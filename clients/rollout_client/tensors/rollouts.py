@@ -5,7 +5,7 @@ Arrow answer. Both give `TokenColumns`, from which padded tensors are made.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rollout_client.contract.base import read_label
-from rollout_client.contract.messages import Branch, Message
+from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.contract.training import may_be_trained
-from rollout_client.results import UNKNOWN_VERSION, final_reward, images_shown
-from rollout_client.tensors.included import IncludedRows, joined_rows, listed_rows
+from rollout_client.results import UNKNOWN_VERSION, final_reward
+from rollout_client.tensors.included import IncludedRows, listed_rows
 
 Integers = NDArray[np.int64]
 
@@ -162,14 +162,6 @@ class Rollouts(Protocol):
         """The service's names."""
         ...
 
-    def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
-        """The further conversations of the rollouts at `positions`."""
-        ...
-
-    def with_images(self) -> set[int]:
-        """The positions of rollouts whose own message log shows images."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class ListedRollouts(Rollouts):
@@ -193,12 +185,6 @@ class ListedRollouts(Rollouts):
     def rollout_ids(self) -> list[str | None]:
         return [sample.rollout_id for sample in self.samples]
 
-    def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
-        return [self.samples[position].branches for position in positions]
-
-    def with_images(self) -> set[int]:
-        return {position for position, sample in enumerate(self.samples) if images_shown(sample.message_log)}
-
 
 def columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
     messages = list(chain.from_iterable(logs))
@@ -219,19 +205,6 @@ def columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
         ],
         included=listed_rows(messages),
     )
-
-
-def joined_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:
-    """The rollouts of `first`, then those of `second`."""
-    arrays = {
-        field.name: np.concatenate([getattr(first, field.name), getattr(second, field.name)])
-        for field in fields(TokenColumns)
-        if field.name not in ("spans", "included")
-    }
-    before = len(first.token_counts)
-    moved = [(message + before, version, start, end) for message, version, start, end in second.spans]
-    included = joined_rows(first.included, len(first.token_counts), second.included, len(second.token_counts))
-    return TokenColumns(**arrays, spans=[*first.spans, *moved], included=included)
 
 
 def flattened(lists: Sequence[Sequence[float]], dtype: DTypeLike) -> NDArray[Any]:

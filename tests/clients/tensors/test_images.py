@@ -1,19 +1,14 @@
 """The images of rollouts beside the tokens of `to_tensors`."""
 
-from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
 
 from rollout_client import SampleResult
-from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
-from rollout_client.contract.rollouts import RolloutSummary
 from rollout_client.results import token_row
 from rollout_client.tensors import image_inputs, images_shown, to_tensors
-from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from tests.clients.scripted_service import SUMMARY, result
+from tests.clients.scripted_service import result
 from tests.deployments.images.pictures import picture
 
 PICTURES = {f"sha256:{digit * 64}": picture(color) for digit, color in (("0", "red"), ("1", "blue"))}
@@ -86,33 +81,6 @@ def test_an_image_is_one_whatever_the_policy_has_written_before_it() -> None:
     sample.message_log.insert(0, said)
     inputs = image_inputs([sample], to_tensors([sample], pad_token_id=0), PICTURES, FirstPixels(mm_token_type_ids=1))
     assert inputs["mm_token_type_ids"].tolist() == [[0, 0, 1, 0, 0]]
-
-
-def in_arrow(samples: list[SampleResult]) -> ArrowResponse:
-    encoder = ArrowResponseEncoder()
-    for position, sample in enumerate(samples):
-        encoder.add(position, sample)
-    read = read_response(b"".join(encoder.body(RolloutSummary(**SUMMARY))))
-    chunked = (pa.concat_tables([table.slice(0, 1), table.slice(1)]) for table in (read.rollouts, read.tokens))
-    return ArrowResponse.of(RolloutSummary(**SUMMARY), *chunked)
-
-
-@pytest.mark.parametrize("form", [list, in_arrow])
-def test_merged_rows_are_refused_for_rollouts_that_show_images(form: Callable[[list[SampleResult]], Any]) -> None:
-    plain = played(0)
-    plain.message_log[0].mm_ranges = None
-    plain.message_log[0].content = '"mm_ranges":['
-    lost = played(3, RED, reward=None)
-    message = r"^Rollout 2 shows images, and merged rows have no place for them: leave out merge\.$"
-    with pytest.raises(ValueError, match=message):
-        to_tensors(form([plain, played(1), played(2, RED), lost]), pad_token_id=0, merge="prefix")
-    branching = SampleResult.model_validate(
-        played(2).model_dump(exclude_unset=True) | {"branches": [{"message_log": played(0, BLUE).message_log}]}
-    )
-    with pytest.raises(ValueError, match=message):
-        to_tensors(form([plain, lost, branching]), pad_token_id=0, merge="prefix")
-    merged = to_tensors(form([plain, played(1), lost]), pad_token_id=0, merge="prefix")
-    assert merged.positions.tolist() == [0, 1], "what is left out shows nothing"
 
 
 def test_a_row_of_tokens_has_no_place_for_images() -> None:
