@@ -31,13 +31,11 @@ from benchmarks.loop_gap_server import TASK, serve
 from benchmarks.process_group import no_process_left
 from benchmarks.resident_memory import Peak, resident_kb
 from rollout_client.arrow.schema import ARROW
-from rollout_client.calls.arrow_bodies import arrow_body
 from service.rollout_requests.result_encoding import NDJSON
 
 MIB = 2**20
 BOUND_MS = 50.0
 BATCH = 8192
-ARROW_BODY = {"content-type": ARROW}
 GZIP_BODY = {"content-encoding": "gzip"}
 DISCONNECTED = 0
 DISCONNECT_AFTER_S = 4.0
@@ -97,11 +95,6 @@ def request(samples: list[dict[str, Any]], new_tokens: int = 16, turns: int = 2,
 def batch(count: int = BATCH, prompt_chars: int = 1024, **options: Any) -> Callable[[], bytes]:
     """An ordinary request."""
     return lambda: request([sample(PROMPT[:prompt_chars]) for _ in range(count)], **options)
-
-
-def arrow(count: int, **options: Any) -> Callable[[], bytes]:
-    fields = {"sampling": {"max_new_tokens": 16}, "max_rollout_turns": 1, **options}
-    return lambda: arrow_body([sample()] * count, fields)
 
 
 def nested(levels: int) -> bytes:
@@ -179,8 +172,6 @@ CASES = (
     ),
     Case("gzip of 1 GB", lambda: compressed_spaces(2**30), GZIP_BODY, status=413),
     Case("gzip of 250 MB", lambda: gzip.compress(request([sample()])) + compressed_spaces(250 * MIB), GZIP_BODY),
-    Case("Arrow: 100,000 samples", arrow(100_000), ARROW_BODY, status=REFUSED),
-    Case("Arrow: 60,000 samples", arrow(60_000), ARROW_BODY, ARROW),
     Case("10,000 generations", lambda: request([sample(x="y" * 2**17)], num_generations=10_000), status=REFUSED),
     Case("1 GB of echoed fields, JSON", echo_of_1_gb),
     Case("1 GB of echoed fields, NDJSON", echo_of_1_gb, accept=NDJSON),
@@ -205,7 +196,6 @@ WARM_UP = (
     Case("small", batch(2)),
     Case("small, Arrow", batch(2), accept=ARROW),
     Case("large", batch(200)),
-    Case("large, Arrow", arrow(500), ARROW_BODY),
 )
 """The first requests import and compile, which no other request does again."""
 

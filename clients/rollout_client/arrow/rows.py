@@ -37,20 +37,12 @@ def field_values(rows: Sequence[Row], name: str, names: frozenset[str]) -> list[
     """The value of column `name` in each row; `names` are the fields that have a column."""
     if name == FURTHER_FIELDS.name:
         return [further_fields(row, names) for row in rows]
-    return [None if is_parts(name, row.get(name)) else row.get(name) for row in rows]
+    return [row.get(name) for row in rows]
 
 
 def further_fields(row: Row, names: frozenset[str]) -> Row | None:
-    """The fields that no column can hold: those without one, those that are null rather than absent, and a content of
-    parts."""
-    return {
-        name: value for name, value in row.items() if value is None or name not in names or is_parts(name, value)
-    } or None
-
-
-def is_parts(name: str, value: object) -> bool:
-    """Whether the value is the content of a message as a list of texts and images; its column is for texts."""
-    return name == "content" and isinstance(value, list)
+    """The fields that no column can hold: those without one, and those that are null rather than absent."""
+    return {name: value for name, value in row.items() if value is None or name not in names} or None
 
 
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:

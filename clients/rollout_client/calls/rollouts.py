@@ -85,18 +85,12 @@ def rollout_call(samples: Samples, options: RolloutOptions) -> Call[PlayedRollou
 
 
 def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[ArrowResponse]":
-    """Raises `ValueError` if `samples` hold a value for which `arrow.schema.SAMPLES` has no column, and `NotJson` if
-    they or `options` hold one that JSON does not have.
-
-    Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings.
-    """
+    """Raises what `rollout_call` raises, and `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings."""
     with needed_for("Arrow", "arrow"):
         from rollout_client.arrow.schema import ARROW
-        from rollout_client.calls.arrow_bodies import arrow_body, joined_body, read_response
+        from rollout_client.calls.arrow_bodies import joined_body, read_response
 
-    # Without samples there is nothing to make columns of.
-    body = arrow_body(samples, given_options(options, "sample_retries")) if samples else rollout_body(samples, options)
-    headers = {"content-type": ARROW if samples else JSON}
+    body, headers = rollout_body(samples, options), {"content-type": JSON}
     return Call("POST", "/rollout", read_response, accept=ARROW, body=body, content_headers=headers, join=joined_body)
 
 

@@ -150,7 +150,7 @@ def joined_arrays(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
 def message_column(
     logs: pa.ChunkedArray, value_type: pa.DataType, values: Callable[[pa.StructArray], pa.Array]
 ) -> pa.ChunkedArray:
-    """What `values` makes of the messages, one for each message of each rollout."""
+    """A column with one value for each message of each rollout, made by `values`."""
     lists = pa.list_(value_type)
     chunks = [pa.ListArray.from_arrays(log.offsets, values(log.values), lists) for log in logs.chunks]
     return pa.chunked_array(chunks, lists)
