@@ -169,14 +169,13 @@ test-torchvision: $(BRIDGES)/torchvision/.ready
 	@$(PYTHON) -m pytest -rs -m long tests/live/test_images_families.py
 
 # Packages beside those of the service, whose own environment stays as it is: of the bridges, frameworks for agents, evaluation harnesses,
-# OpenEnv with the harness of TRL, and experiment trackers.
+# and experiment trackers.
 $(BRIDGES)/beside/.ready: requirements/bridges.lock
 $(BRIDGES)/agents/.ready: requirements/agents.lock
 $(BRIDGES)/evals/.ready: requirements/evals.lock
-$(BRIDGES)/harness/.ready: requirements/harness.lock
 $(BRIDGES)/trackers/.ready: requirements/trackers.lock
 $(BRIDGES)/tinker/.ready: requirements/tinker.lock
-$(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/evals/.ready $(BRIDGES)/harness/.ready $(BRIDGES)/trackers/.ready $(BRIDGES)/tinker/.ready: $(READY)
+$(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/evals/.ready $(BRIDGES)/trackers/.ready $(BRIDGES)/tinker/.ready: $(READY)
 	@echo "Setting up $(@D) (once)"
 	@$(PYTHON) -m venv $(@D)
 	@$(PYTHON) -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
@@ -201,10 +200,9 @@ $(BRIDGES)/nemo_gym/.ready $(BRIDGES)/evaluators/.ready: $(BRIDGES)/%/.ready: re
 	@touch $@
 
 test-agents: export ROLLOUT_AGENTS = 1
-test-agents: $(BRIDGES)/agents/.ready $(BRIDGES)/harness/.ready
+test-agents: $(BRIDGES)/agents/.ready
 	@$(if $(PYTHON_3_13),$(MAKE) --no-print-directory $(BRIDGES)/nemo_gym/.ready,echo "There is no Python 3.13: NeMo-Gym is left out")
 	@$(BRIDGES)/agents/bin/python -m pytest -rs tests/examples/test_framework_agents.py tests/examples/test_nemo_gym_harness.py
-	@$(BRIDGES)/harness/bin/python -m pytest tests/clients/trainers/trl_async/test_harness.py
 
 test-evals: export ROLLOUT_EVALS = $(CURDIR)/$(BRIDGES)/evals
 test-evals: $(BRIDGES)/evals/.ready $(SMOLLM2)/model.safetensors

@@ -29,7 +29,6 @@ from examples.train_grpo import (
     CurveOption,
     Questions,
     Recipe,
-    ReportOption,
     SeedOption,
     UrlOption,
     config_of_model,
@@ -38,7 +37,6 @@ from examples.train_grpo import (
     model_and_recipe,
     progress_bar,
     running_service,
-    wants_reports,
     warmup_steps,
 )
 from rollout_client import PolicyPusher, RolloutClient
@@ -54,14 +52,13 @@ def main(
     batches: Annotated[int | None, typer.Option(min=1, help="Batches of rollouts.")] = None,
     seed: SeedOption = 0,
     curve: CurveOption = Path("train_trl.png"),
-    report_logprobs: ReportOption = None,
 ) -> None:
     """Trains a model with TRL, any but the embedded one with LoRA, and measures it on questions held out."""
     console = Console(stderr=True)
     folder, recipe = model_and_recipe(model, None)
     recipe = recipe._replace(steps=batches or (BATCHES_OF_ROLLOUTS if recipe is EMBEDDED else recipe.steps))
     with running_service(partial(config_of_model, folder, recipe.lora_rank), url, console) as client:
-        trained = train(client, folder, recipe, seed, console, report_logprobs)
+        trained = train(client, folder, recipe, seed, console)
     trained.report(curve, console)
 
 
@@ -71,7 +68,6 @@ def train(
     recipe: Recipe,
     seed: int,
     console: Console,
-    report_logprobs: bool | None = None,
 ) -> Curve:
     # The service computes on the same cores; with a second thread the two would mostly wait for each other.
     torch.set_num_threads(1)
@@ -79,8 +75,7 @@ def train(
     questions = QUESTIONS[recipe.questions]()
     samples = [sample.model_dump(exclude_unset=True) for sample in questions.trained_on]
     rows = [{"prompt": sample["messages"], "extra_env_info": sample["extra_env_info"]} for sample in samples]
-    reports = wants_reports(client, report_logprobs)
-    rollout_func = ServiceRolloutFunc(client, task_name="math", report_logprobs=reports)
+    rollout_func = ServiceRolloutFunc(client, task_name="math")
     untyped: Any = AutoModelForCausalLM
     model = untyped.from_pretrained(folder, dtype=torch.float32)
     with progress_bar(console) as progress:

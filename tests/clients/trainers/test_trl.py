@@ -1,7 +1,5 @@
 """`ServiceRolloutFunc` against a scripted service: what it posts, what it returns, which weights it requires."""
 
-import logging
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,17 +10,12 @@ import torch
 from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 from PIL import Image
 from safetensors.torch import load, load_file
-from transformers import AutoModelForCausalLM
 from trl.data_utils import prepare_multimodal_messages
 
 from rollout_client import Sampling
-from rollout_client.contract.mismatch import MismatchCause
 from rollout_client.contract.policy import PushResult
 from rollout_client.errors import ServiceUnreachable, TokenizerDiffers
-from rollout_client.results import TokenRow
 from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
-from rollout_client.trainers.trl_agents import AgentRolloutFunc
-from rollout_client.trainers.trl_reports import Expected, LossReports
 from rollout_client.weights.sources import weights_to_send
 from tests.clients.scripted_service import Json, ScriptedService
 from tests.clients.trainers.scripted_trainer import (
@@ -342,116 +335,6 @@ def test_grpo_trains_on_what_the_service_played(
     assert first["grad_norm"] > 0
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(client.pushed[0][name], client.pushed[1][name])
-
-
-def own_logprobs(prompt: list[int], completion: list[int]) -> torch.Tensor:
-    """Those of the tiny model, before any update, at temperature 1."""
-    untyped: Any = AutoModelForCausalLM
-    model = untyped.from_pretrained(TINY_MODEL, dtype=torch.float32).eval()
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-    logprobs: torch.Tensor = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
-    return logprobs
-
-
-class ReTokenizing(ServiceRolloutFunc):
-    """A trainer whose prompts have another template than the service's."""
-
-    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        columns = super().__call__(prompts, trainer)
-        return columns | {"prompt_ids": [[258, *ids] for ids in columns["prompt_ids"]]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rollout_func", [ServiceRolloutFunc, ReTokenizing], ids=["as sampled", "other template"])
-def test_grpo_reports_what_it_computes_with_the_weights_that_have_sampled(
-    service: ScriptedService,
-    client: PushingClient,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    rollout_func: type[ServiceRolloutFunc],
-) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    monkeypatch.setattr(logging.getLogger("rollout_client"), "propagate", True)
-    one_turn = [prompt_message(), response_message(40, 41, END)]
-    rollouts: list[Json] = [{"rollout_id": f"r{place}"} for place in range(4)]
-    rollouts[1]["message_log"] = one_turn
-    rollouts[3] |= LOST
-    # The rollouts of the first batch are trained on twice: the second step computes with other weights.
-    service.rollouts.extend([answering(*rollouts), answering(*rollouts)])
-    client.layout = layout_of(load_file(TINY_MODEL / "model.safetensors"))
-    client.causes = [MismatchCause(kind="other_tokens", message="It has another template.")]
-    func = rollout_func(client, task_name="math", report_logprobs=True, check_tokenizer=False)
-    grpo = grpo_trainer(tmp_path, func, num_iterations=2, max_steps=3, temperature=1.0)
-    grpo.train()
-    assert [report["weight_version"] for report in client.reports] == ["101", "102"]
-    first = client.reports[0]
-    by_id = {name: place for place, name in enumerate(first["rollouts"])}
-    assert set(by_id) == {"r0", "r1", "r2", "r3"}
-    assert first["starts"] == [4] * 4
-    prompt = [258, 10, 87, 261] if rollout_func is ServiceRolloutFunc else [258, 258, 10, 87, 261]
-    longer = [30, 31, 20, 21, 32, END]
-    expected = {
-        "r0": (longer, [1, 1, 0, 0, 1, 1]),
-        "r1": ([40, 41, END], [1, 1, 1]),
-        "r2": (longer, [1, 1, 0, 0, 1, 1]),
-        "r3": (longer, [0] * 6),
-    }
-    for name, (completion, mask) in expected.items():
-        place = by_id[name]
-        assert first["token_ids"][place].tolist() == prompt + completion
-        assert first["masks"][place].tolist() == mask
-        torch.testing.assert_close(first["logprobs"][place], own_logprobs(prompt, completion), atol=1e-3, rtol=1e-3)
-    assert [log.get("mismatch/mean_ratio") for log in grpo.state.log_history[:3]] == [1.25, None, 1.25]
-    assert [each.getMessage() for each in caplog.records if each.name == "rollout_client"] == [
-        "Trainer and service part: It has another template."
-    ]
-
-
-def test_a_report_that_fails_and_rows_that_are_unknown_are_logged_and_the_loss_is_what_it_was(
-    client: PushingClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(logging.getLogger("rollout_client"), "propagate", True)
-    training, reports = trainer(), LossReports(client)
-    training._metrics = {"train": defaultdict(list)}
-    training._get_per_token_logps_and_entropies = lambda: (torch.full((2, 2), -0.25), None, None)
-
-    def compute_loss(_model: Any, _inputs: Any) -> float:
-        training._get_per_token_logps_and_entropies()
-        return 0.5
-
-    training.compute_loss = compute_loss
-    row = TokenRow([258, 30, 31], [0, 1, 1], [0.0, -0.5, -0.75], [-1, 1, 1], 1, 3)
-    inputs = {
-        "prompt_ids": torch.tensor([[258], [258]]),
-        "prompt_mask": torch.ones(2, 1),
-        "completion_ids": torch.tensor([[30, 31], [30, 32]]),
-        "completion_mask": torch.ones(2, 2),
-        "sampling_per_token_logps": torch.tensor([[-0.5, -0.75]] * 2),
-    }
-    reports.expect(training, [Expected("r0", row)], None)
-    client.failure = ServiceUnreachable("Nobody is there.")
-    assert training.compute_loss(training.model, inputs) == 0.5
-    assert [each.getMessage().partition(":")[0] for each in caplog.records] == [
-        "1 rows of the trainer have completions that the service has not sampled",
-        "The service has not taken the trainer's log-probabilities",
-    ]
-    # Evaluation, a later step, and what TRL has taken away are not reported.
-    client.failure = None
-    for change in ("evaluation", "a later step", "masked"):
-        reports.expect(training, [Expected("r0", row)], None)
-        training.model.train(change != "evaluation")
-        training.state.global_step = int(change == "a later step")
-        masked = inputs | {"completion_mask": torch.zeros(2, 2)} if change == "masked" else inputs
-        training.compute_loss(training.model, masked)
-    assert client.reports == []
-
-
-def test_agents_sessions_have_no_records_to_report_to(client: PushingClient) -> None:
-    options: Any = {"report_logprobs": True}
-    with pytest.raises(ValueError, match="report_logprobs: the service keeps no records of sessions; leave it out"):
-        AgentRolloutFunc(client, lambda *_: None, **options)  # type: ignore[arg-type]
 
 
 class AdapterClient(PushingClient):

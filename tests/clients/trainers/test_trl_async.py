@@ -39,8 +39,15 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from transformers import TrainerCallback
 
-    from rollout_client.trainers.trl_async import ServiceRolloutWorker, ServiceWeightTransfer, WorkerFailed
-    from rollout_client.trainers.trl_async.worker import FIRST_ROW, MAX_LOST_GROUPS, DatasetPosition, rows_from
+    from rollout_client.trainers.trl_async import (
+        FIRST_ROW,
+        MAX_LOST_GROUPS,
+        DatasetPosition,
+        ServiceRolloutWorker,
+        ServiceWeightTransfer,
+        WorkerFailed,
+        rows_from,
+    )
 
 pytestmark = [
     pytest.mark.slow,
