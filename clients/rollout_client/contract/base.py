@@ -33,7 +33,7 @@ def read_label(label: str) -> VersionLabel:
     return VersionLabel(name or None, int(number))
 
 
-def class_or_number(priority: object, validate: ValidatorFunctionWrapHandler) -> object:
+def _class_or_number(priority: object, validate: ValidatorFunctionWrapHandler) -> object:
     try:
         return validate(priority)
     except ValidationError as error:
@@ -42,7 +42,7 @@ def class_or_number(priority: object, validate: ValidatorFunctionWrapHandler) ->
 
 Priority = Annotated[
     Literal["interactive", "train", "batch"] | Annotated[float, Field(ge=0.001, le=1000)],
-    WrapValidator(class_or_number),
+    WrapValidator(_class_or_number),
 ]
 """The share of the engines that a request gets: the name of a class, or a number in proportion to `train`."""
 

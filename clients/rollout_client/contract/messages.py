@@ -57,7 +57,7 @@ FIELDS_OF_OTHERS = {"text": "image", "image": "text"}
 """The field that a part of this type has not. A column of Parquet gives it to all parts, as null."""
 
 
-def without_null_of_others(part: object) -> object:
+def _without_null_of_others(part: object) -> object:
     if isinstance(part, dict) and isinstance(type_ := part.get("type"), str):
         other = FIELDS_OF_OTHERS.get(type_)
         if other in part and part[other] is None:
@@ -65,10 +65,10 @@ def without_null_of_others(part: object) -> object:
     return part
 
 
-def text_or_parts(content: object, validate: ValidatorFunctionWrapHandler) -> object:
+def _text_or_parts(content: object, validate: ValidatorFunctionWrapHandler) -> object:
     """Says in one sentence what is wrong, where pydantic would say it for each kind of content. A part may have the
     field of another kind, if it is null."""
-    given = [*map(without_null_of_others, content[: MOST_PARTS + 1])] if isinstance(content, list) else content
+    given = [*map(_without_null_of_others, content[: MOST_PARTS + 1])] if isinstance(content, list) else content
     try:
         return validate(given)
     except ValidationError as error:
@@ -86,7 +86,7 @@ class PromptMessage(Strict):
     """Who speaks."""
     content: Annotated[
         str | Annotated[list[ContentPart], Field(max_length=MOST_PARTS, fail_fast=True)] | None,
-        WrapValidator(text_or_parts),
+        WrapValidator(_text_or_parts),
     ] = None
     """The text of the message, or its parts where the template takes parts: texts and images; null only beside
     `tool_calls`."""
@@ -128,7 +128,7 @@ class MediaRange(Lenient):
     """Index after its last token."""
 
 
-def decoded_base64(data: object) -> object:
+def _decoded_base64(data: object) -> object:
     return b64decode(data, validate=True) if isinstance(data, str) else data
 
 
@@ -150,7 +150,7 @@ class PackedNumbers(Lenient):
     """The type of each number; of more than one byte in little-endian order."""
     shape: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(min_length=1, max_length=MOST_DIMENSIONS)
     """Number of rows, then the shape of a row."""
-    data: Annotated[bytes, BeforeValidator(decoded_base64), PlainSerializer(encoded_base64, return_type=str)]
+    data: Annotated[bytes, BeforeValidator(_decoded_base64), PlainSerializer(encoded_base64, return_type=str)]
     """The numbers, row by row; in JSON, and in what `model_dump` returns, as base64."""
 
     @model_validator(mode="after")
@@ -289,12 +289,12 @@ class GivenMessage(Message):
         for name in COLUMN_FIELDS & self.model_fields_set:
             column: PackedNumbers | None = getattr(self, name)
             if column is not None:
-                check_form(name, column)
-                check_rows(name, column.shape[0], self)
+                _check_form(name, column)
+                _check_rows(name, column.shape[0], self)
         return self
 
 
-def check_form(name: str, column: PackedNumbers) -> None:
+def _check_form(name: str, column: PackedNumbers) -> None:
     """Raises `ValueError` if the column of this name has another type or other dimensions."""
     types, dimensions = COLUMN_FORMS[name]
     if column.dtype not in types or len(column.shape) != dimensions:
@@ -302,7 +302,7 @@ def check_form(name: str, column: PackedNumbers) -> None:
         raise ValueError(f"{name} is {column.dtype} of shape {column.shape}: send {allowed}")
 
 
-def check_rows(name: str, rows: int, message: GivenMessage) -> None:
+def _check_rows(name: str, rows: int, message: GivenMessage) -> None:
     """Raises `ValueError` if the column of this name has not a row for each token of the message.
 
     Tokens at the end of a log have no experts. Those of a mask are as many as its sizes say.
@@ -337,7 +337,7 @@ MOST_DIGITS = 6
 INCLUDED = r"^(routed_experts|sampling_mask|entropy|top_logprobs:[1-9][0-9]{0,5})$"
 
 
-def one_that_is_known(name: str) -> str:
+def _one_that_is_known(name: str) -> str:
     kind, _, count = name.partition(":")
     is_count = count.isascii() and count.isdigit() and count[0] != "0" and len(count) <= MOST_DIGITS
     if not (is_count if kind == "top_logprobs" else name in ("routed_experts", "sampling_mask", "entropy")):
@@ -347,7 +347,7 @@ def one_that_is_known(name: str) -> str:
     return name
 
 
-def each_named_once(include: list[str]) -> list[str]:
+def _each_named_once(include: list[str]) -> list[str]:
     kinds = [name.partition(":")[0] for name in include]
     for kind in kinds:
         if kinds.count(kind) > 1:
@@ -355,5 +355,5 @@ def each_named_once(include: list[str]) -> list[str]:
     return include
 
 
-Included = Annotated[str, AfterValidator(one_that_is_known), WithJsonSchema({"type": "string", "pattern": INCLUDED})]
-Include = Annotated[list[Included], Field(max_length=4), AfterValidator(each_named_once)]
+Included = Annotated[str, AfterValidator(_one_that_is_known), WithJsonSchema({"type": "string", "pattern": INCLUDED})]
+Include = Annotated[list[Included], Field(max_length=4), AfterValidator(_each_named_once)]

@@ -105,7 +105,7 @@ def drawn_ranges(ranges: Iterable[SampleRange], count: int) -> Iterator[SampleRa
             if count <= 0:
                 return
             if drawn.size:
-                yield drawn if drawn.size <= count else first_part(drawn, count)
+                yield drawn if drawn.size <= count else _first_part(drawn, count)
             count -= drawn.size
         in_turn = list(map(following, in_turn))
 
@@ -119,27 +119,27 @@ def moved_past(ranges: Sequence[SampleRange], count: int) -> list[SampleRange]:
     while True:
         for place, drawn in enumerate(moved):
             if drawn.size > count:
-                moved[place] = moved_within(drawn, count)
+                moved[place] = _moved_within(drawn, count)
                 return moved
             count -= drawn.size
             moved[place] = following(drawn)
 
 
-def first_part(drawn: SampleRange, size: int) -> SampleRange:
+def _first_part(drawn: SampleRange, size: int) -> SampleRange:
     """The first `size` of its samples, of which it has more."""
-    end = place_of(drawn, size)
+    end = _place_of(drawn, size)
     without = [left_out for left_out in drawn.without if left_out.start < end]
     return drawn.model_copy(update={"count": end - drawn.start, "without": without})
 
 
-def moved_within(drawn: SampleRange, size: int) -> SampleRange:
+def _moved_within(drawn: SampleRange, size: int) -> SampleRange:
     """As many places, from the one of its sample number `size`."""
-    start = place_of(drawn, size)
+    start = _place_of(drawn, size)
     without = [left_out for left_out in drawn.without if left_out.start >= start]
     return drawn.model_copy(update={"start": start, "without": without})
 
 
-def place_of(drawn: SampleRange, number: int) -> int:
+def _place_of(drawn: SampleRange, number: int) -> int:
     """The place of its sample number `number`, counted from 0; it has that many."""
     for piece in drawn.pieces():
         if number < piece.count:

@@ -17,18 +17,18 @@ def may_be_trained(message: Message | Mapping[str, Any]) -> bool:
     Args:
         message: a message, or its fields as JSON has them.
     """
-    sampled_with = field_of(message, "sampled_with")
-    is_greedy = sampled_with is not None and field_of(sampled_with, "temperature") == 0
-    is_generated = field_of(message, "generation_logprobs") is not None
-    return is_generated and not field_of(message, "constrained") and not is_greedy
+    sampled_with = _field_of(message, "sampled_with")
+    is_greedy = sampled_with is not None and _field_of(sampled_with, "temperature") == 0
+    is_generated = _field_of(message, "generation_logprobs") is not None
+    return is_generated and not _field_of(message, "constrained") and not is_greedy
 
 
 def may_be_compared(message: Message | Mapping[str, Any]) -> bool:
     """Whether a trainer that computes with the request's temperature should find the message's log-probabilities: it
     may be trained, and was sampled as the request says."""
-    return may_be_trained(message) and field_of(message, "sampled_with") is None
+    return may_be_trained(message) and _field_of(message, "sampled_with") is None
 
 
-def field_of(given: Any, name: str) -> Any:
+def _field_of(given: Any, name: str) -> Any:
     """The field of a model, or of a mapping that may lack it."""
     return given.get(name) if isinstance(given, Mapping) else getattr(given, name)

@@ -52,29 +52,29 @@ class ArrowRollouts(Rollouts):
         columns = {
             "token_ids": tokens["token_ids"],
             "generation_logprobs": tokens["generation_logprobs"],
-            "spans": message_column(logs, pa.list_(SPAN), lambda messages: messages.field("weight_versions")),
-            "clipped": message_column(logs, pa.bool_(), is_clipped),
-            "rewards": message_column(logs, pa.float64(), lambda messages: messages.field("reward")),
-            "trainable": message_column(logs, pa.bool_(), is_trainable),
+            "spans": _message_column(logs, pa.list_(SPAN), lambda messages: messages.field("weight_versions")),
+            "clipped": _message_column(logs, pa.bool_(), _is_clipped),
+            "rewards": _message_column(logs, pa.float64(), lambda messages: messages.field("reward")),
+            "trainable": _message_column(logs, pa.bool_(), _is_trainable),
             **{field.name: tokens[field.name] for field in included},
         }
         if len(positions) < len(logs):
             columns = {name: rows_at(positions, column) for name, column in columns.items()}
-        token_ids, logprobs = (MessageNumbers.of(columns[name]) for name in ("token_ids", "generation_logprobs"))
+        token_ids, logprobs = (_MessageNumbers.of(columns[name]) for name in ("token_ids", "generation_logprobs"))
         return TokenColumns(
             message_counts=token_ids.message_counts,
             token_counts=token_ids.counts,
             logprob_counts=np.where(logprobs.is_valid, logprobs.counts, -1),
-            trained=logprobs.is_valid & of_messages(columns["trainable"], np.bool_),
-            clipped=of_messages(columns["clipped"], np.bool_),
-            rewards=of_messages(columns["rewards"], np.float64),
+            trained=logprobs.is_valid & _of_messages(columns["trainable"], np.bool_),
+            clipped=_of_messages(columns["clipped"], np.bool_),
+            rewards=_of_messages(columns["rewards"], np.float64),
             token_ids=token_ids.values,
             generation_logprobs=logprobs.values,
-            spans=spans_of(columns["spans"]),
+            spans=_spans_of(columns["spans"]),
             included={
-                field.name: included_rows(columns[field.name], field)
+                field.name: _included_rows(columns[field.name], field)
                 for field in included
-                if any(len(part) > part.null_count for part in messages_of(columns[field.name]))
+                if any(len(part) > part.null_count for part in _messages_of(columns[field.name]))
             },
         )
 
@@ -84,7 +84,7 @@ class ArrowRollouts(Rollouts):
 
 
 @dataclass(frozen=True, slots=True)
-class MessageNumbers:
+class _MessageNumbers:
     """A column of B rollouts with a list of numbers for each of their M messages."""
 
     message_counts: Integers
@@ -97,26 +97,26 @@ class MessageNumbers:
     """All values, concatenated; a view of Arrow's memory where the column is one chunk."""
 
     @classmethod
-    def of(cls, column: pa.ChunkedArray) -> "MessageNumbers":
-        lists = messages_of(column)
+    def of(cls, column: pa.ChunkedArray) -> "_MessageNumbers":
+        lists = _messages_of(column)
         return cls(
-            joined_arrays([list_lengths(chunk) for chunk in column.chunks], np.int64),
-            joined_arrays([list_lengths(part) for part in lists], np.int64),
-            joined_arrays([part.is_valid().to_numpy(zero_copy_only=False) for part in lists], np.bool_),
-            joined_arrays(
+            _joined_arrays([_list_lengths(chunk) for chunk in column.chunks], np.int64),
+            _joined_arrays([_list_lengths(part) for part in lists], np.int64),
+            _joined_arrays([part.is_valid().to_numpy(zero_copy_only=False) for part in lists], np.bool_),
+            _joined_arrays(
                 [part.flatten().to_numpy() for part in lists], column.type.value_type.value_type.to_pandas_dtype()
             ),
         )
 
 
-def included_rows(column: pa.ChunkedArray, field: pa.Field) -> IncludedRows:
+def _included_rows(column: pa.ChunkedArray, field: pa.Field) -> IncludedRows:
     """The rows of a column of `include`; their values are a view of Arrow's memory where the column is one chunk."""
     dtype, row = row_of(field)
-    messages = messages_of(column)
+    messages = _messages_of(column)
     arrays = [np.frombuffer(value_bytes(part.flatten()), dtype) for part in messages]
     return IncludedRows(
-        joined_arrays([list_lengths(part) for part in messages], np.int64),
-        joined_arrays(arrays, np.dtype(dtype)).reshape(-1, *row),
+        _joined_arrays([_list_lengths(part) for part in messages], np.int64),
+        _joined_arrays(arrays, np.dtype(dtype)).reshape(-1, *row),
     )
 
 
@@ -135,19 +135,19 @@ def rows_at(positions: Sequence[int], column: pa.ChunkedArray) -> pa.ChunkedArra
     return pa.chunked_array(parts, column.type)
 
 
-def list_lengths(lists: pa.ListArray) -> NDArray[np.int32]:
+def _list_lengths(lists: pa.ListArray) -> NDArray[np.int32]:
     lengths: NDArray[np.int32] = pc.list_value_length(lists).fill_null(0).to_numpy()
     return lengths
 
 
-def joined_arrays(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+def _joined_arrays(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
     """`parts` as one array of `dtype`; a single part of that dtype is not copied."""
     if len(parts) == 1:
         return parts[0].astype(dtype, copy=False)
     return np.concatenate([np.empty(0, dtype), *parts], dtype=dtype)
 
 
-def message_column(
+def _message_column(
     logs: pa.ChunkedArray, value_type: pa.DataType, values: Callable[[pa.StructArray], pa.Array]
 ) -> pa.ChunkedArray:
     """A column with one value for each message of each rollout, made by `values`."""
@@ -156,11 +156,11 @@ def message_column(
     return pa.chunked_array(chunks, lists)
 
 
-def is_clipped(messages: pa.StructArray) -> pa.BooleanArray:
+def _is_clipped(messages: pa.StructArray) -> pa.BooleanArray:
     return pc.equal(messages.field("finish_reason"), "length").fill_null(False)
 
 
-def is_trainable(messages: pa.StructArray) -> pa.BooleanArray:
+def _is_trainable(messages: pa.StructArray) -> pa.BooleanArray:
     """Whether each message may be trained if it was generated. Few say something about it."""
     texts = messages.field(FURTHER_FIELDS.name)
     found = np.ones(len(texts), np.bool_)
@@ -170,19 +170,19 @@ def is_trainable(messages: pa.StructArray) -> pa.BooleanArray:
     return pa.array(found)
 
 
-def messages_of(column: pa.ChunkedArray) -> list[pa.Array]:
+def _messages_of(column: pa.ChunkedArray) -> list[pa.Array]:
     """The values of all messages, chunk by chunk."""
     return [chunk.flatten() for chunk in column.chunks]
 
 
-def of_messages(column: pa.ChunkedArray, dtype: Any) -> NDArray[Any]:
+def _of_messages(column: pa.ChunkedArray, dtype: Any) -> NDArray[Any]:
     """[M]: the value of each message."""
-    return joined_arrays([part.to_numpy(zero_copy_only=False) for part in messages_of(column)], dtype)
+    return _joined_arrays([part.to_numpy(zero_copy_only=False) for part in _messages_of(column)], dtype)
 
 
-def spans_of(versions: pa.ChunkedArray) -> list[tuple[int, int, int, int]]:
+def _spans_of(versions: pa.ChunkedArray) -> list[tuple[int, int, int, int]]:
     """The `weight_versions` of all messages as `TokenColumns.spans`."""
-    by_message = pa.chunked_array(messages_of(versions), pa.list_(SPAN)).combine_chunks()
+    by_message = pa.chunked_array(_messages_of(versions), pa.list_(SPAN)).combine_chunks()
     spans = by_message.flatten()
     message = pc.list_parent_indices(by_message)
     # Of a named policy the name comes before the number: run-b/7.

@@ -42,7 +42,7 @@ def turn_advantages(
     """
     if not 0 <= discount <= 1:
         raise ValueError(f"discount must be between 0 and 1, and it is {discount}.")
-    returns = [discounted_returns(of_rollout, discount) for of_rollout in rewards]
+    returns = [_discounted_returns(of_rollout, discount) for of_rollout in rewards]
     pooled = list(chain.from_iterable(returns))
     advantages = iter(
         group_relative_advantages(pooled, [0] * len(pooled), scale_rewards=scale_rewards, epsilon=epsilon)
@@ -50,7 +50,7 @@ def turn_advantages(
     return [[next(advantages) for _ in of_rollout] for of_rollout in returns]
 
 
-def discounted_returns(rewards: Sequence[float], discount: float) -> list[float]:
+def _discounted_returns(rewards: Sequence[float], discount: float) -> list[float]:
     returns: list[float] = []
     ahead = 0.0
     for reward in reversed(rewards):

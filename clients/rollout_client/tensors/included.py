@@ -56,17 +56,17 @@ def included_tensors(
     tensors: dict[str, Tensor] = {}
     for name, rows in included.items():
         if name == "sampling_mask":
-            sizes = aligned(included["sampling_mask_sizes"], token_counts).astype(np.int64)
+            sizes = _aligned(included["sampling_mask_sizes"], token_counts).astype(np.int64)
             ids = np.full((len(sizes), int(sizes.max(initial=0))), NO_TOKEN, np.int32)
             ids[np.arange(ids.shape[1]) < sizes[:, None]] = rows.values
             tensors[name] = padded(ids, mask, NO_TOKEN, ids.dtype)
         elif name != "sampling_mask_sizes":
-            flat = aligned(rows, token_counts)
+            flat = _aligned(rows, token_counts)
             tensors[name] = padded(flat, mask, 0, flat.dtype)
     return tensors
 
 
-def aligned(rows: IncludedRows, token_counts: Integers) -> NDArray[Any]:
+def _aligned(rows: IncludedRows, token_counts: Integers) -> NDArray[Any]:
     """[N, ...]: the row of each token; zeros for a token without one, which are the last ones of its message.
 
     torch computes with no unsigned numbers but bytes: others become int32.

@@ -167,14 +167,14 @@ def to_tensors(
         ValueError: a generated message does not have one log-probability per token, or the credit function does not
             return one advantage per turn.
     """
-    given = rollouts_of(samples)
+    given = _rollouts_of(samples)
     finals = given.final_rewards()
     positions = [place for place, final in enumerate(finals) if final is not None or not_final == "mask"]
-    finals = at(positions, finals)
-    groups = numbered(at(positions, given.groups(group_of)))
+    finals = _at(positions, finals)
+    groups = _numbered(_at(positions, given.groups(group_of)))
     columns = given.columns(positions)
     # The total is not of all turns where the rollout was continued from a posted log.
-    are_whole = (columns.turn_counts <= np.array(at(positions, given.turns_played()), np.int64)).tolist()
+    are_whole = (columns.turn_counts <= np.array(_at(positions, given.turns_played()), np.int64)).tolist()
     mask = token_mask(columns.lengths, padding_side, pad_to_multiple_of)
     is_final = [final is not None for final in finals]
     if credit == "total":
@@ -186,24 +186,24 @@ def to_tensors(
         turns = turns_of(columns, finals, are_whole)
         advantages = padded(credited_tokens(columns, turns, groups, is_final, credit), mask, 0, np.float32)
     return RolloutTensors(
-        **token_tensors(columns, is_final, pad_token_id, mask),
+        **_token_tensors(columns, is_final, pad_token_id, mask),
         included=included_tensors(columns.included, columns.token_counts, mask),
         clipped_mask=torch.from_numpy(columns.clipped_rollouts.astype(np.int64)),
-        total_reward=reward_tensor(finals),
-        rewards=reward_tensors(at(positions, given.named_rewards()), finals),
+        total_reward=_reward_tensor(finals),
+        rewards=_reward_tensors(_at(positions, given.named_rewards()), finals),
         advantages=advantages,
         groups=torch.tensor(groups, dtype=torch.int64),
         positions=torch.tensor(positions, dtype=torch.int64),
         sample_mask=torch.tensor(is_final, dtype=torch.int64),
-        rollout_ids=at(positions, given.rollout_ids()),
+        rollout_ids=_at(positions, given.rollout_ids()),
     )
 
 
-def at(positions: Sequence[int], of_all: Sequence[Value]) -> list[Value]:
+def _at(positions: Sequence[int], of_all: Sequence[Value]) -> list[Value]:
     return [of_all[position] for position in positions]
 
 
-def rollouts_of(samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]") -> Rollouts:
+def _rollouts_of(samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]") -> Rollouts:
     if isinstance(samples, RolloutResponse):
         return ListedRollouts(samples.samples)
     if isinstance(samples, Sequence):
@@ -214,7 +214,7 @@ def rollouts_of(samples: "RolloutResponse | ArrowResponse | Sequence[SampleResul
     return ArrowRollouts(samples)
 
 
-def token_tensors(
+def _token_tensors(
     columns: TokenColumns, is_final: Sequence[bool], pad_token_id: int, mask: NDArray[np.bool_]
 ) -> dict[str, Tensor]:
     """Raises `ValueError` if a generated message does not have one log-probability per token."""
@@ -232,21 +232,21 @@ def token_tensors(
     }
 
 
-def reward_tensors(rewards: Sequence[Mapping[str, float]], finals: Sequence[float | None]) -> dict[str, Tensor]:
+def _reward_tensors(rewards: Sequence[Mapping[str, float]], finals: Sequence[float | None]) -> dict[str, Tensor]:
     names = dict.fromkeys(chain.from_iterable(rewards))
     return {
-        name: reward_tensor(
+        name: _reward_tensor(
             [None if final is None else named.get(name) for named, final in zip(rewards, finals, strict=True)]
         )
         for name in names
     }
 
 
-def reward_tensor(rewards: Sequence[float | None]) -> Tensor:
+def _reward_tensor(rewards: Sequence[float | None]) -> Tensor:
     return torch.tensor([NAN if reward is None else reward for reward in rewards], dtype=torch.float32)
 
 
-def numbered(keys: Sequence[Hashable]) -> list[int]:
+def _numbered(keys: Sequence[Hashable]) -> list[int]:
     """Each key as a number; equal keys have equal numbers, counted from 0 in order of first appearance."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]

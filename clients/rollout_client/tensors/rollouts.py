@@ -180,24 +180,24 @@ class ListedRollouts(Rollouts):
         return [group_of(sample) for sample in self.samples]
 
     def columns(self, positions: Sequence[int]) -> TokenColumns:
-        return columns_of([self.samples[position].message_log for position in positions])
+        return _columns_of([self.samples[position].message_log for position in positions])
 
     def rollout_ids(self) -> list[str | None]:
         return [sample.rollout_id for sample in self.samples]
 
 
-def columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
+def _columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
     messages = list(chain.from_iterable(logs))
     logprobs = [message.generation_logprobs for message in messages]
     return TokenColumns(
-        message_counts=lengths_of(logs),
-        token_counts=lengths_of([message.token_ids for message in messages]),
+        message_counts=_lengths_of(logs),
+        token_counts=_lengths_of([message.token_ids for message in messages]),
         logprob_counts=np.array([-1 if given is None else len(given) for given in logprobs], np.int64),
         trained=np.array([may_be_trained(message) for message in messages], np.bool_),
         clipped=np.array([message.finish_reason == "length" for message in messages], np.bool_),
         rewards=np.array([message.reward for message in messages], np.float64),
-        token_ids=flattened([message.token_ids for message in messages], np.int64),
-        generation_logprobs=flattened([given or [] for given in logprobs], np.float32),
+        token_ids=_flattened([message.token_ids for message in messages], np.int64),
+        generation_logprobs=_flattened([given or [] for given in logprobs], np.float32),
         spans=[
             (place, read_label(span.version).number, span.start, span.end)
             for place, message in enumerate(messages)
@@ -207,9 +207,9 @@ def columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
     )
 
 
-def flattened(lists: Sequence[Sequence[float]], dtype: DTypeLike) -> NDArray[Any]:
+def _flattened(lists: Sequence[Sequence[float]], dtype: DTypeLike) -> NDArray[Any]:
     return np.fromiter(chain.from_iterable(lists), dtype, sum(map(len, lists)))
 
 
-def lengths_of(lists: Sequence[Sequence[object]]) -> Integers:
+def _lengths_of(lists: Sequence[Sequence[object]]) -> Integers:
     return np.fromiter(map(len, lists), np.int64, len(lists))

@@ -67,7 +67,7 @@ def push_from_trainer(pusher: PolicyPusher, trainer: Any, policy_name: str | Non
     outcome: list[int | str] = [0]
     failure: BaseException | None = None
     try:
-        push = push_of(pusher, trainer, policy_name)
+        push = _push_of(pusher, trainer, policy_name)
         if trainer.accelerator.is_main_process:
             outcome = [push().version]
     except BaseException as error:  # noqa: BLE001 - the others wait in the broadcast, whatever has happened here
@@ -80,13 +80,13 @@ def push_from_trainer(pusher: PolicyPusher, trainer: Any, policy_name: str | Non
     return int(version_or_reason)
 
 
-def push_of(pusher: PolicyPusher, trainer: Any, policy_name: str | None) -> Callable[[], PushResult]:
+def _push_of(pusher: PolicyPusher, trainer: Any, policy_name: str | None) -> Callable[[], PushResult]:
     """The push that the main process calls. Raises `ValueError` as `push_from_trainer` does."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(model, "peft_config"):
         if policy_name is not None:
             raise ValueError(f"policy_name={policy_name}: a named policy is an adapter, and the trainer trains none.")
-        return partial(pusher.push, weights_of(trainer, model))
+        return partial(pusher.push, _weights_of(trainer, model))
     if trainer.accelerator.distributed_type in SHARDED:
         raise ValueError(
             "The trainer trains a PEFT adapter whose weights are sharded over processes, which is not pushed from "
@@ -95,7 +95,7 @@ def push_of(pusher: PolicyPusher, trainer: Any, policy_name: str | None) -> Call
     return partial(pusher.client.push_weights, model, kind="adapter", name=policy_name)
 
 
-def weights_of(trainer: Any, model: Any) -> torch.nn.Module | GatheredState:
+def _weights_of(trainer: Any, model: Any) -> torch.nn.Module | GatheredState:
     """The unwrapped model; for a sharded model its state dict, which all processes gather together."""
     accelerator = trainer.accelerator
     if accelerator.distributed_type in SHARDED:
@@ -191,10 +191,10 @@ class ServiceRolloutFunc:
             options["policy"] = {**policy, "min_version": self._version(trainer)}
         elif policy:
             options["policy"] = policy
-        return columns_of(*self._played(samples, options), tokenizer.pad_token_id)
+        return _columns_of(*self._played(samples, options), tokenizer.pad_token_id)
 
     def _prompt_fields(self, prompt: Prompt, tokenizer: Any) -> JsonObject:
-        return prompt_fields(prompt, tokenizer)
+        return _prompt_fields(prompt, tokenizer)
 
     def _played(
         self, samples: list[JsonObject], options: RolloutOptions
@@ -216,7 +216,7 @@ class ServiceRolloutFunc:
         is_training = trainer.model.training
         if is_training not in self._found:
             dataset = trainer.train_dataset if is_training else trainer.eval_dataset
-            self._found[is_training] = fields_by_prompt(dataset_rows(dataset), self._reader)
+            self._found[is_training] = fields_by_prompt(_dataset_rows(dataset), self._reader)
         try:
             return self._found[is_training][key := prompt_key(prompt)]
         except KeyError:
@@ -244,10 +244,10 @@ def service_reward(
     return total_reward
 
 
-def dataset_rows(dataset: Any) -> Any:
+def _dataset_rows(dataset: Any) -> Any:
     """The rows of a dataset, or of every dataset of a dict; raises `ValueError` for a streamed dataset."""
     if isinstance(dataset, Mapping):
-        return chain.from_iterable(dataset_rows(each) for each in dataset.values())
+        return chain.from_iterable(_dataset_rows(each) for each in dataset.values())
     if not hasattr(dataset, "__len__"):
         raise ValueError(
             "The dataset is streamed, so its rows cannot be found by their prompt: give the adapter fields_of."
@@ -255,7 +255,7 @@ def dataset_rows(dataset: Any) -> Any:
     return dataset
 
 
-def prompt_fields(prompt: Prompt, tokenizer: Any) -> JsonObject:
+def _prompt_fields(prompt: Prompt, tokenizer: Any) -> JsonObject:
     """Chat messages are posted as they are, for the service's chat template; text is tokenized here, as in TRL."""
     if not isinstance(prompt, str):
         return {"messages": cast(Any, messages_of(prompt))}
@@ -286,7 +286,7 @@ def rollout_options(args: Any, given: TrainerOptions) -> RolloutOptions:
     return {**cast(RolloutOptions, given), "sampling": sampling, "chat_template_kwargs": template}
 
 
-def columns_of(samples: Sequence[SampleResult], rewards: list[float | None], filler_id: int) -> dict[str, list[Any]]:
+def _columns_of(samples: Sequence[SampleResult], rewards: list[float | None], filler_id: int) -> dict[str, list[Any]]:
     """The columns of `ServiceRolloutFunc`. TRL forbids empty lists: one masked `filler_id` replaces an empty one."""
     rows = [token_row(sample).without_tail() for sample in samples]
     return {

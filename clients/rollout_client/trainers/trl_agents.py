@@ -104,15 +104,15 @@ class AgentRolloutFunc(ServiceRolloutFunc):
                     **self._limits,
                 )
 
-        rollouts = [rollout for [rollout] in in_a_thread(played())]
+        rollouts = [rollout for [rollout] in _in_a_thread(played())]
         if rollouts and all(rollout.error is not None for rollout in rollouts):
             raise AgentsFailed(
                 f"All {len(rollouts)} runs of the agent failed; the first: {rollouts[0].error!r}"
             ) from rollouts[0].error
-        return [sample_of(rollout) for rollout in rollouts], [rollout.total_reward for rollout in rollouts]
+        return [_sample_of(rollout) for rollout in rollouts], [rollout.total_reward for rollout in rollouts]
 
 
-def sample_of(rollout: AgentRollout) -> SampleResult:
+def _sample_of(rollout: AgentRollout) -> SampleResult:
     """The branch that was generated last, with the status of the run."""
     if not rollout.samples:
         return NOTHING
@@ -120,7 +120,7 @@ def sample_of(rollout: AgentRollout) -> SampleResult:
     return latest if rollout.error is None else latest.model_copy(update={"status": "error"})
 
 
-def in_a_thread(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
+def _in_a_thread(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
     """Runs the coroutine to its result in a thread: in a notebook this one has an event loop already."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, coroutine).result()

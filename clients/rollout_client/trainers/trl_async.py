@@ -130,7 +130,7 @@ class DatasetPosition:
         self._kept[FIRST_ROW] = self._first_row + min(self._missing, default=self._begun)
 
 
-class RolloutBuffer(queue.Queue[RolloutSample]):
+class _RolloutBuffer(queue.Queue[RolloutSample]):
     """A queue that calls `on_taken` with each sample that leaves it."""
 
     def __init__(self, on_taken: Callable[[RolloutSample], None]) -> None:
@@ -186,7 +186,7 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
         # TRL's trainer asks for it by this name.
         self._loop_kwargs = {FIRST_ROW: 0}
         self._position = DatasetPosition(self._loop_kwargs)
-        self.rollout_buffer: Any = RolloutBuffer(self._note_taken)
+        self.rollout_buffer: Any = _RolloutBuffer(self._note_taken)
         self.metrics_queue: Any = queue.Queue()
         self._client = client
         self._dataset = dataset
@@ -238,7 +238,7 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
     def check_health(self, stale_after_s: float) -> None:
         """Raises `WorkerFailed` if the worker has ended, or its event loop was blocked for over `stale_after_s`."""
         if self._outcome is not None and self._outcome.done():
-            cause = first_of(self._outcome.exception())
+            cause = _first_of(self._outcome.exception())
             raise WorkerFailed(f"The rollout worker has ended: {cause or 'it was stopped'}") from cause
         age_s = time.monotonic() - self._heartbeat_at
         if self._outcome is not None and age_s > stale_after_s:
@@ -324,7 +324,7 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
             samples.append(
                 RolloutSample(
                     prompt=row["prompt"],
-                    completion=completion_of(rollout),
+                    completion=_completion_of(rollout),
                     input_ids=np.asarray(tokens.token_ids, dtype=np.int64),
                     completion_mask=np.asarray(tokens.loss_mask, dtype=np.int64),
                     old_log_probs=np.asarray(tokens.generation_logprobs, dtype=np.float32),
@@ -357,7 +357,7 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
             raise RolloutsNotFinal(rollouts, len(rollouts))
 
 
-def completion_of(rollout: SampleResult) -> list[dict[str, str]]:
+def _completion_of(rollout: SampleResult) -> list[dict[str, str]]:
     """The messages from the first generated one on."""
     log = itertools.dropwhile(lambda message: message.generation_logprobs is None, rollout.message_log)
     return [{"role": message.role, "content": message.content} for message in log]
@@ -370,7 +370,7 @@ def rows_from(dataset: Any, first: int) -> Iterator[Mapping[str, Any]]:
     yield from itertools.chain.from_iterable(itertools.repeat(dataset))
 
 
-def first_of(error: BaseException | None) -> BaseException | None:
+def _first_of(error: BaseException | None) -> BaseException | None:
     """The first error within nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

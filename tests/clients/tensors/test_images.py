@@ -46,7 +46,7 @@ class FirstPixels:
         return [[(2 if 8 in row else 1) * (token_id == 6) for token_id in row] for row in input_ids]
 
 
-def test_the_images_are_in_the_order_of_the_rows_without_those_of_rollouts_that_have_none() -> None:
+def test_the_images_are_in_the_order_of_the_rows_that_show_some() -> None:
     lost = played(3, BLUE, reward=None)
     samples = [played(0, RED, BLUE), lost, played(1), played(2, RED)]
     inputs = image_inputs(samples, to_tensors(samples, pad_token_id=0), PICTURES, FirstPixels(token_type_ids=0))
@@ -58,9 +58,7 @@ def test_the_images_are_in_the_order_of_the_rows_without_those_of_rollouts_that_
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["mm_token_type_ids", "token_type_ids"])
-def test_the_tokens_that_stand_for_images_are_marked_where_the_model_takes_them_from_the_processor(
-    side: Any, name: str
-) -> None:
+def test_the_tokens_of_images_are_marked_where_the_processor_marks_them(side: Any, name: str) -> None:
     processor = FirstPixels(**{name: 1})
     samples = [played(0, RED, BLUE), played(1), played(2, RED)]
     tensors = to_tensors(samples, pad_token_id=0, padding_side=side)

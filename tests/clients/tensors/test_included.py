@@ -64,7 +64,7 @@ def test_nothing_included_is_nothing() -> None:
     st.lists(st.sets(st.integers(0, 4), min_size=1).map(sorted) | st.just([]), min_size=1, max_size=4),
     st.integers(0, 99),
 )
-def test_the_log_softmax_over_the_mask_is_that_of_logits_without_the_others(masks: list[list[int]], seed: int) -> None:
+def test_the_log_softmax_over_the_mask_is_of_logits_without_the_others(masks: list[list[int]], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(masks), 5, generator=generator, dtype=torch.float64, requires_grad=True)
     widest = max(map(len, masks))
