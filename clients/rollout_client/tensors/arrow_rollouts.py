@@ -1,6 +1,6 @@
-"""`ArrowRollouts`: the rollouts of an Arrow answer, read as numpy arrays over Arrow's own buffers. Needs `arrow`."""
+"""`arrow_rollouts`: the rollouts of an Arrow answer, read as numpy arrays over Arrow's own buffers. Needs `arrow`."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -24,63 +24,55 @@ UNTRAINED = '"constrained":|"sampled_with":'
 """In the JSON of a generated message that may not be trained; a regular expression."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArrowRollouts(Rollouts):
-    response: ArrowResponse
+def arrow_rollouts(response: ArrowResponse, group_of: GroupOf) -> Rollouts:
+    table = response.rollouts
+    rewards, statuses = (table[name].to_pylist() for name in ("total_reward", "status"))
+    further = [from_json(text or "{}") for text in table[FURTHER_FIELDS.name].to_pylist()]
+    is_by_idx = group_of is idx_of
+    return Rollouts(
+        final_rewards=[
+            reward if status in FINAL_STATUSES else None for reward, status in zip(rewards, statuses, strict=True)
+        ],
+        named_rewards=[named for chunk in table["rewards"].chunks for named in values_of(chunk, REWARDS)],
+        turns_played=pc.struct_field(table["metrics"], "turn_count").to_pylist(),
+        groups=table["idx"].to_pylist() if is_by_idx else [group_of(sample) for sample in response.samples],
+        rollout_ids=[fields.get("rollout_id") for fields in further],
+        columns=lambda positions: _columns_at(response, positions),
+    )
 
-    def final_rewards(self) -> list[float | None]:
-        rewards, statuses = (self.response.rollouts[name].to_pylist() for name in ("total_reward", "status"))
-        return [reward if status in FINAL_STATUSES else None for reward, status in zip(rewards, statuses, strict=True)]
 
-    def named_rewards(self) -> list[Mapping[str, float]]:
-        return [rewards for chunk in self.response.rollouts["rewards"].chunks for rewards in values_of(chunk, REWARDS)]
-
-    def turns_played(self) -> list[int]:
-        counts: list[int] = pc.struct_field(self.response.rollouts["metrics"], "turn_count").to_pylist()
-        return counts
-
-    def groups(self, group_of: GroupOf) -> list[Hashable]:
-        if group_of is idx_of:
-            keys: list[Hashable] = self.response.rollouts["idx"].to_pylist()
-            return keys
-        return [group_of(sample) for sample in self.response.samples]
-
-    def columns(self, positions: Sequence[int]) -> TokenColumns:
-        tokens, logs = self.response.tokens, self.response.rollouts["message_log"]
-        included = included_fields(tokens.schema)
-        # Without the text: selecting rollouts joins chunks, and one array of strings has no room for more than 2 GiB.
-        columns = {
-            "token_ids": tokens["token_ids"],
-            "generation_logprobs": tokens["generation_logprobs"],
-            "spans": _message_column(logs, pa.list_(SPAN), lambda messages: messages.field("weight_versions")),
-            "clipped": _message_column(logs, pa.bool_(), _is_clipped),
-            "rewards": _message_column(logs, pa.float64(), lambda messages: messages.field("reward")),
-            "trainable": _message_column(logs, pa.bool_(), _is_trainable),
-            **{field.name: tokens[field.name] for field in included},
-        }
-        if len(positions) < len(logs):
-            columns = {name: rows_at(positions, column) for name, column in columns.items()}
-        token_ids, logprobs = (_MessageNumbers.of(columns[name]) for name in ("token_ids", "generation_logprobs"))
-        return TokenColumns(
-            message_counts=token_ids.message_counts,
-            token_counts=token_ids.counts,
-            logprob_counts=np.where(logprobs.is_valid, logprobs.counts, -1),
-            trained=logprobs.is_valid & _of_messages(columns["trainable"], np.bool_),
-            clipped=_of_messages(columns["clipped"], np.bool_),
-            rewards=_of_messages(columns["rewards"], np.float64),
-            token_ids=token_ids.values,
-            generation_logprobs=logprobs.values,
-            spans=_spans_of(columns["spans"]),
-            included={
-                field.name: _included_rows(columns[field.name], field)
-                for field in included
-                if any(len(part) > part.null_count for part in _messages_of(columns[field.name]))
-            },
-        )
-
-    def rollout_ids(self) -> list[str | None]:
-        texts = self.response.rollouts[FURTHER_FIELDS.name].to_pylist()
-        return [from_json(text or "{}").get("rollout_id") for text in texts]
+def _columns_at(response: ArrowResponse, positions: Sequence[int]) -> TokenColumns:
+    tokens, logs = response.tokens, response.rollouts["message_log"]
+    included = included_fields(tokens.schema)
+    # Without the text: selecting rollouts joins chunks, and one array of strings has no room for more than 2 GiB.
+    columns = {
+        "token_ids": tokens["token_ids"],
+        "generation_logprobs": tokens["generation_logprobs"],
+        "spans": _message_column(logs, pa.list_(SPAN), lambda messages: messages.field("weight_versions")),
+        "clipped": _message_column(logs, pa.bool_(), _is_clipped),
+        "rewards": _message_column(logs, pa.float64(), lambda messages: messages.field("reward")),
+        "trainable": _message_column(logs, pa.bool_(), _is_trainable),
+        **{field.name: tokens[field.name] for field in included},
+    }
+    if len(positions) < len(logs):
+        columns = {name: rows_at(positions, column) for name, column in columns.items()}
+    token_ids, logprobs = (_MessageNumbers.of(columns[name]) for name in ("token_ids", "generation_logprobs"))
+    return TokenColumns(
+        message_counts=token_ids.message_counts,
+        token_counts=token_ids.counts,
+        logprob_counts=np.where(logprobs.is_valid, logprobs.counts, -1),
+        trained=logprobs.is_valid & _of_messages(columns["trainable"], np.bool_),
+        clipped=_of_messages(columns["clipped"], np.bool_),
+        rewards=_of_messages(columns["rewards"], np.float64),
+        token_ids=token_ids.values,
+        generation_logprobs=logprobs.values,
+        spans=_spans_of(columns["spans"]),
+        included={
+            field.name: _included_rows(columns[field.name], field)
+            for field in included
+            if any(len(part) > part.null_count for part in _messages_of(columns[field.name]))
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_
 from rollout_client.tensors.credit import Credit, credited_tokens, turn_advantages, turns_of
 from rollout_client.tensors.included import included_tensors
 from rollout_client.tensors.padding import PaddingSide, padded, token_mask
-from rollout_client.tensors.rollouts import GroupOf, ListedRollouts, Rollouts, TokenColumns, idx_of
+from rollout_client.tensors.rollouts import GroupOf, Rollouts, TokenColumns, idx_of, listed_rollouts
 
 if TYPE_CHECKING:
     from rollout_client.calls.arrow_bodies import ArrowResponse
@@ -167,14 +167,12 @@ def to_tensors(
         ValueError: a generated message does not have one log-probability per token, or the credit function does not
             return one advantage per turn.
     """
-    given = _rollouts_of(samples)
-    finals = given.final_rewards()
-    positions = [place for place, final in enumerate(finals) if final is not None or not_final == "mask"]
-    finals = _at(positions, finals)
-    groups = _numbered(_at(positions, given.groups(group_of)))
-    columns = given.columns(positions)
+    given = _rollouts_of(samples, group_of)
+    kept = [place for place, final in enumerate(given.final_rewards) if final is not None or not_final == "mask"]
+    finals, groups = _at(kept, given.final_rewards), _numbered(_at(kept, given.groups))
+    columns = given.columns(kept)
     # The total is not of all turns where the rollout was continued from a posted log.
-    are_whole = (columns.turn_counts <= np.array(_at(positions, given.turns_played()), np.int64)).tolist()
+    are_whole = (columns.turn_counts <= np.array(_at(kept, given.turns_played), np.int64)).tolist()
     mask = token_mask(columns.lengths, padding_side, pad_to_multiple_of)
     is_final = [final is not None for final in finals]
     if credit == "total":
@@ -190,12 +188,12 @@ def to_tensors(
         included=included_tensors(columns.included, columns.token_counts, mask),
         clipped_mask=torch.from_numpy(columns.clipped_rollouts.astype(np.int64)),
         total_reward=_reward_tensor(finals),
-        rewards=_reward_tensors(_at(positions, given.named_rewards()), finals),
+        rewards=_reward_tensors(_at(kept, given.named_rewards), finals),
         advantages=advantages,
         groups=torch.tensor(groups, dtype=torch.int64),
-        positions=torch.tensor(positions, dtype=torch.int64),
+        positions=torch.tensor(kept, dtype=torch.int64),
         sample_mask=torch.tensor(is_final, dtype=torch.int64),
-        rollout_ids=_at(positions, given.rollout_ids()),
+        rollout_ids=_at(kept, given.rollout_ids),
     )
 
 
@@ -203,15 +201,15 @@ def _at(positions: Sequence[int], of_all: Sequence[Value]) -> list[Value]:
     return [of_all[position] for position in positions]
 
 
-def _rollouts_of(samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]") -> Rollouts:
+def _rollouts_of(samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]", group_of: GroupOf) -> Rollouts:
     if isinstance(samples, RolloutResponse):
-        return ListedRollouts(samples.samples)
+        return listed_rollouts(samples.samples, group_of)
     if isinstance(samples, Sequence):
-        return ListedRollouts(samples)
+        return listed_rollouts(samples, group_of)
     # pyarrow is optional: it is installed where an ArrowResponse exists, and is not imported otherwise.
-    from rollout_client.tensors.arrow_rollouts import ArrowRollouts
+    from rollout_client.tensors.arrow_rollouts import arrow_rollouts
 
-    return ArrowRollouts(samples)
+    return arrow_rollouts(samples, group_of)
 
 
 def _token_tensors(

@@ -1,13 +1,13 @@
 """The rollouts of a training step as flat numpy arrays of tokens, whatever form they came in. Needs numpy.
 
-`to_tensors` reads `Rollouts`: `ListedRollouts` over Python lists, or `ArrowRollouts` (`arrow_rollouts.py`) over an
-Arrow answer. Both give `TokenColumns`, from which padded tensors are made.
+`to_tensors` reads `Rollouts`: `listed_rollouts` of Python lists, or `arrow_rollouts` of an Arrow answer. Both give
+`TokenColumns`, from which padded tensors are made.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -135,55 +135,31 @@ def idx_of(sample: SampleResult) -> Hashable:
     return sample.idx
 
 
-class Rollouts(Protocol):
-    """A sequence of rollouts as `to_tensors` reads it; each list has one entry per rollout, in order."""
-
-    def final_rewards(self) -> list[float | None]:
-        """The total reward; `None` where it is not final."""
-        ...
-
-    def named_rewards(self) -> list[Mapping[str, float]]:
-        """The rewards by name."""
-        ...
-
-    def turns_played(self) -> list[int]:
-        """The number of turns that the total reward is of: those before them were in a posted log."""
-        ...
-
-    def groups(self, group_of: GroupOf) -> list[Hashable]:
-        """The group that `group_of` names."""
-        ...
-
-    def columns(self, positions: Sequence[int]) -> TokenColumns:
-        """The tokens of the rollouts at `positions`, which ascend."""
-        ...
-
-    def rollout_ids(self) -> list[str | None]:
-        """The service's names."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class ListedRollouts(Rollouts):
-    samples: Sequence[SampleResult]
+class Rollouts:
+    """Rollouts as `to_tensors` reads them; each sequence has one entry per rollout, in order."""
 
-    def final_rewards(self) -> list[float | None]:
-        return [final_reward(sample) for sample in self.samples]
+    final_rewards: Sequence[float | None]
+    """The total rewards; `None` where one is not final."""
+    named_rewards: Sequence[Mapping[str, float]]
+    turns_played: Sequence[int]
+    """The number of turns that each total reward is of: those before them were in a posted log."""
+    groups: Sequence[Hashable]
+    rollout_ids: Sequence[str | None]
+    """The service's names."""
+    columns: Callable[[Sequence[int]], TokenColumns]
+    """Reads the tokens of the rollouts at some positions, which ascend."""
 
-    def named_rewards(self) -> list[Mapping[str, float]]:
-        return [sample.rewards for sample in self.samples]
 
-    def turns_played(self) -> list[int]:
-        return [sample.metrics.turn_count for sample in self.samples]
-
-    def groups(self, group_of: GroupOf) -> list[Hashable]:
-        return [group_of(sample) for sample in self.samples]
-
-    def columns(self, positions: Sequence[int]) -> TokenColumns:
-        return _columns_of([self.samples[position].message_log for position in positions])
-
-    def rollout_ids(self) -> list[str | None]:
-        return [sample.rollout_id for sample in self.samples]
+def listed_rollouts(samples: Sequence[SampleResult], group_of: GroupOf) -> Rollouts:
+    return Rollouts(
+        final_rewards=[final_reward(sample) for sample in samples],
+        named_rewards=[sample.rewards for sample in samples],
+        turns_played=[sample.metrics.turn_count for sample in samples],
+        groups=[group_of(sample) for sample in samples],
+        rollout_ids=[sample.rollout_id for sample in samples],
+        columns=lambda positions: _columns_of([samples[position].message_log for position in positions]),
+    )
 
 
 def _columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:

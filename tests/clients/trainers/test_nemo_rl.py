@@ -380,9 +380,7 @@ def test_what_json_does_not_have_is_named_by_its_row(run: Run) -> None:
     assert refused.value.sample == 1
 
 
-def test_an_untrainable_response_has_another_role_but_is_posted_as_one(
-    service: ScriptedService, run: Run
-) -> None:
+def test_an_untrainable_response_has_another_role_but_is_posted_as_one(service: ScriptedService, run: Run) -> None:
     forced = {**WHOLE, "constrained": True}
     greedy = {**WHOLE, "sampled_with": {"temperature": 0.0}}
     answering_in_turn(service, lambda log: [*log, forced, RIGHT, greedy, RIGHT, PART], **CUT)

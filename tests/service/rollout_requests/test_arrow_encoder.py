@@ -26,7 +26,8 @@ from rollout_client.contract.base import label_of
 from rollout_client.contract.messages import NUMBER_BYTES, Message, NumberType
 from rollout_client.contract.rollouts import PolicyVersions
 from rollout_client.tensors import Credit, NotFinal, PaddingSide, RolloutTensors, to_tensors
-from rollout_client.tensors.arrow_rollouts import ArrowRollouts, rows_at
+from rollout_client.tensors.arrow_rollouts import arrow_rollouts, rows_at
+from rollout_client.tensors.rollouts import idx_of
 from rollout_env import StepOutcome
 from service.rollout_requests import arrow_encoder
 from service.rollout_requests.arrow_encoder import CHARACTERS_PER_MESSAGE, ArrowResponseEncoder
@@ -457,7 +458,7 @@ def test_selecting_rollouts_copies_none_of_their_text() -> None:
     pool = pa.proxy_memory_pool(before)
     pa.set_memory_pool(pool)
     try:
-        count = len(ArrowRollouts(response).columns(range(1, 8)).message_counts)
+        count = len(arrow_rollouts(response, idx_of).columns(range(1, 8)).message_counts)
     finally:
         pa.set_memory_pool(before)
     assert count == 7
