@@ -130,7 +130,7 @@ def test_what_cannot_be_played_as_the_trainer_means_it_is_a_value_error(
     assert service.bodies == []
 
 
-def test_prompts_and_rollouts_that_show_images_are_refused(service: ScriptedService, client: PushingClient) -> None:
+def test_prompts_that_show_images_are_refused(service: ScriptedService, client: PushingClient) -> None:
     rows = datasets.Dataset.from_list([{**ROWS[0], "images": [Image.new("RGB", (4, 3))]}])
     shown = prepare_multimodal_messages(PROMPTS[0], images=rows[0]["images"])
     processed = trainer(rows)
@@ -140,10 +140,6 @@ def test_prompts_and_rollouts_that_show_images_are_refused(service: ScriptedServ
     ):
         ServiceRolloutFunc(client, task_name="math")([shown], processed)
     assert service.bodies == []
-    ranges = [{"media": f"sha256:{'0' * 64}", "start": 0, "end": 1}]
-    service.rollouts.append(answering(log=[prompt_message() | {"mm_ranges": ranges}, response_message(5)]))
-    with pytest.raises(ValueError, match="A rollout shows images, and a row of tokens has none: use to_tensors and"):
-        ServiceRolloutFunc(client, task_name="math")(PROMPTS[:1], trainer())
 
 
 def test_the_completion_goes_from_the_first_generated_token_to_the_last(
