@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain, compress
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -74,7 +74,7 @@ class RolloutTensors:
 
     def to(self, device: torch.device | str) -> Self:
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rollout_ids"}
-        moved = {
+        moved: dict[str, Any] = {
             name: {key: tensor.to(device) for key, tensor in value.items()}
             if isinstance(value, Mapping)
             else value.to(device)
