@@ -109,7 +109,9 @@ class AgentRolloutFunc(ServiceRolloutFunc):
             raise AgentsFailed(
                 f"All {len(rollouts)} runs of the agent failed; the first: {rollouts[0].error!r}"
             ) from rollouts[0].error
-        return [_sample_of(rollout) for rollout in rollouts], [rollout.total_reward for rollout in rollouts]
+        # A run without a generation has nothing that a reward could train.
+        rewards = [rollout.total_reward if rollout.samples else None for rollout in rollouts]
+        return [_sample_of(rollout) for rollout in rollouts], rewards
 
 
 def _sample_of(rollout: AgentRollout) -> SampleResult:

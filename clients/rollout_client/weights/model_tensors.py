@@ -124,7 +124,7 @@ class ConvertedTensor(SourceTensor):
     """A tensor of the checkpoint that is made from tensors of the model. It counts as tied to none."""
 
     name: str
-    _outline: torch.Tensor
+    outline: torch.Tensor
     """Has the shape and the dtype, and no data."""
     group: _ConversionGroup
 
