@@ -16,6 +16,7 @@ from deployments.rollout_records.comparison import TrainerReport
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.mismatch import ReportAnswer
+from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import ANYBODY
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import ONE_REPORT, TrainerReports
@@ -65,13 +66,21 @@ async def with_client(http: ScriptedHttp, scenario: Any) -> Any:
         return await scenario(AsyncRolloutClient("http://service", retries=0, http_client=http_client))
 
 
+async def recorded(client: AsyncRolloutClient, **options: Any) -> list[SampleResult]:
+    """Rollouts whose records are kept: these are written beside the answer, and asked for until they are there."""
+    played = (await client.rollout([SAMPLE], **options)).samples
+    for result in played:
+        await client.rollout_record(result.rollout_id or "")
+    return played
+
+
 async def reported(client: AsyncRolloutClient) -> tuple[ReportAnswer, Any, Any]:
     """The answer to a report of two rollouts and one that nobody knows, a record after it, and the ledger."""
-    response = await client.rollout([SAMPLE], num_generations=2)
-    rollouts: list[Any] = [*response.samples, "unknown"]
+    played = await recorded(client, num_generations=2)
+    rollouts: list[Any] = [*played, "unknown"]
     logprobs = [np.array([-1.0, -1.5]), [-1.0, -1.0], [-1.0]]
     answer = await client.report_logprobs(rollouts, logprobs, masks=[[1, 0], [1, 0], [1]])
-    return answer, await client.rollout_record(response.samples[0].rollout_id or ""), await client.mismatch()
+    return answer, await client.rollout_record(played[0].rollout_id or ""), await client.mismatch()
 
 
 def test_what_a_trainer_reports_is_in_the_answer_the_record_and_the_ledger() -> None:
@@ -91,7 +100,7 @@ def test_what_a_trainer_reports_is_in_the_answer_the_record_and_the_ledger() -> 
 
 def test_what_a_trainer_has_cut_is_not_compared_where_it_gives_a_start() -> None:
     async def scenario(client: AsyncRolloutClient) -> tuple[ReportAnswer, Any]:
-        [result] = (await client.rollout([SAMPLE])).samples
+        [result] = await recorded(client)
         prompt = result.message_log[0].token_ids
         ids = [*prompt, *result.message_log[1].token_ids[:1]]
         answer = await client.report_logprobs([result], [[-1.5]], starts=[len(prompt)], token_ids=[ids])
@@ -105,9 +114,9 @@ def test_what_a_trainer_has_cut_is_not_compared_where_it_gives_a_start() -> None
 
 def test_a_report_of_another_length_is_refused_beside_one_that_fits() -> None:
     async def scenario(client: AsyncRolloutClient) -> tuple[httpx.Response, httpx.Response]:
-        response = await client.rollout([SAMPLE], request_id="step/1")
+        [result] = await recorded(client, request_id="step/1")
         async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app), base_url="http://service") as plain:
-            report = {"rollout_id": response.samples[0].rollout_id}
+            report = {"rollout_id": result.rollout_id}
             path, numbers = "/v1/rollouts/logprobs", ([-1.0, -1.0], [-1.0])
             fits, refused = [{"reports": [{**report, "logprobs": logprobs}]} for logprobs in numbers]
             return await plain.post(path, json=fits), await plain.post(path, json=refused)
