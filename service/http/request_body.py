@@ -13,8 +13,8 @@ from typing import Any
 import zstandard
 from fastapi import Request
 
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.policy import SAFETENSORS
-from rollout_client.contract.problems import FieldProblem
 from service.problems import (
     BODY_STALLED,
     Model,

@@ -12,8 +12,8 @@ from fastapi import Request
 from starlette.datastructures import Headers
 
 from deployments.jobs.records import JobRequest, JobsNotConfigured, OpenedJob
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.jobs import HEARTBEAT, IDEMPOTENCY_KEY, PREFER
-from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.request_body import read_body, refuse_other_than_json

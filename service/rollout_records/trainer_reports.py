@@ -19,7 +19,7 @@ from deployments.rollout_records.comparison import TrainerReport
 from deployments.rollout_records.ledger import Suspicion
 from deployments.rollout_records.trials import LEAST_TOKENS, MadeRollout, Vote, votes
 from deployments.rpc.background_tasks import BackgroundTasks
-from rollout_client.contract.training import may_be_compared
+from rollout_client.contract.messages import may_be_compared
 from service.access.keys import Caller
 from service.rollout_records.recorder import fields_of_record
 

@@ -20,11 +20,10 @@ from pydantic_core import ErrorDetails
 
 from deployments.protocols.generation import packed_ids
 from deployments.rollout_records.comparison import TrainerReport
-from rollout_client.contract.base import PolicyDemand, Priority
-from rollout_client.contract.mismatch import LogprobsReport, ReportedRollout
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem, PolicyDemand, Priority
+from rollout_client.contract.info import ScoreRequest
+from rollout_client.contract.records import LogprobsReport, ReportedRollout
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
-from rollout_client.contract.scores import ScoreRequest
 from service.problems import (
     MOST_PROBLEMS,
     found_problem,

@@ -10,10 +10,10 @@ from pydantic_core import to_json
 
 from deployments.data.rows import DataReader, DataRefused, within_bytes
 from deployments.protocols.generation import Environment, derived_seed
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.info import TaskInfo
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
-from rollout_client.contract.sample_ranges import SampleRange, drawn_ranges
+from rollout_client.contract.selection import SampleRange, drawn_ranges
 from service.problems import invalid_request, unknown_task
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.parsing import rollouts_problem

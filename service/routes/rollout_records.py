@@ -8,9 +8,16 @@ from fastapi.responses import Response
 
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.rollout_records.book import RolloutRecordsNotConfigured, RolloutUnknown, records_not_configured
-from rollout_client.contract.mismatch import LogprobsReport, Mismatch, ReportAnswer, ReportedRollout
-from rollout_client.contract.replay import ReplayRequest, ReplayResponse
-from rollout_client.contract.rollout_records import RecordedRollouts, RolloutRecord
+from rollout_client.contract.records import (
+    LogprobsReport,
+    Mismatch,
+    RecordedRollouts,
+    ReplayRequest,
+    ReplayResponse,
+    ReportAnswer,
+    ReportedRollout,
+    RolloutRecord,
+)
 from service.http.openapi import AuthorizedCaller, json_request, limited, needs, refusals
 from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import response_in_parts

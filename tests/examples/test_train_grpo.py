@@ -42,7 +42,7 @@ from examples.train_grpo import (
 )
 from models.tiny.train import addition_pairs
 from rollout_client import RolloutResponse
-from rollout_client.contract.mismatch import MismatchCause, ReportAnswer
+from rollout_client.contract.records import MismatchCause, ReportAnswer
 from rollout_client.tensors import to_tensors
 from service.startup.generated_config import EMBEDDED_MODEL, EMBEDDED_MODEL_THAT_SEES
 from tests.clients.message_logs import generated, given_message, rollout

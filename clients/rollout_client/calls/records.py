@@ -7,9 +7,14 @@ from urllib.parse import quote
 
 from rollout_client.calls.call import Call, call_for, without_none
 from rollout_client.calls.json_values import as_given, json_bytes, json_value
-from rollout_client.contract.mismatch import Mismatch, ReportAnswer
-from rollout_client.contract.replay import ReplayResponse
-from rollout_client.contract.rollout_records import RecordedRollout, RecordedRollouts, RolloutRecord
+from rollout_client.contract.records import (
+    Mismatch,
+    RecordedRollout,
+    RecordedRollouts,
+    ReplayResponse,
+    ReportAnswer,
+    RolloutRecord,
+)
 from rollout_client.contract.rollouts import SampleResult
 
 

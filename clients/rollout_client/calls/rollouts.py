@@ -11,11 +11,18 @@ from rollout_client.calls.call import JSON, NDJSON, Call, call_for, call_without
 from rollout_client.calls.json_values import as_given, json_bytes, json_value
 from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
-from rollout_client.contract.blobs import BlobInfo
-from rollout_client.contract.info import Ready, ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
+from rollout_client.contract.info import (
+    BlobInfo,
+    Ready,
+    ScoreResponse,
+    ServiceInfo,
+    TaskInfo,
+    TaskList,
+    TaskSamples,
+    Vocabulary,
+)
 from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, Sampling
-from rollout_client.contract.sample_ranges import SampleRange
-from rollout_client.contract.scores import ScoreResponse
+from rollout_client.contract.selection import SampleRange
 from rollout_client.errors import needed_for
 from rollout_client.responses import PlayedRollouts
 

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from rollout_client.arrow.rows import values_of
 from rollout_client.arrow.schema import FURTHER_FIELDS, ROLLOUTS, SPAN, row_of
 from rollout_client.calls.arrow_bodies import ArrowResponse, included_fields, value_bytes
-from rollout_client.contract.training import may_be_trained
+from rollout_client.contract.messages import may_be_trained
 from rollout_client.results import FINAL_STATUSES
 from rollout_client.tensors.included import IncludedRows
 from rollout_client.tensors.rollouts import GroupOf, Integers, Rollouts, TokenColumns, idx_of

@@ -37,7 +37,7 @@ class RolloutTensors:
     """int64 [B, T]: 1 for a token, 0 for padding."""
     loss_mask: Tensor
     """int64 [B, T]: 1 for a token that the policy generated and that may be trained
-    (`rollout_client.contract.training.may_be_trained`); 0 everywhere in a row whose `sample_mask` is 0."""
+    (`rollout_client.contract.messages.may_be_trained`); 0 everywhere in a row whose `sample_mask` is 0."""
     generation_logprobs: Tensor
     """float32 [B, T]: natural logarithms, under the distribution that was sampled from; 0 where the policy did not
     generate the token."""

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rollout_client.contract.base import read_label
-from rollout_client.contract.messages import Message
+from rollout_client.contract.messages import Message, may_be_trained
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.contract.training import may_be_trained
 from rollout_client.results import UNKNOWN_VERSION, final_reward
 from rollout_client.tensors.included import IncludedRows, listed_rows
 

@@ -20,10 +20,9 @@ from rollout_client.calls.json_values import json_value
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.base import PolicyDemand
-from rollout_client.contract.messages import GivenMessage, JsonObject, Message
-from rollout_client.contract.mismatch import ReportAnswer
+from rollout_client.contract.messages import GivenMessage, JsonObject, Message, may_be_trained
+from rollout_client.contract.records import ReportAnswer
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.contract.training import may_be_trained
 from rollout_client.results import RolloutsNotFinal, filled_in, final_reward
 from rollout_client.tensors.rollout_tensors import unpadded
 from rollout_client.trainers.dataset_rows import GenerationOptions, sampling_fields

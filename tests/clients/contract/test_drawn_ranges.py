@@ -5,7 +5,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.contract.sample_ranges import PlaceRange, SampleRange, drawn_ranges, moved_past
+from rollout_client.contract.selection import PlaceRange, SampleRange, drawn_ranges, moved_past
 
 Drawn = tuple[str, int]
 """A task and a place."""

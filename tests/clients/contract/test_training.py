@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollout_client.contract.messages import GivenMessage, Message
-from rollout_client.contract.training import may_be_compared, may_be_trained
+from rollout_client.contract.messages import GivenMessage, Message, may_be_compared, may_be_trained
 
 SAMPLED = {"role": "assistant", "content": "5", "token_ids": [53], "generation_logprobs": [-0.5]}
 COLDER = {"temperature": 0.5, "top_p": 0.9, "top_k": 0, "min_p": 0.0}

@@ -16,7 +16,7 @@ from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract.problems import Problem
+from rollout_client.contract.base import Problem
 from tests.service.scripted_http import ScriptedHttp
 
 Json = dict[str, Any]

@@ -15,7 +15,7 @@ from deployments.rollout_records.book import KeptRecord, RecordBook, RolloutReco
 from deployments.rollout_records.comparison import TrainerReport
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
-from rollout_client.contract.mismatch import ReportAnswer
+from rollout_client.contract.records import ReportAnswer
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import ANYBODY
 from service.rollout_records.recorder import RolloutRecorder

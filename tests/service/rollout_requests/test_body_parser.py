@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.contract.problems import Problem
+from rollout_client.contract.base import Problem
 from rollout_client.contract.rollouts import RolloutRequest
 from service.problems import RequestProblem
 from service.rollout_requests import body_parser
