@@ -15,7 +15,6 @@ PROGRAMS = {
     ),
     "scale": Program("benchmarks.scale", "throughput with simulated engines (15 minutes)", BEHIND_HAPROXY),
     "payload": Program("benchmarks.payload", "a large answer as JSON and as Arrow, from the last token to tensors"),
-    "merge": Program("benchmarks.merged_prefixes", "tokens to train where shared prefixes stand once"),
     "swap": Program("benchmarks.weight_swap", "how long a push of weights stops generation"),
     "gpu": Program(
         "benchmarks.gpu_check", "the check of a machine with a GPU, which `make gpu-check` runs (15 minutes)"

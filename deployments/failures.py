@@ -16,7 +16,7 @@ documents.
 
 from typing import Any, ClassVar, Self
 
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.rollouts import FailureKind, SampleError
 from rollout_env.records import escaped_half_surrogates
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from deployments.failures import RolloutFailure, StoreFailure
-from rollout_client.contract.problems import FieldProblem, Problem
+from rollout_client.contract.base import FieldProblem, Problem
 
 PROBLEM_JSON = "application/problem+json"
 REQUEST_ID_HEADER = "X-Request-ID"

@@ -28,7 +28,6 @@ INTERFACES = (
     "clients/rollout_client/arrow/__init__.py",
     "clients/rollout_client/data_out/__init__.py",
     "clients/rollout_client/tensors/__init__.py",
-    "clients/rollout_client/trainers/trl_async/__init__.py",
     "clients/rollout_client/weights/__init__.py",
     "clients/rollout_env/__init__.py",
     "deployments/sandbox/__init__.py",

@@ -11,12 +11,11 @@ from rollout_client.calls.rollouts import RolloutOptions, ScoreOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.calls.sync_client.pusher import PolicyPusher
 from rollout_client.calls.sync_client.rollouts import RolloutStream
-from rollout_client.contract.base import RolloutDemand
-from rollout_client.contract.info import ServiceInfo, TaskInfo
+from rollout_client.contract.base import FieldProblem, Problem, RolloutDemand
+from rollout_client.contract.info import ScoreRequest, ScoreResponse, SequenceScore, ServiceInfo, TaskInfo
 from rollout_client.contract.jobs import JobCursor, JobEvent, JobStatus
 from rollout_client.contract.messages import GivenMessage, Message, PromptMessage, WeightVersionSpan
 from rollout_client.contract.policy import PolicyLayout, PolicyState, PolicyUpdate, PushResult
-from rollout_client.contract.problems import FieldProblem, Problem
 from rollout_client.contract.rollouts import (
     Keep,
     PolicyVersions,
@@ -28,8 +27,7 @@ from rollout_client.contract.rollouts import (
     SampleResult,
     Sampling,
 )
-from rollout_client.contract.sample_ranges import SampleRange
-from rollout_client.contract.scores import ScoreRequest, ScoreResponse, SequenceScore
+from rollout_client.contract.selection import SampleRange
 from rollout_client.data_out.export import Export, ExportSelection, NothingToExport, export_rollouts
 from rollout_client.data_out.files import read_rollouts
 from rollout_client.data_out.trackers import NoActiveRun, log_rollouts

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rollout_client.contract.problems import FieldProblem, Problem
+from rollout_client.contract.base import FieldProblem, Problem
 
 
 @contextmanager

@@ -11,10 +11,9 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from rollout_client.contract.base import read_label
-from rollout_client.contract.messages import Branch, FinishReason, GivenMessage, Message
+from rollout_client.contract.messages import Branch, FinishReason, GivenMessage, Message, may_be_trained
 from rollout_client.contract.rollouts import RolloutResponse, SampleInput, SampleResult, SampleStatus
 from rollout_client.contract.sessions import SessionSample
-from rollout_client.contract.training import may_be_trained
 from rollout_client.errors import RolloutError
 
 if TYPE_CHECKING:
@@ -288,7 +287,7 @@ class TokenRow:
 
     token_ids: list[int]
     loss_mask: list[int]
-    """1 for a token that the policy generated and that may be trained (`contract.training.may_be_trained`), else 0."""
+    """1 for a token that the policy generated and that may be trained (`contract.messages.may_be_trained`), else 0."""
     generation_logprobs: list[float]
     """Natural logarithms; 0 for a token that the policy did not generate."""
     weight_versions: list[int]

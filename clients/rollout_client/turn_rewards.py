@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import compress
 
+from rollout_client.contract.messages import may_be_trained
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.contract.training import may_be_trained
 from rollout_client.results import is_generated
 
 

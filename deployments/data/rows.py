@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 from collections.abc import AsyncGenerator, Iterable, Iterator
 
-from rollout_client.contract.sample_ranges import SampleRange
+from rollout_client.contract.selection import SampleRange
 
 
 class DataNotLoadable(Exception):

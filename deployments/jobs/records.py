@@ -31,7 +31,6 @@ class JobRequest:
 
     namespace: str
     """The caller: jobs and keys of others are unknown to it."""
-    media_type: str
     request_id: str
     key: str | None = None
     """The `Idempotency-Key`, if there is one."""

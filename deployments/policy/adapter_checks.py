@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import regex  # type: ignore[import-untyped]
 
 from deployments.policy.failures import WeightsRefused
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.policy import PolicyLayout
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.layout import TEXT_MODELS, WRAPPERS, names_in_model
 from rollout_client.weights.safetensors_file import Header
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from deployments.policy.adapter_checks import adapter_problems
 from deployments.policy.failures import WeightsRefused
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import Checksum
 from rollout_client.weights.delta import BadDelta, changed_places, delta_entries, read_changes
 from rollout_client.weights.file_tensors import file_tensors, rank_problem

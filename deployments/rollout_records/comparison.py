@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from deployments.protocols.generation import packed_logprobs
-from rollout_client.contract.training import may_be_compared, may_be_trained
+from rollout_client.contract.messages import may_be_compared, may_be_trained
 
 Floats = NDArray[np.float64]
 Key = TypeVar("Key")

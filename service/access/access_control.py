@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from deployments.upstream.ray_serve.direct_ingress import HttpOptions
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from service.access.keys import ANYBODY, Caller, KeyRing, KeysInvalid, Scope, parsed_keys
 from service.problems import NOT_ALLOWED, NOT_AUTHENTICATED, RequestProblem
 from service.settings import AccessSettings

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest
 from service.access.keys import ANYBODY, Caller
 from service.admission.capacity import RESOURCES, Amounts, Bound, Capacity, NoRoom, Reservation, Resource

@@ -31,7 +31,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.failures import RolloutFailure, StoreFailure
-from rollout_client.contract.problems import FieldProblem, Problem
+from rollout_client.contract.base import FieldProblem, Problem
 from rollout_client.version import CONTRACT_HEADER, CONTRACT_VERSION
 from service.access.access_control import AccessControl
 from service.problems import (

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deployments.failures import StoreFailure
-from rollout_client.contract.problems import Problem
+from rollout_client.contract.base import Problem
 from service.access.access_control import AccessControl
 from service.access.keys import Caller, Scope
 from service.http.request_body import JSON

@@ -13,9 +13,8 @@ from typing import Any
 import zstandard
 from fastapi import Request
 
-from rollout_client.arrow.schema import ARROW
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.policy import SAFETENSORS
-from rollout_client.contract.problems import FieldProblem
 from service.problems import (
     BODY_STALLED,
     Model,
@@ -34,17 +33,9 @@ IDENTITY = "identity"
 MOST_DIGITS = 18
 
 
-def rollout_media_type(headers: Mapping[str, str]) -> str:
-    """`JSON` or `ARROW`. A body without a type is JSON, and so is `FORM`: the service reads no forms.
-
-    Raises:
-        RequestProblem: 415, the body has another type.
-    """
-    return _media_type(headers, FORM, JSON, ARROW)
-
-
 def refuse_other_than_json(headers: Mapping[str, str]) -> None:
-    """Raises `RequestProblem` (415) unless the body is JSON or has no type."""
+    """Raises `RequestProblem` (415) unless the body is JSON or has no type. `FORM` is taken as JSON too: the service
+    reads no forms."""
     _media_type(headers, FORM, JSON)
 
 

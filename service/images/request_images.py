@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from deployments.images.book import ImageRefused, ImagesSettings, ImageUnknown
 from deployments.images.checks import CheckedImages, media_type_of, refuse_bytes
 from deployments.protocols.images import ImageStore
-from rollout_client.contract.blobs import BlobInfo
+from rollout_client.contract.base import FieldProblem
+from rollout_client.contract.info import BlobInfo
 from rollout_client.contract.messages import ContentPart, ImagePart
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.access.keys import ANYBODY, Caller
 from service.problems import MOST_PROBLEMS, RequestProblem, dotted, invalid_request, shown

@@ -26,7 +26,7 @@ from rollout_client.contract.base import set_fields
 from rollout_client.contract.jobs import JobCursor
 from rollout_client.contract.messages import COLUMN_FIELDS, MediaRange, Message, PackedNumbers, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleError, SampleInput, SampleStatus
-from rollout_client.contract.sample_ranges import PlaceRange, SampleRange, moved_past
+from rollout_client.contract.selection import PlaceRange, SampleRange, moved_past
 from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode_records import EpisodeState, PlayedGeneration
 from service.rollouts.metrics import MetricCounts

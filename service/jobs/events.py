@@ -18,7 +18,7 @@ from deployments.jobs.records import EventsPage
 from deployments.storage.storage import StoreReplaced, attempts
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
-from rollout_client.contract.problems import Problem
+from rollout_client.contract.base import Problem
 from service.http.streaming import EMPTY_LINE, response_in_parts, with_heartbeats
 from service.problems import TYPE_PREFIX, ProblemType, RequestProblem
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder

@@ -19,7 +19,7 @@ from deployments.jobs.records import Claim, Ended, JobWrite
 from deployments.rpc.batching import CallBatcher, group_commit
 from deployments.storage.storage import EntryName, attempts
 from rollout_client.contract.rollouts import SampleInput
-from rollout_client.contract.sample_ranges import SampleRange
+from rollout_client.contract.selection import SampleRange
 from service.jobs.codec import (
     PLAYED,
     RANGES,

@@ -214,7 +214,7 @@ class _JobPlayer:
         caller = await self._access.caller_named(record.namespace or None, SCOPE)
         body = await asyncio.to_thread(zstandard.ZstdDecompressor().decompress, stored[BODY])
         with rollouts.collections.request_in_flight(), rollouts.admission.admitted(len(body), caller) as admitted:
-            request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
+            request = await rollouts.body_parser.parse(bytearray(body))
             admitted.hold_rollouts(request)
             journal = JobJournal(self.claim, self._writer, request.num_generations)
             if record.epoch > 1:

@@ -12,11 +12,11 @@ from fastapi import Request
 from starlette.datastructures import Headers
 
 from deployments.jobs.records import JobRequest, JobsNotConfigured, OpenedJob
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.jobs import HEARTBEAT, IDEMPOTENCY_KEY, PREFER
-from rollout_client.contract.problems import FieldProblem
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
-from service.http.request_body import read_body, rollout_media_type
+from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import PERIOD_S
 from service.jobs.runner import JobRunner
 from service.problems import RequestProblem, invalid_request, shown
@@ -81,12 +81,10 @@ async def submitted(
         RequestProblem: whatever is wrong with the request.
     """
     jobs, key = required(jobs), idempotency_key(request.headers)
-    media_type = rollout_media_type(request.headers)
+    refuse_other_than_json(request.headers)
     body = await read_body(request, min(most_bytes, jobs.max_body_bytes), ADVICE, admitted.hold_body)
-    fingerprint, compressed = await asyncio.to_thread(_fingerprint_and_compressed, media_type, body)
-    job_request = JobRequest(
-        namespace=caller.namespace, media_type=media_type, request_id=request_id, key=key, fingerprint=fingerprint
-    )
+    fingerprint, compressed = await asyncio.to_thread(_fingerprint_and_compressed, body)
+    job_request = JobRequest(namespace=caller.namespace, request_id=request_id, key=key, fingerprint=fingerprint)
     # The job holds its own: what this request held would count twice.
     admitted.free()
     return await jobs.open(job_request, compressed)
@@ -100,6 +98,5 @@ def required(jobs: JobRunner | None) -> JobRunner:
     return jobs
 
 
-def _fingerprint_and_compressed(media_type: str, body: bytes | bytearray) -> tuple[str, bytes]:
-    fingerprint = sha256(media_type.encode() + b"\n" + body).hexdigest()
-    return fingerprint, zstandard.ZstdCompressor(level=1).compress(bytes(body))
+def _fingerprint_and_compressed(body: bytes | bytearray) -> tuple[str, bytes]:
+    return sha256(body).hexdigest(), zstandard.ZstdCompressor(level=1).compress(bytes(body))

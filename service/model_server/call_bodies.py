@@ -15,9 +15,8 @@ import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from deployments.protocols.model_server import TOKEN_ENDPOINTS, Endpoint
-from rollout_client.contract.base import PolicyDemand, PolicyName
-from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.sglang import VersionConstraint
+from rollout_client.contract.base import FieldProblem, PolicyDemand, PolicyName
+from service.model_server.sglang import VersionConstraint
 from service.problems import invalid_request, shown, validation_problem
 
 MOST_BYTES_INLINE = 2**16

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.protocols.model_server import Endpoint
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from service.access.keys import Caller
 from service.images.request_images import Location, RequestImages, names_of
 from service.problems import dotted, invalid_request, shown

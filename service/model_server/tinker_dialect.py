@@ -18,10 +18,9 @@ import orjson
 from pydantic import Field, TypeAdapter, ValidationError
 
 from deployments.protocols.generation import ScoredPrompt, packed_ids, packed_logprobs
-from rollout_client.contract.base import NAME, NUMBER, PolicyDemand, Priority, Strict
+from rollout_client.contract.base import NAME, NUMBER, FieldProblem, PolicyDemand, Priority, Strict
+from rollout_client.contract.info import MOST_TOP_K
 from rollout_client.contract.messages import TokenId
-from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.scores import MOST_TOP_K
 from service.problems import invalid_request, validation_problem
 from service.rollout_requests.parsing import ParsedScoreRequest, ScoreBounds, sequence_problems
 

@@ -21,7 +21,7 @@ from deployments.failures import GenerationLost, GenerationRejected, RolloutFail
 from deployments.protocols.generation import ScoredPrompt
 from deployments.rpc.background_tasks import BackgroundTasks
 from deployments.upstream.ray_serve.own_replica import has_died, is_name_of_replica, own_name
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.rollouts import SampleError
 from service.access.keys import Caller
 from service.http.request_body import JSON

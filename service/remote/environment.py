@@ -29,7 +29,7 @@ from deployments.rpc.batching import (
 from deployments.rpc.handle_calls import StoreClient, call_result, live_replicas_of
 from deployments.upstream.ray_serve.own_replica import own_name
 from deployments.upstream.ray_serve.serve_internals import cancel_call
-from rollout_client.contract.sample_ranges import SampleRange
+from rollout_client.contract.selection import SampleRange
 from rollout_env import StepOutcome
 from service.remote.replica_stream import MOST_ITERATIONS_PER_CALL, ReplicaWatch, control_calls, streamed_calls
 from service.remote.step_spreading import StepSpreading

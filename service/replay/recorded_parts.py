@@ -14,10 +14,9 @@ from pydantic import ValidationError
 from deployments.protocols.generation import GenerationRequest, SamplingOptions, packed_ids
 from deployments.protocols.images import image_spans
 from deployments.protocols.replicas import GeneratorDescription
-from rollout_client.contract.base import VersionLabel, read_label
+from rollout_client.contract.base import FieldProblem, VersionLabel, read_label
 from rollout_client.contract.messages import GivenMessage, Message, WeightVersionSpan
 from rollout_client.contract.origins import ReplayRecord
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import SampleResult
 from service.problems import RequestProblem, invalid_request, unknown_token
 from service.rollouts.episode_records import sampling_of_turn

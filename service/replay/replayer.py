@@ -16,10 +16,9 @@ from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.chat import ChatTokenizer
 from deployments.protocols.generation import Generation, GenerationRequest
 from deployments.protocols.replicas import GeneratorDescription
-from rollout_client.contract.base import VersionLabel, label_of
+from rollout_client.contract.base import FieldProblem, VersionLabel, label_of
 from rollout_client.contract.policy import PolicyState, VersionInfo
-from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.replay import ReplayedGeneration, ReplayResponse, ReplayVerdict, TokenDifference
+from rollout_client.contract.records import ReplayedGeneration, ReplayResponse, ReplayVerdict, TokenDifference
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.remote.policy import RemotePolicy

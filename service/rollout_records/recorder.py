@@ -19,7 +19,7 @@ from deployments.failures import StoreLost
 from deployments.rollout_records.book import KeptRecord, RolloutUnknown, rollout_unknown
 from deployments.rpc.batching import CallBatcher, group_commit
 from rollout_client.contract.base import set_fields
-from rollout_client.contract.rollout_records import RecordedGeneration, RecordedState, RolloutRecord
+from rollout_client.contract.records import RecordedGeneration, RecordedState, RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import Caller
 from service.rollouts.episode import Episode

@@ -1,7 +1,5 @@
 """Reports of trainers about rollouts: for the ledger, and a check of a replica that parts from its siblings.
 
-The bodies of `POST /rollouts/logprobs` are JSON or Arrow.
-
 Guarantee: a replica is taken out of service only by scores of its tokens on two others and on itself, as
 `deployments/rollout_records/trials.py` says. Reports choose whose tokens are scored.
 """
@@ -14,8 +12,6 @@ from contextvars import Context
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
-
 from deployments.failures import RolloutFailure
 from deployments.protocols.generation import ScoredPrompt, ScoringRequest, scoring_request
 from deployments.rollout_records.book import RolloutUnknown
@@ -23,14 +19,9 @@ from deployments.rollout_records.comparison import TrainerReport
 from deployments.rollout_records.ledger import Suspicion
 from deployments.rollout_records.trials import LEAST_TOKENS, MadeRollout, Vote, votes
 from deployments.rpc.background_tasks import BackgroundTasks
-from rollout_client.arrow.schema import LOGPROBS_REPORT
-from rollout_client.contract.mismatch import MOST_REPORTS, LogprobsReport
-from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.training import may_be_compared
+from rollout_client.contract.messages import may_be_compared
 from service.access.keys import Caller
-from service.problems import invalid_request, parsed_model, unreadable_body
 from service.rollout_records.recorder import fields_of_record
-from service.rollout_requests.arrow_body import read_table
 
 if TYPE_CHECKING:
     from deployments.rollout_records.store import RolloutRecordStore
@@ -38,7 +29,6 @@ if TYPE_CHECKING:
 
 MOST_SCORED_TOKENS = 8192
 JUDGES = 2
-REQUIRED = ("rollout_id", "logprobs")
 ONE_REPORT = "it has no logprobs, or an earlier report in this body: send one report with numbers for each rollout"
 PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 logger = logging.getLogger("rollout_service.mismatch")
@@ -145,39 +135,3 @@ def _scorable_part(fields: Mapping[str, Any], replica: str) -> _ScorablePart | N
             request = scoring_request(name, log[: first + end], first + begin, policy=fields.get("policy"))
             return _ScorablePart(request, message["generation_logprobs"][begin:end], versions[0])
     return None
-
-
-def reports_of_json(body: bytes | bytearray) -> list[TrainerReport]:
-    """Raises `RequestProblem`: the body is not a `LogprobsReport`."""
-    given = parsed_model(body, LogprobsReport)
-    try:
-        table = pa.Table.from_pylist([dict(report) for report in given.reports], LOGPROBS_REPORT)
-    except (pa.ArrowException, OverflowError) as error:
-        raise invalid_request(FieldProblem(field="reports", message=f"a number is out of range: {error}")) from error
-    return _reports_of(table)
-
-
-def reports_of_arrow(body: bytes | bytearray) -> list[TrainerReport]:
-    """Raises `RequestProblem`: it is not an Arrow stream of `LOGPROBS_REPORT`, or has more than `MOST_REPORTS` rows."""
-    try:
-        table = read_table(body, LOGPROBS_REPORT, REQUIRED, "reports[]")
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise unreadable_body(f"{str(error).rstrip('.')}; send one Arrow stream of reports") from error
-    if len(table) > MOST_REPORTS:
-        message = f"{len(table)} reports, and a body may have {MOST_REPORTS}: send them in several"
-        raise invalid_request(FieldProblem(field="reports", message=message))
-    if any(table[name].null_count for name in REQUIRED):
-        raise invalid_request(FieldProblem(field="reports[]", message=f"a row has no {' or no '.join(REQUIRED)}"))
-    return _reports_of(table)
-
-
-def _reports_of(table: pa.Table) -> list[TrainerReport]:
-    columns = {name: table[name] for name in table.schema.names}
-    rows = range(len(table))
-    return [TrainerReport(**{name: _value_of(column[row]) for name, column in columns.items()}) for row in rows]
-
-
-def _value_of(value: pa.Scalar) -> Any:
-    if not value.is_valid:
-        return None
-    return value.values.to_numpy(zero_copy_only=False) if isinstance(value, pa.ListScalar) else value.as_py()

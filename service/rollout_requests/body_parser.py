@@ -1,4 +1,4 @@
-"""Parses the bodies of `POST /rollout` and `POST /score`, large ones beside the event loop.
+"""Parses the bodies of `POST /rollout`, `/score` and `/rollouts/logprobs`, large ones beside the event loop.
 
 A small body is parsed at once. A large one is parsed in another process: pydantic and every JSON parser hold the
 interpreter's lock while they work, so that in a thread of this process they would stop the event loop as well. So
@@ -15,11 +15,12 @@ from typing import Any, BinaryIO, TypeVar
 
 from fastapi import Request
 
+from deployments.rollout_records.comparison import TrainerReport
 from rollout_client.contract.rollouts import RolloutRequest
 from rollout_env import TemporaryFailure
 from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerPool
 from service.admission.admission import AdmittedRequest
-from service.http.request_body import read_body, rollout_media_type
+from service.http.request_body import read_body, refuse_other_than_json
 from service.problems import not_ready
 from service.rollout_requests.parsing import (
     BodyBounds,
@@ -30,6 +31,7 @@ from service.rollout_requests.parsing import (
     joined_score_request,
     parse_file,
     parsed_body,
+    parsed_reports,
     parsed_score_request,
     prepare_process,
     request_parts,
@@ -58,21 +60,26 @@ class BodyParser:
         """Starts the processes now: the first large body finds them ready."""
         assert self._processes
 
-    async def parse(self, body: bytes | bytearray, media_type: str) -> RolloutRequest:
+    async def parse(self, body: bytes | bytearray) -> RolloutRequest:
         """Empties a large body.
 
         Raises `RequestProblem`: 400 or 422, the problems of the body; 503 if its process died.
         """
         if len(body) <= MOST_BYTES_INLINE:
-            return parsed_body(body, media_type)
-        parts_of = partial(request_parts, media_type=media_type, bounds=self._bounds)
-        return await self._parse_elsewhere(body, parts_of, joined_request)
+            return parsed_body(body)
+        return await self._parse_elsewhere(body, partial(request_parts, bounds=self._bounds), joined_request)
 
     async def parse_score_request(self, body: bytes | bytearray, bounds: ScoreBounds) -> ParsedScoreRequest:
         """Parses the body of a `POST /score`. Raises what `parse` raises."""
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_score_request(body, bounds)
         return await self._parse_elsewhere(body, partial(score_request_parts, bounds=bounds), joined_score_request)
+
+    async def parse_reports(self, body: bytes | bytearray) -> list[TrainerReport]:
+        """Parses the body of a `POST /rollouts/logprobs`. Raises what `parse` raises."""
+        if len(body) <= MOST_BYTES_INLINE:
+            return parsed_reports(body)
+        return await self._parse_elsewhere(body, parsed_reports, lambda first, others: [first, *others])
 
     async def _parse_elsewhere(
         self, body: bytes | bytearray, parts_of: PartsOf, join: Callable[[Any, Iterable[Any]], Parsed]
@@ -128,9 +135,9 @@ async def read_rollout_request(
         RequestProblem: 400, 408, 413, 415 or 422, a problem of the body; 429 if it cannot be admitted now;
             503, the process that parses it died.
     """
-    media_type = rollout_media_type(request.headers)
+    refuse_other_than_json(request.headers)
     body = await read_body(request, most_bytes, hold=admitted.hold_body)
     body_bytes = len(body)
-    parsed = await parser.parse(body, media_type)
+    parsed = await parser.parse(body)
     admitted.hold_rollouts(parsed)
     return parsed, body_bytes

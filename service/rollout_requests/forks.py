@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from deployments.protocols.chat import ChatTokenizer
 from deployments.rollout_records.book import NO_RECORD, records_not_configured
-from rollout_client.contract.base import set_fields
+from rollout_client.contract.base import FieldProblem, set_fields
 from rollout_client.contract.messages import GivenMessage, Message
 from rollout_client.contract.origins import Fork
-from rollout_client.contract.problems import FieldProblem
-from rollout_client.contract.rollout_records import RolloutRecord
+from rollout_client.contract.records import RolloutRecord
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from service.access.keys import Caller
 from service.problems import MOST_PROBLEMS, invalid_request

@@ -1,4 +1,4 @@
-"""Parses the bodies of `POST /rollout` and `POST /score`: from untrusted bytes to what the contract allows.
+"""Parses the bodies of `POST /rollout`, `/score` and `/rollouts/logprobs`: from untrusted bytes to valid requests.
 
 Guarantees: whatever the body holds, at most about `MOST_PROBLEMS` of its problems are built, and one of the sequences
 of a `POST /score`; every part of the result is bounded, so that the work for one sample is short.
@@ -14,15 +14,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from deployments.protocols.generation import packed_ids
-from rollout_client.arrow.schema import ARROW
-from rollout_client.contract.base import PolicyDemand, Priority
-from rollout_client.contract.problems import FieldProblem
+from deployments.rollout_records.comparison import TrainerReport
+from rollout_client.contract.base import FieldProblem, PolicyDemand, Priority
+from rollout_client.contract.info import ScoreRequest
+from rollout_client.contract.records import LogprobsReport, ReportedRollout
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
-from rollout_client.contract.scores import ScoreRequest
 from service.problems import (
     MOST_PROBLEMS,
     found_problem,
@@ -32,7 +33,6 @@ from service.problems import (
     unknown_token,
     validation_problem,
 )
-from service.rollout_requests.arrow_body import arrow_fields
 
 SAMPLES_AT_ONCE = 64
 """Samples that are validated in one call: it holds the interpreter's lock for about a millisecond."""
@@ -76,35 +76,31 @@ class BodyBounds:
     max_sample_bytes: int
 
 
-def parsed_body(body: bytes | bytearray, media_type: str) -> RolloutRequest:
+def parsed_body(body: bytes | bytearray) -> RolloutRequest:
     """Parses and validates a small body in one step.
 
     Raises:
         RequestProblem: 400 or 422, the problems of the body.
     """
     try:
-        return RolloutRequest.model_validate(_fields_of(body, media_type), strict=True)
+        return RolloutRequest.model_validate(parsed_json(body), strict=True)
     except ValidationError as error:
         raise validation_problem(error) from error
 
 
-def request_parts(body: bytes | bytearray, media_type: str, bounds: BodyBounds) -> Iterator[Any]:
+def request_parts(body: bytes | bytearray, bounds: BodyBounds) -> Iterator[Any]:
     """The fields of a large body other than its samples, then each sample. All are within `bounds`.
 
     Raises:
         RequestProblem: 400 or 422, the first `MOST_PROBLEMS` problems of the body, before the first part.
     """
-    fields = _fields_of(body, media_type)
+    fields = parsed_json(body)
     if problems := list(islice(_body_size_problems(fields, bounds), MOST_PROBLEMS)):
         raise invalid_request(*problems)
     if findings := list(islice(_findings(fields), MOST_PROBLEMS)):
         raise found_problem(findings)
     yield {name: value for name, value in fields.items() if name != "samples"}
     yield from fields.get("samples", ())
-
-
-def _fields_of(body: bytes | bytearray, media_type: str) -> Any:
-    return arrow_fields(body) if media_type == ARROW else parsed_json(body)
 
 
 def _findings(fields: Any) -> Iterator[ErrorDetails]:
@@ -281,3 +277,24 @@ def score_request_parts(body: bytes | bytearray, bounds: ScoreBounds) -> Iterato
 def joined_score_request(first: ParsedScoreRequest, sequences: Iterable["array[int]"]) -> ParsedScoreRequest:
     """The request of its `score_request_parts`."""
     return replace(first, sequences=[*sequences])
+
+
+def parsed_reports(body: bytes | bytearray) -> list[TrainerReport]:
+    """Raises `RequestProblem`: the body is not a `LogprobsReport`."""
+    given = parsed_model(body, LogprobsReport)
+    try:
+        return [_report_of(report) for report in given.reports]
+    except OverflowError as error:
+        raise invalid_request(FieldProblem(field="reports", message=f"a number is out of range: {error}")) from error
+
+
+def _report_of(given: ReportedRollout) -> TrainerReport:
+    return TrainerReport(
+        given.rollout_id,
+        # Null becomes NaN.
+        np.array(given.logprobs, np.float64),
+        None if given.mask is None else np.array(given.mask, np.bool_),
+        None if given.token_ids is None else np.array(given.token_ids, np.int64),
+        given.weight_version,
+        given.start,
+    )

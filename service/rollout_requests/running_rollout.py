@@ -6,9 +6,9 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleInput, SampleResult
-from rollout_client.contract.sample_ranges import NextSampleRange, SampleRange, following, moved_past
+from rollout_client.contract.selection import NextSampleRange, SampleRange, following, moved_past
 from service.problems import SAMPLE_FAILED, RequestProblem
 from service.rollout_requests.garbage_collection import free_items
 from service.rollout_requests.result_encoding import encode_beside_others, sample_line, size_of

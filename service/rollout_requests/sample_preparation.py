@@ -16,8 +16,8 @@ from deployments.failures import EnvironmentLost, RolloutFailure, TurnTimedOut
 from deployments.protocols.chat import chat_message
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Environment
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.messages import PromptMessage
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
 from rollout_env import ChatMessage, StepOutcome
 from service.problems import MOST_PROBLEMS, dotted, invalid_request

@@ -10,11 +10,10 @@ from pydantic_core import to_json
 
 from deployments.data.rows import DataReader, DataRefused, within_bytes
 from deployments.protocols.generation import Environment, derived_seed
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.info import TaskInfo
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
-from rollout_client.contract.sample_ranges import SampleRange, drawn_ranges
-from service.http.request_body import JSON
+from rollout_client.contract.selection import SampleRange, drawn_ranges
 from service.problems import invalid_request, unknown_task
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.parsing import rollouts_problem
@@ -119,7 +118,7 @@ class TaskSampler:
                 message = f"the samples take more than {limits.max_body_bytes} bytes; ask for fewer"
                 raise invalid_request(FieldProblem(field=f"{field}.count", message=message, value=wanted.count))
         size = len(body)
-        request.samples = (await parser.parse(_document(body, {}), JSON)).samples
+        request.samples = (await parser.parse(_document(body, {}))).samples
         return size
 
     def _wanted(self, request: RolloutRequest) -> Iterator[tuple[str, SampleRange]]:

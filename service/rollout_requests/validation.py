@@ -13,8 +13,8 @@ from pydantic import JsonValue
 from deployments.chat.chat_template import RENDERING_ARGUMENTS
 from deployments.protocols.generation import TIED_TOKENS
 from deployments.protocols.replicas import GeneratorDescription
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.messages import Message
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
 from rollout_client.contract.sessions import SessionRequest
 from service.problems import invalid_request, unknown_task, unknown_token

@@ -15,8 +15,8 @@ from collections.abc import Hashable, Mapping, Sequence, Set
 from statistics import mean, pstdev
 from typing import Generic, TypeVar
 
-from rollout_client.contract.group_conditions import Condition, GroupConditions, GroupCounts
 from rollout_client.contract.rollouts import Keep, SampleResult
+from rollout_client.contract.selection import Condition, GroupConditions, GroupCounts
 from service.rollouts.metrics import STATUSES_WITH_FINAL_REWARD
 
 PRIOR_VERDICTS = 4

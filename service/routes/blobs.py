@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
 from deployments.images.book import ImagesFull, ImagesNotConfigured, ImageUnknown
-from rollout_client.contract.blobs import BlobInfo
+from rollout_client.contract.info import BlobInfo
 from rollout_client.contract.messages import IMAGE_NAME
 from service.http.openapi import BINARY, AuthorizedCaller, content, limited, needs, refusals
 from service.http.request_body import OCTETS, media_type_of, read_body

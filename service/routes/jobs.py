@@ -18,16 +18,13 @@ from deployments.jobs.records import (
 )
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.rollout_records.book import RolloutRecordsNotConfigured
-from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.jobs import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
 from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
 from service.http.openapi import (
-    BINARY,
     AuthorizedCaller,
     content,
     header_parameter,
-    json_content,
     json_request,
     limited,
     needs,
@@ -60,15 +57,9 @@ PREFER = header_parameter(
     "heartbeat=15",
 )
 CONTENT_ENCODING = header_parameter("Content-Encoding", "How the body is compressed: `gzip` or `zstd`.", "zstd")
-ROLLOUT_BODY = {
-    "required": True,
-    "content": {
-        JSON: json_content(
-            RolloutRequest(samples=[_SAMPLE], num_generations=1, sampling=Sampling(temperature=1.0, max_new_tokens=64))
-        ),
-        ARROW: content(BINARY),
-    },
-}
+ROLLOUT_BODY = json_request(
+    RolloutRequest(samples=[_SAMPLE], num_generations=1, sampling=Sampling(temperature=1.0, max_new_tokens=64))
+)
 """The body of `POST /rollout` and `POST /jobs`."""
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -86,7 +77,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
             PolicyNotCurrent, PolicyUnknown, KeyReused, JobsNotConfigured, RolloutRecordsNotConfigured, reads_body=True
         ),
     },
-    openapi_extra={"requestBody": ROLLOUT_BODY, "parameters": [IDEMPOTENCY_KEY, CONTENT_ENCODING]},
+    openapi_extra={**ROLLOUT_BODY, "parameters": [IDEMPOTENCY_KEY, CONTENT_ENCODING]},
 )
 async def _submit_job(
     request: Request,

@@ -15,14 +15,6 @@ from deployments.sessions.records import OpenSession
 from rollout_client.contract.base import PolicyDemand, PolicyName, Priority
 from rollout_client.contract.info import Ready
 from rollout_client.contract.sessions import ModelServerAnswer, ModelServerCall
-from rollout_client.contract.sglang import (
-    AbortRequest,
-    SGLangLoad,
-    SGLangLoads,
-    SGLangModelInfo,
-    SGLangWorker,
-    SGLangWorkers,
-)
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.openapi import OPEN, AuthorizedCaller, content, json_request, limited, needs, refusals, schema_of
@@ -37,6 +29,14 @@ from service.model_server.call_bodies import (
 )
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
+from service.model_server.sglang import (
+    AbortRequest,
+    SGLangLoad,
+    SGLangLoads,
+    SGLangModelInfo,
+    SGLangWorker,
+    SGLangWorkers,
+)
 from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts, Services
 from service.scheduling.fair_queue import share_of
 from service.services import AppServices

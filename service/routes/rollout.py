@@ -75,7 +75,7 @@ router = APIRouter(tags=["rollouts"])
             reads_body=True,
         ),
     },
-    openapi_extra={"requestBody": ROLLOUT_BODY, "parameters": [CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER]},
+    openapi_extra={**ROLLOUT_BODY, "parameters": [CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER]},
 )
 async def _rollout(
     request: Request,

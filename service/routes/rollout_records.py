@@ -8,16 +8,21 @@ from fastapi.responses import Response
 
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.rollout_records.book import RolloutRecordsNotConfigured, RolloutUnknown, records_not_configured
-from rollout_client.arrow.schema import ARROW
-from rollout_client.contract.mismatch import LogprobsReport, Mismatch, ReportAnswer, ReportedRollout
-from rollout_client.contract.replay import ReplayRequest, ReplayResponse
-from rollout_client.contract.rollout_records import RecordedRollouts, RolloutRecord
-from service.http.openapi import BINARY, AuthorizedCaller, content, json_content, json_request, limited, needs, refusals
-from service.http.request_body import read_body, refuse_other_than_json, rollout_media_type
+from rollout_client.contract.records import (
+    LogprobsReport,
+    Mismatch,
+    RecordedRollouts,
+    ReplayRequest,
+    ReplayResponse,
+    ReportAnswer,
+    ReportedRollout,
+    RolloutRecord,
+)
+from service.http.openapi import AuthorizedCaller, json_request, limited, needs, refusals
+from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import response_in_parts
 from service.images.request_images import Source, names_of
 from service.problems import parsed_model
-from service.rollout_records.trainer_reports import reports_of_arrow, reports_of_json
 from service.rollout_requests.result_encoding import JSON, json_of, pieces
 from service.routes.dependencies import Admitted, Records, Reports, RequestId, Rollouts, Services
 
@@ -36,21 +41,20 @@ REPORT = LogprobsReport(reports=[ReportedRollout(rollout_id=ROLLOUT_ID, logprobs
     **needs("rollout"),
     summary="Report a trainer's log-probabilities",
     responses=refusals(reads_body=True),
-    openapi_extra={"requestBody": {"required": True, "content": {JSON: json_content(REPORT), ARROW: content(BINARY)}}},
+    openapi_extra=json_request(REPORT),
 )
 async def _report_logprobs(
     request: Request, reports: Reports, admitted: Admitted, rollouts: Rollouts, caller: AuthorizedCaller
 ) -> Response:
     """Compares what a trainer has computed for the tokens of rollouts with what they were sampled with.
 
-    The body is JSON or, smaller and faster for a training step, one Arrow stream with the same fields as columns.
     Causes that show themselves in the recent reports are in the answer, in `GET /mismatch`, in the log and in metrics.
     A rollout without a record is told, and so is a report without numbers or a second one of a rollout; the others are
     compared.
     """
-    read = reports_of_arrow if rollout_media_type(request.headers) == ARROW else reports_of_json
+    refuse_other_than_json(request.headers)
     body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
-    answer = await reports.report(await asyncio.to_thread(read, body), caller)
+    answer = await reports.report(await rollouts.body_parser.parse_reports(body), caller)
     return Response(json_of(answer), media_type=JSON)
 
 

@@ -11,8 +11,8 @@ from fastapi.responses import Response
 
 from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown
 from deployments.protocols.generation import ScoredPrompt
+from rollout_client.contract.info import ScoreRequest, ScoreResponse
 from rollout_client.contract.rollouts import SampleError
-from rollout_client.contract.scores import ScoreRequest, ScoreResponse
 from service.http.openapi import AuthorizedCaller, json_request, limited, needs, refusals
 from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import response_in_parts

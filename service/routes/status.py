@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict
 
 from rollout_client.contract.info import Ready, ServiceInfo, TaskList, TaskSamples, Vocabulary
-from rollout_client.contract.sample_ranges import SampleRange
+from rollout_client.contract.selection import SampleRange
 from service.http.openapi import OPEN, needs, refusal
 from service.http.streaming import response_in_parts
 from service.metrics.ingress_metrics import ExportersLost, all_metrics

@@ -18,8 +18,7 @@ from fastapi.responses import JSONResponse, Response
 
 from deployments.failures import StoreFailure
 from deployments.protocols.model_server import public_model_name
-from rollout_client.contract.base import Lenient
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem, Lenient
 from service.http.openapi import OPEN, AuthorizedCaller, needs
 from service.http.request_body import read_body, read_json_body, refuse_other_than_json
 from service.model_server.call_bodies import MOST_BYTES_INLINE

@@ -13,8 +13,7 @@ from deployments.failures import RolloutFailure, failure_of
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.generation import Generator, ScoredPrompt, ScoringRequest, scoring_request
 from deployments.protocols.replicas import GeneratorDescription
-from rollout_client.contract.base import read_label
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem, read_label
 from rollout_client.contract.rollouts import PolicyVersions, SampleError
 from service.access.keys import ANYBODY, Caller
 from service.remote.policy import RemotePolicy

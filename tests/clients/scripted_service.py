@@ -18,7 +18,6 @@ from starlette.datastructures import Headers
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from service.rollout_requests.parsing import parsed_body
 
 Json = dict[str, Any]
 Responder = Callable[[Json], Response]
@@ -120,8 +119,6 @@ def arrow(*results: Json) -> Response:
 
 
 async def posted(request: Request) -> Json:
-    if request.headers["content-type"] == ARROW:
-        return parsed_body(await request.body(), ARROW).model_dump(exclude_unset=True)
     body: Json = await request.json()
     return body
 

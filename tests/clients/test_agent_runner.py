@@ -17,7 +17,6 @@ from rollout_client import (
     agent_rollouts,
     play_agent,
 )
-from rollout_client.tensors import to_tensors
 from tests.clients.agent_service import AgentService
 from tests.growing_limits import in_the_middle
 from tests.service.scripted import outcome
@@ -106,8 +105,6 @@ def test_a_run_is_one_rollout_with_its_last_branch_as_the_log_and_the_others_bes
     assert ([message.token_ids for message in other.message_log], other.shared_messages) == ([[1, 9], [3]], [])
     assert (result.idx, result.total_reward, rewarded.samples[-1].branches) == (1, 0.5, [])
     assert unknown.as_result().total_reward is None
-    merged = to_tensors([result], pad_token_id=0, merge="prefix").merged
-    assert merged.input_ids.tolist() == [[1, 9, 3, 4, 5]]
 
 
 def test_a_run_in_which_nothing_was_generated_is_no_rollout() -> None:

@@ -6,7 +6,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from rollout_client.contract.problems import Problem
+from rollout_client.contract.base import Problem
 from rollout_client.errors import NotJson, RequestRejected, ServiceUnreachable, error_of_problem, seconds_until
 
 

@@ -3,7 +3,7 @@
 import pytest
 from tenacity import RetryCallState, Retrying, wait_none
 
-from rollout_client.contract.problems import Problem
+from rollout_client.contract.base import Problem
 from rollout_client.errors import (
     RequestRejected,
     ResponseNotUnderstood,

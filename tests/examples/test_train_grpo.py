@@ -15,7 +15,7 @@ from examples import train as starter
 from examples import train_grpo
 from examples.train_grpo import CLIP, add_gradients, improve, mean_distance, parser, questions, summary, train
 from rollout_client import RolloutResponse
-from rollout_client.contract.mismatch import MismatchCause, ReportAnswer
+from rollout_client.contract.records import MismatchCause, ReportAnswer
 from rollout_client.tensors import to_tensors
 from tests.clients.message_logs import generated, given_message, rollout
 from tests.paths import REPOSITORY, TINY_MODEL

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.reference_model import logprobs_of, token_ids_of
 from rollout_client import RolloutClient
-from rollout_client.contract.mismatch import ReportAnswer
+from rollout_client.contract.records import ReportAnswer
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from tests.live.forward_pass import model_of, perturbed, tiny_state
 from tests.live.played_with_weights import play

@@ -1,1 +1,1 @@
-"""`POST /rollout` in Arrow: the schemas of both directions, the request's writer and the answer's reader."""
+"""The answer of `POST /rollout` in Arrow: its schemas, and rows as columns and back."""

@@ -21,64 +21,56 @@ Row = Mapping[str, Any]
 def record_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
     """`rows` as columns of `schema`; raises `ValueError` if a value does not fit the type of its column."""
     try:
-        return pa.RecordBatch.from_arrays(field_columns(rows, schema), schema=schema)
+        return pa.RecordBatch.from_arrays(_field_columns(rows, schema), schema=schema)
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"A value does not fit its column: {error}") from error
 
 
-def field_columns(rows: Sequence[Row | None], fields: pa.Schema | pa.StructType) -> list[pa.Array]:
+def _field_columns(rows: Sequence[Row | None], fields: pa.Schema | pa.StructType) -> list[pa.Array]:
     """One array per field, with one value per row; a row that is `None` has no fields."""
     present: list[Row] = [{} if row is None else row for row in rows]
     names = frozenset(fields.names) - {FURTHER_FIELDS.name}
-    return [column(field_values(present, field.name, names), field) for field in fields]
+    return [_column(_field_values(present, field.name, names), field) for field in fields]
 
 
-def field_values(rows: Sequence[Row], name: str, names: frozenset[str]) -> list[Any]:
+def _field_values(rows: Sequence[Row], name: str, names: frozenset[str]) -> list[Any]:
     """The value of column `name` in each row; `names` are the fields that have a column."""
     if name == FURTHER_FIELDS.name:
-        return [further_fields(row, names) for row in rows]
-    return [None if is_parts(name, row.get(name)) else row.get(name) for row in rows]
+        return [_further_fields(row, names) for row in rows]
+    return [row.get(name) for row in rows]
 
 
-def further_fields(row: Row, names: frozenset[str]) -> Row | None:
-    """The fields that no column can hold: those without one, those that are null rather than absent, and a content of
-    parts."""
-    return {
-        name: value for name, value in row.items() if value is None or name not in names or is_parts(name, value)
-    } or None
+def _further_fields(row: Row, names: frozenset[str]) -> Row | None:
+    """The fields that no column can hold: those without one, and those that are null rather than absent."""
+    return {name: value for name, value in row.items() if value is None or name not in names} or None
 
 
-def is_parts(name: str, value: object) -> bool:
-    """Whether the value is the content of a message as a list of texts and images; its column is for texts."""
-    return name == "content" and isinstance(value, list)
-
-
-def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
+def _column(values: Sequence[Any], field: pa.Field) -> pa.Array:
     type_ = field.type
-    if is_json(field):
+    if _is_json(field):
         return pa.array([None if value is None else to_json(value).decode() for value in values], type_)
     if pa.types.is_struct(type_):
         rows = [set_fields(value) if isinstance(value, BaseModel) else value for value in values]
-        return pa.StructArray.from_arrays(field_columns(rows, type_), fields=list(type_), mask=null_mask(rows))
+        return pa.StructArray.from_arrays(_field_columns(rows, type_), fields=list(type_), mask=_null_mask(rows))
     if pa.types.is_list(type_) and pa.types.is_struct(type_.value_type):
-        items = column(list(chain.from_iterable(value or () for value in values)), type_.value_field)
-        return pa.ListArray.from_arrays(offsets(values), items, type=type_, mask=null_mask(values))
+        items = _column(list(chain.from_iterable(value or () for value in values)), type_.value_field)
+        return pa.ListArray.from_arrays(_offsets(values), items, type=type_, mask=_null_mask(values))
     if pa.types.is_map(type_):
         # Older versions of pyarrow make a map only of pairs, not of a dict.
         values = [None if value is None else list(value.items()) for value in values]
     return pa.array(values, type_)
 
 
-def is_json(field: pa.Field) -> bool:
+def _is_json(field: pa.Field) -> bool:
     return JSON_METADATA.items() <= (field.metadata or {}).items()
 
 
-def offsets(lists: Sequence[Sequence[object] | None]) -> pa.Array:
+def _offsets(lists: Sequence[Sequence[object] | None]) -> pa.Array:
     """The index at which each list begins among the values of all lists, then the index after the last value."""
     return pa.array(accumulate((len(items or ()) for items in lists), initial=0), pa.int32())
 
 
-def null_mask(values: Sequence[object]) -> pa.Array:
+def _null_mask(values: Sequence[object]) -> pa.Array:
     return pa.array([value is None for value in values], pa.bool_())
 
 
@@ -91,18 +83,18 @@ def rows_of(table: pa.Table, fields: pa.Schema) -> list[dict[str, Any]]:
     return [
         row
         for batch in table.to_batches()
-        for row in rows_of_columns([batch[field.name] for field in present], present, batch.num_rows)
+        for row in _rows_of_columns([batch[field.name] for field in present], present, batch.num_rows)
     ]
 
 
-def rows_of_columns(arrays: Sequence[pa.Array], fields: Sequence[pa.Field], count: int) -> list[dict[str, Any]]:
+def _rows_of_columns(arrays: Sequence[pa.Array], fields: Sequence[pa.Field], count: int) -> list[dict[str, Any]]:
     columns = [values_of(array, field) for array, field in zip(arrays, fields, strict=True)]
     by_row = zip(*columns, strict=True) if columns else [()] * count
     names = [field.name for field in fields]
-    return [with_further_fields(dict(zip(names, values, strict=True))) for values in by_row]
+    return [_with_further_fields(dict(zip(names, values, strict=True))) for values in by_row]
 
 
-def with_further_fields(row: Row) -> dict[str, Any]:
+def _with_further_fields(row: Row) -> dict[str, Any]:
     """The fields of a row of columns: those that are not null, and its further fields."""
     present = {name: value for name, value in row.items() if value is not None}
     further = present.pop(FURTHER_FIELDS.name, {})
@@ -114,25 +106,25 @@ def with_further_fields(row: Row) -> dict[str, Any]:
 def values_of(array: pa.Array, field: pa.Field) -> list[Any]:
     """The values of `array` as Python objects. Its type may differ from `field`'s by fewer fields or wider numbers."""
     type_ = field.type
-    if is_json(field):
+    if _is_json(field):
         return [None if text is None else from_json(text) for text in array.to_pylist()]
     if pa.types.is_struct(type_):
         present = [child for child in type_ if array.type.get_field_index(child.name) >= 0]
-        structs = rows_of_columns([array.field(child.name) for child in present], present, len(array))
-        return with_nulls(structs, array)
+        structs = _rows_of_columns([array.field(child.name) for child in present], present, len(array))
+        return _with_nulls(structs, array)
     if pa.types.is_list(type_):
         items = values_of(array.values, type_.value_field)
-        return with_nulls([items[begin:end] for begin, end in pairwise(array.offsets.to_numpy().tolist())], array)
+        return _with_nulls([items[begin:end] for begin, end in pairwise(array.offsets.to_numpy().tolist())], array)
     if pa.types.is_map(type_):
         pairs = list(zip(array.keys.to_pylist(), array.items.to_pylist(), strict=True))
-        return with_nulls([dict(pairs[begin:end]) for begin, end in pairwise(array.offsets.to_pylist())], array)
+        return _with_nulls([dict(pairs[begin:end]) for begin, end in pairwise(array.offsets.to_pylist())], array)
     if array.null_count == 0 and (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
         # to_pylist makes an Arrow scalar of each value first, which takes five times as long.
         return array.to_numpy().tolist()  # type: ignore[no-any-return]
     return array.to_pylist()  # type: ignore[no-any-return]
 
 
-def with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
     """`values`, with `None` wherever `array` is null."""
     if array.null_count == 0:
         return values

@@ -1,4 +1,4 @@
-"""The schemas of `POST /rollout` in Arrow (`application/vnd.apache.arrow.stream`). Needs the extra `arrow`.
+"""The schemas of an Arrow answer of `POST /rollout` (`application/vnd.apache.arrow.stream`). Needs the extra `arrow`.
 
 An answer is two Arrow IPC streams, the second right after the first. Row i of both is the same rollout, in input order:
 
@@ -9,9 +9,6 @@ An answer is two Arrow IPC streams, the second right after the first. Row i of b
 
 There are two streams because Arrow compresses either all buffers of a batch or none. Compression pays for text, and
 would prevent that numbers are read in place. Any Arrow library can read both; each may have any number of batches.
-
-A request is one stream, `SAMPLES`: one row per sample, whose `message_log` holds its numbers too. The schema's metadata
-may hold the other fields of the `RolloutRequest` as JSON, under `request`.
 
 A null means that the field is absent. Each row and each struct has a column `further_fields`: a JSON object of the
 fields that have no column, and of fields that are present with the value null.
@@ -27,7 +24,6 @@ from rollout_client.contract.messages import MOST_DIMENSIONS, NUMBER_BYTES, Numb
 
 ARROW = "application/vnd.apache.arrow.stream"
 SUMMARY = b"summary"
-REQUEST = b"request"
 JSON_METADATA = {b"content-type": b"application/json"}
 
 
@@ -122,48 +118,3 @@ ROLLOUTS = pa.schema(
         FURTHER_FIELDS,
     ]
 )
-PROMPT_MESSAGE = pa.struct(
-    [
-        ("role", pa.string()),
-        ("content", pa.string()),
-        ("name", pa.string()),
-        json_text("tool_calls"),
-        ("tool_call_id", pa.string()),
-        FURTHER_FIELDS,
-    ]
-)
-GIVEN_MESSAGE = pa.struct(
-    [
-        *MESSAGE_FIELDS,
-        pa.field("token_ids", TOKEN_IDS),
-        pa.field("generation_logprobs", LOGPROBS),
-        FURTHER_FIELDS,
-    ]
-)
-SAMPLES = pa.schema(
-    [
-        ("id", pa.string()),
-        ("idx", pa.int64()),
-        ("task_name", pa.string()),
-        ("messages", pa.list_(PROMPT_MESSAGE)),
-        ("message_log", pa.list_(GIVEN_MESSAGE)),
-        json_text("extra_env_info"),
-        ("stop_strings", pa.list_(pa.string())),
-        ("observation_format", pa.string()),
-        json_text("tools"),
-        json_text("chat_template_kwargs"),
-        ("seed", pa.int64()),
-        FURTHER_FIELDS,
-    ]
-)
-LOGPROBS_REPORT = pa.schema(
-    [
-        ("rollout_id", pa.string()),
-        ("logprobs", pa.list_(pa.float32())),
-        ("mask", pa.list_(pa.bool_())),
-        ("token_ids", pa.list_(pa.int32())),
-        ("weight_version", pa.string()),
-        ("start", pa.int32()),
-    ]
-)
-"""The columns of a report of `POST /rollouts/logprobs`, one row for each rollout. Only the first two must be there."""

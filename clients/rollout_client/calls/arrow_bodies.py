@@ -1,10 +1,9 @@
-"""The Arrow bodies of `POST /rollout`: writes the request and reads the answer.
+"""Reads the Arrow answer of `POST /rollout`.
 
-The samples of a request are columns; its other fields are JSON in the schema's metadata. Token ids and
-log-probabilities of an answer are not copied out of the body; Python objects are made when `samples` is first read.
+Token ids and log-probabilities are not copied out of the body; Python objects are made when `samples` is first read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
@@ -14,36 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import PrivateAttr, ValidationError, computed_field
 
-from rollout_client.arrow.rows import record_batch, rows_of
-from rollout_client.arrow.schema import (
-    FURTHER_FIELDS,
-    REQUEST,
-    ROLLOUTS,
-    SAMPLES,
-    SUMMARY,
-    TOKENS,
-    column_field,
-    row_of,
-)
-from rollout_client.calls.json_values import as_given, json_bytes, json_value
+from rollout_client.arrow.rows import rows_of
+from rollout_client.arrow.schema import ROLLOUTS, SUMMARY, TOKENS, column_field, row_of
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, PackedNumbers
-from rollout_client.contract.rollouts import RolloutSummary, SampleInput, SampleResult
+from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, not_understood
 from rollout_client.responses import DataOut, PlayedRollouts
-
-
-def arrow_body(samples: Sequence[SampleInput | Mapping[str, Any]], options: Mapping[str, object]) -> bytes:
-    """Raises `ValueError` if a value does not fit its column, `NotJson` if it is not JSON."""
-    rows = json_value({"samples": [as_given(sample) for sample in samples]})["samples"]
-    names = {FURTHER_FIELDS.name}.union(*rows)
-    schema = pa.schema([field for field in SAMPLES if field.name in names], {REQUEST: json_bytes(options)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(record_batch(rows, schema))
-    body: bytes = sink.getvalue().to_pybytes()
-    return body
-
 
 WHAT = "The Arrow answer of POST /rollout"
 

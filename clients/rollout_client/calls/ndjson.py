@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, ConfigDict
 
-from rollout_client.contract.base import set_fields
-from rollout_client.contract.problems import Problem
+from rollout_client.contract.base import Problem, set_fields
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, error_of_problem
 from rollout_client.json_lines import LineReader

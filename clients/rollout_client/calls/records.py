@@ -2,15 +2,19 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
 from typing import Any, TypedDict
 from urllib.parse import quote
 
 from rollout_client.calls.call import Call, call_for, without_none
 from rollout_client.calls.json_values import as_given, json_bytes, json_value
-from rollout_client.contract.mismatch import Mismatch, ReportAnswer
-from rollout_client.contract.replay import ReplayResponse
-from rollout_client.contract.rollout_records import RecordedRollout, RecordedRollouts, RolloutRecord
+from rollout_client.contract.records import (
+    Mismatch,
+    RecordedRollout,
+    RecordedRollouts,
+    ReplayResponse,
+    ReportAnswer,
+    RolloutRecord,
+)
 from rollout_client.contract.rollouts import SampleResult
 
 
@@ -51,11 +55,9 @@ def report_call(
     starts: Iterable[int] | None,
     weight_version: str | None,
 ) -> Call[ReportAnswer]:
-    """In Arrow where pyarrow is installed: a training step takes a third of the bytes of JSON.
-
-    Raises `ValueError` unless there is one row of numbers for each rollout, and each has an id.
-    """
-    columns: dict[str, list[Any]] = {"rollout_id": [*map(id_of, rollouts)], "logprobs": rows_of("logprobs", logprobs)}
+    """Raises `ValueError` unless there is one row of numbers for each rollout, and each has an id."""
+    given = [[*map(finite_or_none, row)] for row in rows_of("logprobs", logprobs)]
+    columns: dict[str, list[Any]] = {"rollout_id": [*map(id_of, rollouts)], "logprobs": given}
     if masks is not None:
         columns["mask"] = [[bool(value) for value in row] for row in rows_of("masks", masks)]
     if token_ids is not None:
@@ -68,12 +70,8 @@ def report_call(
             raise ValueError(f"{name} has {len(rows)} rows for {count} rollouts: give one for each")
     if weight_version is not None:
         columns["weight_version"] = [weight_version] * count
-    path = "/rollouts/logprobs"
-    if find_spec("pyarrow") is None:
-        columns["logprobs"] = [[*map(finite_or_none, row)] for row in columns["logprobs"]]
-        reports = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        return call_for(ReportAnswer, "POST", path, body=json_bytes({"reports": reports}))
-    return call_for(ReportAnswer, "POST", path, body=arrow_report(columns), content_headers=ARROW_HEADERS)
+    reports = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return call_for(ReportAnswer, "POST", "/rollouts/logprobs", body=json_bytes({"reports": reports}))
 
 
 def id_of(rollout: str | SampleResult | None) -> str:
@@ -92,19 +90,3 @@ def rows_of(name: str, rows: Iterable[Any]) -> list[list[Any]]:
 def finite_or_none(value: float) -> float | None:
     """JSON has no other numbers."""
     return value if math.isfinite(value) else None
-
-
-ARROW_HEADERS = {"content-type": "application/vnd.apache.arrow.stream"}
-
-
-def arrow_report(columns: dict[str, list[Any]]) -> bytes:
-    import pyarrow as pa
-
-    from rollout_client.arrow.schema import LOGPROBS_REPORT
-
-    schema = pa.schema([field for field in LOGPROBS_REPORT if field.name in columns])
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_table(pa.table(columns, schema))
-    body: bytes = sink.getvalue().to_pybytes()
-    return body

@@ -11,11 +11,18 @@ from rollout_client.calls.call import JSON, NDJSON, Call, call_for, call_without
 from rollout_client.calls.json_values import as_given, json_bytes, json_value
 from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
-from rollout_client.contract.blobs import BlobInfo
-from rollout_client.contract.info import Ready, ServiceInfo, TaskInfo, TaskList, TaskSamples, Vocabulary
+from rollout_client.contract.info import (
+    BlobInfo,
+    Ready,
+    ScoreResponse,
+    ServiceInfo,
+    TaskInfo,
+    TaskList,
+    TaskSamples,
+    Vocabulary,
+)
 from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, Sampling
-from rollout_client.contract.sample_ranges import SampleRange
-from rollout_client.contract.scores import ScoreResponse
+from rollout_client.contract.selection import SampleRange
 from rollout_client.errors import needed_for
 from rollout_client.responses import PlayedRollouts
 
@@ -85,18 +92,12 @@ def rollout_call(samples: Samples, options: RolloutOptions) -> Call[PlayedRollou
 
 
 def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[ArrowResponse]":
-    """Raises `ValueError` if `samples` hold a value for which `arrow.schema.SAMPLES` has no column, and `NotJson` if
-    they or `options` hold one that JSON does not have.
-
-    Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings.
-    """
+    """Raises what `rollout_call` raises, and `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings."""
     with needed_for("Arrow", "arrow"):
         from rollout_client.arrow.schema import ARROW
-        from rollout_client.calls.arrow_bodies import arrow_body, joined_body, read_response
+        from rollout_client.calls.arrow_bodies import joined_body, read_response
 
-    # Without samples there is nothing to make columns of.
-    body = arrow_body(samples, given_options(options, "sample_retries")) if samples else rollout_body(samples, options)
-    headers = {"content-type": ARROW if samples else JSON}
+    body, headers = rollout_body(samples, options), {"content-type": JSON}
     return Call("POST", "/rollout", read_response, accept=ARROW, body=body, content_headers=headers, join=joined_body)
 
 

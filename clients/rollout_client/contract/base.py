@@ -1,12 +1,21 @@
-"""Base classes of the contract's types, and the fields that several requests share.
+"""Base classes of the contract's types, the fields that several requests share, and the contract of errors.
 
 Requests are `Strict`, responses `Lenient`. `PolicyDemand` and `RolloutDemand` say which weights may generate,
 `Priority` which share of the engines a request gets. Labels of versions are `7` or, of a named policy, `run-b/7`.
+Every route answers a refused or failed request with a problem document of RFC 9457.
 """
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 NAME = r"[A-Za-z][A-Za-z0-9._-]{0,63}"
 NUMBER = r"[0-9]{1,19}"
@@ -33,7 +42,7 @@ def read_label(label: str) -> VersionLabel:
     return VersionLabel(name or None, int(number))
 
 
-def class_or_number(priority: object, validate: ValidatorFunctionWrapHandler) -> object:
+def _class_or_number(priority: object, validate: ValidatorFunctionWrapHandler) -> object:
     try:
         return validate(priority)
     except ValidationError as error:
@@ -42,7 +51,7 @@ def class_or_number(priority: object, validate: ValidatorFunctionWrapHandler) ->
 
 Priority = Annotated[
     Literal["interactive", "train", "batch"] | Annotated[float, Field(ge=0.001, le=1000)],
-    WrapValidator(class_or_number),
+    WrapValidator(_class_or_number),
 ]
 """The share of the engines that a request gets: the name of a class, or a number in proportion to `train`."""
 
@@ -91,3 +100,31 @@ class RolloutDemand(PolicyDemand):
     """A rollout is cut off, with `status: stale`, as soon as the version that generated its oldest token is more than
     this many versions behind the current one. It is a difference of version numbers: where they skip numbers, it counts
     those too. By default no rollout is cut off."""
+
+
+class FieldProblem(Lenient):
+    """One thing that is wrong with a request."""
+
+    field: str
+    """Path of the field, such as `samples[0].task_name`; empty for a problem that is not of one field."""
+    message: str
+    """The problem, and what to do about it."""
+    value: JsonValue = None
+    """The offending value, shortened if it is long."""
+
+
+class Problem(Lenient):
+    """An error of a whole request, as a problem document of RFC 9457 (`application/problem+json`)."""
+
+    type: str
+    """URI of the kind of error: `urn:rollout:problem:` and a name, or `about:blank`."""
+    title: str
+    """The kind of error in words."""
+    status: int
+    """The HTTP status."""
+    detail: str
+    """The problem as text."""
+    errors: list[FieldProblem] = Field(default_factory=list)
+    """The problem field by field."""
+    request_id: str | None = None
+    """The request's `X-Request-ID`, or the id that the service gave it: it is in the service's logs too."""

@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollout_client.contract.base import Lenient, Strict
-from rollout_client.contract.problems import Problem
+from rollout_client.contract.base import Lenient, Problem, Strict
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
-from rollout_client.contract.sample_ranges import SampleRange
+from rollout_client.contract.selection import SampleRange
 
 JobState = Literal["waiting", "running", "completed", "failed"]
 IDEMPOTENCY_KEY = "idempotency-key"

@@ -18,7 +18,6 @@ from pydantic import (
 )
 
 from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict
-from rollout_client.contract.group_conditions import GroupConditions, GroupCounts
 from rollout_client.contract.messages import (
     MOST_TOOLS,
     Branch,
@@ -29,7 +28,7 @@ from rollout_client.contract.messages import (
     PromptMessage,
 )
 from rollout_client.contract.origins import Fork, ForkPoint, ReplayRecord
-from rollout_client.contract.sample_ranges import NextSampleRange, Place, SampleRange
+from rollout_client.contract.selection import GroupConditions, GroupCounts, NextSampleRange, Place, SampleRange
 
 SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "stale", "error"]
 FailureKind = Literal["request", "generation", "environment", "timeout", "overload", "policy", "internal"]

@@ -13,7 +13,7 @@
 `trl` and `tinker` have the tokens that the engine saw and generated. The others have texts, which their readers render
 with a chat template: calls and reasoning that were parsed are fields of the message there. A row ends with its last
 trained response: what the environment said after that is in no row. Responses that may not be trained
-(`rollout_client.contract.training.may_be_trained`) are context; a rollout with one where the format trains on all gives
+(`rollout_client.contract.messages.may_be_trained`) are context; a rollout with one where the format trains on all gives
 no row.
 
 Images stand before the text of their message, by name or as files: in `images` of a row and as parts of its messages,

@@ -7,9 +7,8 @@ from typing import Any, Self, TypeVar
 from pydantic import ValidationError, model_validator
 from pydantic_core import to_json
 
-from rollout_client.contract.base import Lenient, set_fields
+from rollout_client.contract.base import Lenient, Problem, set_fields
 from rollout_client.contract.jobs import PositionedResult
-from rollout_client.contract.problems import Problem
 from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleResult
 from rollout_client.data_out.response_parts import AnyResponse, parts_of
 from rollout_client.errors import error_of_problem

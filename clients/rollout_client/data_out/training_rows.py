@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rollout_client.contract.messages import JsonObject, Message
+from rollout_client.contract.messages import JsonObject, Message, may_be_trained
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.contract.training import may_be_trained
 from rollout_client.results import images_shown, is_generated, trained_places
 
 Row = JsonObject

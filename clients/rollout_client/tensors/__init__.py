@@ -4,14 +4,11 @@ from rollout_client.results import images_shown
 from rollout_client.tensors.credit import Credit, turn_advantages
 from rollout_client.tensors.images import image_inputs
 from rollout_client.tensors.included import logprobs_within
-from rollout_client.tensors.merged_rows import MergedRows
 from rollout_client.tensors.padding import PaddingSide
-from rollout_client.tensors.rollout_tensors import MergedTensors, NotFinal, RolloutTensors, to_tensors
+from rollout_client.tensors.rollout_tensors import NotFinal, RolloutTensors, to_tensors
 
 __all__ = [
     "Credit",
-    "MergedRows",
-    "MergedTensors",
     "NotFinal",
     "PaddingSide",
     "RolloutTensors",

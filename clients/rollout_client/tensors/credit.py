@@ -3,8 +3,8 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise, takewhile
-from typing import Any, Literal
+from itertools import chain, pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ def turn_advantages(
     """
     if not 0 <= discount <= 1:
         raise ValueError(f"discount must be between 0 and 1, and it is {discount}.")
-    returns = [discounted_returns(of_rollout, discount) for of_rollout in rewards]
+    returns = [_discounted_returns(of_rollout, discount) for of_rollout in rewards]
     pooled = list(chain.from_iterable(returns))
     advantages = iter(
         group_relative_advantages(pooled, [0] * len(pooled), scale_rewards=scale_rewards, epsilon=epsilon)
@@ -50,7 +50,7 @@ def turn_advantages(
     return [[next(advantages) for _ in of_rollout] for of_rollout in returns]
 
 
-def discounted_returns(rewards: Sequence[float], discount: float) -> list[float]:
+def _discounted_returns(rewards: Sequence[float], discount: float) -> list[float]:
     returns: list[float] = []
     ahead = 0.0
     for reward in reversed(rewards):
@@ -60,12 +60,11 @@ def discounted_returns(rewards: Sequence[float], discount: float) -> list[float]
 
 
 def turns_of(columns: TokenColumns, totals: Sequence[float | None], are_whole: Sequence[bool]) -> list[list[float]]:
-    """The rewards of the turns of the rollouts for which there are totals, as `rewards_by_turn` has them of one. They
-    come first in `columns`, before branches."""
+    """The rewards of the turns of each rollout; see `rewards_by_turn`."""
     generated = (columns.logprob_counts >= 0).tolist()
     trained = columns.trained.tolist()
     rewards = [None if math.isnan(reward) else reward for reward in columns.rewards.tolist()]
-    parts = pairwise(boundaries(columns.message_counts[: len(totals)]).tolist())
+    parts = pairwise(boundaries(columns.message_counts).tolist())
     return [
         rewards_by_turn(generated[begin:end], trained[begin:end], rewards[begin:end], total, is_whole=is_whole)
         for (begin, end), total, is_whole in zip(parts, totals, are_whole, strict=True)
@@ -78,16 +77,9 @@ def credited_tokens(
     groups: Sequence[int],
     is_final: Sequence[bool],
     credit: CreditFunction,
-    rollout_of_branch: Sequence[int] = (),
 ) -> NDArray[np.float32]:
     """[N]: the advantage of each token's turn; 0 for tokens that may not be trained, and in rollouts without a final
     reward, which `credit` does not get.
-
-    Args:
-        columns: the tokens of the rollouts, then those of their branches.
-        turns, groups, is_final: of the rollouts.
-        rollout_of_branch: the rollout of each branch. `credit` does not get branches: they have no reward of their own,
-            and inherit the advantages of their rollout (`inherited`).
 
     Raises:
         ValueError: `credit` does not return one advantage for each turn.
@@ -103,37 +95,6 @@ def credited_tokens(
             raise ValueError("The credit function must return one advantage for each turn of each rollout.")
         for place, each in zip(places, credited, strict=True):
             advantages[place] = each
-    messages, tokens = boundaries(columns.message_counts), boundaries(columns.token_counts)
-
-    def log(row: int) -> list[NDArray[Any]]:
-        ends = tokens[messages[row] : messages[row + 1] + 1].tolist()
-        return [columns.token_ids[begin:end] for begin, end in pairwise(ends)]
-
-    for branch, rollout in enumerate(rollout_of_branch, len(turns)):
-        trained = columns.trained[messages[branch] : messages[branch + 1]].tolist()
-        advantages.append(inherited(log(branch), trained, log(rollout), advantages[rollout]))
     by_message = np.zeros(len(columns.token_counts), np.float32)
     by_message[columns.trained] = list(chain.from_iterable(advantages))
     return np.repeat(by_message, columns.token_counts)
-
-
-def inherited(
-    branch: Sequence[NDArray[Any]],
-    trained: Sequence[bool],
-    rollout: Sequence[NDArray[Any]],
-    advantages: Sequence[float],
-) -> list[float]:
-    """The advantages of the turns of a branch, from those of its rollout's own log.
-
-    A turn that both logs begin with has the rollout's. Those after it have the advantage of the rollout's turn in the
-    place of the first of them, or of its last one: what was earned from there on is of both.
-
-    Args:
-        branch, rollout: the token ids of their messages.
-        trained: whether each message of the branch is a turn.
-    """
-    equal = takewhile(lambda pair: np.array_equal(*pair), zip(branch, rollout, strict=False))
-    shared = sum(is_turn for is_turn, _ in zip(trained, equal, strict=False))
-    if not advantages:
-        return [0.0] * sum(trained)
-    return [advantages[min(turn, shared, len(advantages) - 1)] for turn in range(sum(trained))]

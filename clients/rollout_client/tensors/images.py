@@ -52,28 +52,28 @@ def image_inputs(
     listed: Sequence[SampleResult] = samples if isinstance(samples, Sequence) else samples.samples
     places = torch.arange(len(tensors.positions)) if rows is None else rows
     logs = [listed[position].message_log for position in tensors.positions[places].tolist()]
-    shown = [[picture_of(pictures[name])] for log in logs for name in images_shown(log)]
+    shown = [[_picture_of(pictures[name])] for log in logs for name in images_shown(log)]
     if not shown:
         return {}
     made = processor(text=[processor.image_token] * len(shown), images=shown, padding=True, return_tensors="pt")
     inputs = {name: value for name, value in made.items() if isinstance(value, Tensor) and name not in OF_TEXT}
     for name in TOKEN_TYPES:
         if name in made and made[name].any():
-            inputs[name] = token_types(processor, tensors.input_ids[places], tensors.attention_mask[places], logs)
+            inputs[name] = _token_types(processor, tensors.input_ids[places], tensors.attention_mask[places], logs)
     return inputs
 
 
-def token_types(processor: Any, ids: Tensor, attention_mask: Tensor, logs: Sequence[Sequence[Message]]) -> Tensor:
+def _token_types(processor: Any, ids: Tensor, attention_mask: Tensor, logs: Sequence[Sequence[Message]]) -> Tensor:
     """[B, T]: the type that the processor gives a token of an image, and 0 for all tokens outside of `mm_ranges`."""
     within = torch.zeros_like(ids)
     for row, log, start in zip(within, logs, attention_mask.argmax(dim=1).tolist(), strict=True):
-        for first, last in image_places(log):
+        for first, last in _image_places(log):
             row[start + first : start + last] = 1
     # Text of the policy may spell the begin of a video, which would make one of the images behind it.
     return within * torch.tensor(processor.create_mm_token_type_ids((ids * within).tolist()))
 
 
-def picture_of(data: bytes) -> "Image":
+def _picture_of(data: bytes) -> "Image":
     """The picture in a file, in RGB, as the engine shows it to the model: upright, as cameras note that in Exif, and on
     white where it is transparent."""
     from PIL import Image, ImageOps
@@ -89,7 +89,7 @@ def picture_of(data: bytes) -> "Image":
     return paper
 
 
-def image_places(log: Sequence[Message]) -> Iterator[tuple[int, int]]:
+def _image_places(log: Sequence[Message]) -> Iterator[tuple[int, int]]:
     """The tokens of each image: the first one and the one behind the last, in the whole log."""
     start = 0
     for message in log:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollout_client.contract.messages import COLUMN_FIELDS, Message
+from rollout_client.tensors.padding import padded
 
 Integers = NDArray[np.int64]
 NO_TOKEN = -1
@@ -43,23 +44,6 @@ def listed_rows(messages: Sequence[Message]) -> dict[str, IncludedRows]:
     return found
 
 
-def joined_rows(
-    first: Mapping[str, IncludedRows], first_messages: int, second: Mapping[str, IncludedRows], second_messages: int
-) -> dict[str, IncludedRows]:
-    """The columns of the messages of `first`, then of those of `second`, of which there are so many."""
-    joined: dict[str, IncludedRows] = {}
-    for name in first.keys() | second.keys():
-        some = first.get(name) or second[name]
-        parts = [
-            part.get(name) or IncludedRows(np.zeros(messages, np.int64), some.values[:0])
-            for part, messages in ((first, first_messages), (second, second_messages))
-        ]
-        joined[name] = IncludedRows(
-            np.concatenate([part.counts for part in parts]), np.concatenate([part.values for part in parts])
-        )
-    return joined
-
-
 def included_tensors(
     included: Mapping[str, IncludedRows], token_counts: Integers, mask: NDArray[np.bool_]
 ) -> dict[str, Tensor]:
@@ -72,16 +56,17 @@ def included_tensors(
     tensors: dict[str, Tensor] = {}
     for name, rows in included.items():
         if name == "sampling_mask":
-            sizes = aligned(included["sampling_mask_sizes"], token_counts).astype(np.int64)
+            sizes = _aligned(included["sampling_mask_sizes"], token_counts).astype(np.int64)
             ids = np.full((len(sizes), int(sizes.max(initial=0))), NO_TOKEN, np.int32)
             ids[np.arange(ids.shape[1]) < sizes[:, None]] = rows.values
-            tensors[name] = padded_rows(ids, mask, NO_TOKEN)
+            tensors[name] = padded(ids, mask, NO_TOKEN, ids.dtype)
         elif name != "sampling_mask_sizes":
-            tensors[name] = padded_rows(aligned(rows, token_counts), mask, 0)
+            flat = _aligned(rows, token_counts)
+            tensors[name] = padded(flat, mask, 0, flat.dtype)
     return tensors
 
 
-def aligned(rows: IncludedRows, token_counts: Integers) -> NDArray[Any]:
+def _aligned(rows: IncludedRows, token_counts: Integers) -> NDArray[Any]:
     """[N, ...]: the row of each token; zeros for a token without one, which are the last ones of its message.
 
     torch computes with no unsigned numbers but bytes: others become int32.
@@ -93,12 +78,6 @@ def aligned(rows: IncludedRows, token_counts: Integers) -> NDArray[Any]:
     flat = np.zeros((len(has_row), *rows.values.shape[1:]), dtype)
     flat[has_row] = rows.values
     return flat
-
-
-def padded_rows(flat: NDArray[Any], mask: NDArray[np.bool_], fill: int) -> Tensor:
-    values = np.full((*mask.shape, *flat.shape[1:]), fill, flat.dtype)
-    values[mask] = flat
-    return torch.from_numpy(values)
 
 
 def logprobs_within(logits: Tensor, token_ids: Tensor, sampling_mask: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
 """`to_tensors`: rollouts as the padded tensors of a training step. Needs the extra `torch`."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain, compress
-from operator import itemgetter, methodcaller
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -13,22 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollout_client.calls.records import ReportColumns
-from rollout_client.contract.messages import Branch
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages, images_shown
+from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages
 from rollout_client.tensors.credit import Credit, credited_tokens, turn_advantages, turns_of
 from rollout_client.tensors.included import included_tensors
-from rollout_client.tensors.merged_rows import FlatTokens, MergedRows, merged_rows
-from rollout_client.tensors.padding import Padding, PaddingSide, padded
-from rollout_client.tensors.rollouts import (
-    GroupOf,
-    ListedRollouts,
-    Rollouts,
-    TokenColumns,
-    columns_of,
-    idx_of,
-    joined_columns,
-)
+from rollout_client.tensors.padding import PaddingSide, padded, token_mask
+from rollout_client.tensors.rollouts import GroupOf, Rollouts, TokenColumns, idx_of, listed_rollouts
 
 if TYPE_CHECKING:
     from rollout_client.calls.arrow_bodies import ArrowResponse
@@ -48,7 +37,7 @@ class RolloutTensors:
     """int64 [B, T]: 1 for a token, 0 for padding."""
     loss_mask: Tensor
     """int64 [B, T]: 1 for a token that the policy generated and that may be trained
-    (`rollout_client.contract.training.may_be_trained`); 0 everywhere in a row whose `sample_mask` is 0."""
+    (`rollout_client.contract.messages.may_be_trained`); 0 everywhere in a row whose `sample_mask` is 0."""
     generation_logprobs: Tensor
     """float32 [B, T]: natural logarithms, under the distribution that was sampled from; 0 where the policy did not
     generate the token."""
@@ -81,10 +70,17 @@ class RolloutTensors:
     """int64 [B]: 1 for a rollout whose last response was cut by its length (`finish_reason: length`). TRL takes those
     out of the loss with `mask_truncated_completions`: multiply `loss_mask` by `1 - clipped_mask[:, None]`."""
     rollout_ids: Sequence[str | None]
-    """[B]: the service's name of the rollout; `None` for a branch, a seat of a game or a sample of a session."""
+    """[B]: the service's name of the rollout; `None` for a seat of a game or a sample of a session."""
 
     def to(self, device: torch.device | str) -> Self:
-        return replace(self, **changed(self, methodcaller("to", device)))
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rollout_ids"}
+        moved: dict[str, Any] = {
+            name: {key: tensor.to(device) for key, tensor in value.items()}
+            if isinstance(value, Mapping)
+            else value.to(device)
+            for name, value in values.items()
+        }
+        return replace(self, **moved)
 
     def report(self, logprobs: Tensor, *, rows: Tensor | None = None, mask: Tensor | None = None) -> ReportColumns:
         """Arguments of `client.report_logprobs`: what a trainer has computed for these rows.
@@ -130,41 +126,6 @@ def unpadded(values: Tensor, is_token: Tensor) -> list[Tensor]:
     return [row[kept] for row, kept in zip(values.detach().cpu(), is_token.bool().cpu(), strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class MergedTensors(RolloutTensors):
-    """`RolloutTensors` with a row for each rollout and, after these, for each of their `branches`, in which a rollout's
-    values are repeated; and `merged`, what the model is to be given in their place."""
-
-    merged: MergedRows
-    """The tokens of the rows, each once."""
-
-    def to(self, device: torch.device | str) -> Self:
-        return replace(self, **changed(self, methodcaller("to", device)), merged=self.merged.to(device))
-
-    def split(self) -> Iterator[Self]:
-        """One part for each row of `merged`, with the rollouts and branches that stand in it: a microbatch. The loss of
-        all is the sum of the losses of the parts."""
-        for merged in self.merged.split():
-            # All tokens of a rollout stand in one row of `merged`.
-            rows = (merged.row_tokens >= 0).any(dim=1)
-            others = changed(self, itemgetter(rows))
-            names = [*compress(self.rollout_ids, rows.tolist())]
-            part = replace(merged, row_tokens=merged.row_tokens[rows])
-            yield replace(self, **others, rollout_ids=names, merged=part)
-
-
-def changed(tensors: RolloutTensors, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """The fields of `RolloutTensors` that hold tensors, with what `change` makes of each."""
-    names = [field.name for field in fields(RolloutTensors) if field.name != "rollout_ids"]
-    values = {name: getattr(tensors, name) for name in names}
-    by_name = {name: values.pop(name) for name in ("rewards", "included")}
-    return {
-        **{name: change(tensor) for name, tensor in values.items()},
-        **{name: {key: change(tensor) for key, tensor in each.items()} for name, each in by_name.items()},
-    }
-
-
-@overload
 def to_tensors(
     samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]",
     *,
@@ -177,43 +138,6 @@ def to_tensors(
     group_of: GroupOf = idx_of,
     credit: Credit = "total",
     discount: float = 1.0,
-    merge: None = None,
-    token_budget: None = None,
-) -> RolloutTensors: ...
-
-
-@overload
-def to_tensors(
-    samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]",
-    *,
-    pad_token_id: int,
-    padding_side: PaddingSide = "right",
-    pad_to_multiple_of: int = 1,
-    not_final: NotFinal = "drop",
-    scale_rewards: bool = True,
-    epsilon: float = STD_EPSILON,
-    group_of: GroupOf = idx_of,
-    credit: Credit = "total",
-    discount: float = 1.0,
-    merge: Literal["prefix"],
-    token_budget: int | None = None,
-) -> MergedTensors: ...
-
-
-def to_tensors(
-    samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]",
-    *,
-    pad_token_id: int,
-    padding_side: PaddingSide = "right",
-    pad_to_multiple_of: int = 1,
-    not_final: NotFinal = "drop",
-    scale_rewards: bool = True,
-    epsilon: float = STD_EPSILON,
-    group_of: GroupOf = idx_of,
-    credit: Credit = "total",
-    discount: float = 1.0,
-    merge: Literal["prefix"] | None = None,
-    token_budget: int | None = None,
 ) -> RolloutTensors:
     """The tensors of `samples`: one row per rollout, in their order.
 
@@ -222,7 +146,7 @@ def to_tensors(
             Arrow's buffers, and no Python object is made per token.
         pad_token_id: fills the padding of `input_ids`. `weight_versions` is padded with -1, all others with 0.
         padding_side: the side on which padding is added.
-        pad_to_multiple_of: T is rounded up to a multiple of this, and so is the width of `merged`; at least 1.
+        pad_to_multiple_of: T is rounded up to a multiple of this; at least 1.
         not_final: what happens to rollouts that failed, or were cut off by a deadline or a cancellation. They enter no
             statistic of their group in either case. `drop` leaves them out; `mask` keeps their rows with advantage 0
             and loss mask 0, for trainers that need batches of a fixed size.
@@ -236,112 +160,59 @@ def to_tensors(
             `turn`: each turn by the rewards from it on, against all turns of its group (`turn_advantages`). A function:
             gets the rewards of the turns of one group, by rollout and turn, and returns the advantages of these turns.
             The rewards of a rollout's turns are those of its messages; the last turn has what `total_reward` has
-            beyond them. Branches are no rollouts of the group: they inherit the advantages of their rollout's turns.
+            beyond them.
         discount: for `credit="turn"`, the factor of a reward for each turn that it lies ahead; from 0 to 1.
-        merge: `prefix`: adds rows for the `branches` of rollouts, and `merged`: what the rollouts of a group share at
-            their beginning, the branches of a session included, stands there once. The model computes `merged`; its
-            loss and gradients are those of the rows.
-        token_budget: with `merge`, most tokens of a row of `merged`; by default those of the largest group.
 
     Raises:
-        ValueError: a generated message does not have one log-probability per token, the credit function does not
-            return one advantage per turn, a rollout is longer than `token_budget`, or `merge` is given for rollouts
-            that show images, or whose branches have rewards of their own.
+        ValueError: a generated message does not have one log-probability per token, or the credit function does not
+            return one advantage per turn.
     """
-    given = rollouts_of(samples)
-    finals = given.final_rewards()
-    positions = [place for place, final in enumerate(finals) if final is not None or not_final == "mask"]
-    finals = at(positions, finals)
-    groups = numbered(at(positions, given.groups(group_of)))
-    columns = given.columns(positions)
+    given = _rollouts_of(samples, group_of)
+    kept = [place for place, final in enumerate(given.final_rewards) if final is not None or not_final == "mask"]
+    finals, groups = _at(kept, given.final_rewards), _numbered(_at(kept, given.groups))
+    columns = given.columns(kept)
     # The total is not of all turns where the rollout was continued from a posted log.
-    are_whole = (columns.turn_counts <= np.array(at(positions, given.turns_played()), np.int64)).tolist()
-    rows = list(range(len(positions)))
-    if merge:
-        branches = given.branches(positions)
-        refuse_images(given.with_images(), positions, branches)
-        if any(branch.rewards is not None for others in branches for branch in others):
-            raise ValueError("Seats of a game have rewards of their own: pass each as a rollout, by seats_of(sample).")
-        rows += [row for row, others in enumerate(branches) for _ in others]
-        columns = joined_columns(columns, columns_of([branch.message_log for others in branches for branch in others]))
-    padding = Padding(pad_token_id, padding_side, pad_to_multiple_of)
-    mask = padding.mask(columns.lengths)
-    is_final = [finals[row] is not None for row in rows]
-    tokens = token_tensors(columns, is_final, padding.token_id, mask)
+    are_whole = (columns.turn_counts <= np.array(_at(kept, given.turns_played), np.int64)).tolist()
+    mask = token_mask(columns.lengths, padding_side, pad_to_multiple_of)
+    is_final = [final is not None for final in finals]
     if credit == "total":
         of_rollouts = group_relative_advantages(finals, groups, scale_rewards=scale_rewards, epsilon=epsilon)
-        advantages = torch.tensor(at(rows, of_rollouts), dtype=torch.float32)
+        advantages = torch.tensor(of_rollouts, dtype=torch.float32)
     else:
         if credit == "turn":
             credit = partial(turn_advantages, discount=discount, scale_rewards=scale_rewards, epsilon=epsilon)
-        turns, of_branch = turns_of(columns, finals, are_whole), rows[len(finals) :]
-        credited = credited_tokens(columns, turns, groups, is_final[: len(finals)], credit, of_branch)
-        advantages = padded(credited, mask, 0, np.float32)
-    tensors = RolloutTensors(
-        **tokens,
+        turns = turns_of(columns, finals, are_whole)
+        advantages = padded(credited_tokens(columns, turns, groups, is_final, credit), mask, 0, np.float32)
+    return RolloutTensors(
+        **_token_tensors(columns, is_final, pad_token_id, mask),
         included=included_tensors(columns.included, columns.token_counts, mask),
         clipped_mask=torch.from_numpy(columns.clipped_rollouts.astype(np.int64)),
-        total_reward=reward_tensor(at(rows, finals)),
-        rewards=reward_tensors(at(at(rows, positions), given.named_rewards()), at(rows, finals)),
+        total_reward=_reward_tensor(finals),
+        rewards=_reward_tensors(_at(kept, given.named_rewards), finals),
         advantages=advantages,
-        groups=torch.tensor(at(rows, groups), dtype=torch.int64),
-        positions=torch.tensor(at(rows, positions), dtype=torch.int64),
+        groups=torch.tensor(groups, dtype=torch.int64),
+        positions=torch.tensor(kept, dtype=torch.int64),
         sample_mask=torch.tensor(is_final, dtype=torch.int64),
-        # A branch is a row of its rollout, and another log.
-        rollout_ids=[*at(positions, given.rollout_ids()), *[None] * (len(rows) - len(positions))],
+        rollout_ids=_at(kept, given.rollout_ids),
     )
-    return with_merged_rows(tensors, padding, token_budget) if merge else tensors
 
 
-def refuse_images(shown: set[int], positions: Sequence[int], branches: Sequence[Sequence[Branch]]) -> None:
-    """Raises `ValueError` for rollouts that show images: rows of other images may have equal tokens, and share none."""
-    for position, others in zip(positions, branches, strict=True):
-        if position in shown or any(images_shown(branch.message_log) for branch in others):
-            raise ValueError(
-                f"Rollout {position} shows images, and merged rows have no place for them: leave out merge."
-            )
-
-
-def with_merged_rows(tensors: RolloutTensors, padding: Padding, token_budget: int | None) -> MergedTensors:
-    """Raises `ValueError` if a rollout is longer than `token_budget`."""
-    mask = tensors.attention_mask.bool()
-    advantages = tensors.advantages if tensors.advantages.ndim == 2 else tensors.advantages[:, None]
-    by_token = advantages * tensors.loss_mask
-    flat = FlatTokens(
-        lengths=tensors.lengths.numpy(),
-        token_ids=tensors.input_ids[mask].numpy(),
-        is_trained=tensors.loss_mask[mask].numpy().astype(np.bool_),
-        generation_logprobs=tensors.generation_logprobs[mask].numpy(),
-        weight_versions=tensors.weight_versions[mask].numpy(),
-        advantages=by_token[mask].numpy(),
-    )
-    merged = merged_rows(
-        flat,
-        tensors.groups.tolist(),
-        mask.numpy(),
-        token_budget=token_budget,
-        pad_token_id=padding.token_id,
-        pad_to_multiple_of=padding.to_multiple_of,
-    )
-    return MergedTensors(**{field.name: getattr(tensors, field.name) for field in fields(tensors)}, merged=merged)
-
-
-def at(positions: Sequence[int], of_all: Sequence[Value]) -> list[Value]:
+def _at(positions: Sequence[int], of_all: Sequence[Value]) -> list[Value]:
     return [of_all[position] for position in positions]
 
 
-def rollouts_of(samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]") -> Rollouts:
+def _rollouts_of(samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]", group_of: GroupOf) -> Rollouts:
     if isinstance(samples, RolloutResponse):
-        return ListedRollouts(samples.samples)
+        return listed_rollouts(samples.samples, group_of)
     if isinstance(samples, Sequence):
-        return ListedRollouts(samples)
+        return listed_rollouts(samples, group_of)
     # pyarrow is optional: it is installed where an ArrowResponse exists, and is not imported otherwise.
-    from rollout_client.tensors.arrow_rollouts import ArrowRollouts
+    from rollout_client.tensors.arrow_rollouts import arrow_rollouts
 
-    return ArrowRollouts(samples)
+    return arrow_rollouts(samples, group_of)
 
 
-def token_tensors(
+def _token_tensors(
     columns: TokenColumns, is_final: Sequence[bool], pad_token_id: int, mask: NDArray[np.bool_]
 ) -> dict[str, Tensor]:
     """Raises `ValueError` if a generated message does not have one log-probability per token."""
@@ -359,21 +230,21 @@ def token_tensors(
     }
 
 
-def reward_tensors(rewards: Sequence[Mapping[str, float]], finals: Sequence[float | None]) -> dict[str, Tensor]:
+def _reward_tensors(rewards: Sequence[Mapping[str, float]], finals: Sequence[float | None]) -> dict[str, Tensor]:
     names = dict.fromkeys(chain.from_iterable(rewards))
     return {
-        name: reward_tensor(
+        name: _reward_tensor(
             [None if final is None else named.get(name) for named, final in zip(rewards, finals, strict=True)]
         )
         for name in names
     }
 
 
-def reward_tensor(rewards: Sequence[float | None]) -> Tensor:
+def _reward_tensor(rewards: Sequence[float | None]) -> Tensor:
     return torch.tensor([NAN if reward is None else reward for reward in rewards], dtype=torch.float32)
 
 
-def numbered(keys: Sequence[Hashable]) -> list[int]:
+def _numbered(keys: Sequence[Hashable]) -> list[int]:
     """Each key as a number; equal keys have equal numbers, counted from 0 in order of first appearance."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]

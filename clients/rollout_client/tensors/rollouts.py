@@ -1,23 +1,22 @@
 """The rollouts of a training step as flat numpy arrays of tokens, whatever form they came in. Needs numpy.
 
-`to_tensors` reads `Rollouts`: `ListedRollouts` over Python lists, or `ArrowRollouts` (`arrow_rollouts.py`) over an
-Arrow answer. Both give `TokenColumns`, from which padded tensors are made.
+`to_tensors` reads `Rollouts`: `listed_rollouts` of Python lists, or `arrow_rollouts` of an Arrow answer. Both give
+`TokenColumns`, from which padded tensors are made.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rollout_client.contract.base import read_label
-from rollout_client.contract.messages import Branch, Message
+from rollout_client.contract.messages import Message, may_be_trained
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.contract.training import may_be_trained
-from rollout_client.results import UNKNOWN_VERSION, final_reward, images_shown
-from rollout_client.tensors.included import IncludedRows, joined_rows, listed_rows
+from rollout_client.results import UNKNOWN_VERSION, final_reward
+from rollout_client.tensors.included import IncludedRows, listed_rows
 
 Integers = NDArray[np.int64]
 
@@ -135,83 +134,45 @@ def idx_of(sample: SampleResult) -> Hashable:
     return sample.idx
 
 
-class Rollouts(Protocol):
-    """A sequence of rollouts as `to_tensors` reads it; each list has one entry per rollout, in order."""
-
-    def final_rewards(self) -> list[float | None]:
-        """The total reward; `None` where it is not final."""
-        ...
-
-    def named_rewards(self) -> list[Mapping[str, float]]:
-        """The rewards by name."""
-        ...
-
-    def turns_played(self) -> list[int]:
-        """The number of turns that the total reward is of: those before them were in a posted log."""
-        ...
-
-    def groups(self, group_of: GroupOf) -> list[Hashable]:
-        """The group that `group_of` names."""
-        ...
-
-    def columns(self, positions: Sequence[int]) -> TokenColumns:
-        """The tokens of the rollouts at `positions`, which ascend."""
-        ...
-
-    def rollout_ids(self) -> list[str | None]:
-        """The service's names."""
-        ...
-
-    def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
-        """The further conversations of the rollouts at `positions`."""
-        ...
-
-    def with_images(self) -> set[int]:
-        """The positions of rollouts whose own message log shows images."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class ListedRollouts(Rollouts):
-    samples: Sequence[SampleResult]
+class Rollouts:
+    """Rollouts as `to_tensors` reads them; each sequence has one entry per rollout, in order."""
 
-    def final_rewards(self) -> list[float | None]:
-        return [final_reward(sample) for sample in self.samples]
-
-    def named_rewards(self) -> list[Mapping[str, float]]:
-        return [sample.rewards for sample in self.samples]
-
-    def turns_played(self) -> list[int]:
-        return [sample.metrics.turn_count for sample in self.samples]
-
-    def groups(self, group_of: GroupOf) -> list[Hashable]:
-        return [group_of(sample) for sample in self.samples]
-
-    def columns(self, positions: Sequence[int]) -> TokenColumns:
-        return columns_of([self.samples[position].message_log for position in positions])
-
-    def rollout_ids(self) -> list[str | None]:
-        return [sample.rollout_id for sample in self.samples]
-
-    def branches(self, positions: Sequence[int]) -> list[Sequence[Branch]]:
-        return [self.samples[position].branches for position in positions]
-
-    def with_images(self) -> set[int]:
-        return {position for position, sample in enumerate(self.samples) if images_shown(sample.message_log)}
+    final_rewards: Sequence[float | None]
+    """The total rewards; `None` where one is not final."""
+    named_rewards: Sequence[Mapping[str, float]]
+    turns_played: Sequence[int]
+    """The number of turns that each total reward is of: those before them were in a posted log."""
+    groups: Sequence[Hashable]
+    rollout_ids: Sequence[str | None]
+    """The service's names."""
+    columns: Callable[[Sequence[int]], TokenColumns]
+    """Reads the tokens of the rollouts at some positions, which ascend."""
 
 
-def columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
+def listed_rollouts(samples: Sequence[SampleResult], group_of: GroupOf) -> Rollouts:
+    return Rollouts(
+        final_rewards=[final_reward(sample) for sample in samples],
+        named_rewards=[sample.rewards for sample in samples],
+        turns_played=[sample.metrics.turn_count for sample in samples],
+        groups=[group_of(sample) for sample in samples],
+        rollout_ids=[sample.rollout_id for sample in samples],
+        columns=lambda positions: _columns_of([samples[position].message_log for position in positions]),
+    )
+
+
+def _columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
     messages = list(chain.from_iterable(logs))
     logprobs = [message.generation_logprobs for message in messages]
     return TokenColumns(
-        message_counts=lengths_of(logs),
-        token_counts=lengths_of([message.token_ids for message in messages]),
+        message_counts=_lengths_of(logs),
+        token_counts=_lengths_of([message.token_ids for message in messages]),
         logprob_counts=np.array([-1 if given is None else len(given) for given in logprobs], np.int64),
         trained=np.array([may_be_trained(message) for message in messages], np.bool_),
         clipped=np.array([message.finish_reason == "length" for message in messages], np.bool_),
         rewards=np.array([message.reward for message in messages], np.float64),
-        token_ids=flattened([message.token_ids for message in messages], np.int64),
-        generation_logprobs=flattened([given or [] for given in logprobs], np.float32),
+        token_ids=_flattened([message.token_ids for message in messages], np.int64),
+        generation_logprobs=_flattened([given or [] for given in logprobs], np.float32),
         spans=[
             (place, read_label(span.version).number, span.start, span.end)
             for place, message in enumerate(messages)
@@ -221,22 +182,9 @@ def columns_of(logs: Sequence[Sequence[Message]]) -> TokenColumns:
     )
 
 
-def joined_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:
-    """The rollouts of `first`, then those of `second`."""
-    arrays = {
-        field.name: np.concatenate([getattr(first, field.name), getattr(second, field.name)])
-        for field in fields(TokenColumns)
-        if field.name not in ("spans", "included")
-    }
-    before = len(first.token_counts)
-    moved = [(message + before, version, start, end) for message, version, start, end in second.spans]
-    included = joined_rows(first.included, len(first.token_counts), second.included, len(second.token_counts))
-    return TokenColumns(**arrays, spans=[*first.spans, *moved], included=included)
-
-
-def flattened(lists: Sequence[Sequence[float]], dtype: DTypeLike) -> NDArray[Any]:
+def _flattened(lists: Sequence[Sequence[float]], dtype: DTypeLike) -> NDArray[Any]:
     return np.fromiter(chain.from_iterable(lists), dtype, sum(map(len, lists)))
 
 
-def lengths_of(lists: Sequence[Sequence[object]]) -> Integers:
+def _lengths_of(lists: Sequence[Sequence[object]]) -> Integers:
     return np.fromiter(map(len, lists), np.int64, len(lists))

@@ -73,7 +73,7 @@ def messages_of(prompt: Prompt) -> list[JsonObject]:
     """
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    if any(shows_image(message.get("content")) for message in prompt):
+    if any(_shows_image(message.get("content")) for message in prompt):
         raise ValueError(
             "A prompt of the dataset shows images, and this adapter trains on tokens alone: leave such rows out, or "
             "train on them with to_tensors and image_inputs."
@@ -82,7 +82,7 @@ def messages_of(prompt: Prompt) -> list[JsonObject]:
     return [{name: value for name, value in message.items() if value is not None} for message in messages]
 
 
-def shows_image(content: object) -> bool:
+def _shows_image(content: object) -> bool:
     parts = content if isinstance(content, Iterable) and not isinstance(content, str) else ()
     return any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in parts)
 

@@ -20,10 +20,9 @@ from rollout_client.calls.json_values import json_value
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.base import PolicyDemand
-from rollout_client.contract.messages import GivenMessage, JsonObject, Message
-from rollout_client.contract.mismatch import ReportAnswer
+from rollout_client.contract.messages import GivenMessage, JsonObject, Message, may_be_trained
+from rollout_client.contract.records import ReportAnswer
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.contract.training import may_be_trained
 from rollout_client.results import RolloutsNotFinal, filled_in, final_reward
 from rollout_client.tensors.rollout_tensors import unpadded
 from rollout_client.trainers.dataset_rows import GenerationOptions, sampling_fields
@@ -82,8 +81,8 @@ def run_multi_turn_rollout(
         RolloutsNotFinal: see `not_final`.
         NotJson: the batch holds a value that is not JSON; it names the row and the field.
     """
-    return run_batch(
-        client, input_batch, not_final, options_of(max_seq_len, max_rollout_turns, "lockstep", greedy, options)
+    return _run_batch(
+        client, input_batch, not_final, _options_of(max_seq_len, max_rollout_turns, "lockstep", greedy, options)
     )
 
 
@@ -98,8 +97,8 @@ def run_async_multi_turn_rollout(
     **options: Unpack[ServiceOptions],
 ) -> tuple[Batch, dict[str, Any]]:
     """`run_multi_turn_rollout`, but no sample waits for another within a turn. Returns when all samples have ended."""
-    return run_batch(
-        client, input_batch, not_final, options_of(max_seq_len, max_rollout_turns, "async", greedy, options)
+    return _run_batch(
+        client, input_batch, not_final, _options_of(max_seq_len, max_rollout_turns, "async", greedy, options)
     )
 
 
@@ -135,7 +134,7 @@ def report_prev_logprobs(
     )
 
 
-def options_of(
+def _options_of(
     max_seq_len: int,
     max_rollout_turns: int,
     schedule: Literal["async", "lockstep"],
@@ -151,20 +150,20 @@ def options_of(
     }
 
 
-def run_batch(
+def _run_batch(
     client: RolloutClient, input_batch: Batch, not_final: NotFinal, options: RolloutOptions
 ) -> tuple[Batch, dict[str, Any]]:
-    response = client.rollout(samples_of(input_batch), **options)
+    response = client.rollout(_samples_of(input_batch), **options)
     rewards = [final_reward(sample) for sample in response.samples]
     lost = [sample for sample, reward in zip(response.samples, rewards, strict=True) if reward is None]
     if lost and not_final == "raise":
         raise RolloutsNotFinal(lost, len(rewards))
-    changed = changed_fields(input_batch, response.samples, rewards, not_final)
+    changed = _changed_fields(input_batch, response.samples, rewards, not_final)
     batch_class = cast(Any, type(input_batch))
     return batch_class({**input_batch, **changed}), dict(response.metrics)
 
 
-def samples_of(batch: Mapping[str, Any]) -> list[JsonObject]:
+def _samples_of(batch: Mapping[str, Any]) -> list[JsonObject]:
     """The samples to post, one per row. Other fields of the batch are not sent: they are not changed either."""
     stop_strings = batch.get("stop_strings")
     if stop_strings is None or not len(stop_strings):
@@ -174,7 +173,7 @@ def samples_of(batch: Mapping[str, Any]) -> list[JsonObject]:
         {
             "idx": place,
             "task_name": task_name,
-            "message_log": [posted_fields(message) for message in message_log],
+            "message_log": [_posted_fields(message) for message in message_log],
             "extra_env_info": extra_env_info or {},
             **({} if stops is None else {"stop_strings": stops}),
         }
@@ -182,29 +181,29 @@ def samples_of(batch: Mapping[str, Any]) -> list[JsonObject]:
     ]
 
 
-def posted_fields(message: Mapping[str, Any]) -> JsonObject:
+def _posted_fields(message: Mapping[str, Any]) -> JsonObject:
     fields = {name: message[name] for name in POSTED_FIELDS if message.get(name) is not None}
-    return fields | ({"role": "assistant"} if is_response(message) else {})
+    return fields | ({"role": "assistant"} if _is_response(message) else {})
 
 
-def sent_message(message: Mapping[str, Any]) -> JsonObject:
-    sent: JsonObject = json_value(posted_fields(message))
+def _sent_message(message: Mapping[str, Any]) -> JsonObject:
+    sent: JsonObject = json_value(_posted_fields(message))
     return sent
 
 
-def is_response(message: Mapping[str, Any]) -> bool:
+def _is_response(message: Mapping[str, Any]) -> bool:
     """Whether the policy generated the message. NeMo-RL itself gives log-probabilities to all, of 0."""
     is_left_out = message.get("generation_logprobs") is not None and not may_be_trained(message)
     return is_left_out or (message["role"] == "assistant" and "generation_logprobs" in message)
 
 
-def changed_fields(
+def _changed_fields(
     batch: Mapping[str, Any], samples: Sequence[SampleResult], rewards: Sequence[float | None], not_final: NotFinal
 ) -> dict[str, Any]:
     logs = batch["message_log"]
-    prompts = list(map(prompt_tokens, logs))
+    prompts = list(map(_prompt_tokens, logs))
     changed = {
-        "message_log": [merged_log(log, sample.message_log) for log, sample in zip(logs, samples, strict=True)],
+        "message_log": [_merged_log(log, sample.message_log) for log, sample in zip(logs, samples, strict=True)],
         "extra_env_info": [sample.extra_env_info for sample in samples],
         "total_reward": torch.tensor(filled_in(rewards, prompts, 0.0), dtype=torch.float32),
         "truncated": torch.tensor([sample.truncated for sample in samples], dtype=torch.bool),
@@ -212,11 +211,11 @@ def changed_fields(
         "rollout_id": [sample.rollout_id for sample in samples],
     }
     return changed | (
-        loss_multipliers(batch, rewards) if not_final == "mask" or MASKED_LOSS_MULTIPLIER in batch else {}
+        _loss_multipliers(batch, rewards) if not_final == "mask" or MASKED_LOSS_MULTIPLIER in batch else {}
     )
 
 
-def merged_log(posted: Sequence[Mapping[str, Any]], returned: Sequence[Message]) -> list[Mapping[str, Any]]:
+def _merged_log(posted: Sequence[Mapping[str, Any]], returned: Sequence[Message]) -> list[Mapping[str, Any]]:
     """The posted messages, then the new ones.
 
     The service continues the last message if its generation was interrupted, and rewards it if only its step was
@@ -225,14 +224,14 @@ def merged_log(posted: Sequence[Mapping[str, Any]], returned: Sequence[Message])
     if len(returned) < len(posted):
         return list(posted)
     *before, last = posted
-    came, *new = map(message_of, returned[len(before) :])
-    if sent_message(last) != sent_message(came):
+    came, *new = map(_message_of, returned[len(before) :])
+    if _sent_message(last) != _sent_message(came):
         own = {name: value for name, value in last.items() if not isinstance(value, torch.Tensor)}
         last = own | came
     return [*before, last, *new]
 
 
-def message_of(message: Message) -> dict[str, Any]:
+def _message_of(message: Message) -> dict[str, Any]:
     """The message in NeMo-RL's form, with finish reason, weight versions and reward if the service sent them.
 
     NeMo-RL trains on all messages of the assistant: a response that may not be trained has another role there."""
@@ -244,13 +243,13 @@ def message_of(message: Message) -> dict[str, Any]:
     }
 
 
-def prompt_tokens(log: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+def _prompt_tokens(log: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
     """Tokens before the first response, which the rollouts of one prompt share even when they are resumed."""
-    prompt = takewhile(lambda message: not is_response(message), log)
+    prompt = takewhile(lambda message: not _is_response(message), log)
     return tuple(token for message in prompt for token in json_value(message["token_ids"]))
 
 
-def loss_multipliers(batch: Mapping[str, Any], rewards: Sequence[float | None]) -> dict[str, torch.Tensor]:
+def _loss_multipliers(batch: Mapping[str, Any], rewards: Sequence[float | None]) -> dict[str, torch.Tensor]:
     """Multipliers with 0 for samples without a final reward, and the values that these had before."""
     multiplier, masked = batch.get("loss_multiplier"), batch.get(MASKED_LOSS_MULTIPLIER)
     given = torch.as_tensor([1.0] * len(rewards) if multiplier is None else multiplier)

@@ -13,7 +13,6 @@ other columns are looked up by the prompt.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, Unpack, cast
@@ -24,7 +23,6 @@ from accelerate.utils import DistributedType, broadcast_object_list  # type: ign
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.calls.sync_client.pusher import PolicyPusher
-from rollout_client.contract.base import label_of
 from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.policy import PushResult
 from rollout_client.contract.rollouts import SampleResult
@@ -39,7 +37,6 @@ from rollout_client.trainers.dataset_rows import (
     prompt_key,
     sampling_fields,
 )
-from rollout_client.trainers.trl_reports import Expected, LossReports
 from rollout_client.turn_rewards import turn_rewards
 from rollout_client.weights.torch_tensors import GatheredState
 
@@ -70,7 +67,7 @@ def push_from_trainer(pusher: PolicyPusher, trainer: Any, policy_name: str | Non
     outcome: list[int | str] = [0]
     failure: BaseException | None = None
     try:
-        push = push_of(pusher, trainer, policy_name)
+        push = _push_of(pusher, trainer, policy_name)
         if trainer.accelerator.is_main_process:
             outcome = [push().version]
     except BaseException as error:  # noqa: BLE001 - the others wait in the broadcast, whatever has happened here
@@ -83,13 +80,13 @@ def push_from_trainer(pusher: PolicyPusher, trainer: Any, policy_name: str | Non
     return int(version_or_reason)
 
 
-def push_of(pusher: PolicyPusher, trainer: Any, policy_name: str | None) -> Callable[[], PushResult]:
+def _push_of(pusher: PolicyPusher, trainer: Any, policy_name: str | None) -> Callable[[], PushResult]:
     """The push that the main process calls. Raises `ValueError` as `push_from_trainer` does."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(model, "peft_config"):
         if policy_name is not None:
             raise ValueError(f"policy_name={policy_name}: a named policy is an adapter, and the trainer trains none.")
-        return partial(pusher.push, weights_of(trainer, model))
+        return partial(pusher.push, _weights_of(trainer, model))
     if trainer.accelerator.distributed_type in SHARDED:
         raise ValueError(
             "The trainer trains a PEFT adapter whose weights are sharded over processes, which is not pushed from "
@@ -98,7 +95,7 @@ def push_of(pusher: PolicyPusher, trainer: Any, policy_name: str | None) -> Call
     return partial(pusher.client.push_weights, model, kind="adapter", name=policy_name)
 
 
-def weights_of(trainer: Any, model: Any) -> torch.nn.Module | GatheredState:
+def _weights_of(trainer: Any, model: Any) -> torch.nn.Module | GatheredState:
     """The unwrapped model; for a sharded model its state dict, which all processes gather together."""
     accelerator = trainer.accelerator
     if accelerator.distributed_type in SHARDED:
@@ -120,33 +117,21 @@ class TrainerOptions(GenerationOptions, total=False):
 
 
 class RolloutFuncOptions(TrainerOptions, total=False):
-    """Options of every `rollout_func` of the service; see `ServiceRolloutFunc`."""
+    """Options of every `rollout_func` of the service."""
 
     task_name: str | None
+    """See `RowReader`."""
     env_columns: Sequence[str]
+    """See `RowReader`."""
     fields_of: FieldsOf | None
+    """Returns all fields of a sample except its prompt (`task_name`, `extra_env_info`, ...). It is needed where the
+    prompt does not identify the row: for streamed datasets, and for equal prompts of different rows."""
     push: bool
+    """Push the weights, by default; without it the caller does."""
     policy_name: str | None
+    """The named policy that the adapter of a PEFT model becomes, beside those of other trainers."""
     check_tokenizer: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """Part of one rollout that the trainer gets."""
-
-    tokens: TokenRow
-    """Up to the last generated token."""
-    reward: float | None
-    """None if it is not final."""
-    rewards: dict[str, float]
-    status: str
-    answer: str | None = None
-    finish_reason: str | None = None
-    """Reason of the last response: `length` if its length has cut it."""
-    turn_rewards: Sequence[float] = ()
-    """Rewards of the turns, which sum to the reward."""
-    rollout_id: str | None = None
-    """The service's name of the rollout; None for an agent's session."""
+    """At the first call, check that the trainer's tokenizer makes the service's tokens; by default it is checked."""
 
 
 class ServiceRolloutFunc:
@@ -159,40 +144,19 @@ class ServiceRolloutFunc:
 
     Args:
         client: the caller owns it and closes it.
-        task_name, env_columns: see `RowReader`.
-        fields_of: returns all fields of a sample except its prompt (`task_name`, `extra_env_info`, ...). It is needed
-            where the prompt does not identify the row: for streamed datasets, and for equal prompts of different rows.
-        push: push the weights; without it the caller does.
-        policy_name: the named policy that the adapter of a PEFT model becomes, beside those of other trainers.
-        check_tokenizer: at the first call, check that the trainer's tokenizer makes the service's tokens.
-        report_logprobs: tell the service which log-probabilities the trainer computes in the first step after rollouts,
-            and log what makes them part from the sampled ones. Needs a service that keeps records of rollouts.
-        options: fields of the request that the trainer's arguments do not set.
+        options: those of the adapter, and fields of the request that the trainer's arguments do not set.
     """
 
-    def __init__(
-        self,
-        client: RolloutClient,
-        *,
-        task_name: str | None = None,
-        env_columns: Sequence[str] = (),
-        fields_of: FieldsOf | None = None,
-        push: bool = True,
-        policy_name: str | None = None,
-        check_tokenizer: bool = True,
-        report_logprobs: bool = False,
-        **options: Unpack[TrainerOptions],
-    ) -> None:
+    def __init__(self, client: RolloutClient, **options: Unpack[RolloutFuncOptions]) -> None:
         self._client = client
         self.pusher = PolicyPusher(client)
         """For further pushes of the trainer's weights: after one by another pusher, the next is of full weights."""
-        self._must_check_tokenizer = check_tokenizer
-        self._reader = RowReader(task_name, env_columns)
-        self._fields_of = fields_of
-        self._push = push
-        self._policy_name = policy_name
-        self._options = options
-        self._reports = LossReports(client) if report_logprobs else None
+        self._must_check_tokenizer = options.pop("check_tokenizer", True)
+        self._reader = RowReader(options.pop("task_name", None), options.pop("env_columns", ()))
+        self._fields_of = options.pop("fields_of", None)
+        self._push = options.pop("push", True)
+        self._policy_name = options.pop("policy_name", None)
+        self._options: TrainerOptions = options
         self._found: dict[bool, dict[str, JsonObject]] = {}
         self._pushed: tuple[int, int] | None = None
 
@@ -227,17 +191,17 @@ class ServiceRolloutFunc:
             options["policy"] = {**policy, "min_version": self._version(trainer)}
         elif policy:
             options["policy"] = policy
-        completions = self._played(samples, options)
-        if self._reports is not None and trainer.model.training:
-            expected = [Expected(each.rollout_id, each.tokens) for each in completions if each.rollout_id is not None]
-            self._reports.expect(trainer, expected, self._label())
-        return columns_of(completions, tokenizer.pad_token_id)
+        return _columns_of(*self._played(samples, options), tokenizer.pad_token_id)
 
     def _prompt_fields(self, prompt: Prompt, tokenizer: Any) -> JsonObject:
-        return prompt_fields(prompt, tokenizer)
+        return _prompt_fields(prompt, tokenizer)
 
-    def _played(self, samples: list[JsonObject], options: RolloutOptions) -> list[Completion]:
-        return [completion_of(sample) for sample in self._client.rollout(samples, **options).samples]
+    def _played(
+        self, samples: list[JsonObject], options: RolloutOptions
+    ) -> tuple[Sequence[SampleResult], list[float | None]]:
+        """The rollouts of the samples, and their rewards; None where a reward is not final."""
+        played = self._client.rollout(samples, **options).samples
+        return played, [final_reward(sample) for sample in played]
 
     def _version(self, trainer: Any) -> int:
         """The service's version of the trainer's weights; pushes them if the trainer has made a step since."""
@@ -246,17 +210,13 @@ class ServiceRolloutFunc:
             self._pushed = (step, push_from_trainer(self.pusher, trainer, self._policy_name))
         return self._pushed[1]
 
-    def _label(self) -> str | None:
-        """The service's name of the version that was pushed last."""
-        return None if self._pushed is None else label_of(self._policy_name, self._pushed[1])
-
     def _fields(self, prompt: Prompt, trainer: Any) -> Mapping[str, Any]:
         if self._fields_of is not None:
             return self._fields_of(prompt)
         is_training = trainer.model.training
         if is_training not in self._found:
             dataset = trainer.train_dataset if is_training else trainer.eval_dataset
-            self._found[is_training] = fields_by_prompt(dataset_rows(dataset), self._reader)
+            self._found[is_training] = fields_by_prompt(_dataset_rows(dataset), self._reader)
         try:
             return self._found[is_training][key := prompt_key(prompt)]
         except KeyError:
@@ -284,10 +244,10 @@ def service_reward(
     return total_reward
 
 
-def dataset_rows(dataset: Any) -> Any:
+def _dataset_rows(dataset: Any) -> Any:
     """The rows of a dataset, or of every dataset of a dict; raises `ValueError` for a streamed dataset."""
     if isinstance(dataset, Mapping):
-        return chain.from_iterable(dataset_rows(each) for each in dataset.values())
+        return chain.from_iterable(_dataset_rows(each) for each in dataset.values())
     if not hasattr(dataset, "__len__"):
         raise ValueError(
             "The dataset is streamed, so its rows cannot be found by their prompt: give the adapter fields_of."
@@ -295,7 +255,7 @@ def dataset_rows(dataset: Any) -> Any:
     return dataset
 
 
-def prompt_fields(prompt: Prompt, tokenizer: Any) -> JsonObject:
+def _prompt_fields(prompt: Prompt, tokenizer: Any) -> JsonObject:
     """Chat messages are posted as they are, for the service's chat template; text is tokenized here, as in TRL."""
     if not isinstance(prompt, str):
         return {"messages": cast(Any, messages_of(prompt))}
@@ -326,28 +286,21 @@ def rollout_options(args: Any, given: TrainerOptions) -> RolloutOptions:
     return {**cast(RolloutOptions, given), "sampling": sampling, "chat_template_kwargs": template}
 
 
-def completion_of(sample: SampleResult) -> Completion:
-    tokens = token_row(sample).without_tail()
-    reward, reason = final_reward(sample), last_finish_reason(sample)
-    turns = turn_rewards(sample, reward)
-    return Completion(tokens, reward, sample.rewards, sample.status, sample.answer, reason, turns, sample.rollout_id)
-
-
-def columns_of(completions: Sequence[Completion], filler_id: int) -> dict[str, list[Any]]:
+def _columns_of(samples: Sequence[SampleResult], rewards: list[float | None], filler_id: int) -> dict[str, list[Any]]:
     """The columns of `ServiceRolloutFunc`. TRL forbids empty lists: one masked `filler_id` replaces an empty one."""
-    rows = [completion.tokens for completion in completions]
+    rows = [token_row(sample).without_tail() for sample in samples]
     return {
         "prompt_ids": [row.token_ids[: row.prompt_length] or [filler_id] for row in rows],
         "completion_ids": [row.token_ids[row.prompt_length :] or [filler_id] for row in rows],
         "logprobs": [row.generation_logprobs[row.prompt_length :] or [MASKED_LOGPROB] for row in rows],
-        "env_mask": [env_mask(completion.tokens, completion.reward is not None) for completion in completions],
-        "total_reward": [completion.reward for completion in completions],
-        "rewards": [completion.rewards for completion in completions],
-        "status": [completion.status for completion in completions],
-        "answer": [completion.answer for completion in completions],
-        "finish_reason": [completion.finish_reason for completion in completions],
-        "turn_rewards": [list(completion.turn_rewards) for completion in completions],
-        "rollout_id": [completion.rollout_id for completion in completions],
+        "env_mask": [env_mask(row, reward is not None) for row, reward in zip(rows, rewards, strict=True)],
+        "total_reward": rewards,
+        "rewards": [sample.rewards for sample in samples],
+        "status": [sample.status for sample in samples],
+        "answer": [sample.answer for sample in samples],
+        "finish_reason": [last_finish_reason(sample) for sample in samples],
+        "turn_rewards": [turn_rewards(sample, reward) for sample, reward in zip(samples, rewards, strict=True)],
+        "rollout_id": [sample.rollout_id for sample in samples],
     }
 
 

@@ -21,14 +21,16 @@ from rollout_client.calls.async_twin import async_twin
 from rollout_client.calls.rollouts import RolloutOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.contract.messages import JsonObject
+from rollout_client.contract.rollouts import SampleMetrics, SampleResult
 from rollout_client.contract.sessions import SessionLimits
 from rollout_client.errors import RolloutError
-from rollout_client.results import TokenRow, last_finish_reason, token_row
 from rollout_client.trainers.dataset_rows import Prompt, messages_of
-from rollout_client.trainers.trl import Completion, RolloutFuncOptions, ServiceRolloutFunc
-from rollout_client.turn_rewards import turn_rewards
+from rollout_client.trainers.trl import RolloutFuncOptions, ServiceRolloutFunc
 
-NOTHING = TokenRow([], [], [], [], 0, 0)
+NOTHING = SampleResult.model_construct(
+    message_log=[], rewards={}, status="error", metrics=SampleMetrics.model_construct(turn_count=0)
+)
+"""A run without a generation."""
 OF_A_SESSION = frozenset({"sampling", "policy", "deadline_s"})
 Returned = TypeVar("Returned")
 
@@ -43,8 +45,8 @@ class AgentRolloutFunc(ServiceRolloutFunc):
     Each run has a session of the service with the trainer's sampling, wherever the agent's own calls do not say
     otherwise: `max_completion_length` limits each call. Weights are pushed as by `ServiceRolloutFunc`.
 
-    TRL takes one completion of each prompt: the branch whose last response was generated last. An agent with subagents,
-    or one that compacts its conversation, has others too; `SessionFactory` of `trl_async.harness` trains on all.
+    TRL takes one completion of each prompt: the branch whose last response was generated last. Other branches, of
+    subagents or of a conversation before it was compacted, are not trained.
 
     Args:
         client: the caller owns it and closes it.
@@ -55,9 +57,6 @@ class AgentRolloutFunc(ServiceRolloutFunc):
         limits: bounds of each session.
         connect: makes the client of the sessions; by default one that sends through `client`, with its settings.
         options: those of `ServiceRolloutFunc`. Of the request's fields, sessions have only `sampling` and `deadline_s`.
-
-    Raises:
-        ValueError: sessions do not have one of the options.
     """
 
     def __init__(
@@ -72,8 +71,6 @@ class AgentRolloutFunc(ServiceRolloutFunc):
         connect: Callable[[], AsyncRolloutClient] | None = None,
         **options: Unpack[RolloutFuncOptions],
     ) -> None:
-        if "report_logprobs" in options:
-            raise ValueError("report_logprobs: the service keeps no records of sessions; leave it out.")
         super().__init__(client, **options)
         self._agent = agent
         self._judge = judge
@@ -85,7 +82,9 @@ class AgentRolloutFunc(ServiceRolloutFunc):
     def _prompt_fields(self, prompt: Prompt, tokenizer: Any) -> JsonObject:  # noqa: ARG002 - an agent gets messages
         return {"messages": [*messages_of(prompt)]}
 
-    def _played(self, samples: list[JsonObject], options: RolloutOptions) -> list[Completion]:
+    def _played(
+        self, samples: list[JsonObject], options: RolloutOptions
+    ) -> tuple[list[SampleResult], list[float | None]]:
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         if others := given.keys() - OF_A_SESSION:
             raise ValueError(f"Sessions of agents have no {', '.join(sorted(others))}: the agent's own calls say it.")
@@ -105,26 +104,25 @@ class AgentRolloutFunc(ServiceRolloutFunc):
                     **self._limits,
                 )
 
-        rollouts = [rollout for [rollout] in in_a_thread(played())]
+        rollouts = [rollout for [rollout] in _in_a_thread(played())]
         if rollouts and all(rollout.error is not None for rollout in rollouts):
             raise AgentsFailed(
                 f"All {len(rollouts)} runs of the agent failed; the first: {rollouts[0].error!r}"
             ) from rollouts[0].error
-        return [completion_of(rollout) for rollout in rollouts]
+        # A run without a generation has nothing that a reward could train.
+        rewards = [rollout.total_reward if rollout.samples else None for rollout in rollouts]
+        return [_sample_of(rollout) for rollout in rollouts], rewards
 
 
-def completion_of(rollout: AgentRollout) -> Completion:
+def _sample_of(rollout: AgentRollout) -> SampleResult:
+    """The branch that was generated last, with the status of the run."""
     if not rollout.samples:
-        return Completion(NOTHING, None, {}, "error")
+        return NOTHING
     latest = rollout.samples[-1]
-    status = latest.status if rollout.error is None else "error"
-    tokens = token_row(latest).without_tail()
-    reason = last_finish_reason(latest)
-    turns = turn_rewards(latest, rollout.total_reward)
-    return Completion(tokens, rollout.total_reward, latest.rewards, status, finish_reason=reason, turn_rewards=turns)
+    return latest if rollout.error is None else latest.model_copy(update={"status": "error"})
 
 
-def in_a_thread(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
+def _in_a_thread(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
     """Runs the coroutine to its result in a thread: in a notebook this one has an event loop already."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, coroutine).result()

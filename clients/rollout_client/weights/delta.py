@@ -54,7 +54,7 @@ class TensorChanges:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaEntry:
+class _DeltaEntry:
     """The two tensors of a delta that hold the changes of one tensor."""
 
     gaps: TensorEntry
@@ -71,12 +71,12 @@ def encode_changes(base: Bits, new: Bits, max_gap: int = MAX_GAP) -> TensorChang
     indices = np.flatnonzero(base != new)
     gaps = np.diff(indices, prepend=0)
     if gaps.size and gaps.max() > max_gap:
-        indices = split_long_gaps(indices, max_gap)
+        indices = _split_long_gaps(indices, max_gap)
         gaps = np.diff(indices, prepend=0)
     return TensorChanges(gaps.astype(np.int32), new[indices])
 
 
-def split_long_gaps(indices: NDArray[np.int64], max_gap: int) -> NDArray[np.int64]:
+def _split_long_gaps(indices: NDArray[np.int64], max_gap: int) -> NDArray[np.int64]:
     """`indices` and further ones between them, such that no gap is above `max_gap`.
 
     A value that did not change may stand in a delta: it replaces itself.
@@ -133,14 +133,14 @@ def delta_weights(changes: Mapping[str, TensorChanges], base: Header) -> Weights
     return Weights(header, lambda entry: iter([parts[entry.name][1].view(np.uint8).data]))
 
 
-def delta_entries(delta: Header, base: Mapping[str, TensorEntry]) -> dict[str, DeltaEntry]:
+def delta_entries(delta: Header, base: Mapping[str, TensorEntry]) -> dict[str, _DeltaEntry]:
     """The tensors of `base` that a delta with this header changes, by name. Reads the header only, no data.
 
     Raises:
         BadDelta: a name, dtype or shape in the header does not fit `base`.
     """
     by_name = delta.by_name
-    changed: dict[str, DeltaEntry] = {}
+    changed: dict[str, _DeltaEntry] = {}
     for entry in delta.entries:
         name, dot, suffix = entry.name.rpartition(".")
         if dot + suffix not in (GAPS, VALUES):
@@ -150,12 +150,12 @@ def delta_entries(delta: Header, base: Mapping[str, TensorEntry]) -> dict[str, D
         gaps, values = by_name.get(name + GAPS), by_name.get(name + VALUES)
         if gaps is None or values is None:
             raise BadDelta(name, f"{name}{VALUES if values is None else GAPS} is missing.")
-        check_entries(name, gaps, values, base[name])
-        changed[name] = DeltaEntry(gaps, values)
+        _check_entries(name, gaps, values, base[name])
+        changed[name] = _DeltaEntry(gaps, values)
     return changed
 
 
-def check_entries(name: str, gaps: TensorEntry, values: TensorEntry, base: TensorEntry) -> None:
+def _check_entries(name: str, gaps: TensorEntry, values: TensorEntry, base: TensorEntry) -> None:
     if gaps.dtype != "I32":
         raise BadDelta(name, f"gaps are {gaps.dtype}; they must be I32.")
     if values.dtype != base.dtype:
@@ -164,7 +164,7 @@ def check_entries(name: str, gaps: TensorEntry, values: TensorEntry, base: Tenso
         raise BadDelta(name, f"gaps and values have shapes {gaps.shape} and {values.shape}: both must be one [n].")
 
 
-def read_changes(path: str | PathLike[str], header: Header, entry: DeltaEntry) -> TensorChanges:
+def read_changes(path: str | PathLike[str], header: Header, entry: _DeltaEntry) -> TensorChanges:
     """The changes of one tensor, from the delta file at `path`; raises what `tensor_blocks` raises."""
     gaps = np.frombuffer(read_tensor(path, header, entry.gaps), dtype="<i4").astype(np.int32, copy=False)
     return TensorChanges(gaps, as_bits(entry.values.dtype, read_tensor(path, header, entry.values)))

@@ -64,7 +64,7 @@ class FileTensor(SourceTensor):
 def file_tensors(path: Path) -> dict[str, SourceTensor]:
     """The tensors of a file, or of a folder with a checkpoint; raises `NotSafetensors`."""
     tensors: dict[str, SourceTensor] = {}
-    for file in checkpoint_files(path) if path.is_dir() else [path]:
+    for file in _checkpoint_files(path) if path.is_dir() else [path]:
         header = read_header(file)
         for entry in header.entries:
             if entry.name in tensors:
@@ -75,7 +75,7 @@ def file_tensors(path: Path) -> dict[str, SourceTensor]:
     return tensors
 
 
-def checkpoint_files(folder: Path) -> list[Path]:
+def _checkpoint_files(folder: Path) -> list[Path]:
     """Files of a checkpoint: those of its index; without an index `model.safetensors`, or else all of the folder."""
     if (folder / INDEX_FILE).exists():
         try:

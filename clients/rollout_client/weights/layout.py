@@ -33,16 +33,16 @@ class WeightsDoNotFit(ValueError):
     def __init__(self, missing: list[str], extra: list[str], wrong: dict[str, str]) -> None:
         super().__init__(
             "The weights are not those of the model that the service serves; nothing was sent."
-            + finding("Missing", missing)
-            + finding("Not known there", extra)
-            + finding("Different", [f"{name} {how}" for name, how in wrong.items()])
+            + _finding("Missing", missing)
+            + _finding("Not known there", extra)
+            + _finding("Different", [f"{name} {how}" for name, how in wrong.items()])
         )
         self.missing = missing
         self.extra = extra
         self.wrong = wrong
 
 
-def finding(title: str, names: list[str]) -> str:
+def _finding(title: str, names: list[str]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - MAX_SHOWN_NAMES} more" if len(names) > MAX_SHOWN_NAMES else ""
@@ -60,12 +60,12 @@ def names_in_model(names: Iterable[str], model: Container[str]) -> dict[str, str
     taken = set(found)
     for name in names:
         if name not in found:
-            found[name] = next((each for each in aliases(name) if each in model and each not in taken), name)
+            found[name] = next((each for each in _aliases(name) if each in model and each not in taken), name)
             taken.add(found[name])
     return found
 
 
-def aliases(name: str) -> Iterator[str]:
+def _aliases(name: str) -> Iterator[str]:
     """The names that the same tensor may have in a model that is not wrapped."""
     plain = WRAPPERS.sub("", name)
     yield plain
@@ -88,18 +88,18 @@ def fitted(tensors: Mapping[str, T], layout: PolicyLayout, is_partial: bool = Fa
     sent = {name: tensor for name, tensor in tensors.items() if name in layout.tensors}
     missing = [] if is_partial else [name for name in layout.tensors if name not in tensors]
     wrong = {
-        name: how for name, tensor in sent.items() if (how := difference(tensor, layout.tensors[name])) is not None
+        name: how for name, tensor in sent.items() if (how := _difference(tensor, layout.tensors[name])) is not None
     }
     extra = [name for name in tensors if name not in sent]
     if not missing and not wrong:
         # Comparing two tensors may read them, so it is done only where everything else fits.
-        extra = [name for name in extra if not is_tied(tensors[name], sent)]
+        extra = [name for name in extra if not _is_tied(tensors[name], sent)]
     if missing or extra or wrong:
         raise WeightsDoNotFit(missing, extra, wrong)
     return sent
 
 
-def difference(tensor: SourceTensor, layout: TensorLayout) -> str | None:
+def _difference(tensor: SourceTensor, layout: TensorLayout) -> str | None:
     if tensor.shape != tuple(layout.shape):
         return f"has shape {list(tensor.shape)} instead of {layout.shape}"
     if tensor.dtype != layout.dtype and not {tensor.dtype, layout.dtype} <= CASTABLE:
@@ -107,5 +107,5 @@ def difference(tensor: SourceTensor, layout: TensorLayout) -> str | None:
     return None
 
 
-def is_tied(tensor: SourceTensor, sent: Mapping[str, SourceTensor]) -> bool:
+def _is_tied(tensor: SourceTensor, sent: Mapping[str, SourceTensor]) -> bool:
     return any(tensor.shape == other.shape and tensor.is_tied_to(other) for other in sent.values())

@@ -43,7 +43,7 @@ class TorchTensor(SourceTensor):
 
     @property
     def dtype(self) -> str:
-        return dtype_name(self.tensor)
+        return _dtype_name(self.tensor)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class TorchTensor(SourceTensor):
     def is_tied_to(self, other: SourceTensor) -> bool:
         if not isinstance(other, TorchTensor):
             return False
-        mine, others = local_shard(self.tensor), local_shard(other.tensor)
+        mine, others = _local_shard(self.tensor), _local_shard(other.tensor)
         if mine.data_ptr() == others.data_ptr() and mine.stride() == others.stride() and mine.numel():
             return True
         # Shards may be equal on one process and not on another (an empty one always is): the processes would disagree.
@@ -73,12 +73,12 @@ class TorchTensor(SourceTensor):
         return mine.device == others.device and mine.dtype == others.dtype and torch.equal(mine, others)
 
 
-def dtype_name(tensor: torch.Tensor) -> str:
+def _dtype_name(tensor: torch.Tensor) -> str:
     """The name of the dtype in safetensors, or in torch where safetensors has none."""
     return NAMES.get(tensor.dtype, str(tensor.dtype))
 
 
-def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+def _local_shard(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
 
@@ -94,7 +94,7 @@ def cast(data: Data, from_dtype: str, to_dtype: str) -> memoryview:
     return data_of(values.to(DTYPES[to_dtype]))
 
 
-class ConversionGroup:
+class _ConversionGroup:
     """Tensors of a model that are converted together. Memory holds the results from the first read to the last."""
 
     def __init__(self, model: Any, sources: Mapping[str, TorchTensor]) -> None:
@@ -126,11 +126,11 @@ class ConvertedTensor(SourceTensor):
     name: str
     outline: torch.Tensor
     """Has the shape and the dtype, and no data."""
-    group: ConversionGroup
+    group: _ConversionGroup
 
     @property
     def dtype(self) -> str:
-        return dtype_name(self.outline)
+        return _dtype_name(self.outline)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -161,10 +161,10 @@ def checkpoint_tensors(
     Raises:
         ValueError: transformers cannot convert one of the tensors; the message names it.
     """
-    outlines = {name: outline(tensor) for name, tensor in tensors.items()}
-    renamed = {id(made): name for name, made in outlines_in_checkpoint(model, outlines).items()}
+    outlines = {name: _outline(tensor) for name, tensor in tensors.items()}
+    renamed = {id(made): name for name, made in _outlines_in_checkpoint(model, outlines).items()}
     converted = {name: made for name, made in outlines.items() if id(made) not in renamed}
-    groups = {name: group for group in conversion_groups(model, converted) for name in group}
+    groups = {name: group for group in _conversion_groups(model, converted) for name in group}
     found: dict[str, TorchTensor | ConvertedTensor] = {}
     for name, tensor in tensors.items():
         if name not in groups:
@@ -176,12 +176,12 @@ def checkpoint_tensors(
         if name in known and not all(target in known for target in made):
             found[name] = tensor
         elif name == group[0]:
-            conversion = ConversionGroup(model, {each: tensors[each] for each in group})
+            conversion = _ConversionGroup(model, {each: tensors[each] for each in group})
             found |= {target: ConvertedTensor(target, made[target], conversion) for target in made}
     return found
 
 
-def conversion_groups(model: Any, outlines: Mapping[str, torch.Tensor]) -> list[list[str]]:
+def _conversion_groups(model: Any, outlines: Mapping[str, torch.Tensor]) -> list[list[str]]:
     """The names of `outlines`, those together that become the same tensor of the checkpoint."""
     by_target: dict[str, list[str]] = {}
     for name, tensor in outlines.items():
@@ -194,7 +194,7 @@ def conversion_groups(model: Any, outlines: Mapping[str, torch.Tensor]) -> list[
     return list({id(group): group for group in by_target.values()}.values())
 
 
-def outlines_in_checkpoint(model: Any, outlines: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _outlines_in_checkpoint(model: Any, outlines: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """All tensors at once; raises `ValueError` with the name of one that cannot be converted."""
     try:
         return to_checkpoint(model, outlines)
@@ -219,5 +219,5 @@ def to_checkpoint(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
         raise ValueError(f"transformers cannot convert {first} to tensors of the checkpoint: {error}") from error
 
 
-def outline(tensor: TorchTensor) -> torch.Tensor:
+def _outline(tensor: TorchTensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.tensor.dtype, device="meta")

@@ -78,7 +78,7 @@ class PushedWeights:
         changes: dict[str, TensorChanges] = {}
         changed_bytes = 0
         for entry in weights.header.entries:
-            new = joined(weights.read(entry))
+            new = _joined(weights.read(entry))
             if checksum is not None:
                 checksum.add(entry.name, entry.dtype, entry.shape, new)
             if self._version is None:
@@ -126,7 +126,7 @@ class PushedWeights:
         yield memoryview(self._tensors[entry.name])
 
 
-def joined(blocks: Iterator[Data]) -> Data:
+def _joined(blocks: Iterator[Data]) -> Data:
     """All `blocks` as one; a single block is not copied."""
     first = next(blocks, b"")
     rest = list(blocks)

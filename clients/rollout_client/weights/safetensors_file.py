@@ -150,7 +150,7 @@ def read_header_of(file: BinaryIO, file_bytes: int, path: str | os.PathLike[str]
     try:
         header = parse_header(text)
     except ValueError as error:
-        raise NotSafetensors(f"{path}: {excerpt(str(error))}") from error
+        raise NotSafetensors(f"{path}: {_excerpt(str(error))}") from error
     if header.file_bytes != file_bytes:
         raise NotSafetensors(f"{path} has {file_bytes} bytes, its header says {header.file_bytes}: it is not whole.")
     return header
@@ -167,18 +167,18 @@ def parse_header(text: bytes) -> Header:
     if not text.startswith(b"{"):
         raise NotSafetensors("The header does not begin with {.")
     try:
-        document = json.loads(text, object_pairs_hook=unique_names)
+        document = json.loads(text, object_pairs_hook=_unique_names)
     except (ValueError, RecursionError) as error:
         raise NotSafetensors(f"The header is not JSON: {error}") from error
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(
-        isinstance(value, str) and is_text(value) for value in metadata.values()
+        isinstance(value, str) and _is_text(value) for value in metadata.values()
     ):
         raise NotSafetensors("The header's __metadata__ holds a value that is not text.")
-    if not all(map(is_text, document)):
+    if not all(map(_is_text, document)):
         raise NotSafetensors("The header holds a name that is not text.")
     entries = sorted(
-        (parse_entry(name, tensor) for name, tensor in document.items()), key=lambda entry: (entry.begin, entry.end)
+        (_parse_entry(name, tensor) for name, tensor in document.items()), key=lambda entry: (entry.begin, entry.end)
     )
     end = 0
     for entry in entries:
@@ -188,37 +188,37 @@ def parse_header(text: bytes) -> Header:
     return Header(tuple(entries), metadata, LENGTH_BYTES + len(text))
 
 
-def parse_entry(name: str, document: object) -> TensorEntry:
+def _parse_entry(name: str, document: object) -> TensorEntry:
     if not isinstance(document, dict) or set(document) != {"dtype", "shape", "data_offsets"}:
         raise NotSafetensors(f"{name} has not just dtype, shape and data_offsets.")
     dtype, shape, offsets = document["dtype"], document["shape"], document["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise NotSafetensors(f"{name} has the dtype {dtype!r}, which is not known.")
-    if not is_sizes(shape) or not is_sizes(offsets) or len(offsets) != 2:
-        raise NotSafetensors(f"{excerpt(name)} has a shape or data_offsets that are not sizes.")
+    if not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
+        raise NotSafetensors(f"{_excerpt(name)} has a shape or data_offsets that are not sizes.")
     begin, end = offsets
     if end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise NotSafetensors(f"{name} has {end - begin} bytes, which is not its shape {shape} of {dtype}.")
     return TensorEntry(name, dtype, tuple(shape), begin, end)
 
 
-def is_sizes(value: object) -> bool:
+def _is_sizes(value: object) -> bool:
     """Whether `value` is a list of sizes. Their count and magnitude are bounded, so that their product is cheap."""
     if not isinstance(value, list) or len(value) > MAX_DIMENSIONS:
         return False
     return all(type(size) is int and 0 <= size <= MAX_SIZE for size in value)
 
 
-def is_text(name: str) -> bool:
+def _is_text(name: str) -> bool:
     """Whether `name` is encodable as UTF-8: JSON can spell lone surrogates, which are not."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-def excerpt(text: str) -> str:
+def _excerpt(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = dict(pairs)
     if len(names) != len(pairs):
         raise ValueError("a name occurs twice")

@@ -78,7 +78,7 @@ def full_weights(source: TensorsSource, layout: PolicyLayout, is_partial: bool =
         NotSafetensors: a file is not a safetensors file.
         ValueError: partial weights without any tensor, or a tensor that has no counterpart in a checkpoint.
     """
-    tensors = fitted(tensors_of(source, layout, is_partial), layout, is_partial)
+    tensors = fitted(_tensors_of(source, layout, is_partial), layout, is_partial)
     if is_partial and not tensors:
         raise ValueError("There is no tensor to send: the source holds none, or all its parameters are frozen.")
     header = header_of(((name, layout.tensors[name].dtype, tensor.shape) for name, tensor in tensors.items()), FORMAT)
@@ -86,7 +86,7 @@ def full_weights(source: TensorsSource, layout: PolicyLayout, is_partial: bool =
     return Weights(header, lambda entry: tensors[entry.name].blocks(entry.dtype), is_repeatable)
 
 
-def tensors_of(source: TensorsSource, layout: PolicyLayout, is_partial: bool = False) -> Mapping[str, SourceTensor]:
+def _tensors_of(source: TensorsSource, layout: PolicyLayout, is_partial: bool = False) -> Mapping[str, SourceTensor]:
     if isinstance(source, str | os.PathLike):
         return file_tensors(Path(source))
     with needed_for("Sending torch tensors", "torch"):

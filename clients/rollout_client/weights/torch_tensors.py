@@ -24,7 +24,7 @@ class AdapterNotMerged(ValueError):
     """The weights of a module lack those of its adapter; nothing was sent."""
 
 
-class AdaptedLayers:
+class _AdaptedLayers:
     """The layers of `module` that PEFT has wrapped.
 
     Raises:
@@ -36,7 +36,7 @@ class AdaptedLayers:
         """Name of the module inside a layer whose tensors the model has, by layer."""
         for name, layer in module.named_modules():
             if hasattr(layer, "base_layer") and hasattr(layer, "merged"):
-                refuse_unmerged(name, layer)
+                _refuse_unmerged(name, layer)
                 self._kept[name] = f"{name}.base_layer"
             elif hasattr(layer, "original_module") and hasattr(layer, "modules_to_save"):
                 [active] = layer.active_adapters
@@ -64,7 +64,7 @@ class AdaptedLayers:
         return parent or None
 
 
-def refuse_unmerged(name: str, layer: nn.Module) -> None:
+def _refuse_unmerged(name: str, layer: nn.Module) -> None:
     if not layer.merged:
         raise AdapterNotMerged(
             f"The adapter of {name} is not merged, so the weights lack what it has learned. Call merge_adapter() "
@@ -98,41 +98,41 @@ def torch_tensors(source: TorchSource, layout: PolicyLayout, is_partial: bool = 
         ValueError: a tensor cannot be converted; the message names it.
     """
     module = source if isinstance(source, nn.Module) else source.module if isinstance(source, GatheredState) else None
-    tensors = state_of(source)
+    tensors = _state_of(source)
     if module is None:
-        return dict(without_wrappers(tensors))
-    adapted = AdaptedLayers(module)
+        return dict(_without_wrappers(tensors))
+    adapted = _AdaptedLayers(module)
     if is_partial:
         # Merging changes the parameters of an adapted layer, although they are frozen.
-        frozen = {name for name in frozen_parameters(module) if name not in adapted}
+        frozen = {name for name in _frozen_parameters(module) if name not in adapted}
         tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
-    tensors = without_wrappers(adapted.unwrapped(tensors))
-    if (model := transformers_model(module)) is None:
+    tensors = _without_wrappers(adapted.unwrapped(tensors))
+    if (model := _transformers_model(module)) is None:
         return dict(tensors)
     unsaved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     saved = {name: tensor for name, tensor in tensors.items() if name not in unsaved}
     return checkpoint_tensors(model, saved, layout.tensors)
 
 
-def state_of(source: TorchSource) -> dict[str, TorchTensor]:
+def _state_of(source: TorchSource) -> dict[str, TorchTensor]:
     if isinstance(source, GatheredState):
         source = source.state
     state = source.state_dict() if isinstance(source, nn.Module) else source
     return {name: TorchTensor(tensor) for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
 
 
-def without_wrappers(tensors: Mapping[str, TorchTensor]) -> dict[str, TorchTensor]:
+def _without_wrappers(tensors: Mapping[str, TorchTensor]) -> dict[str, TorchTensor]:
     plain = {name: WRAPPERS.sub("", name) for name in tensors}
     count = Counter(plain.values())
     # Of several tensors with one name the wrapped ones keep theirs, so that they are refused and not lost.
     return {name if count[plain[name]] > 1 else plain[name]: tensor for name, tensor in tensors.items()}
 
 
-def frozen_parameters(module: nn.Module) -> set[str]:
+def _frozen_parameters(module: nn.Module) -> set[str]:
     return {name for name, each in module.named_parameters(remove_duplicate=False) if not each.requires_grad}
 
 
-def transformers_model(module: nn.Module) -> Any | None:
+def _transformers_model(module: nn.Module) -> Any | None:
     """The model of transformers 5 or newer that `module` is or wraps; older ones have the tensors of a checkpoint."""
     if "transformers.core_model_loading" not in sys.modules:
         return None

@@ -107,7 +107,7 @@ def test_further_fields_that_are_no_object_are_refused(text: str) -> None:
         rows_of(table, SCHEMA)
 
 
-def test_numbers_may_be_wider_than_their_column_and_structs_may_lack_fields() -> None:
+def test_numbers_may_be_wider_and_structs_may_lack_fields() -> None:
     part = pa.struct([("count", pa.int64())])
     table = pa.table({"counts": pa.array([[2**40], None]), "part": pa.array([{"count": 2**40}, None], part)})
     assert rows_of(table, SCHEMA) == [{"counts": [2**40], "part": {"count": 2**40}}, {}]

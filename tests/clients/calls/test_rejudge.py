@@ -6,7 +6,7 @@ import torch
 
 from rollout_client import RequestRejected, SampleResult
 from rollout_client.calls.rejudge import Rejudging
-from rollout_client.contract.problems import FieldProblem, Problem
+from rollout_client.contract.base import FieldProblem, Problem
 from tests.clients.scripted_service import result
 
 PROGRAM = "a program plays this task, and cannot go on with a log; post the sample's messages in its place"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from rollout_client import RolloutResponse
 from rollout_client.cli.app import app
 from rollout_client.cli.commands.story import duration
-from rollout_client.contract.rollout_records import RolloutRecord
+from rollout_client.contract.records import RolloutRecord
 from tests.clients.cli.command_line import rollout, rows_of
 from tests.clients.scripted_service import SUMMARY, Json, problem, result, served
 

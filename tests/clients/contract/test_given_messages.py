@@ -16,7 +16,7 @@ def posted(*ranges: dict[str, Any], **fields: Any) -> GivenMessage:
     return GivenMessage.model_validate(message)
 
 
-def test_ranges_of_images_follow_each_other_within_the_tokens_of_their_message() -> None:
+def test_ranges_of_images_follow_each_other_within_their_message() -> None:
     assert [(shown.start, shown.end) for shown in posted(FIRST, SECOND).mm_ranges or ()] == [(0, 2), (2, 3)]
     for ranges in ([SECOND, FIRST], [FIRST, FIRST], [FIRST | {"end": 4}], [FIRST | {"end": 0}]):
         with pytest.raises(ValidationError, match="send ranges in order, which do not overlap"):

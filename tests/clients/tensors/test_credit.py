@@ -43,7 +43,7 @@ def of_turns(samples: Sequence[SampleResult], **options: Any) -> list[list[float
 # The advantages of turns
 
 
-def test_a_turn_is_credited_with_the_rewards_from_it_on_against_all_turns_of_its_group() -> None:
+def test_a_turn_has_the_rewards_from_it_on_against_all_turns_of_its_group() -> None:
     # The returns are 6, 5, 3 and 0, 2, with the mean 3.2.
     assert of_turns([turns(1, 2, 3), turns(-2, 2)]) == [
         pytest.approx([2.8, 1.8, -0.2]),
@@ -51,13 +51,10 @@ def test_a_turn_is_credited_with_the_rewards_from_it_on_against_all_turns_of_its
     ]
 
 
-def test_rewards_ahead_are_discounted_once_for_each_turn() -> None:
-    # The returns are 4 + 0.5 * (2 + 0.5 * 8) = 7, 6 and 8, with the mean 7.
-    assert of_turns([turns(4, 2, 8)], discount=0.5) == [[0, -1, 1]]
-
-
-def test_a_discount_of_0_credits_a_turn_with_its_own_reward_alone() -> None:
-    assert of_turns([turns(4, 2), turns(0, 2)], discount=0.0) == [[2, 0], [-2, 0]]
+@pytest.mark.parametrize(("discount", "advantages"), [(0.5, [[0, -1, 1]]), (0.0, [[-2 / 3, -8 / 3, 10 / 3]])])
+def test_rewards_ahead_are_discounted_once_for_each_turn(discount: float, advantages: list[list[float]]) -> None:
+    """With 0.5 the returns are 4 + 0.5 * (2 + 0.5 * 8) = 7, 6 and 8, with the mean 7."""
+    assert of_turns([turns(4, 2, 8)], discount=discount) == [pytest.approx(each) for each in advantages]
 
 
 def test_the_deviation_is_that_of_the_returns_of_all_turns() -> None:
@@ -73,13 +70,11 @@ def test_groups_are_compared_each_for_itself() -> None:
     assert of_turns([turns(1, idx=4), turns(7, 1, idx=1), turns(3, idx=4)]) == [[-1], [3.5, -3.5], [1]]
 
 
-def test_each_token_of_a_response_has_the_advantage_of_its_turn_and_no_other_token_has_one() -> None:
+def test_only_the_tokens_of_a_response_have_the_advantage_of_its_turn() -> None:
     first = played(given_message(1, 1), generated(2, 3, reward=1.0), given_message(4), generated(5, 6, 7, reward=3.0))
-    tensors = to_tensors([first], pad_token_id=PAD, credit="turn", scale_rewards=False, pad_to_multiple_of=5)
-    assert tensors.advantages.tolist() == [[0, 0, 0.5, 0.5, 0, -0.5, -0.5, -0.5, 0, 0]]
-    left = to_tensors(
-        [first], pad_token_id=PAD, credit="turn", scale_rewards=False, pad_to_multiple_of=5, padding_side="left"
-    )
+    options: dict[str, Any] = {"pad_token_id": PAD, "credit": "turn", "scale_rewards": False, "pad_to_multiple_of": 5}
+    assert to_tensors([first], **options).advantages.tolist() == [[0, 0, 0.5, 0.5, 0, -0.5, -0.5, -0.5, 0, 0]]
+    left = to_tensors([first], **options, padding_side="left")
     assert left.advantages.tolist() == [[0, 0, 0, 0, 0.5, 0.5, 0, -0.5, -0.5, -0.5]]
 
 
@@ -98,39 +93,32 @@ def credited(samples: Sequence[SampleResult], **options: Any) -> list[list[float
     return got
 
 
-def test_a_response_without_a_reward_is_a_turn_with_a_reward_of_0() -> None:
-    assert credited([turns(1, None, 2)]) == [[1, 0, 2]]
+@pytest.mark.parametrize(
+    ("sample", "rewards"),
+    [
+        (turns(1, None, 2), [1, 0, 2]),
+        # The reward of a whole session, or that which an agent returns.
+        (turns(1, 2, reward=10.0), [1, 9]),
+        (turns(None, None, reward=3.0), [0, 3]),
+        # The total of a rollout that was continued from a posted log is of its last turns alone.
+        (turns(5, 6, 1, turns=1, reward=1.0), [5, 6, 1]),
+        (played(given_message(1), reward=0.0), []),
+        (played(given_message(1), generated(reward=4.0), given_message(2), generated(3, reward=2.0)), [4, 2]),
+    ],
+)
+def test_a_turn_has_the_reward_of_its_message_and_the_last_the_rest(sample: SampleResult, rewards: list[float]) -> None:
+    assert credited([sample]) == [rewards]
 
 
-def test_what_the_total_has_beyond_the_messages_is_a_reward_of_the_last_turn() -> None:
-    """As the reward of a whole session, or that which an agent returns."""
-    assert credited([turns(1, 2, reward=10.0), turns(None, None, reward=3.0)]) == [[1, 9], [0, 3]]
-
-
-def test_the_turns_of_a_posted_log_keep_the_rewards_of_their_messages() -> None:
-    """The total of a rollout that was continued is of its last turns alone."""
-    assert credited([turns(5, 6, 1, turns=1, reward=1.0)]) == [[5, 6, 1]]
-
-
-def test_the_reward_of_an_observation_is_of_the_turn_before_it_and_that_of_a_prompt_of_none() -> None:
+def test_the_reward_of_an_observation_is_of_the_turn_before_it() -> None:
+    """That of a prompt is of none."""
     log = [
         given_message(1) | {"reward": 8.0},
         generated(2, reward=1.0),
         given_message(3) | {"reward": 0.5},
         generated(4, reward=2.0),
     ]
-    alone = played(*log, turns=0)
-    assert credited([alone]) == [[1.5, 2]]
-    assert credited([turns(1, turns=0), alone]) == [[1], [1.5, 2]]
-
-
-def test_a_rollout_without_a_response_has_no_turns() -> None:
-    assert credited([played(given_message(1), reward=0.0), turns(1)]) == [[], [1]]
-
-
-def test_a_response_without_tokens_is_a_turn_all_the_same() -> None:
-    log = [given_message(1), generated(reward=4.0), given_message(2), generated(3, reward=2.0)]
-    assert of_turns([played(*log)]) == [[-2]]
+    assert credited([turns(1, turns=0), played(*log, turns=0)]) == [[1], [1.5, 2]]
 
 
 # Rollouts without a final reward
@@ -149,14 +137,10 @@ def test_the_turns_of_a_rollout_without_a_final_reward_are_in_no_statistic(witho
     assert masked.advantages[1:, 1].tolist() == [-1, 1]
 
 
-def test_a_truncated_rollout_counts_with_the_turns_that_it_had() -> None:
-    assert of_turns([turns(0, status="truncated"), turns(2, status="max_turns")]) == [[-1], [1]]
-
-
 # Functions
 
 
-def test_a_function_gets_the_rewards_of_one_group_and_its_results_are_the_advantages() -> None:
+def test_a_function_turns_the_rewards_of_a_group_into_advantages() -> None:
     groups: list[list[list[float]]] = []
 
     def negated(rewards: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
@@ -175,7 +159,7 @@ def test_a_function_must_return_an_advantage_for_each_turn() -> None:
 # What the policy did not sample freely
 
 
-def test_what_was_not_sampled_freely_is_no_turn_and_earns_for_the_one_before_it_or_else_the_first() -> None:
+def test_an_untrainable_response_earns_for_the_turn_before_or_the_first() -> None:
     forced: Json = {"constrained": True}
     log = [
         given_message(1),
@@ -184,86 +168,10 @@ def test_what_was_not_sampled_freely_is_no_turn_and_earns_for_the_one_before_it_
         generated(4, reward=4, **GREEDY),
         generated(5, reward=8),
     ]
-    seen: list[Sequence[Sequence[float]]] = []
-
-    def credit(rewards: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
-        seen.append(rewards)
-        return [[-1.0] * len(of_rollout) for of_rollout in rewards]
-
-    tensors = to_tensors(
-        [played(*log, reward=31.0), played(given_message(1), generated(2, **forced))], pad_token_id=PAD, credit=credit
-    )
-    assert seen == [[[7, 24], []]]
+    samples = [played(*log, reward=31.0), played(given_message(1), generated(2, **forced))]
+    assert credited(samples) == [[7, 24], []]
+    tensors = to_tensors(samples, pad_token_id=PAD, credit=lambda _: [[-1.0, -1.0], []])
     assert tensors.advantages.tolist() == [[0, 0, -1, 0, -1], [0, 0, 0, 0, 0]]
-
-
-# Branches
-
-
-def branch(*message_log: Json) -> Json:
-    return {"message_log": list(message_log)}
-
-
-def test_branches_are_in_no_statistic_and_have_the_advantages_of_their_rollout() -> None:
-    branches = [branch(given_message(1), generated(20 + number)) for number in range(6)]
-    first = played(given_message(1), generated(3, reward=1.0), branches=branches)
-    group = [first, *(played(given_message(1), generated(4 + place, reward=0.0)) for place in range(3))]
-    options: dict[str, Any] = {"pad_token_id": PAD, "credit": "turn", "epsilon": 0.0}
-    alone, merged = to_tensors(group, **options), to_tensors(group, merge="prefix", **options)
-    assert alone.advantages[:, 1].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
-    assert merged.advantages[:, 1].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5] + [1.5] * 6)
-
-
-def test_a_branch_goes_on_with_the_advantage_of_the_turn_where_it_left_its_rollout() -> None:
-    prompt, first, asked, second = given_message(1), generated(2), given_message(3), generated(4)
-    sample = played(
-        prompt,
-        first,
-        asked,
-        second,
-        branches=[
-            branch(prompt, first, given_message(5), generated(6), given_message(7), generated(8)),
-            branch(given_message(9), generated(10), given_message(11), generated(12)),
-            branch(prompt, first, asked, second, given_message(13), generated(14)),
-        ],
-    )
-    seen: list[Sequence[Sequence[float]]] = []
-
-    def credit(rewards: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
-        seen.append(rewards)
-        return [[0.5, 0.25]]
-
-    tensors = to_tensors([sample], pad_token_id=PAD, credit=credit, merge="prefix")
-    assert seen == [[[0, 0]]]
-    assert tensors.advantages.tolist() == [
-        [0, 0.5, 0, 0.25, 0, 0],
-        [0, 0.5, 0, 0.25, 0, 0.25],
-        [0, 0.5, 0, 0.5, 0, 0],
-        [0, 0.5, 0, 0.25, 0, 0.25],
-    ]
-
-
-@pytest.mark.parametrize("credit", ["total", "turn"])
-@given(
-    rewards=st.lists(st.integers(-4, 4), min_size=2, max_size=5),
-    counts=st.lists(st.integers(0, 3), min_size=5, max_size=5),
-)
-def test_branches_change_the_advantages_of_no_rollout(credit: Any, rewards: list[int], counts: list[int]) -> None:
-    def group(with_branches: bool) -> list[SampleResult]:
-        return [
-            turns(
-                reward,
-                0,
-                branches=[branch(given_message(1), generated(7 + number)) for number in range(count * with_branches)],
-            )
-            for reward, count in zip(rewards, counts, strict=False)
-        ]
-
-    alone, merged = (
-        to_tensors(group(with_branches), pad_token_id=PAD, credit=credit, merge="prefix")
-        for with_branches in (False, True)
-    )
-    assert merged.advantages[: len(rewards)].tolist() == alone.advantages.tolist()
 
 
 def test_no_samples_have_no_advantages() -> None:

@@ -1,19 +1,14 @@
 """The images of rollouts beside the tokens of `to_tensors`."""
 
-from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
 
 from rollout_client import SampleResult
-from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
-from rollout_client.contract.rollouts import RolloutSummary
 from rollout_client.results import token_row
 from rollout_client.tensors import image_inputs, images_shown, to_tensors
-from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
-from tests.clients.scripted_service import SUMMARY, result
+from tests.clients.scripted_service import result
 from tests.deployments.images.pictures import picture
 
 PICTURES = {f"sha256:{digit * 64}": picture(color) for digit, color in (("0", "red"), ("1", "blue"))}
@@ -51,7 +46,7 @@ class FirstPixels:
         return [[(2 if 8 in row else 1) * (token_id == 6) for token_id in row] for row in input_ids]
 
 
-def test_the_images_are_in_the_order_of_the_rows_without_those_of_rollouts_that_have_none() -> None:
+def test_the_images_are_in_the_order_of_the_rows_that_show_some() -> None:
     lost = played(3, BLUE, reward=None)
     samples = [played(0, RED, BLUE), lost, played(1), played(2, RED)]
     inputs = image_inputs(samples, to_tensors(samples, pad_token_id=0), PICTURES, FirstPixels(token_type_ids=0))
@@ -63,9 +58,7 @@ def test_the_images_are_in_the_order_of_the_rows_without_those_of_rollouts_that_
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["mm_token_type_ids", "token_type_ids"])
-def test_the_tokens_that_stand_for_images_are_marked_where_the_model_takes_them_from_the_processor(
-    side: Any, name: str
-) -> None:
+def test_the_tokens_of_images_are_marked_where_the_processor_marks_them(side: Any, name: str) -> None:
     processor = FirstPixels(**{name: 1})
     samples = [played(0, RED, BLUE), played(1), played(2, RED)]
     tensors = to_tensors(samples, pad_token_id=0, padding_side=side)
@@ -86,33 +79,6 @@ def test_an_image_is_one_whatever_the_policy_has_written_before_it() -> None:
     sample.message_log.insert(0, said)
     inputs = image_inputs([sample], to_tensors([sample], pad_token_id=0), PICTURES, FirstPixels(mm_token_type_ids=1))
     assert inputs["mm_token_type_ids"].tolist() == [[0, 0, 1, 0, 0]]
-
-
-def in_arrow(samples: list[SampleResult]) -> ArrowResponse:
-    encoder = ArrowResponseEncoder()
-    for position, sample in enumerate(samples):
-        encoder.add(position, sample)
-    read = read_response(b"".join(encoder.body(RolloutSummary(**SUMMARY))))
-    chunked = (pa.concat_tables([table.slice(0, 1), table.slice(1)]) for table in (read.rollouts, read.tokens))
-    return ArrowResponse.of(RolloutSummary(**SUMMARY), *chunked)
-
-
-@pytest.mark.parametrize("form", [list, in_arrow])
-def test_merged_rows_are_refused_for_rollouts_that_show_images(form: Callable[[list[SampleResult]], Any]) -> None:
-    plain = played(0)
-    plain.message_log[0].mm_ranges = None
-    plain.message_log[0].content = '"mm_ranges":['
-    lost = played(3, RED, reward=None)
-    message = r"^Rollout 2 shows images, and merged rows have no place for them: leave out merge\.$"
-    with pytest.raises(ValueError, match=message):
-        to_tensors(form([plain, played(1), played(2, RED), lost]), pad_token_id=0, merge="prefix")
-    branching = SampleResult.model_validate(
-        played(2).model_dump(exclude_unset=True) | {"branches": [{"message_log": played(0, BLUE).message_log}]}
-    )
-    with pytest.raises(ValueError, match=message):
-        to_tensors(form([plain, lost, branching]), pad_token_id=0, merge="prefix")
-    merged = to_tensors(form([plain, played(1), lost]), pad_token_id=0, merge="prefix")
-    assert merged.positions.tolist() == [0, 1], "what is left out shows nothing"
 
 
 def test_a_row_of_tokens_has_no_place_for_images() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.protocols.token_columns import packed_rows
-from rollout_client.contract.messages import Branch, Message
+from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.tensors import logprobs_within, to_tensors
 from tests.clients.scripted_service import result
@@ -64,7 +64,7 @@ def test_nothing_included_is_nothing() -> None:
     st.lists(st.sets(st.integers(0, 4), min_size=1).map(sorted) | st.just([]), min_size=1, max_size=4),
     st.integers(0, 99),
 )
-def test_the_log_softmax_over_the_mask_is_that_of_logits_without_the_others(masks: list[list[int]], seed: int) -> None:
+def test_the_log_softmax_over_the_mask_is_of_logits_without_the_others(masks: list[list[int]], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(masks), 5, generator=generator, dtype=torch.float64, requires_grad=True)
     widest = max(map(len, masks))
@@ -76,14 +76,3 @@ def test_the_log_softmax_over_the_mask_is_that_of_logits_without_the_others(mask
     torch.testing.assert_close(found, expected)
     ours, theirs = (torch.autograd.grad(each.sum(), logits, retain_graph=True)[0] for each in (found, expected))
     torch.testing.assert_close(ours, theirs)
-
-
-def test_branches_keep_the_rows_of_their_own_messages() -> None:
-    branched = result_of([PROMPT, RESPONSE]).model_copy(update={"branches": [Branch(message_log=[RESPONSE])]})
-    plain = result_of([Message(role="user", content="", token_ids=[7])])
-    batch = to_tensors([plain, branched], pad_token_id=0, merge="prefix")
-    assert batch.input_ids.tolist() == [[7, 0, 0, 0], [1, 2, 3, 4], [3, 4, 0, 0]]
-    assert batch.included["entropy"].tolist() == [[0.0] * 4, [0.0, 0.0, 0.5, 0.25], [0.5, 0.25, 0.0, 0.0]]
-    # A rollout without a token to train is in no part.
-    of_parts = [row for part in batch.split() for row in part.included["entropy"].tolist()]
-    assert of_parts == [[0.0, 0.0, 0.5, 0.25], [0.5, 0.25, 0.0, 0.0]]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client import RolloutResponse, SampleResult
+from rollout_client import SampleResult
 from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
 from rollout_client.contract.rollouts import RolloutSummary
 from rollout_client.results import is_clipped
@@ -24,7 +24,7 @@ NAN = float("nan")
 # Tokens
 
 
-def test_a_row_is_the_concatenated_token_ids_with_what_the_policy_generated_marked() -> None:
+def test_a_row_is_the_log_with_what_the_policy_generated_marked() -> None:
     tensors = to_tensors([TWO_TURNS, ONE_TURN], pad_token_id=PAD)
     assert tensors.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8], [1, 9, *[PAD] * 6]]
     assert tensors.attention_mask.tolist() == [[1] * 8, [1, 1, *[0] * 6]]
@@ -45,27 +45,17 @@ def test_integers_are_int64_and_the_rest_is_float32() -> None:
 
 
 def test_padding_on_the_left_moves_every_tensor_alike() -> None:
-    tensors = to_tensors([TWO_TURNS, ONE_TURN], pad_token_id=PAD, padding_side="left")
-    assert tensors.input_ids[1].tolist() == [*[PAD] * 6, 1, 9]
-    assert tensors.attention_mask[1].tolist() == [*[0] * 6, 1, 1]
-    assert tensors.loss_mask[1].tolist() == [*[0] * 7, 1]
-    assert tensors.generation_logprobs[1].tolist() == [*[0] * 7, -0.5]
-
-
-def test_the_width_is_rounded_up_to_a_multiple() -> None:
-    tensors = to_tensors([ONE_TURN], pad_token_id=PAD, pad_to_multiple_of=4)
-    assert tensors.input_ids.tolist() == [[1, 9, PAD, PAD]]
+    tensors = to_tensors([TWO_TURNS, ONE_TURN], pad_token_id=PAD, padding_side="left", pad_to_multiple_of=9)
+    assert tensors.input_ids[1].tolist() == [*[PAD] * 7, 1, 9]
+    assert tensors.attention_mask[1].tolist() == [*[0] * 7, 1, 1]
+    assert tensors.loss_mask[1].tolist() == [*[0] * 8, 1]
+    assert tensors.generation_logprobs[1].tolist() == [*[0] * 8, -0.5]
 
 
 def test_no_samples_are_tensors_of_no_rows() -> None:
     tensors = to_tensors([], pad_token_id=PAD)
     assert tensors.input_ids.shape == (0, 0)
     assert tensors.advantages.shape == (0,)
-
-
-def test_a_response_is_taken_as_its_samples() -> None:
-    response = RolloutResponse(**SUMMARY, samples=[TWO_TURNS])
-    assert to_tensors(response, pad_token_id=PAD).lengths.tolist() == [8]
 
 
 def test_a_message_with_other_than_one_logprob_a_token_is_refused() -> None:
@@ -137,7 +127,7 @@ def in_arrow(samples: Sequence[SampleResult]) -> ArrowResponse:
     return read_response(b"".join(encoder.body(RolloutSummary(**SUMMARY))))
 
 
-def test_what_the_policy_did_not_sample_freely_is_not_in_the_loss_in_any_form() -> None:
+def test_what_may_not_be_trained_is_not_in_the_loss_in_any_form() -> None:
     samples = [failed(*NOT_FREE.model_dump(exclude_unset=True)["message_log"]), TWO_TURNS, NOT_FREE]
     for response in (samples, in_arrow(samples)):
         tensors = to_tensors(response, pad_token_id=PAD)
@@ -182,10 +172,9 @@ def test_the_deviation_can_be_left_out() -> None:
 
 
 def test_groups_can_be_told_apart_by_something_else_than_idx() -> None:
-    samples = [*rewarded(0, 2), *rewarded(5, 7)]
-    groups = {id(sample): place // 2 for place, sample in enumerate(samples)}
-    tensors = to_tensors(samples, pad_token_id=PAD, scale_rewards=False, group_of=lambda sample: groups[id(sample)])
-    assert tensors.advantages.tolist() == [-1, 1, -1, 1]
+    samples = [*rewarded(0, 2, idx=0), *rewarded(5, 7, idx=1)]
+    tensors = to_tensors(samples, pad_token_id=PAD, scale_rewards=False, group_of=lambda each: each.generation_index)
+    assert tensors.advantages.tolist() == [-2.5, -2.5, 2.5, 2.5]
 
 
 def test_named_rewards_are_nan_where_a_rollout_has_none_of_the_name() -> None:
@@ -257,23 +246,15 @@ def test_taking_the_padding_away_gives_back_each_log(
     for row, sample in enumerate(samples):
         unpadded = tensors.input_ids[row][tensors.attention_mask[row].bool()]
         assert unpadded.tolist() == [token_id for message in sample.message_log for token_id in message.token_ids]
+        generated_tokens = [message for message in sample.message_log if message.generation_logprobs is not None]
+        assert tensors.loss_mask[row].sum() == sum(len(message.token_ids) for message in generated_tokens)
+    assert (tensors.generation_logprobs == -0.125).long().tolist() == tensors.loss_mask.tolist()
     assert tensors.lengths.tolist() == tensors.attention_mask.sum(dim=1).tolist()
     assert tensors.input_ids.shape[1] % multiple == 0
 
 
 @given(st.lists(rollouts, max_size=6))
-def test_the_loss_mask_counts_the_generated_tokens_and_nothing_else_has_a_logprob(samples: list[SampleResult]) -> None:
-    tensors = to_tensors(samples, pad_token_id=0)
-    counts = [
-        sum(len(message.token_ids) for message in sample.message_log if message.generation_logprobs is not None)
-        for sample in samples
-    ]
-    assert tensors.loss_mask.sum(dim=1).tolist() == counts
-    assert (tensors.generation_logprobs == -0.125).long().tolist() == tensors.loss_mask.tolist()
-
-
-@given(st.lists(rollouts, max_size=6))
-def test_the_clipped_mask_marks_the_rollouts_whose_last_response_their_length_has_cut(
+def test_the_clipped_mask_marks_rollouts_whose_last_response_was_cut(
     samples: list[SampleResult],
 ) -> None:
     assert to_tensors(samples, pad_token_id=0).clipped_mask.tolist() == [int(is_clipped(each)) for each in samples]

@@ -10,7 +10,6 @@ from fastapi.responses import JSONResponse
 from safetensors.torch import load
 
 from rollout_client import RolloutClient
-from rollout_client.contract.mismatch import MismatchCause, ReportAnswer
 from rollout_client.contract.policy import PolicyLayout, PolicyState, PushResult, TensorLayout, VersionInfo
 from rollout_client.weights.model_tensors import NAMES
 from tests.clients.scripted_service import SUMMARY, Json, result
@@ -39,10 +38,6 @@ class PushingClient(RolloutClient):
         self.kinds: list[str] = []
         self.adapters: list[tuple[Any, str | None]] = []
         """The modules that were pushed as adapters, each with the name of its policy."""
-        self.reports: list[dict[str, Any]] = []
-        """The arguments of each report of log-probabilities."""
-        self.causes: list[MismatchCause] = []
-        """Of the answers to them."""
         self.failure: BaseException | None = None
         self.layout = layout_of(torch.nn.Linear(1, 1).state_dict())
 
@@ -65,12 +60,6 @@ class PushingClient(RolloutClient):
         self.pushed.append(sent if options["base"] is None else applied(sent, self.pushed[-1]))
         version = FIRST_VERSION + len(self.pushed) - 1
         return PushResult(version=version, checksum=options["checksum"], replicas=[], sent_bytes=1, push_s=1.0)
-
-    def report_logprobs(self, rollouts: Any, logprobs: Any, **options: Any) -> ReportAnswer:
-        if self.failure is not None:
-            raise self.failure
-        self.reports.append({"rollouts": rollouts, "logprobs": logprobs, **options})
-        return ReportAnswer(compared=len(rollouts), mean_ratio=1.25, largest_ratio=2.0, causes=self.causes)
 
 
 def layout_of(state: Mapping[str, torch.Tensor]) -> PolicyLayout:

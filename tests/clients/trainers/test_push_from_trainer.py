@@ -21,7 +21,7 @@ from tests.clients.trainers.scripted_trainer import PushingClient, trainer
     ],
     ids=lambda failure: type(failure).__name__,
 )
-def test_other_processes_get_the_version_of_the_main_one_or_why_there_is_none(
+def test_other_processes_get_the_version_or_why_there_is_none(
     client: PushingClient, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     said: list[Any] = []
@@ -46,7 +46,7 @@ def test_other_processes_get_the_version_of_the_main_one_or_why_there_is_none(
 
 
 @pytest.mark.parametrize("is_main", [True, False])
-def test_a_process_that_fails_before_the_push_takes_part_in_the_broadcast_and_raises_its_own_error(
+def test_a_process_that_fails_before_the_push_still_broadcasts(
     client: PushingClient, monkeypatch: pytest.MonkeyPatch, is_main: bool
 ) -> None:
     said: list[Any] = []

@@ -31,7 +31,7 @@ def func(agents: AgentService, client: PushingClient, agent: Any, **options: Any
     return AgentRolloutFunc(client, agent, task_name="math", connect=agents.connected, **options)
 
 
-def test_each_prompt_is_a_run_of_the_agent_and_its_tokens_are_those_of_the_engine(
+def test_each_prompt_is_a_run_of_the_agent_with_the_tokens_of_the_engine(
     agents: AgentService, client: PushingClient
 ) -> None:
     asked: list[Any] = []
@@ -64,9 +64,7 @@ def test_each_prompt_is_a_run_of_the_agent_and_its_tokens_are_those_of_the_engin
     assert service_reward(**everything) == [0.5, 1.5]
 
 
-def test_the_environment_judges_an_agent_that_returns_no_reward_unless_it_must_not(
-    agents: AgentService, client: PushingClient
-) -> None:
+def test_the_environment_judges_an_agent_that_returns_no_reward(agents: AgentService, client: PushingClient) -> None:
     agents.http.environments["math"].script = [outcome(reward=0.25)]
 
     async def agent(base_url: str, _api_key: str, _sample: SampleInput) -> None:
@@ -77,9 +75,7 @@ def test_the_environment_judges_an_agent_that_returns_no_reward_unless_it_must_n
     assert (unjudged["total_reward"], unjudged["env_mask"]) == ([None], [[0]])
 
 
-def test_a_run_that_fails_is_masked_and_has_no_reward_and_one_without_a_call_has_a_masked_token(
-    agents: AgentService, client: PushingClient
-) -> None:
+def test_failed_runs_and_runs_without_a_call_are_masked(agents: AgentService, client: PushingClient) -> None:
     async def agent(base_url: str, _api_key: str, sample: SampleInput) -> float:
         if sample.idx != 2:
             await agents.generate(base_url, [30, 31])
@@ -103,37 +99,29 @@ def test_the_branch_that_ended_last_is_the_completion(agents: AgentService, clie
     assert func(agents, client, agent)(PROMPTS[:1], trainer())["completion_ids"] == [[31, 32]]
 
 
-def test_sessions_have_the_sampling_of_the_trainer_the_pushed_version_and_the_limits(
+def test_sessions_have_the_trainers_sampling_the_version_and_the_limits(
     agents: AgentService, client: PushingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Any] = []
     opens = agents.store.open
 
     async def noted(opening: Any, *rest: Any) -> Any:
-        opened.append(opening)
+        opened.append(opening.request)
         return await opens(opening, *rest)
-
-    monkeypatch.setattr(agents.store, "open", noted)
 
     async def agent(base_url: str, _api_key: str, _sample: SampleInput) -> float:
         await agents.generate(base_url, [30])
         return 1.0
 
-    limits = SessionLimits(max_calls=3)
-    func(agents, client, agent, limits=limits, deadline_s=60)(PROMPTS[:1], trainer())
-    [opening] = opened
-    request = opening.request
-    assert request.sampling.model_dump(exclude_unset=True) == {
-        "temperature": 0.75,
-        "top_p": 0.9,
-        "top_k": 5,
-        "min_p": 0.0,
-        "max_new_tokens": 8,
-    }
+    monkeypatch.setattr(agents.store, "open", noted)
+    func(agents, client, agent, limits=SessionLimits(max_calls=3), deadline_s=60)(PROMPTS[:1], trainer())
+    [request] = opened
+    sampling = {"temperature": 0.75, "top_p": 0.9, "top_k": 5, "min_p": 0.0, "max_new_tokens": 8}
+    assert request.sampling.model_dump(exclude_unset=True) == sampling
     assert (request.policy.min_version, request.limits.max_calls, request.deadline_s) == (101, 3, 60)
 
 
-def test_sessions_go_through_the_http_client_of_the_caller_with_its_timeout_and_retries() -> None:
+def test_sessions_use_the_callers_http_client_timeout_and_retries() -> None:
     """The first attempt of each call is refused."""
     sent: list[httpx.Request] = []
 

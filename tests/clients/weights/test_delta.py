@@ -14,15 +14,12 @@ from rollout_client.weights.delta import (
     apply_changes,
     as_bits,
     delta_entries,
-    delta_weights,
     encode_changes,
 )
 from rollout_client.weights.safetensors_file import (
     Header,
-    header_bytes,
     header_of,
 )
-from tests.clients.weights.applied_deltas import apply_delta
 
 
 @st.composite
@@ -48,7 +45,7 @@ def test_what_was_encoded_is_applied_bit_for_bit(
     assert restored.tobytes() == new.tobytes()
 
 
-def test_a_delta_holds_only_what_changed_nan_payloads_and_signs_of_zero_included() -> None:
+def test_a_delta_holds_the_changes_with_nan_payloads_and_signs_of_zero() -> None:
     base = np.array([0x7FC0, 0x0000, 0x3F80, 0x4000], np.uint16)
     new = np.array([0x7FC1, 0x8000, 0x3F80, 0x4001], np.uint16)
     changes = encode_changes(base, new)
@@ -56,53 +53,22 @@ def test_a_delta_holds_only_what_changed_nan_payloads_and_signs_of_zero_included
     assert changes.size_bytes == 3 * (4 + 2)
 
 
-def test_a_gap_above_the_limit_is_split_by_values_that_replace_themselves() -> None:
-    base = np.zeros(12, np.uint16)
-    new = base.copy()
-    new[11] = 7
-    changes = encode_changes(base, new, max_gap=4)
-    assert (changes.gaps.tolist(), changes.values.tolist()) == ([4, 4, 3], [0, 0, 7])
-
-
-def test_each_gap_above_the_limit_is_split_counted_from_the_changed_value_before_it() -> None:
+@pytest.mark.parametrize(
+    ("changed", "gaps", "values"),
+    [
+        ([11], [4, 4, 3], [4, 8, 99]),
+        ([2, 7, 8, 17], [2, 4, 1, 1, 4, 4, 1], [99, 6, 99, 99, 12, 16, 99]),
+        ([4, 8], [4, 4], [99, 99]),
+    ],
+)
+def test_a_gap_above_the_limit_is_split_by_values_that_replace_themselves(
+    changed: list[int], gaps: list[int], values: list[int]
+) -> None:
     base = np.arange(20, dtype=np.uint16)
     new = base.copy()
-    new[[2, 7, 8, 17]] = 99
+    new[changed] = 99
     changes = encode_changes(base, new, max_gap=4)
-    assert changes.gaps.tolist() == [2, 4, 1, 1, 4, 4, 1]
-    assert changes.values.tolist() == [99, 6, 99, 99, 12, 16, 99]
-
-
-def test_a_gap_of_the_limit_is_not_split() -> None:
-    base = np.zeros(9, np.uint16)
-    new = base.copy()
-    new[[4, 8]] = 1
-    assert encode_changes(base, new, max_gap=4).gaps.tolist() == [4, 4]
-
-
-@given(bases_and_news())
-def test_only_changed_values_are_encoded(pair: tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]) -> None:
-    _, base, new = pair
-    changes = encode_changes(base, new)
-    changed = [index for index, (old, value) in enumerate(zip(base, new, strict=True)) if old != value]
-    assert np.cumsum(changes.gaps).tolist() == changed
-    assert changes.values.tolist() == [new[index] for index in changed]
-
-
-@given(bases_and_news())
-def test_a_delta_that_is_written_and_applied_to_its_base_gives_the_new_tensors(
-    tmp_path_factory: pytest.TempPathFactory, pair: tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]
-) -> None:
-    dtype, old, new = pair
-    header = header_of([("a", dtype, old.shape), ("b", dtype, old.shape)])
-    base, delta = (tmp_path_factory.getbasetemp() / name for name in ("base.safetensors", "delta.safetensors"))
-    base.write_bytes(header_bytes(header.entries) + old.tobytes() + old.tobytes())
-    changes = encode_changes(old, new)
-    delta.write_bytes(b"".join(bytes(block) for block in delta_weights({"a": changes}, header).blocks()))
-    assert [(entry.name, bytes(data)) for entry, data in apply_delta(base, delta)] == [
-        ("a", new.tobytes()),
-        ("b", old.tobytes()),
-    ]
+    assert (changes.gaps.tolist(), changes.values.tolist()) == (gaps, values)
 
 
 GAPS: Callable[..., np.ndarray[Any, Any]] = lambda *gaps: np.array(gaps, np.int32)  # noqa: E731

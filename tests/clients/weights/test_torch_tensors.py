@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def test_of_two_tensors_with_one_name_none_is_lost(name: str) -> None:
     assert torch_tensors(both, LAYOUT).keys() == both.keys()
 
 
-def test_a_module_is_read_as_its_state_dict_and_values_that_are_no_tensors_are_ignored() -> None:
+def test_a_module_is_its_state_dict_and_other_values_are_ignored() -> None:
     assert list(torch_tensors(nn.Linear(2, 2), LAYOUT)) == ["weight", "bias"]
     assert list(torch_tensors({"step": 3, "weight": DATA}, LAYOUT)) == ["weight"]  # type: ignore[dict-item]
 
@@ -86,16 +87,13 @@ def test_data_of_a_file_are_cast_as_torch_casts_them() -> None:
     assert bytes(cast(b"", "F32", "BF16")) == b""
 
 
-def test_tensors_are_tied_if_they_share_memory_or_are_equal_in_dtype_and_values() -> None:
+def test_tensors_are_tied_if_they_share_memory_or_dtype_and_values() -> None:
     tensor = TorchTensor(DATA)
     assert tensor.is_tied_to(TorchTensor(DATA.view(2, 2)))
     assert tensor.is_tied_to(TorchTensor(DATA.clone()))
     assert not tensor.is_tied_to(TorchTensor(DATA + 1))
     assert not tensor.is_tied_to(TorchTensor(DATA.double()))
-
-
-def test_the_transpose_of_a_tensor_shares_its_memory_and_is_not_tied_to_it() -> None:
-    assert not TorchTensor(DATA).is_tied_to(TorchTensor(DATA.T))
+    assert not tensor.is_tied_to(TorchTensor(DATA.T))
 
 
 @pytest.mark.slow
@@ -124,52 +122,13 @@ def test_a_sharded_model_is_gathered_by_all_its_processes(tmp_path: Path) -> Non
             assert torch.equal(split[f"{EXPERTS}.{expert}.{name}_proj.weight"], part)
 
 
-class AdaptedLinear(nn.Module):
-    """Has the attributes of PEFT's layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base_layer = nn.Linear(2, 2).requires_grad_(False)
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(2, 1, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(1, 2, bias=False)})
-        self.merged = False
-
-    def merge(self) -> None:
-        with torch.no_grad():
-            self.base_layer.weight += self.lora_B["default"](self.lora_A["default"](torch.eye(2))).T
-        self.merged = True
-
-
-class SavedModule(nn.Module):
-    """Has the attributes of PEFT's wrapper of a module that is trained as a whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.original_module = nn.Linear(2, 2).requires_grad_(False)
-        self.modules_to_save = nn.ModuleDict({"default": nn.Linear(2, 2)})
-        self.active_adapters = ["default"]
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(2, 2).requires_grad_(False)
-        self.q_proj = AdaptedLinear()
-        self.head = SavedModule()
-
-
-class Wrapped(nn.Module):
-    """As `PeftModel`, whose `base_model` is a tuner, whose `model` is the model."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.base_model = nn.Module()
-        self.base_model.model = model
-
-
 @pytest.fixture
-def model() -> Model:
-    return Model()
+def adapted() -> Any:
+    """A model in PEFT's wrapper: one layer has an adapter, and one is trained as a whole."""
+    peft = pytest.importorskip("peft")
+    layers = {"embed": nn.Embedding(2, 2), "q_proj": nn.Linear(2, 2), "head": nn.Linear(2, 2)}
+    config = peft.LoraConfig(r=1, target_modules=["q_proj"], modules_to_save=["head"], init_lora_weights=False)
+    return peft.get_peft_model(nn.ModuleDict(layers), config)
 
 
 def sent(module: nn.Module, is_partial: bool = False) -> dict[str, torch.Tensor]:
@@ -178,27 +137,23 @@ def sent(module: nn.Module, is_partial: bool = False) -> dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize("is_wrapped_by_ddp", [False, True])
-def test_merged_weights_have_the_names_of_the_model_inside(model: Model, is_wrapped_by_ddp: bool) -> None:
-    model.q_proj.merge()
-    wrapped: nn.Module = Wrapped(model)
-    tensors = sent(nn.ModuleDict({"module": wrapped}) if is_wrapped_by_ddp else wrapped)
+def test_merged_weights_have_the_names_of_the_model_inside(adapted: Any, is_wrapped_by_ddp: bool) -> None:
+    adapted.merge_adapter()
+    tensors = sent(nn.ModuleDict({"module": adapted}) if is_wrapped_by_ddp else adapted)
     assert list(tensors) == ["embed.weight", "q_proj.weight", "q_proj.bias", "head.weight", "head.bias"]
-    assert torch.equal(tensors["q_proj.weight"], model.q_proj.base_layer.weight)
-    assert torch.equal(tensors["head.weight"], model.head.modules_to_save.get_parameter("default.weight"))
+    inside = adapted.base_model.model
+    assert torch.equal(tensors["q_proj.weight"], inside["q_proj"].base_layer.weight)
+    assert torch.equal(tensors["head.weight"], inside["head"].modules_to_save["default"].weight)
+    assert list(sent(inside)) == list(tensors)
 
 
-def test_a_model_that_holds_its_adapter_itself_is_sent_alike(model: Model) -> None:
-    model.q_proj.merge()
-    assert list(sent(model)) == list(sent(Wrapped(model)))
+def test_of_partial_weights_what_was_merged_counts_as_trained(adapted: Any) -> None:
+    adapted.merge_adapter()
+    assert list(sent(adapted, is_partial=True)) == ["q_proj.weight", "q_proj.bias", "head.weight", "head.bias"]
 
 
-def test_of_partial_weights_what_was_merged_counts_as_trained(model: Model) -> None:
-    model.q_proj.merge()
-    assert list(sent(model, is_partial=True)) == ["q_proj.weight", "q_proj.bias", "head.weight", "head.bias"]
-
-
-def test_an_adapter_that_is_not_merged_is_refused(model: Model) -> None:
+def test_an_adapter_that_is_not_merged_is_refused(adapted: Any) -> None:
     with pytest.raises(
         AdapterNotMerged, match=r"adapter of base_model\.model\.q_proj is not merged.*merge_adapter\(\)"
     ):
-        sent(Wrapped(model))
+        sent(adapted)

@@ -11,7 +11,7 @@ from deployments.data.rows import DataNotLoadable, DataRefused
 from deployments.data.settings import DataSettings
 from deployments.data.store import BYTES_PER_MESSAGE, DataStore
 from deployments.failures import DataLost
-from rollout_client.contract.sample_ranges import SampleRange
+from rollout_client.contract.selection import SampleRange
 from service.remote.environment import RemoteData
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedCall

@@ -15,7 +15,6 @@ class Asked(NamedTuple):
 def asked(key: str | None = "k", owner: str = "a", namespace: str = "", fingerprint: str = "f") -> Asked:
     request = JobRequest(
         namespace=namespace,
-        media_type="application/json",
         request_id="r",
         key=key,
         fingerprint=fingerprint,

@@ -23,8 +23,8 @@ from deployments.policy.policies import Policy
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.policy.versions import Versions
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, UploadState
-from rollout_client.contract.problems import FieldProblem
 from rollout_client.weights.checksum import file_checksum, file_digest
 from rollout_client.weights.safetensors_file import NotSafetensors
 from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica, Step

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from deployments.policy.failures import TrainerNotTrusted
 from deployments.policy.settings import TransferSettings
 from deployments.policy.trusted_trainers import FORM, TrustedTrainer, TrustedTrainers, _resolve_host
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 
 NAMES = {
     "trainer": ["10.0.0.4"],

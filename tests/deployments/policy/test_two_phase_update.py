@@ -13,8 +13,8 @@ from deployments.policy.commands import CommandReport, LoadedWeights, SwapOption
 from deployments.policy.failures import VersionUntried, WeightsRefused
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry
 from deployments.policy.update import _refuse_if_all_refused, _update_in_two_phases
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.policy import ReplicaUpdate
-from rollout_client.contract.problems import FieldProblem
 from tests import virtual_time
 from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.scripted_replicas import (

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from deployments.policy.failures import UpdateUnderWay
 from deployments.policy.replica_registry import _UpdateLock
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.policy import SwitchOptions
-from rollout_client.contract.problems import FieldProblem
 from tests import virtual_time
 from tests.virtual_time import run, settled
 

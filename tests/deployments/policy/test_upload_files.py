@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deployments.policy.failures import ChunkMisplaced
 from deployments.policy.uploads import Uploads
 from deployments.policy.versions import InitialVersion, Versions
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from tests.paths import TINY_MODEL
 
 

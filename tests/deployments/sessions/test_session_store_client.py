@@ -16,7 +16,7 @@ from deployments.rpc.batching import results_of
 from deployments.sessions.records import ChatContext, Plan, SessionClosed, session_unknown
 from deployments.sessions.store import AT_ONCE, SessionStore, session_store_client
 from deployments.storage.storage import AWAY_S, StorageFailed, StoreReplaced
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from tests import virtual_time
 
 

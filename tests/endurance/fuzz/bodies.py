@@ -14,7 +14,6 @@ import zstandard
 from safetensors.numpy import save
 
 from rollout_client.arrow.schema import ARROW
-from rollout_client.calls.arrow_bodies import arrow_body
 from rollout_client.contract.policy import SAFETENSORS
 from tests.deployments.images.pictures import picture
 from tests.endurance.fuzz.answers import answer_problems
@@ -105,9 +104,6 @@ TARGETS: Mapping[str, Target] = {
         ROLLOUT,
         compressed(zstandard.ZstdCompressor().compress),
         {"content-type": JSON, "content-encoding": "zstd"},
-    ),
-    "Arrow of POST /rollout": Target(
-        "POST", "/v1/rollout", arrow_body(SAMPLES, OPTIONS), mutated_bytes, {"content-type": ARROW}
     ),
     "JSON of POST /jobs": Target("POST", "/v1/jobs", ROLLOUT, mutated_json, {"content-type": JSON}),
     "JSON of POST /score": Target("POST", "/v1/score", SCORE, mutated_json, {"content-type": JSON}),

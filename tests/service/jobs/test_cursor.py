@@ -17,7 +17,7 @@ from deployments.failures import EnvironmentBroken
 from deployments.protocols.environments import StepRequest
 from rollout_client import RequestRejected
 from rollout_client.contract.jobs import JobCursor, JobEvent
-from rollout_client.contract.sample_ranges import SampleRange
+from rollout_client.contract.selection import SampleRange
 from rollout_env import StepOutcome
 from service.jobs.codec import PLAYED, _ranges_without, cursor_of, ranges_entry
 from tests import virtual_time

@@ -18,7 +18,7 @@ from rollout_client import RolloutResponse, read_rollouts
 from rollout_client.contract.base import VersionLabel
 from rollout_client.contract.messages import MediaRange, WeightVersionSpan
 from rollout_client.contract.origins import ReplayRecord
-from rollout_client.contract.replay import ReplayResponse
+from rollout_client.contract.records import ReplayResponse
 from rollout_client.contract.rollouts import PolicyVersions, SampleResult
 from service.access.keys import ANYBODY
 from service.problems import RequestProblem

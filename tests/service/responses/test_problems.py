@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.policy.failures import VersionRefused
-from rollout_client.contract.problems import FieldProblem, Problem
+from rollout_client.contract.base import FieldProblem, Problem
 from rollout_client.contract.rollouts import RolloutRequest
 from service import problems
 from service.http.middlewares import problem_response

@@ -9,7 +9,7 @@ from typing import Any
 from deployments.protocols.generation import Generation
 from deployments.rollout_records.book import KeptRecord, RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
-from rollout_client.contract.rollout_records import RolloutRecord
+from rollout_client.contract.records import RolloutRecord
 from service.access.keys import ANYBODY
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollouts.episode import Episode

@@ -25,8 +25,9 @@ from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
 from rollout_client.contract.base import label_of
 from rollout_client.contract.messages import NUMBER_BYTES, Message, NumberType
 from rollout_client.contract.rollouts import PolicyVersions
-from rollout_client.tensors import Credit, MergedRows, NotFinal, PaddingSide, RolloutTensors, to_tensors
-from rollout_client.tensors.arrow_rollouts import ArrowRollouts, rows_at
+from rollout_client.tensors import Credit, NotFinal, PaddingSide, RolloutTensors, to_tensors
+from rollout_client.tensors.arrow_rollouts import arrow_rollouts, rows_at
+from rollout_client.tensors.rollouts import idx_of
 from rollout_env import StepOutcome
 from service.rollout_requests import arrow_encoder
 from service.rollout_requests.arrow_encoder import CHARACTERS_PER_MESSAGE, ArrowResponseEncoder
@@ -449,22 +450,6 @@ def test_tensors_of_either_answer_are_the_same(
     assert_same(of_arrow, of_json)
 
 
-@given(st.lists(st.tuples(trained, st.lists(st.lists(generated_messages, max_size=2), max_size=2)), max_size=4))
-def test_merged_rows_of_either_answer_are_the_same_with_the_branches_of_agents(
-    played: list[tuple[SampleResult, list[list[Json]]]],
-) -> None:
-    # The service writes branches as plain JSON, and leaves them out where there are none.
-    samples = [
-        sample.model_copy(update={"branches": [{"message_log": log} for log in logs]}) if logs else sample
-        for sample, logs in played
-    ]
-    parsed = as_json(samples).samples
-    of_arrow, of_list = (to_tensors(given, pad_token_id=9, merge="prefix") for given in (as_arrow(samples), parsed))
-    assert_same(of_arrow, of_list)
-    for name in MergedRows.__slots__:
-        assert torch.equal(getattr(of_arrow.merged, name), getattr(of_list.merged, name)), name
-
-
 def test_selecting_rollouts_copies_none_of_their_text() -> None:
     """Copying it would join it to one array, which has no room for more than 2 GiB."""
     response = as_arrow([plain(place, content="text" * 2**18) for place in range(8)])
@@ -473,7 +458,7 @@ def test_selecting_rollouts_copies_none_of_their_text() -> None:
     pool = pa.proxy_memory_pool(before)
     pa.set_memory_pool(pool)
     try:
-        count = len(ArrowRollouts(response).columns(range(1, 8)).message_counts)
+        count = len(arrow_rollouts(response, idx_of).columns(range(1, 8)).message_counts)
     finally:
         pa.set_memory_pool(before)
     assert count == 7

@@ -13,15 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.arrow.schema import ARROW
-from rollout_client.calls.arrow_bodies import arrow_body
-from rollout_client.contract.problems import Problem
+from rollout_client.contract.base import Problem
 from rollout_client.contract.rollouts import RolloutRequest
-from service.http.request_body import JSON
 from service.problems import RequestProblem
 from service.rollout_requests import body_parser
 from service.rollout_requests.body_parser import MOST_BYTES_INLINE, BodyParser
@@ -48,14 +46,14 @@ def parser() -> Iterator[BodyParser]:
     parser.close()
 
 
-def parse(parser: BodyParser, body: bytes, media_type: str = JSON) -> RolloutRequest:
-    return asyncio.run(parser.parse(body, media_type))
+def parse(parser: BodyParser, body: bytes) -> RolloutRequest:
+    return asyncio.run(parser.parse(body))
 
 
-def refused(body: bytes, media_type: str = JSON, bounds: BodyBounds = BOUNDS) -> Problem:
+def refused(body: bytes, bounds: BodyBounds = BOUNDS) -> Problem:
     """The problem of a body that is parsed as a large one is."""
     with pytest.raises(RequestProblem) as raised:
-        list(request_parts(body, media_type, bounds))
+        list(request_parts(body, bounds))
     return raised.value.problem
 
 
@@ -77,20 +75,32 @@ def parts_that_name_their_process(body: bytes, **bounds: Any) -> Iterator[Any]:
     yield from ({**sample, "id": "here" if is_here else "elsewhere"} for sample in samples)
 
 
-@pytest.mark.parametrize("media_type", [JSON, ARROW])
-def test_a_large_body_gives_the_same_request_as_a_small_one(parser: BodyParser, media_type: str) -> None:
+def test_a_large_body_gives_the_same_request_as_a_small_one(parser: BodyParser) -> None:
     samples = [{**SAMPLE, "idx": place, "note": "x" * 1000, "list": [1, None, 2.5]} for place in range(300)]
     options = {"num_generations": 2, "sampling": {"seed": 3}, "keep": {"per_group": 1}}
-    body = json.dumps({"samples": samples, **options}).encode() if media_type == JSON else arrow_body(samples, options)
+    body = json.dumps({"samples": samples, **options}).encode()
     assert len(body) > MOST_BYTES_INLINE
-    parsed = parse(parser, body, media_type)
-    assert parsed == parsed_body(body, media_type)
+    parsed = parse(parser, body)
+    assert parsed == parsed_body(body)
     assert parsed.model_fields_set == {"samples", *options}
+
+
+def test_a_large_report_gives_the_same_numbers_as_a_small_one(parser: BodyParser) -> None:
+    report = {"rollout_id": "r", "logprobs": [-0.5, None], "mask": [True, False], "token_ids": [7, 8], "start": 1}
+    body = json.dumps({"reports": [report, report]}).encode()
+    for each in (body, body + PADDING):
+        first, second = asyncio.run(parser.parse_reports(each))
+        assert (first.rollout_id, first.weight_version, first.start) == ("r", None, 1)
+        np.testing.assert_array_equal(first.logprobs, [-0.5, np.nan])
+        assert first.mask is not None
+        assert first.token_ids is not None
+        assert (first.mask.tolist(), first.token_ids.tolist()) == ([True, False], [7, 8])
+        assert second.rollout_id == "r"
 
 
 def test_a_large_body_is_freed_where_it_was_sent(parser: BodyParser) -> None:
     body = bytearray(request() + PADDING)
-    asyncio.run(parser.parse(body, JSON))
+    asyncio.run(parser.parse(body))
     assert body == b""
 
 
@@ -102,7 +112,7 @@ def test_a_refusal_crosses_the_processes(parser: BodyParser) -> None:
         parse(parser, b"{" + PADDING)
     assert raised.value.problem.status == 400
     # The process goes on.
-    assert parse(parser, request() + PADDING) == parsed_body(request(), JSON)
+    assert parse(parser, request() + PADDING) == parsed_body(request())
 
 
 def kill_own_process(*_: object, **__: object) -> Iterator[Any]:
@@ -120,24 +130,24 @@ def test_a_process_that_dies_is_503_and_is_replaced(parser: BodyParser, monkeypa
         503,
         "The process that parses request bodies died, possibly out of memory",
     )
-    assert parse(parser, request() + PADDING) == parsed_body(request(), JSON)
+    assert parse(parser, request() + PADDING) == parsed_body(request())
 
 
 def wait_for(path: str, *_: object, **__: object) -> Iterator[Any]:
     while not Path(path).exists():
         time.sleep(0.01)
-    yield from request_parts(request(), JSON, BOUNDS)
+    yield from request_parts(request(), BOUNDS)
 
 
 def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
     parser: BodyParser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     go_on = tmp_path / "go on"
-    answered = parsed_body(request(), JSON)
+    answered = parsed_body(request())
 
     async def parse_all() -> bool:
-        large = [asyncio.create_task(parser.parse(PADDING + b" ", JSON)) for _ in range(3)]
-        small = await parser.parse(request(), JSON)
+        large = [asyncio.create_task(parser.parse(PADDING + b" ")) for _ in range(3)]
+        small = await parser.parse(request())
         go_on.touch()
         return [small, *await asyncio.gather(*large)] == [answered] * 4
 
@@ -194,11 +204,11 @@ def test_whatever_the_body_both_ways_give_the_same_request_or_name_the_same_fiel
     by_step: RolloutRequest | Problem
     by_parts: RolloutRequest | Problem
     try:
-        by_step = parsed_body(body, JSON)
+        by_step = parsed_body(body)
     except RequestProblem as error:
         by_step = error.problem
     try:
-        options, *samples = request_parts(body, JSON, bounds)
+        options, *samples = request_parts(body, bounds)
         by_parts = joined_request(options, samples)
     except RequestProblem as error:
         by_parts = error.problem
@@ -210,7 +220,7 @@ def test_nan_or_infinity_is_no_json(number: float) -> None:
     body = request(samples=[{**SAMPLE, "x": {"a": [0, number]}}])
     assert refused(body).status == 400
     with pytest.raises(RequestProblem) as raised:
-        parsed_body(body, JSON)
+        parsed_body(body)
     assert raised.value.problem.status == 400
 
 
@@ -246,7 +256,7 @@ def nested(levels: int) -> bytes:
 @pytest.mark.parametrize("way", ["small", "large"])
 def test_json_may_be_nested_in_201_levels_and_not_in_one_more(way: str) -> None:
     def parse(body: bytes) -> object:
-        return parsed_body(body, JSON) if way == "small" else list(request_parts(body, JSON, BOUNDS))
+        return parsed_body(body) if way == "small" else list(request_parts(body, BOUNDS))
 
     parse(nested(201))
     with pytest.raises(RequestProblem) as raised:
@@ -279,15 +289,15 @@ def test_a_sample_may_take_a_number_of_bytes_and_not_one_more() -> None:
     assert error.field == "samples[1]"
     size = int(str(error.value)) - 50_000
     assert error.message == f"it takes {size + 50_000} bytes, and a sample may take 100000; shorten it"
-    list(request_parts(body, JSON, BodyBounds(10, size)))
+    list(request_parts(body, BodyBounds(10, size)))
     with pytest.raises(RequestProblem):
-        list(request_parts(body, JSON, BodyBounds(10, size - 1)))
+        list(request_parts(body, BodyBounds(10, size - 1)))
 
 
 @pytest.mark.parametrize("num_generations", [1, 2])
 def test_a_body_may_have_a_number_of_rollouts_and_not_one_sample_more(num_generations: int) -> None:
     allowed = BOUNDS.max_rollouts // num_generations
-    list(request_parts(request(samples=[SAMPLE] * allowed, num_generations=num_generations), JSON, BOUNDS))
+    list(request_parts(request(samples=[SAMPLE] * allowed, num_generations=num_generations), BOUNDS))
     [error] = refused(request(samples=[{}] * (allowed + 1), num_generations=num_generations)).errors
     assert (error.field, error.value) == ("samples", allowed + 1)
     expected = f"{allowed + 1} samples x {num_generations} generations is more than 1000 rollouts; split the request"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest
 from service.rollout_requests.validation import keep_problems
 from service.settings import RequestLimits

@@ -5,8 +5,6 @@ import json
 
 import pytest
 
-from rollout_client.arrow.schema import ARROW
-from rollout_client.calls.arrow_bodies import arrow_body
 from rollout_client.contract.rollouts import RolloutRequest
 from service.admission.admission import Admission
 from service.problems import RequestProblem
@@ -30,23 +28,17 @@ def read(body: bytes, content_type: str | None = None, most_bytes: int = 2**20) 
 
 
 @pytest.mark.parametrize("content_type", [None, "", JSON, f"{JSON}; charset=utf-8", "APPLICATION/JSON ", FORM])
-def test_json_is_read_under_its_type_without_one_and_under_the_one_that_curl_sends(content_type: str | None) -> None:
+def test_json_is_read_under_its_type_without_one_and_under_that_of_curl(content_type: str | None) -> None:
     assert read(BODY, content_type) == (EXPECTED, len(BODY))
 
 
-@pytest.mark.parametrize("content_type", [ARROW, f"{ARROW.upper()}; v=1"])
-def test_arrow_is_read_under_its_type(content_type: str) -> None:
-    body = arrow_body([SAMPLE], {})
-    assert read(body, content_type) == (EXPECTED, len(body))
-
-
 @pytest.mark.parametrize("content_type", ["text/plain", f"{JSON}x", "json", "application/vnd.safetensors"])
-def test_another_type_is_415_and_names_those_that_are_read(content_type: str) -> None:
+def test_another_type_is_415_and_names_json(content_type: str) -> None:
     with pytest.raises(RequestProblem) as raised:
         read(BODY, content_type)
     problem = raised.value.problem
     assert (problem.status, problem.errors[0].field) == (415, "content-type")
-    assert problem.errors[0].message == f"{content_type!r} is not supported; send {JSON} or {ARROW}"
+    assert problem.errors[0].message == f"{content_type!r} is not supported; send {JSON}"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from deployments.protocols.environments import RefusedField, StepRequest, TaskDe
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
 from deployments.protocols.images import ImageTokens, name_of_image
 from deployments.protocols.weight_versions import CurrentVersions
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleInput, SampleResult
 from rollout_env import StepOutcome
 from service.admission.admission import Admission

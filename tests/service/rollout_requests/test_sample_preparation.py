@@ -8,7 +8,7 @@ import pytest
 
 from deployments.failures import EnvironmentBroken, EnvironmentLost, RolloutFailure
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, SampleError
 from rollout_env import StepOutcome
 from service.problems import RequestProblem

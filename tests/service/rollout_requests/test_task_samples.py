@@ -10,7 +10,7 @@ from deployments.data.rows import DataReader, DataRefused
 from deployments.failures import DataLost
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import RolloutResponse
-from rollout_client.contract.sample_ranges import SampleRange
+from rollout_client.contract.selection import SampleRange
 from service.rollout_requests.task_samples import TaskSampler
 from service.settings import AdmissionSettings
 from tests.service.scripted import ScriptedEnvironment, outcome

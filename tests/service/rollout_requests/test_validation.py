@@ -8,7 +8,7 @@ import pytest
 
 from deployments.protocols.replicas import GeneratorDescription
 from deployments.protocols.token_columns import numbers_of
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest
 from service.rollout_requests.validation import Capabilities, request_problems
 from service.settings import RequestLimits

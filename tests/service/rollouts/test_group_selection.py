@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.contract.group_conditions import GroupConditions, GroupCounts
 from rollout_client.contract.rollouts import SampleResult
+from rollout_client.contract.selection import GroupConditions, GroupCounts
 from service.rollouts.group_selection import GroupSelection, fault_of
 
 Verdict = str | None

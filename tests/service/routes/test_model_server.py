@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from deployments.failures import GenerationLost
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.model_server import ServedPart, ServedTokens
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.routes.dependencies import _request_id
 from tests.service.keyed_http import access_of_a_key

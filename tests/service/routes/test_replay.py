@@ -11,7 +11,7 @@ import pytest
 from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
-from rollout_client.contract.replay import ReplayResponse
+from rollout_client.contract.records import ReplayResponse
 from rollout_client.contract.rollouts import SampleResult
 from service.rollout_records.recorder import RolloutRecorder
 from tests.service.replay.seeded_engine import SeededGenerator

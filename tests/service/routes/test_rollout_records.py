@@ -10,7 +10,7 @@ from deployments.failures import RolloutRecordsLost
 from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
-from rollout_client.contract.rollout_records import RecordedRollout
+from rollout_client.contract.records import RecordedRollout
 from service.rollout_records.recorder import RolloutRecorder
 from tests import virtual_time
 from tests.service.scripted import ScriptedGenerator, outcome

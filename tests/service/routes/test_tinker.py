@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from deployments.failures import GenerationLost, GenerationRejected
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.model_server import ServedPart, ServedTokens
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.settings import AdmissionSettings
 from tests.service.keyed_http import access_of_a_key

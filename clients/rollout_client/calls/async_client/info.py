@@ -18,8 +18,7 @@ from rollout_client.calls.rollouts import (
     upload_image_call,
     vocabulary_call,
 )
-from rollout_client.contract.info import ServiceInfo
-from rollout_client.contract.scores import ScoreResponse
+from rollout_client.contract.info import ScoreResponse, ServiceInfo
 from rollout_client.errors import RequestRejected
 from rollout_client.tokenizer_check import check_tokenizer, has_other_vocabulary
 

@@ -13,9 +13,7 @@ from rollout_client.calls.records import (
     rollout_records_call,
 )
 from rollout_client.calls.sync_client.connection import Connection
-from rollout_client.contract.mismatch import Mismatch, ReportAnswer
-from rollout_client.contract.replay import ReplayResponse
-from rollout_client.contract.rollout_records import RecordedRollout, RolloutRecord
+from rollout_client.contract.records import Mismatch, RecordedRollout, ReplayResponse, ReportAnswer, RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
 
 

@@ -13,7 +13,7 @@ from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.options import Connection, command
 from rollout_client.cli.output import FAILED, AsJson, fact_table, number, plain, show, value_table
 from rollout_client.cli.run.inputs import read_samples
-from rollout_client.contract.replay import ReplayedGeneration, ReplayResponse, TokenDifference
+from rollout_client.contract.records import ReplayedGeneration, ReplayResponse, TokenDifference
 from rollout_client.contract.rollouts import SampleResult, SampleStatus
 from rollout_client.data_out.export import Export, ExportFormat, ExportSelection, export_rollouts
 from rollout_client.data_out.files import read_rollouts

@@ -14,7 +14,7 @@ from rich.text import Text
 from rollout_client.cli.options import Connection, command
 from rollout_client.cli.output import AsJson, fact_table, number, plain, show
 from rollout_client.cli.transcript import transcript
-from rollout_client.contract.rollout_records import RecordedGeneration, RolloutRecord
+from rollout_client.contract.records import RecordedGeneration, RolloutRecord
 
 
 @command

@@ -17,8 +17,7 @@ from rollout_client.cli.options import Connection
 from rollout_client.cli.run.plan import INPUT_ROW, RunPlan, with_seeds
 from rollout_client.cli.run.results_file import ResultsFile, run_of
 from rollout_client.cli.run.totals import Totals
-from rollout_client.contract.base import set_fields
-from rollout_client.contract.problems import FieldProblem
+from rollout_client.contract.base import FieldProblem, set_fields
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.data_out.files import read_rollouts
 from rollout_client.errors import RequestRejected, StreamBroken

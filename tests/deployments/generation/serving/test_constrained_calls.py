@@ -12,8 +12,7 @@ from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.protocols.model_server import Endpoint
 from deployments.sessions.codec import call_entry, call_of
 from deployments.sessions.records import NO_PLAN, ChatContext, EngineCall, GeneratedMessage
-from rollout_client.contract.messages import GivenMessage, Message, SampledWith
-from rollout_client.contract.training import may_be_trained
+from rollout_client.contract.messages import GivenMessage, Message, SampledWith, may_be_trained
 from tests.deployments.generation.serving.vllm_layers import Served
 from tests.virtual_time import runs
 

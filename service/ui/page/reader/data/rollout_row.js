@@ -15,7 +15,7 @@ export function isGenerated(message) {
   return Array.isArray(message.generation_logprobs);
 }
 
-/** Whether its tokens may be in a loss, as `may_be_trained` of the client's `contract/training.py` says. */
+/** Whether its tokens may be in a loss, as `may_be_trained` of the client's `contract/messages.py` says. */
 export function isTrained(message) {
   return isGenerated(message) && !message.constrained && message.sampled_with?.temperature !== 0;
 }

@@ -1,6 +1,11 @@
-"""The service as TRL's `RolloutWorkerProtocol` and `WeightTransferProtocol`.
+"""The service as rollout worker and weight transfer of TRL's experimental `AsyncGRPOTrainer` (1.16). Needs `trl`.
 
-`ServiceRolloutWorker` plays the rollouts, `ServiceWeightTransfer` pushes deltas over HTTP.
+    transfer = ServiceWeightTransfer(client)
+    worker = ServiceRolloutWorker(AsyncRolloutClient(url), dataset, args, weight_transfer=transfer, task_name="math")
+    trainer = AsyncGRPOTrainer(model, args=args, train_dataset=dataset, rollout_worker=worker, weight_transfer=transfer)
+
+The rewards are those of the environments; the trainer's reward functions are not called. Set `args.token_budget` (0 for
+batches of a fixed number of samples): without it, the trainer asks a vLLM server for it.
 """
 
 import asyncio
@@ -12,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 from trl.experimental.async_grpo.async_grpo_trainer import WeightTransferProtocol
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample
@@ -22,10 +28,17 @@ from rollout_client.calls.sync_client.pusher import PolicyPusher
 from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import RolloutError
-from rollout_client.results import RolloutsNotFinal, final_reward
+from rollout_client.results import (
+    UNKNOWN_VERSION,
+    RolloutsNotFinal,
+    TokenRow,
+    final_reward,
+    group_relative_advantages,
+    sample_std,
+    token_row,
+)
 from rollout_client.trainers.dataset_rows import RowReader, messages_of
 from rollout_client.trainers.trl import TrainerOptions, rollout_options
-from rollout_client.trainers.trl_async.group_samples import Metrics, ModelVersions, group_samples
 
 
 class ServiceWeightTransfer(WeightTransferProtocol):
@@ -117,7 +130,7 @@ class DatasetPosition:
         self._kept[FIRST_ROW] = self._first_row + min(self._missing, default=self._begun)
 
 
-class RolloutBuffer(queue.Queue[RolloutSample]):
+class _RolloutBuffer(queue.Queue[RolloutSample]):
     """A queue that calls `on_taken` with each sample that leaves it."""
 
     def __init__(self, on_taken: Callable[[RolloutSample], None]) -> None:
@@ -136,7 +149,7 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
     The service cuts off rollouts whose oldest token is more than `max_staleness` (of `args`) versions old.
 
     At most `max_inflight_tasks` and at most `queue_maxsize` rollouts (both of `args`) run ahead of the trainer; those
-    in progress and those in `rollout_buffer` count together. `group_samples` says which rollouts reach the buffer.
+    in progress and those in `rollout_buffer` count together.
 
     A training that resumes from a checkpoint continues with the first row whose group the trainer had not taken; its
     epochs end where they would have ended. TRL saves and restores this only for its own class, so this is a subclass,
@@ -173,7 +186,7 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
         # TRL's trainer asks for it by this name.
         self._loop_kwargs = {FIRST_ROW: 0}
         self._position = DatasetPosition(self._loop_kwargs)
-        self.rollout_buffer: Any = RolloutBuffer(self._note_taken)
+        self.rollout_buffer: Any = _RolloutBuffer(self._note_taken)
         self.metrics_queue: Any = queue.Queue()
         self._client = client
         self._dataset = dataset
@@ -225,7 +238,7 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
     def check_health(self, stale_after_s: float) -> None:
         """Raises `WorkerFailed` if the worker has ended, or its event loop was blocked for over `stale_after_s`."""
         if self._outcome is not None and self._outcome.done():
-            cause = first_of(self._outcome.exception())
+            cause = _first_of(self._outcome.exception())
             raise WorkerFailed(f"The rollout worker has ended: {cause or 'it was stopped'}") from cause
         age_s = time.monotonic() - self._heartbeat_at
         if self._outcome is not None and age_s > stale_after_s:
@@ -286,21 +299,52 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
 
     def _deliver(
         self, group: int, row: Mapping[str, Any], rollouts: Sequence[SampleResult], version_at_start: int
-    ) -> Metrics:
-        """Puts the samples of one group into the buffer, and returns how many of its rollouts were left out."""
+    ) -> dict[str, float]:
+        """Puts the rollouts of one group that can be trained on into the buffer, and returns how many were left out.
+
+        Left out are rollouts without a final reward, without a trainable token, and those whose oldest token is more
+        than `max_staleness` of the trainer's versions old. Only final rewards enter the group's statistics.
+        """
         self._count_lost_groups(rollouts)
-        played = group_samples(
-            row,
-            group + FIRST_GROUP_ID,
-            rollouts,
-            ModelVersions(self.model_version, version_at_start, self._model_versions),
-            max_staleness=self._args.max_staleness,
-            scale_rewards=self._scale_rewards,
-        )
-        self._position.deliver(group, len(played.samples))
-        for sample in played.samples:
+        rewards = [final_reward(rollout) for rollout in rollouts]
+        advantages = group_relative_advantages(rewards, [group] * len(rewards), scale_rewards=self._scale_rewards)
+        final = [reward for reward in rewards if reward is not None]
+        reward_std = sample_std(final, sum(final) / max(len(final), 1))
+        samples: list[RolloutSample] = []
+        stale = cut_off = sum(rollout.status == "stale" for rollout in rollouts)
+        for rollout, reward, advantage in zip(rollouts, rewards, advantages, strict=True):
+            tokens = token_row(rollout).without_tail()
+            if reward is None or not any(tokens.loss_mask):
+                continue
+            oldest = self._oldest_version(tokens, version_at_start)
+            if self.model_version - oldest > self._args.max_staleness:
+                stale += 1
+                continue
+            named = {f"rewards/{name}": value for name, value in rollout.rewards.items()}
+            samples.append(
+                RolloutSample(
+                    prompt=row["prompt"],
+                    completion=_completion_of(rollout),
+                    input_ids=np.asarray(tokens.token_ids, dtype=np.int64),
+                    completion_mask=np.asarray(tokens.loss_mask, dtype=np.int64),
+                    old_log_probs=np.asarray(tokens.generation_logprobs, dtype=np.float32),
+                    advantage=advantage,
+                    model_version=oldest,
+                    group_id=group + FIRST_GROUP_ID,
+                    metrics={"reward": reward, "reward_std": reward_std, **named},
+                    enqueued_at=time.time(),
+                )
+            )
+        self._position.deliver(group, len(samples))
+        for sample in samples:
             self.rollout_buffer.put(sample)
-        return {"rollout/not_final_total": float(played.not_final), "sample/dropped_stale_total": float(played.stale)}
+        not_final = rewards.count(None) - cut_off
+        return {"rollout/not_final_total": float(not_final), "sample/dropped_stale_total": float(stale)}
+
+    def _oldest_version(self, tokens: TokenRow, at_start: int) -> int:
+        """The trainer's version that generated the oldest token; `at_start` where it is not known."""
+        known = [version for version in tokens.weight_versions if version != UNKNOWN_VERSION]
+        return self._model_versions.get(min(known), at_start) if known else at_start
 
     def _count_lost_groups(self, rollouts: Sequence[SampleResult]) -> None:
         """Raises `RolloutsNotFinal` after `MAX_LOST_GROUPS` groups in succession without one final reward.
@@ -313,6 +357,12 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
             raise RolloutsNotFinal(rollouts, len(rollouts))
 
 
+def _completion_of(rollout: SampleResult) -> list[dict[str, str]]:
+    """The messages from the first generated one on."""
+    log = itertools.dropwhile(lambda message: message.generation_logprobs is None, rollout.message_log)
+    return [{"role": message.role, "content": message.content} for message in log]
+
+
 def rows_from(dataset: Any, first: int) -> Iterator[Mapping[str, Any]]:
     """The rows in order and over again, from row `first` on; of a streamed dataset only from 0 on."""
     if first:
@@ -320,7 +370,7 @@ def rows_from(dataset: Any, first: int) -> Iterator[Mapping[str, Any]]:
     yield from itertools.chain.from_iterable(itertools.repeat(dataset))
 
 
-def first_of(error: BaseException | None) -> BaseException | None:
+def _first_of(error: BaseException | None) -> BaseException | None:
     """The first error within nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
