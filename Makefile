@@ -31,7 +31,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-gpu demo task-page serve train train-filtered train-tree train-images train-async train-trl train-agent lint test-fast test-live test-long test-torchvision test-attacks test-bridges \
-	test-agents test-evals test-sockets test-tokenizers test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
+	test-agents test-evals test-sockets test-tokenizers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
 	ui-test ui-pictures bench gpu-check soak soak-weights soak-weights-kills fuzz chaos chaos-sessions session-laws lock dist sbom tiny-model small-model \
 	measure-small-model shapes-model measure-shapes-model
 
@@ -171,15 +171,14 @@ test-torchvision: export PYTHONPATH = $(BRIDGES)/torchvision
 test-torchvision: $(BRIDGES)/torchvision/.ready
 	@$(PYTHON) -m pytest -rs -m long tests/live/test_images_families.py
 
-# Packages beside those of the service, whose own environment stays as it is: of the bridges, frameworks for agents, evaluation harnesses,
-# OpenEnv with the harness of TRL, and experiment trackers.
+# Packages beside those of the service, whose own environment stays as it is: of the bridges, frameworks for agents, evaluation harnesses
+# and OpenEnv with the harness of TRL.
 $(BRIDGES)/beside/.ready: requirements/bridges.lock
 $(BRIDGES)/agents/.ready: requirements/agents.lock
 $(BRIDGES)/evals/.ready: requirements/evals.lock
 $(BRIDGES)/harness/.ready: requirements/harness.lock
-$(BRIDGES)/trackers/.ready: requirements/trackers.lock
 $(BRIDGES)/tinker/.ready: requirements/tinker.lock
-$(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/evals/.ready $(BRIDGES)/harness/.ready $(BRIDGES)/trackers/.ready $(BRIDGES)/tinker/.ready: $(READY)
+$(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/evals/.ready $(BRIDGES)/harness/.ready $(BRIDGES)/tinker/.ready: $(READY)
 	@echo "Setting up $(@D) (once)"
 	@$(PYTHON) -m venv $(@D)
 	@$(PYTHON) -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
@@ -227,7 +226,7 @@ test-sockets: export ROLLOUT_TRAINERS = $(CURDIR)/$(BRIDGES)/trainers
 test-sockets: export ROLLOUT_EVALUATORS = $(CURDIR)/$(BRIDGES)/evaluators
 test-sockets: $(BRIDGES)/tinker/.ready
 	@for name in $(TRAINERS); do $(MAKE) --no-print-directory $(BRIDGES)/trainers/$$name/.ready || true; done
-	@$(if $(PYTHON_3_13),$(MAKE) --no-print-directory $(BRIDGES)/evaluators/.ready,echo "There is no Python 3.13: Harbor and inspect-ai are left out")
+	@$(if $(PYTHON_3_13),$(MAKE) --no-print-directory $(BRIDGES)/evaluators/.ready,echo "There is no Python 3.13: Harbor is left out")
 	@$(PYTHON) -m pytest -rs tests/sockets
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
@@ -244,10 +243,6 @@ test-tokenizers: export ROLLOUT_TOKENIZERS = $(TOKENIZERS)
 test-tokenizers: $(READY) $(TOKENIZERS:%=$(BRIDGES)/tokenizers/%/config.json)
 	@echo "Tests with the tokenizers of vendors"
 	@$(PYTHON) -m pytest -m tokenizers -n 2 --dist loadscope --durations=10 tests/deployments
-
-test-trackers: export ROLLOUT_TRACKERS = 1
-test-trackers: $(BRIDGES)/trackers/.ready
-	@$(BRIDGES)/trackers/bin/python -m pytest tests/clients/data_out/test_trackers.py
 
 # Of a browser they need what drives it (npm, the versions of the lock) and Chromium itself, by apt where it is missing.
 $(UI_TESTS)/node_modules/.ready: $(UI_TESTS)/package.json $(UI_TESTS)/package-lock.json
@@ -270,7 +265,7 @@ ui-pictures: $(READY) $(UI_TESTS)/node_modules/.ready | $(CHROMIUM)
 	@$(PYTHON) -m tests.service.ui.small_pictures docs/images/ui-*.png
 
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test test-long test-torchvision test-attacks test-bridges test-agents test-evals test-sockets test-tokenizers test-trackers ui-test coverage check-streams docs
+test-all: test test-long test-torchvision test-attacks test-bridges test-agents test-evals test-sockets test-tokenizers ui-test coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"

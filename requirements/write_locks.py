@@ -19,7 +19,7 @@ REPOSITORY = HERE.parent
 GPU_PLATFORM = "x86_64-manylinux_2_28"
 TOOLS = ("uv", "pip-audit", "cyclonedx-bom")
 BESIDE = dict.fromkeys(
-    ("agents", "bridges", "evals", "harness", "openenv", "tinker", "trackers", "verifiers"), PYTHON
+    ("agents", "bridges", "evals", "harness", "openenv", "tinker", "verifiers"), PYTHON
 ) | dict.fromkeys(("evaluators", "nemo_gym"), "3.13.0")
 """Packages that are no part of the service, with the version of Python that they run on."""
 NOT_LOCKED = ("pip", "wheel")
