@@ -151,7 +151,7 @@ def calls_in_text(text: str, tools: Tools) -> Iterator[Reader]:
     stripped = text.strip()
     if "<tool_call>" in text:
         for body in HERMES.findall(text):
-            yield from function_calls(body, tools) if "<function=" in body else (partial(hermes_call, body),)
+            yield from function_calls(body, tools) if "<function=" in body else (partial(call_of_json, body),)
     elif "<function=" in text:
         yield from function_calls(text, tools)
     elif MISTRAL in text:
@@ -179,8 +179,8 @@ def decoded_whole(text: str, subject: str, name: str | None = None) -> Any:
     return value
 
 
-def hermes_call(text: str) -> ToolCall:
-    return call_of(decoded_whole(text, f"The call {shortened(text.strip())!r} is"))
+def call_of_json(text: str) -> ToolCall:
+    return call_of(decoded_whole(text, "The call is"))
 
 
 def call_of(value: Any) -> ToolCall:
