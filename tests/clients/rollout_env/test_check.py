@@ -193,12 +193,6 @@ def test_a_sample_that_cannot_be_posted_is_found(fault: dict[str, Any], message:
     assert findings_of(faulty_examples([TWO, THREE | fault]), samples=2) == [Finding("sample", f"Sample 1: {message}")]
 
 
-def test_a_sample_that_is_no_object_is_found() -> None:
-    assert findings_of(CountingEnvironment, samples=["Say hello."]) == [
-        Finding("sample", "Sample 0: it is not JSON: sample: Input should be a valid dictionary.")
-    ]
-
-
 class FaultyStep(CountingEnvironment):
     """Changes its outcomes."""
 
