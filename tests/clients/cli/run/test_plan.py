@@ -102,7 +102,7 @@ def test_results_with_a_byte_order_mark_are_continued() -> None:
     assert (found.kept_bytes, found.rows) == (sum(map(len, lines)), {0, 1})
 
 
-@pytest.mark.parametrize("tail", [b"", b"\0" * 64, b'{"idx": 1', b"no JSON\n", b"1\n"])
+@pytest.mark.parametrize("tail", [b"", b"\0" * 64, b'{"idx": 1', b"no JSON\n", b"1\n", row_line(4)[:-1]])
 def test_what_a_kill_left_behind_is_not_kept(tail: bytes) -> None:
     whole = row_line(3)
     found = recovered([whole, *([tail] if tail else [])], 1)
