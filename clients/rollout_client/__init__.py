@@ -6,7 +6,6 @@ from rollout_client.calls.async_client.pusher import AsyncPolicyPusher
 from rollout_client.calls.async_client.rollouts import AsyncRolloutStream
 from rollout_client.calls.options import CallOptions, ClientOptions
 from rollout_client.calls.policy import UpdateOptions
-from rollout_client.calls.rejudge import RejudgedRollout, Rejudgement
 from rollout_client.calls.rollouts import RolloutOptions, ScoreOptions
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.calls.sync_client.pusher import PolicyPusher
@@ -30,7 +29,6 @@ from rollout_client.contract.rollouts import (
 from rollout_client.contract.selection import SampleRange
 from rollout_client.data_out.export import Export, ExportSelection, NothingToExport, export_rollouts
 from rollout_client.data_out.files import read_rollouts
-from rollout_client.data_out.trackers import NoActiveRun, log_rollouts
 from rollout_client.errors import (
     ContractDiffers,
     NotJson,
@@ -69,7 +67,6 @@ __all__ = [
     "JobStatus",
     "Keep",
     "Message",
-    "NoActiveRun",
     "NotJson",
     "NotSafetensors",
     "NothingToExport",
@@ -81,8 +78,6 @@ __all__ = [
     "Problem",
     "PromptMessage",
     "PushResult",
-    "RejudgedRollout",
-    "Rejudgement",
     "RequestRejected",
     "ResponseNotUnderstood",
     "RolloutClient",
@@ -120,7 +115,6 @@ __all__ = [
     "__version__",
     "agent_rollouts",
     "export_rollouts",
-    "log_rollouts",
     "play_agent",
     "read_rollouts",
     "resumed",

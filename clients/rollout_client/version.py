@@ -3,10 +3,8 @@
 Each response of the service names its version of the contract.
 """
 
-import logging
 import platform
 from collections.abc import Mapping
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import httpx
@@ -28,31 +26,15 @@ PYTHON_VERSION = ".".join(platform.python_version_tuple()[:2])
 USER_AGENT = f"rollout-client/{__version__} python/{PYTHON_VERSION} httpx/{httpx.__version__}"
 
 
-logger = logging.getLogger("rollout_client")
-
-
 def check_contract(headers: Mapping[str, str]) -> None:
-    """Warns once about another minor version. A response without a version is another server's, or an older service's.
+    """Refuses the response of a service with another major version. One without a version is another server's.
 
     Raises:
         ContractDiffers: the major version is another one.
     """
     version = headers.get(CONTRACT_HEADER)
-    if version is None or version == CONTRACT_VERSION:
-        return
-    if version.partition(".")[0] != CONTRACT_VERSION.partition(".")[0]:
+    if version is not None and version.partition(".")[0] != CONTRACT_VERSION.partition(".")[0]:
         raise ContractDiffers(
             f"The service speaks version {version} of the contract and this client (rollout-client {__version__}) "
             f"version {CONTRACT_VERSION}: install the client that belongs to the service."
         )
-    warn_of(version)
-
-
-@cache
-def warn_of(version: str) -> None:
-    logger.warning(
-        "The service speaks version %s of the contract and this client version %s: what one of them added, the other "
-        "does not know.",
-        version,
-        CONTRACT_VERSION,
-    )

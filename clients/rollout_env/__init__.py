@@ -1,7 +1,6 @@
 """For authors of environments: the base class, the records, and tests without the service. Needs pydantic alone."""
 
-from rollout_env.check import CheckFailed, check
-from rollout_env.check_rules import Finding
+from rollout_env.check import CheckFailed, Finding, check
 from rollout_env.environment import LostSession, Session, TaskEnvironment
 from rollout_env.models import (
     ChatModel,

@@ -8,87 +8,14 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Mapping
-from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from types import ModuleType, SimpleNamespace
+from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
-from rollout_env import TaskEnvironment
-from rollout_env.check_static_rules import attribute_problems
-from rollout_env.environment import has_a_step
-
-ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
-
-
-def annotations_of(environment_class: type[TaskEnvironment]) -> dict[str, Any]:
-    """Annotations by parameter. One that names something that exists only for type checkers permits every value."""
-    try:
-        signature = inspect.signature(environment_class, eval_str=True)
-    except Exception:  # noqa: BLE001 - evaluating a text raises anything
-        signature = inspect.signature(environment_class)
-    return {
-        parameter.name: parameter.annotation
-        for parameter in signature.parameters.values()
-        if parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str)
-    }
-
-
-class TypeName(str):
-    """The text of an annotation, which a signature shows by its `repr`."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-def signature_for_the_user(environment_class: type[TaskEnvironment]) -> str:
-    """The parameters of the constructor in brackets. Types have their short names, without constraints."""
-    annotations = annotations_of(environment_class)
-    signature = inspect.signature(environment_class)
-    parameters = [
-        parameter
-        if parameter.annotation is parameter.empty
-        else parameter.replace(annotation=TypeName(type_name(annotations.get(parameter.name, parameter.annotation))))
-        for parameter in signature.parameters.values()
-    ]
-    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
-
-
-def type_name(annotation: Any) -> str:
-    """The annotation as its author would write it, such as `list[int] | None`."""
-    origin, inside = get_origin(annotation), get_args(annotation)
-    if isinstance(annotation, str):
-        return annotation
-    if annotation in (None, NoneType):
-        return "None"
-    if annotation is Ellipsis:
-        return "..."
-    if origin is Annotated:
-        return type_name(inside[0])
-    if origin in (Union, UnionType):
-        return " | ".join(map(type_name, inside))
-    if origin is Literal:
-        return f"Literal[{', '.join(map(repr, inside))}]"
-    if isinstance(annotation, list):  # The parameters of a Callable.
-        return f"[{', '.join(map(type_name, annotation))}]"
-    if origin is not None:
-        return f"{type_name(origin)}[{', '.join(map(type_name, inside))}]"
-    return getattr(annotation, "__name__", repr(annotation))
-
-
-def validator_of(annotation: Any) -> TypeAdapter[Any]:
-    try:
-        return TypeAdapter(annotation, config=ANY_CLASS)
-    except PydanticUserError as error:
-        # A pydantic model has its own config. Types that pydantic cannot validate are left to the constructor.
-        return TypeAdapter(annotation if error.code == "type-adapter-config-unused" else Any)
-
-
-def problems_of(name: str, error: ValidationError) -> list[str]:
-    return [
-        f"{'.'.join([name, *map(str, problem['loc'])])}: {problem['msg'].removeprefix('Value error, ')} "
-        f"(given: {problem['input']!r})"
-        for problem in error.errors()
-    ]
+from rollout_env.check import attribute_problems
+from rollout_env.environment import TaskEnvironment, has_a_step
 
 
 class EnvironmentNotLoadable(Exception):
@@ -148,24 +75,50 @@ def checked_arguments(
     Raises:
         EnvironmentNotLoadable: the constructor does not take these arguments.
     """
-    validated: dict[str, Any] = {}
-    problems: list[str] = []
+    signature = constructor_of(environment_class)
+    types = {
+        parameter.name: parameter.annotation
+        for parameter in signature.parameters.values()
+        if parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str)
+    }
     try:
-        inspect.signature(environment_class).bind(**arguments)
-        annotations = annotations_of(environment_class)
-        for name, value in arguments.items():
-            try:
-                validated[name] = validator_of(annotations.get(name, Any)).validate_python(value)
-            except ValidationError as error:
-                problems += problems_of(name, error)
+        signature.bind(**arguments)
+        return validated(arguments, types)
     except TypeError as error:
-        problems.append(str(error))
-    if problems:
-        raise EnvironmentNotLoadable(
-            f"{import_path} does not take the arguments {dict(arguments)!r}: {'; '.join(problems)}. "
-            f"Its constructor is {environment_class.__name__}{signature_for_the_user(environment_class)}."
-        )
-    return validated
+        problem = str(error)
+    except ValidationError as error:
+        problem = "; ".join(map(argument_problem, error.errors()))
+    # `get_type_hints` takes types without their constraints.
+    short = get_type_hints(SimpleNamespace(__annotations__=types))
+    shown = [each.replace(annotation=short.get(each.name, each.annotation)) for each in signature.parameters.values()]
+    raise EnvironmentNotLoadable(
+        f"{import_path} does not take the arguments {dict(arguments)!r}: {problem}. Its constructor is "
+        f"{environment_class.__name__}{signature.replace(parameters=shown, return_annotation=signature.empty)}."
+    )
+
+
+def argument_problem(found: Any) -> str:
+    sentence = found["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(map(str, found['loc']))}: {sentence} (given: {found['input']!r})"
+
+
+def constructor_of(environment_class: type[TaskEnvironment]) -> inspect.Signature:
+    """The signature, whose annotations are texts if one names something that exists only for type checkers."""
+    try:
+        return inspect.signature(environment_class, eval_str=True)
+    except Exception:  # noqa: BLE001 - evaluating a text raises anything
+        return inspect.signature(environment_class)
+
+
+def validated(arguments: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments converted to these types. Those that pydantic cannot validate are left to the constructor."""
+    fields = TypedDict("fields", {name: types.get(name, Any) for name in arguments})  # type: ignore[misc]
+    fields.__pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)  # type: ignore[attr-defined]
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(fields)
+    except PydanticUserError:
+        return dict(arguments)
+    return dict(adapter.validate_python(dict(arguments)))
 
 
 def import_module(module_name: str, import_path: str) -> ModuleType:

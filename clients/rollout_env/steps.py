@@ -8,6 +8,7 @@ import asyncio
 import contextvars
 import inspect
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -26,6 +27,8 @@ from rollout_env.records import (
 )
 
 Result = TypeVar("Result")
+BEAT_S = 0.02
+"""Seconds between two looks at whether a step blocks the event loop."""
 _abandoned: set[threading.Thread] = set()
 """Threads whose callers have stopped waiting. Some have ended since."""
 
@@ -86,6 +89,34 @@ def settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | No
         future.set_result(result)
     else:
         future.set_exception(error)
+
+
+class StepTooSlow(Exception):
+    """The step took longer than its limit."""
+
+
+async def longest_block(step: Awaitable[Result], timeout_s: float) -> tuple[Result, float]:
+    """Awaits the step and measures the longest time in seconds for which it blocked the event loop.
+
+    Blocks shorter than `BEAT_S` are missed; longer ones are measured up to `BEAT_S` too short.
+
+    Raises:
+        StepTooSlow: the step takes longer than `timeout_s`; it is cancelled.
+        Exception: any that the step raises.
+    """
+    longest_s = 0.0
+    task = asyncio.ensure_future(step)
+    started = last = time.monotonic()
+    try:
+        while not task.done():
+            if last - started > timeout_s:
+                raise StepTooSlow(f"took longer than {timeout_s:g} s")
+            await asyncio.wait([task], timeout=BEAT_S)
+            now = time.monotonic()
+            longest_s, last = max(longest_s, now - last - BEAT_S), now
+        return task.result(), longest_s
+    finally:
+        task.cancel()
 
 
 Record = TypeVar("Record", StartOutcome, StepOutcome)

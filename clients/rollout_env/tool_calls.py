@@ -162,12 +162,25 @@ def calls_in_text(text: str, tools: Tools) -> Iterator[Reader]:
         yield from python_calls(stripped)
 
 
-def call_of_json(text: str) -> ToolCall:
+def decoded(text: str, subject: str, place: int = 0, name: str | None = None) -> tuple[Any, int]:
+    """The JSON that begins at this place, and where it ends. `subject` begins the sentence for what is none."""
     try:
-        value = json.loads(text)
+        return json.JSONDecoder().raw_decode(text, place)
     except (ValueError, RecursionError) as error:
-        raise CallUnreadable(f"The call is not valid JSON ({error}): {shortened(text.strip())}") from error
-    return call_of(value)
+        raise CallUnreadable(f"{subject} not valid JSON: {error}.", name) from error
+
+
+def decoded_whole(text: str, subject: str, name: str | None = None) -> Any:
+    """The JSON that the text is."""
+    stripped = text.strip()
+    value, end = decoded(stripped, subject, name=name)
+    if end < len(stripped):
+        raise CallUnreadable(f"{subject} not valid JSON: there is text behind it.", name)
+    return value
+
+
+def call_of_json(text: str) -> ToolCall:
+    return call_of(decoded_whole(text, "The call is"))
 
 
 def call_of(value: Any) -> ToolCall:
@@ -177,10 +190,7 @@ def call_of(value: Any) -> ToolCall:
     name = value["name"]
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise CallUnreadable(f"The arguments of {name} are not valid JSON: {error}.", name) from error
+        arguments = decoded_whole(arguments, f"The arguments of {name} are", name)
     if not isinstance(arguments, dict):
         raise CallUnreadable(f"The arguments of {name} must be a JSON object.", name)
     return checked_call(name, arguments)
@@ -245,10 +255,7 @@ def parameters_of(body: str) -> Iterator[tuple[str, str]]:
 def mistral_calls(text: str) -> Iterator[Reader]:
     """A JSON list of calls, or the names of functions, each followed by its arguments as JSON."""
     if text.lstrip().startswith("["):
-        try:
-            values, _ = json.JSONDecoder().raw_decode(text.lstrip())
-        except (ValueError, RecursionError) as error:
-            raise CallUnreadable(f"The calls are not a valid JSON list: {error}.") from error
+        values, _ = decoded(text.lstrip(), "The calls are")
         yield from (partial(call_of, value) for value in values)
         return
     for part in text.split(MISTRAL):
@@ -259,10 +266,7 @@ def mistral_call(text: str) -> ToolCall:
     named = MISTRAL_CALL.match(text)
     if named is None:
         raise CallUnreadable(f"The call has no name with arguments: {shortened(text.strip())}")
-    try:
-        arguments, _ = json.JSONDecoder().raw_decode(text[named.end() :])
-    except (ValueError, RecursionError) as error:
-        raise CallUnreadable(f"The arguments of {named[1]} are not valid JSON: {error}.", named[1]) from error
+    arguments, _ = decoded(text, f"The arguments of {named[1]} are", named.end(), named[1])
     return call_of({"name": named[1], "arguments": arguments})
 
 
@@ -280,12 +284,9 @@ def llama_calls(text: str, is_marked: bool) -> Iterator[Reader]:
 
 
 def json_values(text: str) -> Iterator[Any]:
-    decoder, place = json.JSONDecoder(), 0
+    place = 0
     while place < len(text):
-        try:
-            value, place = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError) as error:
-            raise CallUnreadable(f"The call is not valid JSON: {error}.") from error
+        value, place = decoded(text, "The call is", place)
         yield value
         while place < len(text) and text[place] in BETWEEN_CALLS:
             place += 1

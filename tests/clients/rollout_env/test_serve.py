@@ -41,7 +41,7 @@ class NumberingEnvironment(CountingEnvironment):
         self.closed.append("environment")
 
 
-def test_a_session_that_cannot_be_closed_keeps_neither_the_others_nor_the_environment_open() -> None:
+def test_all_are_closed_beside_a_session_that_cannot_be() -> None:
     environment = NumberingEnvironment()
     asked = {"message_log": [{"role": "assistant", "content": "1"}], "extra_env_info": {"until": 2}}
 
@@ -80,7 +80,7 @@ class PaintingEnvironment(CountingEnvironment):
         return StepOutcome({"role": "user", "content": "", "images": [b"\xff\xd8", "sha256:0"]}, 0.0, terminated=False)
 
 
-def test_images_of_observations_are_the_same_bytes_and_names_on_the_other_side() -> None:
+def test_images_are_the_same_bytes_and_names_on_the_other_side() -> None:
     asked = {"message_log": [{"role": "assistant", "content": "1"}], "extra_env_info": {"until": 2}}
     with TestClient(EnvironmentServer(PaintingEnvironment()).app()) as client:
         begun = client.post("/start", json=asked).json()

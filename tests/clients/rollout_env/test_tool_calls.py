@@ -83,7 +83,9 @@ def test_any_calls_survive_their_formats(given_calls: list[tuple[str, dict[str, 
         ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "arguments of add must be a JSON object"),
         ('<tool_call>{"name": "add", "arguments": "{"}</tool_call>', "arguments of add are not valid JSON"),
         ("<tool_call><function=></function></tool_call>", "names no function"),
-        ("[TOOL_CALLS][{]", "not a valid JSON list"),
+        ("[TOOL_CALLS][{]", "The calls are not valid JSON"),
+        ('<tool_call>{"name": "add", "arguments": {}} and</tool_call>', "there is text behind it"),
+        ('{"name": "add", "arguments": "{} and"}', "arguments of add are not valid JSON: there is text"),
         ("[TOOL_CALLS]{}", "no name with arguments"),
         ("[TOOL_CALLS]add{", "arguments of add are not valid JSON"),
         ("<|python_tag|>import os", "not valid JSON"),
@@ -112,7 +114,7 @@ def test_a_thought_that_never_ends_makes_no_calls_and_says_nothing() -> None:
     assert reply_text(message) == ""
 
 
-def test_what_the_service_has_parsed_goes_before_the_text_and_keeps_its_ids() -> None:
+def test_calls_of_the_services_parser_go_first_and_keep_their_ids() -> None:
     records = [
         {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
         {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": "[]"}},
@@ -126,13 +128,13 @@ def test_what_the_service_has_parsed_goes_before_the_text_and_keeps_its_ids() ->
     assert isinstance(parsed[3], MalformedCall)
 
 
-def test_an_error_of_the_services_parser_is_a_malformed_call_unless_the_text_has_calls() -> None:
+def test_a_parse_error_is_a_malformed_call_unless_the_text_has_calls() -> None:
     [call] = tool_calls_of(said("(call add)", parse_error="ValueError: (call"))
     assert call == MalformedCall("The call could not be read: ValueError: (call")
     assert tool_calls_of(said('{"name": "add", "parameters": {}}', parse_error="no")) == [ToolCall("add", {})]
 
 
-def test_the_text_of_a_reply_is_without_what_the_service_has_parsed_out_of_it() -> None:
+def test_the_text_of_a_reply_is_without_calls_and_reasoning() -> None:
     assert reply_text(said("<a>Hm.</a>42", parsed_content="42", reasoning_content="Hm.")) == "42"
     assert reply_text(said("Hm.</think> 42")) == " 42"
     assert reply_text(said("42", parsed_content="", reasoning_content="42")) == "42"
@@ -147,16 +149,6 @@ pieces = st.sampled_from([*markers, *others])
 def test_nothing_that_a_model_writes_raises(text: str) -> None:
     for call in tool_calls_of(said(text)):
         assert isinstance(call, ToolCall | MalformedCall)
-
-
-def test_deep_nesting_is_a_malformed_call() -> None:
-    for text in (
-        "<tool_call>" + "[" * 100_000,
-        "[f(a=" + "[" * 15_000 + "]" * 15_000 + ")]",
-        "[TOOL_CALLS]" + "[" * 10**5,
-    ):
-        [call] = tool_calls_of(said(text))
-        assert isinstance(call, MalformedCall)
 
 
 @pytest.mark.parametrize(
@@ -231,16 +223,14 @@ NUMBERS = [{"type": "integer"}, {"type": ["integer"]}, {"anyOf": [{"type": "inte
         ({"allOf": [{"$ref": "#/$defs/itself"}]}, "7", "7"),
     ],
 )
-def test_a_parameter_without_a_type_of_its_own_has_the_type_of_its_tools_schema(
-    schema: Any, text: str, value: Any
-) -> None:
+def test_a_parameter_has_the_type_of_its_tools_schema(schema: Any, text: str, value: Any) -> None:
     definitions = {"pa/ir": PAIR, "itself": {"anyOf": [{"$ref": "#/$defs/itself"}]}}
     tool = {"name": "f", "parameters": {"properties": {"a": schema}, "$defs": definitions}}
     read = typed_arguments({"a": text}, "f", [{"name": "g"}, tool])
     assert (read, type(read["a"])) == ({"a": value}, type(value))
 
 
-def test_parameters_of_an_unknown_tool_are_text_and_further_ones_are_as_the_schema_says() -> None:
+def test_parameters_without_a_schema_are_text() -> None:
     texts = {"a": "1", "b": "True"}
     further = {"name": "f", "parameters": {"properties": {"a": STRING}, "additionalProperties": {"type": "boolean"}}}
     odd: list[dict[str, Any]] = [{"function": "f"}, {"name": "f", "parameters": 1}]
@@ -285,13 +275,16 @@ DEEPEST = "[" * 980 + "]" * 980
         f'{{"name": "add", "arguments": {{"a": {DEEP}}}}}',
         f'<|python_tag|>{{"name": "add", "arguments": {{"a": {"9" * 5000}}}}}',
         f"<tool_call>{DEEPEST}</tool_call>",
+        "<tool_call>" + "[" * 100_000,
+        "[TOOL_CALLS]" + "[" * 10**5,
+        "[f(a=" + "[" * 15_000 + "]" * 15_000 + ")]",
         f'<tool_call>{{"name": {DEEPEST}, "arguments": {{}}}}</tool_call>',
         '<tool_call>{"name": "\\ud800", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "\\ud800", "arguments": "{"}</tool_call>',
         f"<function=add><parameter=b>{DEEP}</parameter></function>",
     ],
 )
-def test_a_call_is_malformed_whatever_it_is_made_of_and_its_problem_can_be_written(text: str) -> None:
+def test_the_problem_of_a_malformed_call_can_be_written(text: str) -> None:
     [call] = tool_calls_of(said(text), TOOLS)
     if isinstance(call, MalformedCall):
         assert f"{call.name}{call.problem}".encode()

@@ -20,7 +20,7 @@ from deployments.environments.host import _refused_fields
 from deployments.tasks.math import MathEnvironment, _compare, _ground_truth_text, _MathInfo
 from deployments.tasks.replies import AnswerForm, last_box
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TemporaryFailure, check
-from rollout_env.check_rules import longest_block
+from rollout_env.steps import longest_block
 from tests.deployments.tasks.math_pairs import RIGHT as RIGHT_ANSWERS
 from tests.deployments.tasks.math_pairs import WRONG as WRONG_ANSWERS
 

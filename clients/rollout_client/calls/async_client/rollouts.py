@@ -1,6 +1,6 @@
 """The methods of the client that play rollouts and list tasks, and the stream of a request's rollouts."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -16,7 +16,6 @@ from rollout_client.calls.options import (
     Deadline,
 )
 from rollout_client.calls.progress import rollout_bar
-from rollout_client.calls.rejudge import Rejudgement, Rejudging
 from rollout_client.calls.rollouts import (
     RolloutOptions,
     Samples,
@@ -30,7 +29,7 @@ from rollout_client.calls.rollouts import (
 )
 from rollout_client.contract.info import TaskInfo, TaskSamples
 from rollout_client.contract.rollouts import RolloutSummary, SampleInput, SampleResult
-from rollout_client.errors import RequestRejected, RolloutError
+from rollout_client.errors import RolloutError
 from rollout_client.responses import PlayedRollouts
 
 if TYPE_CHECKING:
@@ -146,40 +145,6 @@ class AsyncRolloutMethods:
         call = streamed_rollout_call(samples, options)
         lines = NdjsonReader(rollout_count(samples, options), group_size(options))
         return AsyncRolloutStream(self._connection, call, lines, options)
-
-    async def rejudge(
-        self,
-        rollouts: Iterable[SampleResult],
-        task_name: str | None = None,
-        *,
-        samples: Samples | None = None,
-        **options: Unpack[CallOptions],
-    ) -> Rejudgement:
-        """Judges stored rollouts again, by their environments as they are now. Nothing is generated.
-
-        Each turn is stepped with the responses that the rollout had. A rollout that cannot be judged again has a reason
-        in place of a reward: an agent has played it, its environment has sessions, answers otherwise now, or does not
-        end it any more.
-
-        Args:
-            task_name: the task that judges all of them; by default each rollout's own.
-            samples: those that were played, found by `input_row`, `id` or `idx`. They are needed where an environment
-                changes `extra_env_info` in its steps, because a result has it as the last step has left it.
-
-        Raises:
-            RequestRejected: there is no such task.
-        """
-        examples = {task.task_name: task.example.extra_env_info for task in await self.tasks(**options)}
-        rejudging = Rejudging(rollouts, task_name, samples, examples)
-        while (request := rejudging.next_request()) is not None:
-            posted, max_rollout_turns = request
-            try:
-                response = await self.rollout(posted, max_rollout_turns=max_rollout_turns, **options)
-            except RequestRejected as error:
-                rejudging.refuse(error)
-            else:
-                rejudging.add(response.samples)
-        return rejudging.result()
 
     async def tasks(self, **options: Unpack[CallOptions]) -> list[TaskInfo]:
         """The tasks of the service, the fields they need and an example of each."""

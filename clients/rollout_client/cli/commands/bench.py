@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from rollout_client.calls.rollouts import RolloutOptions
-from rollout_client.cli.commands.evaluate import samples_of
 from rollout_client.cli.options import (
     DEFAULT_CHUNK_SIZE,
     DEFAULT_MAX_ERROR_RATE,
@@ -16,7 +15,8 @@ from rollout_client.cli.options import (
     command,
 )
 from rollout_client.cli.output import AsJson, check_error_rate, number, show, value_table
-from rollout_client.cli.run.player import RunPlayer
+from rollout_client.cli.run.inputs import samples_of
+from rollout_client.cli.run.player import RunPlayer, play_groups
 from rollout_client.cli.run.totals import Totals
 from rollout_client.contract.rollouts import SampleResult
 
@@ -42,13 +42,10 @@ def bench(
         turns.extend(sample.metrics.turn_count for sample in group)
         ends.append(time.perf_counter())
 
-    async def ignore(_row: int, _group: list[SampleResult]) -> None:
-        pass
-
     with service.client() as client:
         samples = samples_of(client, [task], None, warm_up + count, seed, None)
     if warm_up:
-        RunPlayer(service, samples[:warm_up], options, chunk_size).play(ignore, Totals())
+        play_groups(RunPlayer(service, samples[:warm_up], options, chunk_size))
     began = time.perf_counter()
     RunPlayer(service, samples[warm_up:], options, chunk_size).play(count_turns, totals)
     taken_s = ends[-1] - began

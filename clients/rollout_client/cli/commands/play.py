@@ -48,7 +48,7 @@ def view(
     totals = Totals()
     shown: list[SampleResult] = []
     for place, sample in enumerate(filter(is_asked_for, read_rollouts(file))):
-        totals.add_result(sample)
+        totals.add(sample)
         if skip <= place < skip + count:
             shown.append(sample)
     document = {**totals.document(), "samples": [sample.model_dump(exclude_unset=True) for sample in shown]}

@@ -1,11 +1,11 @@
 """`rollout policy` and `rollout push`: which weights are served, how others replace them, and the tables of both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderResult
+from rich.console import Group, JustifyMethod
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +25,9 @@ from rollout_client.contract.policy import (
 
 SHOWN_DIGITS = 12
 DATE = "%Y-%m-%d %H:%M:%S"
+RIGHT = frozenset({"version", "base", "size"})
+WHOLE = frozenset({"version", "base", "checksum"})
+"""Columns that are not folded on a narrow terminal."""
 
 
 def policy_tables(state: PolicyState) -> Group:
@@ -42,76 +45,39 @@ def followed_lines(follow: FollowState) -> Text:
     return Text("\n").join(plain(line) for line in lines)
 
 
-class WeightsTable:
-    """Leaves out columns where a terminal is too narrow for all of them, the least important first.
-
-    A date or a number that is broken over two lines, or cut, is not read.
-    """
-
-    DISPENSABLE = (None, "checksum", "base", "kind", "size", "created")
-    """First none of them."""
-    FOLDED: Mapping[str, int] = {"name": 8, "size": 8}
-    """Least width of the lines of columns that may be broken."""
-    RIGHT = frozenset({"version", "base", "size"})
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._rows: list[tuple[dict[str, str], str]] = []
-
-    def add(self, style: str = "", **cells: str) -> None:
-        """All rows have cells of the same columns."""
-        self._rows.append((cells, style))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = list(self._rows[0][0]) if self._rows else []
-        for dispensable in self.DISPENSABLE:
-            columns = [name for name in columns if name != dispensable]
-            # Beside its text each column has two spaces and a border.
-            if sum(self._least_width(name) + 3 for name in columns) + 1 <= options.max_width:
-                break
-        table = Table(title=self._title, title_justify="left")
-        for name in columns:
-            justify: JustifyMethod = "right" if name in self.RIGHT else "left"
-            least, is_whole = self._least_width(name), name not in self.FOLDED
-            table.add_column(name, justify=justify, overflow="fold", no_wrap=is_whole, min_width=least)
-        for cells, style in self._rows:
-            table.add_row(*(plain(cells[name]) for name in columns), style=style)
-        yield table
-
-    def _least_width(self, name: str) -> int:
-        lines = [name, *(line for cells, _ in self._rows for line in cells[name].splitlines())]
-        return self.FOLDED.get(name) or max(map(len, lines))
-
-
-def versions_table(state: PolicyState) -> WeightsTable:
+def versions_table(state: PolicyState) -> Table:
     updating = "" if state.updating_to is None else f", updating to {state.updating_to}"
-    table = WeightsTable(f"Version {state.current} is current{updating}")
+    table = weights_table(f"Version {state.current} is current{updating}", "version", "kind", "base")
     for info in state.versions:
-        table.add(
-            "bold" if info.version == state.current else "",
-            version=str(info.version),
-            kind=info.kind,
-            base="" if info.base is None else str(info.base),
-            size=size_of(info),
-            created="" if info.created_at is None else f"{info.created_at:{DATE}}",
-            checksum=shortened(info.checksum),
-        )
+        base = "" if info.base is None else str(info.base)
+        style = "bold" if info.version == state.current else ""
+        table.add_row(str(info.version), info.kind, base, size_of(info), *ending(info), style=style)
     return table
 
 
-def named_table(named: Sequence[NamedPolicyState]) -> WeightsTable:
-    table = WeightsTable("Named policies")
+def named_table(named: Sequence[NamedPolicyState]) -> Table:
+    table = weights_table("Named policies", "name", "version", "base")
     for policy in named:
         updating = "" if policy.updating_to is None else f",\nupdating to {policy.updating_to}"
-        table.add(
-            name=policy.name,
-            version=("none" if policy.current is None else str(policy.current)) + updating,
-            base="" if policy.base is None else str(policy.base),
-            size=decimal(policy.size_bytes) if policy.size_bytes else "",
-            created="" if policy.created_at is None else f"{policy.created_at:{DATE}}",
-            checksum=shortened(policy.checksum),
-        )
+        version = ("none" if policy.current is None else str(policy.current)) + updating
+        base = "" if policy.base is None else str(policy.base)
+        size = decimal(policy.size_bytes) if policy.size_bytes else ""
+        table.add_row(plain(policy.name), version, base, size, *ending(policy))
     return table
+
+
+def weights_table(title: str, *columns: str) -> Table:
+    """A table with these columns, and with those that all weights have."""
+    table = Table(title=title, title_justify="left")
+    for name in (*columns, "size", "created", "checksum"):
+        justify: JustifyMethod = "right" if name in RIGHT else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name in WHOLE)
+    return table
+
+
+def ending(weights: VersionInfo | NamedPolicyState) -> tuple[str, str]:
+    """The cells `created` and `checksum`."""
+    return "" if weights.created_at is None else f"{weights.created_at:{DATE}}", shortened(weights.checksum)
 
 
 def size_of(info: VersionInfo) -> str:

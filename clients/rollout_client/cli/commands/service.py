@@ -1,10 +1,12 @@
-"""`rollout tasks`, `info` and `status`: the tasks, the limits and the readiness of a service."""
+"""`rollout tasks`, `info`, `status` and `doctor`: tasks, limits and readiness of a service, and the installation."""
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
@@ -19,7 +21,7 @@ from rollout_client.cli.output import FAILED, AsJson, fact_table, out, plain, sh
 from rollout_client.cli.transcript import task_description, task_example
 from rollout_client.contract.info import DegradedPart, ServiceInfo
 from rollout_client.contract.policy import PolicyState
-from rollout_client.errors import StatusError
+from rollout_client.errors import ServiceUnreachable, StatusError
 from rollout_client.version import CONTRACT_VERSION, __version__
 
 HEALTH_TIMEOUT_S = 60.0
@@ -145,4 +147,44 @@ def status(service: Connection, as_json: AsJson = False) -> None:
         found = status_of(client)
     show(found, as_json, status_tables(found))
     if not found.is_ready:
+        raise typer.Exit(FAILED)
+
+
+OURS = ("rollout-client ", "rollout-env ", "rollout-service ")
+
+
+def unmet_requirements() -> tuple[list[str], list[str]]:
+    """The lines of `pip check` about our packages, then those about others.
+
+    The latter need not matter: the lock leaves packages out that vLLM's build for processors names and does not need.
+    """
+    command = [sys.executable, "-m", "pip", "check"]
+    checked = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    lines = checked.stdout.splitlines() if checked.returncode else []
+    return [line for line in lines if line.startswith(OURS)], [line for line in lines if not line.startswith(OURS)]
+
+
+@command
+def doctor(
+    service: Connection,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not ask the service.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which requirements of installed packages are not met, and the status of the service.
+
+    The exit code is 1 if a package of ours lacks something, or the service is not ready.
+    """
+    problems, notes = unmet_requirements()
+    found: ServiceStatus | None = None
+    if not offline:
+        try:
+            with service.client() as client:
+                found = status_of(client)
+        except ServiceUnreachable as error:
+            notes.append(str(error))
+    rows = [("python", plain(f"{sys.version.split()[0]} at {sys.executable}"))]
+    rows += [("problem", plain(line, "red")) for line in problems] + [("note", plain(line)) for line in notes]
+    tables = Group(fact_table(rows), *([] if found is None else [status_tables(found)]))
+    show({"problems": problems, "notes": notes, "service": found}, as_json, tables)
+    if problems or (found is not None and not found.is_ready):
         raise typer.Exit(FAILED)

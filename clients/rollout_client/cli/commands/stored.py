@@ -1,4 +1,4 @@
-"""`rollout export`, `rejudge` and `replay`: stored rollouts as training data, judged again, and generated again."""
+"""`rollout export` and `replay`: stored rollouts as training data, and generated again."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -8,26 +8,21 @@ from typing import Annotated, Any, cast, get_args
 import typer
 from rich.table import Table
 
-from rollout_client.calls.rejudge import RejudgedRollout, Rejudgement
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.options import Connection, command
 from rollout_client.cli.output import FAILED, AsJson, fact_table, number, plain, show, value_table
-from rollout_client.cli.run.inputs import read_samples
 from rollout_client.contract.records import ReplayedGeneration, ReplayResponse, TokenDifference
 from rollout_client.contract.rollouts import SampleResult, SampleStatus
 from rollout_client.data_out.export import Export, ExportFormat, ExportSelection, export_rollouts
 from rollout_client.data_out.files import read_rollouts
 from rollout_client.data_out.image_folder import ImageFolder
 from rollout_client.data_out.training_rows import Turns
-from rollout_client.errors import error_of_problem, needed_for
+from rollout_client.errors import error_of_problem
 from rollout_client.results import FINAL_STATUSES
 
-ARROW_ANSWER = ".arrow"
 File = Annotated[
     Path | None,
-    typer.Argument(
-        help="Rollouts of `rollout run` or of `save`, or an answer: .jsonl, .parquet, .json, .ndjson, .arrow."
-    ),
+    typer.Argument(help="Rollouts of `rollout run` or of `save`, or an answer: .jsonl, .parquet, .json, .ndjson."),
 ]
 Job = Annotated[str | None, typer.Option(help="In place of FILE: a job of the service, once it has ended.")]
 
@@ -39,10 +34,6 @@ def stored_rollouts(file: Path | None, job: str | None, service: Connection) -> 
     if job is not None:
         with service.client() as client:
             yield from rollouts_of_job(client, job)
-    elif file is not None and file.suffix == ARROW_ANSWER:
-        with needed_for("Arrow", "arrow"):
-            from rollout_client.calls.arrow_bodies import read_response
-        yield from read_response(file.read_bytes()).samples
     elif file is not None:
         yield from read_rollouts(file)
 
@@ -68,8 +59,8 @@ def rollouts_of_job(client: RolloutClient, job_id: str) -> Iterator[SampleResult
 @command
 def export(
     service: Connection,
-    format: Annotated[ExportFormat, typer.Option(help="Whose training data the rows are.")],
-    output: Annotated[Path, typer.Option(help="Where the rows are written: .jsonl or .parquet.")],
+    format: Annotated[ExportFormat, typer.Option(help="What a row is: chat messages, a pair of them, or tokens.")],
+    output: Annotated[Path, typer.Option(help="Where the rows are written: .jsonl.")],
     file: File = None,
     job: Job = None,
     statuses: Annotated[
@@ -84,18 +75,17 @@ def export(
     pairs_per_group: Annotated[
         int, typer.Option(min=1, help="dpo: most pairs of a group, the largest differences first.")
     ] = 1,
-    passes_at: Annotated[float, typer.Option(help="kto: the reward from which on the label is true.")] = 1.0,
     turns: Annotated[Turns, typer.Option(help="Which responses of a rollout are trained.")] = "all",
     images: Annotated[
         Path | None,
         typer.Option(
-            help="A folder where the images that rollouts show are written, or are already. Rows have their paths, "
-            "those of openai data URLs. By default they have the names of images."
+            help="A folder where the images that rollouts show are written, or are already. Rows have their paths; by "
+            "default they have the names of images."
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write stored rollouts as training data of TRL, verl, tinker or OpenAI's form.
+    """Write stored rollouts as training data: messages, preference pairs, or tokens with labels.
 
     It says how many rollouts are in no row, and why.
     """
@@ -107,7 +97,6 @@ def export(
         min_reward=min_reward,
         min_gap=min_gap,
         pairs_per_group=pairs_per_group,
-        passes_at=passes_at,
         turns=turns,
     )
     rollouts = stored_rollouts(file, job, service)
@@ -142,92 +131,6 @@ def export_table(exported: Export) -> Table:
     return value_table(f"Export to {exported.format}", [(plain(name), number(count)) for name, count in rows])
 
 
-DEFAULT_SHOWN = 20
-
-
-@command
-def rejudge(
-    service: Connection,
-    file: File = None,
-    job: Job = None,
-    task: Annotated[str | None, typer.Option(help="The task that judges; by default each rollout's own.")] = None,
-    samples: Annotated[
-        str | None,
-        typer.Option(help="Those that were played, as `rollout run` took them: where steps change extra_env_info."),
-    ] = None,
-    columns: Annotated[list[str] | None, typer.Option("--map", help="FIELD=COLUMN of --samples.")] = None,
-    split: Annotated[str, typer.Option(help="Of a data set of --samples.")] = "train",
-    count: Annotated[int, typer.Option(min=0, help="Rollouts to show, those first that have changed.")] = DEFAULT_SHOWN,
-    as_json: AsJson = False,
-) -> None:
-    """Judge stored rollouts again, by their environments as they are now, and show the differences.
-
-    Nothing is generated. A rollout that cannot be judged again has a reason in place of a reward.
-    """
-    rollouts = list(stored_rollouts(file, job, service))
-    played = None if samples is None else read_samples(samples, columns or (), task, split)
-    with service.client() as client:
-        found = client.rejudge(rollouts, task, samples=played)
-    document = {
-        "rollouts": [rejudged_document(rollout) for rollout in found.rollouts],
-        "compared": len(found.compared),
-        "changed": len(found.changed),
-        "old_sum": found.old_sum,
-        "new_sum": found.new_sum,
-        "not_judged": found.not_judged,
-    }
-    show(document, as_json, rejudged_table(found, count), sums_table(found))
-
-
-def rejudged_document(rollout: RejudgedRollout) -> dict[str, Any]:
-    sample = rollout.sample
-    return {
-        "id": sample.id,
-        "idx": sample.idx,
-        "input_row": (sample.model_extra or {}).get("input_row"),
-        "generation_index": sample.generation_index,
-        "task_name": rollout.task_name,
-        "old": rollout.old,
-        "new": rollout.new,
-        "rewards": rollout.rewards,
-        "turns": rollout.turns,
-        "reason": rollout.reason,
-    }
-
-
-def rejudged_table(found: Rejudgement, count: int) -> Table:
-    """The rollouts with the largest differences first, then those without a new reward, then the others."""
-    ordered = sorted(found.rollouts, key=lambda rollout: (-abs(rollout.difference or 0), rollout.reason is None))
-    table = Table(title="Judged again", title_justify="left")
-    for name in ("rollout", "task", "old", "new", "difference"):
-        table.add_column(name, justify="left" if name in ("rollout", "task") else "right", overflow="fold")
-    for rollout in ordered[:count]:
-        sample = rollout.sample
-        row = (sample.model_extra or {}).get("input_row", sample.idx)
-        name = f"{row if sample.id is None else sample.id} · {sample.generation_index}"
-        difference = "" if rollout.difference is None else f"{rollout.difference:+.3f}" if rollout.difference else "0"
-        table.add_row(
-            plain(name), plain(rollout.task_name), reward_text(rollout.old), reward_text(rollout.new), difference
-        )
-    return table
-
-
-def reward_text(reward: float | None) -> str:
-    return "-" if reward is None else number(reward)
-
-
-def sums_table(found: Rejudgement) -> Table:
-    sums: list[tuple[str, float]] = [
-        ("rollouts", len(found.rollouts)),
-        ("compared", len(found.compared)),
-        ("changed", len(found.changed)),
-        ("sum of old rewards", found.old_sum),
-        ("sum of new rewards", found.new_sum),
-    ]
-    not_judged = [(f"not judged: {reason}", count) for reason, count in found.not_judged.items()]
-    return value_table("Sums", [(plain(name), number(value)) for name, value in [*sums, *not_judged]])
-
-
 VERDICTS = {
     "equal": "equal: the tokens and their log-probabilities",
     "equal_ids": "equal tokens; the log-probabilities differ",
@@ -247,7 +150,7 @@ def replay(
 
     The exit code is 1 if they part, or could not all be compared.
     """
-    found = stored_rollout(file, rollout, service)
+    found = stored_rollout(file, rollout)
     with service.client() as client:
         answer = client.replay(found)
     show(answer, as_json, replay_facts(answer), replayed_table(answer.generations))
@@ -255,14 +158,13 @@ def replay(
         raise typer.Exit(FAILED)
 
 
-def stored_rollout(file: Path, name: str, service: Connection) -> SampleResult:
+def stored_rollout(file: Path, name: str) -> SampleResult:
     """Raises `ValueError` if the file has no such rollout."""
-    count = 0
-    for row, sample in enumerate(stored_rollouts(file, None, service)):
+    row = -1
+    for row, sample in enumerate(read_rollouts(file)):
         if name in (sample.rollout_id, str(row)):
             return sample
-        count += 1
-    raise ValueError(f"{file} has no rollout {name}: name a rollout_id of it, or a row from 0 to {count - 1}.")
+    raise ValueError(f"{file} has no rollout {name}: name a rollout_id of it, or a row from 0 to {row}.")
 
 
 def replay_facts(answer: ReplayResponse) -> Table:
@@ -276,16 +178,13 @@ def replay_facts(answer: ReplayResponse) -> Table:
 def difference_facts(difference: TokenDifference | None) -> Iterator[tuple[str, str]]:
     if difference is None:
         return
-    recorded, replayed = difference.recorded_id, difference.replayed_id
     yield "at", f"message {difference.message}, token {difference.token}"
-    shown = "the generation had ended" if recorded is None else token_text(recorded, difference.recorded_text)
-    yield "recorded", shown if recorded is None else f"{shown}, probability {probability(difference.recorded_logprob)}"
-    shown = "the generation has ended" if replayed is None else token_text(replayed, difference.replayed_text)
-    yield "replayed", shown if replayed is None else f"{shown}, probability {probability(difference.replayed_logprob)}"
-
-
-def token_text(token_id: int, text: str | None) -> str:
-    return f"{token_id}" if text is None else f"{token_id} {text!r}"
+    for name, token, text, logprob in (
+        ("recorded", difference.recorded_id, difference.recorded_text, difference.recorded_logprob),
+        ("replayed", difference.replayed_id, difference.replayed_text, difference.replayed_logprob),
+    ):
+        shown = f"{token}" if text is None else f"{token} {text!r}"
+        yield name, "the generation ended" if token is None else f"{shown}, probability {probability(logprob)}"
 
 
 def probability(logprob: float | None) -> str:

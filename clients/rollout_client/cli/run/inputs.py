@@ -5,12 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.run.plan import INPUT_ROW
+from rollout_client.contract.rollouts import SampleInput
 from rollout_client.errors import needed_for
 from rollout_client.json_lines import numbered_lines, without_nulls
 
 HUB = "hf:"
 """Prefix of the name of a data set of the Hugging Face Hub."""
+
+DEFAULT_COUNT = 64
+"""Samples of a task that does not say how many it has."""
 
 Row = dict[str, Any]
 
@@ -35,6 +40,47 @@ def read_samples(source: str, columns: Sequence[str] = (), task: str | None = No
     samples = [sample_of(row, mapping, task, f"{source} row {place}") for place, row in enumerate(rows)]
     if not samples:
         raise ValueError(f"{source} holds no samples.")
+    return samples
+
+
+def samples_of(
+    client: RolloutClient,
+    tasks: Sequence[str],
+    source: str | None,
+    count: int | None,
+    seed: int | None,
+    split: str | None,
+) -> list[Row]:
+    """The samples of a file or data set, or else `count` of each task of the service.
+
+    Without a count they are all samples of a task that says how many it has, or else `DEFAULT_COUNT`.
+    """
+    if bool(tasks) == (source is not None):
+        raise ValueError("Name tasks of the service, or samples with --samples: one of both.")
+    if source is not None:
+        return read_samples(source, split=split or "train")
+    return [
+        sample.model_dump(mode="json", exclude_unset=True)
+        for task in tasks
+        for sample in samples_of_task(client, task, count, seed, split)
+    ]
+
+
+def samples_of_task(
+    client: RolloutClient, task: str, count: int | None, seed: int | None, split: str | None
+) -> list[SampleInput]:
+    wanted, start = count or DEFAULT_COUNT, 0
+    samples: list[SampleInput] = []
+    while len(samples) < wanted:
+        page = client.task_samples(task, wanted - len(samples), start, seed=seed, split=split)
+        if count is None and page.sample_count is not None:
+            # All at once: an environment makes other samples from another start.
+            count = wanted = page.sample_count
+            continue
+        if not page.samples:
+            raise ValueError(f"The service gave no sample of task {task} from place {start} on.")
+        samples += page.samples
+        start = page.next_start
     return samples
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from rollout_client.calls.rollouts import RolloutOptions
+from rollout_client.contract.base import Lenient
 from rollout_client.contract.rollouts import SampleResult
 
 
@@ -36,6 +37,11 @@ def row_seed(seed: int, row: int) -> int:
 
 INPUT_ROW = "input_row"
 """The field of each rollout that says which row of the input it plays, from 0."""
+
+
+def input_row(part: Lenient) -> Any:
+    """The value of `INPUT_ROW`; `None` without one."""
+    return (part.model_extra or {}).get(INPUT_ROW)
 
 
 class RunPlan:

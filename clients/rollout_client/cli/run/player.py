@@ -6,7 +6,6 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rollout_client.calls.async_client.client import AsyncRolloutClient
 from rollout_client.calls.progress import rollout_bar
 from rollout_client.calls.rollouts import RolloutOptions, group_size
 from rollout_client.cli.options import Connection
-from rollout_client.cli.run.plan import INPUT_ROW, RunPlan, with_seeds
+from rollout_client.cli.run.plan import RunPlan, input_row, with_seeds
 from rollout_client.cli.run.results_file import ResultsFile, run_of
 from rollout_client.cli.run.totals import Totals
 from rollout_client.contract.base import FieldProblem, set_fields
@@ -48,8 +47,6 @@ class RunPlayer:
         self.samples = with_seeds(samples, options)
         self.options = options
         self.group_size = group_size(options)
-        self.arrivals: dict[tuple[int, int], datetime] = {}
-        """When each rollout came, by row and generation."""
         self._service = service
         self._chunk_size = chunk_size
         self._breaks = 0
@@ -71,7 +68,7 @@ class RunPlayer:
                 async def count(row: int, group: list[SampleResult]) -> None:
                     await on_group(row, group)
                     for sample in group:
-                        totals.add_result(sample)
+                        totals.add(sample)
                         show(sample)
 
                 workers = [asyncio.create_task(self._play_chunks(client, plan, count)) for _ in range(CHUNKS_IN_FLIGHT)]
@@ -102,7 +99,6 @@ class RunPlayer:
             async for position, sample in rollouts.with_positions():
                 row = rows[position // self.group_size]
                 group = plan.add(row, sample)
-                self.arrivals[row, sample.generation_index] = datetime.now(UTC)
                 if group is not None:
                     self._breaks = 0
                     await on_group(row, group)
@@ -132,18 +128,17 @@ def play_to_file(player: RunPlayer, path: Path, overwrite: bool) -> Totals:
     return found.totals
 
 
-def play_in_memory(player: RunPlayer, totals: Totals, groups: dict[int, list[SampleResult]]) -> None:
-    """Adds the rollouts of each row to `groups`, as the rows end."""
+def play_groups(player: RunPlayer, path: Path | None = None, overwrite: bool = False) -> list[list[SampleResult]]:
+    """The rollouts of each row; with a path they are kept in that file too, and what it has is not played again."""
+    groups: dict[int, list[SampleResult]] = {}
+    if path is not None:
+        play_to_file(player, path, overwrite)
+        for sample in read_rollouts(path):
+            groups.setdefault(input_row(sample), []).append(sample)
+        return list(groups.values())
 
     async def keep(row: int, group: list[SampleResult]) -> None:
         groups[row] = group
 
-    player.play(keep, totals)
-
-
-def groups_in(path: Path) -> dict[int, list[SampleResult]]:
-    """The rollouts of each row in a file of results."""
-    groups: dict[int, list[SampleResult]] = {}
-    for sample in read_rollouts(path):
-        groups.setdefault((sample.model_extra or {})[INPUT_ROW], []).append(sample)
-    return groups
+    player.play(keep, Totals())
+    return list(groups.values())

@@ -17,11 +17,10 @@ from typing import Any, Self
 
 from pydantic_core import from_json, to_json
 
-from rollout_client.cli.run.plan import INPUT_ROW
+from rollout_client.cli.run.plan import INPUT_ROW, input_row
 from rollout_client.cli.run.totals import Totals
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.data_out.files import json_line
-from rollout_client.json_lines import BYTE_ORDER_MARK
+from rollout_client.data_out.files import json_line, parts_of_lines
 
 
 @dataclass(slots=True)
@@ -39,55 +38,22 @@ def recovered(lines: Iterable[bytes], group_size: int) -> Recovered:
     Raises `ValueError` that names the line which no run with groups of this size wrote.
     """
     found = Recovered()
-    end = 0
-    group: list[dict[str, Any]] = []
-    torn: int | None = None
-    for number, line in enumerate(lines, start=1):
-        if torn is not None:
-            raise ValueError(f"line {torn} is not a rollout, and others follow it")
-        end += len(line)
-        rollout = rollout_of(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
-        if rollout is None:
-            torn = number
-            continue
-        check_place(rollout, group, found.rows, number)
+    group: list[SampleResult] = []
+    for number, (rollout, end) in enumerate(parts_of_lines(lines, may_be_torn=True), start=1):
+        row = input_row(rollout)
+        if not isinstance(rollout, SampleResult) or not isinstance(row, int):
+            raise ValueError(f"line {number} has no {INPUT_ROW}")
+        generation = rollout.generation_index
+        if generation != len(group) or row in found.rows or any(input_row(other) != row for other in group):
+            raise ValueError(f"line {number} has generation {generation} of row {row}, which does not come there")
         group.append(rollout)
         if len(group) == group_size:
-            found.rows.add(rollout[INPUT_ROW])
+            found.rows.add(row)
             found.kept_bytes = end
             for ended in group:
-                found.totals.add(
-                    ended["status"],
-                    ended["total_reward"],
-                    ended["metrics"]["assistant_tokens"],
-                    [
-                        message.get("finish_reason")
-                        for message in ended["message_log"]
-                        if message.get("generation_logprobs") is not None
-                    ],
-                )
+                found.totals.add(ended)
             group = []
     return found
-
-
-def rollout_of(line: bytes) -> dict[str, Any] | None:
-    """`None` for a line that is not whole."""
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        value = from_json(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def check_place(rollout: dict[str, Any], group: list[dict[str, Any]], rows: set[int], number: int) -> None:
-    """Raises `ValueError` unless `rollout` is the next of `group`, or the first of a row that is not there yet."""
-    row, generation = rollout.get(INPUT_ROW), rollout.get("generation_index")
-    if not isinstance(row, int):
-        raise ValueError(f"line {number} has no {INPUT_ROW}")
-    if generation != len(group) or row in rows or (group and row != group[0][INPUT_ROW]):
-        raise ValueError(f"line {number} has generation {generation} of row {row}, which does not come there")
 
 
 NOT_OF_A_RUN = frozenset({"priority", "sample_retries"})

@@ -1,13 +1,12 @@
 """How rollouts ended, counted as they end."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_client.contract.messages import FinishReason
-from rollout_client.contract.rollouts import SampleResult, SampleStatus
-from rollout_client.results import FINAL_STATUSES, finish_reasons
+from rollout_client.contract.rollouts import SampleResult
+from rollout_client.results import final_reward, finish_reasons
 
 
 @dataclass(slots=True)
@@ -43,20 +42,15 @@ class Totals:
         """Share of the responses that their length has cut; `None` without one."""
         return self.clipped / self.responses if self.responses else None
 
-    def add(
-        self, status: SampleStatus, total_reward: float | None, tokens: int, reasons: Sequence[FinishReason | None]
-    ) -> None:
-        """Adds one rollout; `reasons` has the `finish_reason` of each of its responses."""
-        self.statuses[status] += 1
-        self.tokens += tokens
+    def add(self, sample: SampleResult) -> None:
+        reasons = finish_reasons(sample)
+        self.statuses[sample.status] += 1
+        self.tokens += sample.metrics.assistant_tokens
         self.responses += len(reasons)
         self.clipped += reasons.count("length")
-        if status in FINAL_STATUSES and total_reward is not None:
-            self.reward += total_reward
+        if (reward := final_reward(sample)) is not None:
+            self.reward += reward
             self.rewarded += 1
-
-    def add_result(self, sample: SampleResult) -> None:
-        self.add(sample.status, sample.total_reward, sample.metrics.assistant_tokens, finish_reasons(sample))
 
     def document(self) -> dict[str, Any]:
         """For `--json`."""
@@ -68,3 +62,10 @@ class Totals:
             "clipped_ratio": self.clipped_ratio,
             "tokens": self.tokens,
         }
+
+
+def totals_of(samples: Iterable[SampleResult]) -> Totals:
+    totals = Totals()
+    for sample in samples:
+        totals.add(sample)
+    return totals

@@ -15,7 +15,7 @@ import { TranscriptPane } from "./transcript_pane.js";
 
 const FILE = "file";
 const PLAYED = "played";
-const EMPTY = `Drop a file of rollouts on the page, or open one: JSON lines (rollout run, response.save) or Parquet (response.to_parquet).
+const EMPTY = `Drop a file of rollouts on the page, or open one: JSON lines (rollout run, response.save) or Parquet (response.save).
  It is read in this browser and sent nowhere. Rollouts of the playground are here too.`;
 
 export class Reader {

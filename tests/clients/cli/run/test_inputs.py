@@ -24,7 +24,7 @@ SAMPLES: list[Json] = [
 ]
 
 
-def test_lines_are_read_with_a_byte_order_mark_and_with_any_character_in_their_texts(tmp_path: Path) -> None:
+def test_lines_are_read_with_a_byte_order_mark_and_any_character(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     sample = {**SAMPLES[0], "messages": [{"role": "user", "content": "1\u2028+\x851 \ufeff?"}]}
     line = json.dumps(sample, ensure_ascii=False)
@@ -75,7 +75,7 @@ def test_a_data_set_of_the_hub_is_asked_for_by_name_and_split(monkeypatch: pytes
     assert asked == [("org/sums", "test")]
 
 
-def test_without_a_map_columns_are_fields_and_nulls_of_columns_are_absent(tmp_path: Path) -> None:
+def test_without_a_map_columns_are_fields_and_nulls_are_absent(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     rows = [{"prompt": "Go.", "task_name": "a", "x": None}, {"prompt": "Stop.", "task_name": "b", "x": 1}]
     pq.write_table(pa.Table.from_pylist(rows), path)
@@ -109,7 +109,7 @@ def test_a_row_that_is_no_sample_is_one_sentence(
     assert str(raised.value).endswith(sentence)
 
 
-def test_each_row_has_a_seed_of_its_own_that_does_not_depend_on_the_others() -> None:
+def test_the_seed_of_a_row_does_not_depend_on_the_others() -> None:
     both = with_seeds([{"task_name": "a"}, {"task_name": "a"}], {"sampling": {"seed": 7}})
     assert [sample["idx"] for sample in both] == [0, 1]
     assert both[0]["seed"] != both[1]["seed"]

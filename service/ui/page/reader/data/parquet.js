@@ -1,4 +1,4 @@
-// Reads Parquet files of rollouts, as `response.to_parquet` writes them: one row a rollout, the columns of
+// Reads Parquet files of rollouts, as `response.save` writes them: one row a rollout, the columns of
 // `rollout_client.data_out.table.COLUMNS`. A null there means that the field is absent.
 
 import { decompress } from "../../vendor/fzstd/fzstd.js";
