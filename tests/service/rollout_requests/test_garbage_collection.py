@@ -12,7 +12,6 @@ from service.rollout_requests.garbage_collection import (
     LONGEST_WAIT_S,
     PORTION_S,
     PacedCollections,
-    free_items,
 )
 from tests import virtual_time
 
@@ -42,7 +41,7 @@ def full(made: list[tuple[int, float]]) -> list[float]:
 
 
 @virtual_time.test
-async def test_new_objects_are_collected_at_intervals_while_a_request_is_in_flight(
+async def test_new_objects_are_collected_while_a_request_is_in_flight(
     made: list[tuple[int, float]],
 ) -> None:
     collections = PacedCollections()
@@ -55,7 +54,7 @@ async def test_new_objects_are_collected_at_intervals_while_a_request_is_in_flig
 
 
 @virtual_time.test
-async def test_a_full_collection_is_made_when_no_request_was_in_flight_for_a_while(
+async def test_a_full_collection_is_made_after_a_while_without_requests(
     made: list[tuple[int, float]],
 ) -> None:
     collections = PacedCollections()
@@ -73,7 +72,7 @@ async def test_a_full_collection_is_made_when_no_request_was_in_flight_for_a_whi
 
 
 @virtual_time.test
-async def test_after_long_a_full_collection_is_made_although_requests_are_in_flight(
+async def test_after_long_a_full_collection_is_made_beside_requests(
     made: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(garbage, "PORTION_S", 1.0)
@@ -88,9 +87,3 @@ def test_python_itself_collects_new_objects_alone() -> None:
     garbage.freeze_and_tune_collector()
     assert gc.get_threshold() == (2_000, 2**30, 2**30)
     assert gc.get_freeze_count() > 0
-
-
-def test_a_list_is_emptied() -> None:
-    items = [object()] * 200
-    free_items(items)
-    assert items == []

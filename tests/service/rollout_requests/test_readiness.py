@@ -131,7 +131,7 @@ def test_without_a_task_that_answers_the_service_is_not_ready() -> None:
 
 
 @virtual_time.test
-async def test_callers_of_the_same_moment_share_one_look_and_later_ones_get_another() -> None:
+async def test_callers_of_the_same_moment_share_one_check() -> None:
     generator = Generators(a=1)
     readiness = Readiness(generator, {"math": Environments(any=0)}, {})
 

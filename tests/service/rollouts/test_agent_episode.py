@@ -117,10 +117,6 @@ def test_images_are_in_the_log_in_branches_and_in_what_the_environment_judges() 
     assert judge.requests[0].message_log[0]["images"] == [shown.media]
 
 
-def test_a_rollout_of_one_conversation_has_no_field_for_others() -> None:
-    assert "branches" not in played(AgentRecipe(), ENDED).model_fields_set
-
-
 def test_an_agent_that_scores_its_task_is_not_judged() -> None:
     judge = ScriptedEnvironment([RIGHT])
     run = replace(

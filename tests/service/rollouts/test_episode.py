@@ -13,7 +13,7 @@ from deployments.failures import EnvironmentRejected, failure_of
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
 from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan, derived_seed
 from rollout_client.contract.messages import Message, WeightVersionSpan
-from rollout_client.contract.rollouts import SampleMetrics, SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import resumed
 from rollout_env import ChatMessage, StepOutcome
 from service.rollout_records.recorder import _plain_fields
@@ -67,6 +67,7 @@ def test_an_episode_goes_on_until_its_environment_terminates_it() -> None:
         False,
     )
     assert (result.total_reward, result.rewards, result.error) == (1.5, {"reward": 1.5}, None)
+    assert (result.metrics.turn_gen_tokens, result.metrics.turn_input_tokens) == ([2, 2], [1, 5])
 
 
 def test_a_response_carries_what_the_engine_said_of_it() -> None:
@@ -85,29 +86,6 @@ def test_a_response_carries_what_the_engine_said_of_it() -> None:
             {"version": "4", "start": 1, "end": 2},
         ],
     }
-
-
-def test_the_metrics_of_a_sample_count_its_turns_and_tokens() -> None:
-    environment = ScriptedEnvironment([outcome("O1", 0.5), outcome("O23", 1.0, terminated=True)])
-    result = play(EpisodeRecipe(), ScriptedGenerator(["A1", "A"]), environment)
-    assert result.metrics == SampleMetrics(
-        turn_count=2,
-        total_tokens=8,
-        assistant_tokens=3,
-        env_tokens=5,
-        terminated=True,
-        truncated=False,
-        max_turns_reached=False,
-        total_reward=1.5,
-        turn_gen_tokens=[2, 1],
-        turn_input_tokens=[1, 5],
-    )
-
-
-def test_the_metrics_of_a_rollout_without_clipped_turns_are_on_the_wire_as_they_were_before_there_were_any() -> None:
-    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
-    metrics = play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment).metrics
-    assert "clipped_turns" not in metrics.model_dump(exclude_unset=True)
 
 
 def test_a_response_that_was_cut_before_it_was_posted_is_no_turn_of_this_request() -> None:
@@ -154,38 +132,6 @@ def test_the_environment_gets_roles_and_contents_the_length_of_the_response_and_
     assert (request.request_id, request.rollout_id, request.sample) == ("request", "request-5-0", 5)
 
 
-def test_max_turns_is_the_status_only_when_the_turn_limit_ended_the_episode() -> None:
-    stopped = play(
-        EpisodeRecipe(max_rollout_turns=3), ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("O", 1.0)])
-    )
-    assert (stopped.status, stopped.max_turns_reached, stopped.metrics.turn_count) == ("max_turns", True, 3)
-    assert (stopped.metrics.max_turns_reached, stopped.total_reward) == (True, 3.0)
-    terminating = ScriptedEnvironment([outcome("O"), outcome("O", terminated=True)])
-    completed = play(EpisodeRecipe(max_rollout_turns=2), ScriptedGenerator(["A"]), terminating)
-    assert (completed.status, completed.max_turns_reached, completed.metrics.max_turns_reached) == (
-        "completed",
-        False,
-        False,
-    )
-
-
-def test_metadata_and_stop_strings_of_an_outcome_replace_those_before_and_none_keeps_them() -> None:
-    first = replace(outcome("O"), metadata={"state": 1}, next_stop_strings=["b"])
-    generator = ScriptedGenerator(["A"])
-    environment = ScriptedEnvironment([first, outcome("O"), outcome("O", terminated=True)])
-    result = play(EpisodeRecipe(stop_strings=("a",)), generator, environment)
-    assert [request.extra_env_info for request in environment.requests] == [{"state": 0}, {"state": 1}, {"state": 1}]
-    assert [request.stop_strings for request in generator.requests] == [("a",), ("b",), ("b",)]
-    assert (result.extra_env_info, list(result.stop_strings)) == ({"state": 1}, ["b"])
-
-
-def test_an_empty_list_of_stop_strings_clears_them() -> None:
-    generator = ScriptedGenerator(["A"])
-    environment = ScriptedEnvironment([replace(outcome("O"), next_stop_strings=[]), outcome(terminated=True)])
-    play(EpisodeRecipe(stop_strings=("a",)), generator, environment)
-    assert [request.stop_strings for request in generator.requests] == [("a",), ()]
-
-
 def test_the_answer_of_the_last_step_is_reported() -> None:
     environment = ScriptedEnvironment([replace(outcome(), answer="x"), replace(outcome(terminated=True), answer="y")])
     assert play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment).answer == "y"
@@ -223,20 +169,6 @@ def test_a_generation_has_the_room_that_its_limits_leave(limits: dict[str, Any],
     request = episode.next_generation()
     assert request is not None
     assert request.max_new_tokens == room
-
-
-@pytest.mark.parametrize(("terminated", "status"), [(False, "truncated"), (True, "completed")])
-def test_a_generation_cut_by_max_seq_len_is_stepped_and_its_observation_has_no_room(
-    terminated: bool, status: str
-) -> None:
-    environment = ScriptedEnvironment([outcome("O", 1.0, terminated)])
-    result = play(EpisodeRecipe(max_seq_len=4), ScriptedGenerator(["AAAAAA"]), environment)
-    assert len(environment.requests) == 1
-    assert texts(result) == ["Q", "AAA", ""]
-    assert list(result.message_log[2].token_ids) == []
-    assert (result.status, result.terminated, result.truncated) == (status, terminated, True)
-    assert (result.message_log[1].finish_reason, result.message_log[1].reward) == ("length", 1.0)
-    assert (result.total_reward, result.metrics.total_reward, result.metrics.truncated) == (1.0, 1.0, True)
 
 
 def test_an_observation_is_tokenized_after_the_response_with_the_room_that_is_left() -> None:
@@ -291,13 +223,6 @@ def test_a_generation_that_ends_by_itself_at_max_seq_len_is_stepped() -> None:
     episode = EpisodeRecipe(max_seq_len=3).make()
     episode.add_generation(Generation(ids_of("AA"), [-1.0] * 2, "stop"))
     assert not episode.done
-
-
-def test_a_generation_cut_by_max_new_tokens_is_stepped_and_reported() -> None:
-    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
-    result = play(EpisodeRecipe(max_new_tokens=2), ScriptedGenerator(["AAAAAA"]), environment)
-    assert texts(result) == ["Q", "AA", "O"]
-    assert (result.status, result.message_log[1].finish_reason, result.total_reward) == ("completed", "length", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -384,14 +309,6 @@ def test_a_failed_episode_keeps_its_log_and_has_no_reward() -> None:
     assert result.error is not None
     assert result.error.model_dump() == {"kind": "environment", "message": "no", "retryable": False}
     assert (result.total_reward, result.metrics.total_reward) == (None, None)
-
-
-def test_an_episode_that_fails_before_its_first_step_is_neither_terminated_nor_truncated() -> None:
-    episode = EpisodeRecipe().make()
-    episode.fail(failure_of(EnvironmentRejected("no")))
-    result = episode.result()
-    assert (result.terminated, result.truncated, result.max_turns_reached) == (False, False, False)
-    assert (result.metrics.terminated, result.metrics.truncated) == (False, False)
 
 
 @pytest.mark.parametrize("end", ["deadline", "cancelled", "error"])
@@ -540,15 +457,6 @@ def test_the_beginning_of_a_stop_string_is_generated_again() -> None:
     assert list(request.prompt_token_ids) == ids_of("QAB")
 
 
-def test_the_response_after_one_that_was_interrupted_at_its_limit_counts_as_a_turn_of_its_own() -> None:
-    episode = EpisodeRecipe(max_new_tokens=2).make()
-    episode.add_generation(interrupted("AB"))
-    episode.add_outcome(outcome("O", 0.0))
-    episode.add_generation(generation("C"))
-    metrics = episode.result().metrics
-    assert (metrics.turn_count, metrics.turn_gen_tokens) == (2, [2, 1])
-
-
 def test_a_posted_partial_response_goes_on_as_the_same_message_and_turn() -> None:
     recipe = EpisodeRecipe(message_log=lambda _: PARTIAL_LOG, max_rollout_turns=1, seed=7)
     result = play(recipe, generator := ScriptedGenerator(["C"]), ScriptedEnvironment([outcome("O", 1.0)]))
@@ -639,29 +547,12 @@ def test_each_generation_of_a_replay_has_its_stop_strings_where_they_change() ->
     responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
     script=st.lists(outcomes, min_size=1, max_size=5),
 )
-def test_the_generations_of_a_replay_are_all_generated_tokens_in_order(
-    recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
-) -> None:
-    result = play(recipe, ScriptedGenerator(responses), ScriptedEnvironment(script))
-    generated = [
-        (place, 0, len(message.token_ids))
-        for place, message in enumerate(result.message_log)
-        if message.generation_logprobs is not None
-    ]
-    assert origins(result) == generated
-
-
-@given(
-    recipe=recipes,
-    responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
-    script=st.lists(outcomes, min_size=1, max_size=5),
-)
-def test_tokens_are_only_appended_and_given_back_to_the_engine_exactly(
+def test_every_episode_appends_tokens_and_ends_in_one_status_within_its_limits(
     recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
 ) -> None:
     generator = ScriptedGenerator(responses)
     result = play(recipe, generator, ScriptedEnvironment(script))
-    log = result.message_log
+    log, metrics = result.message_log, result.metrics
     turns = [place for place, message in enumerate(log) if message.generation_logprobs is not None]
     assert [list(request.prompt_token_ids) for request in generator.requests] == [
         concatenated(log[:turn]) for turn in turns
@@ -670,28 +561,17 @@ def test_tokens_are_only_appended_and_given_back_to_the_engine_exactly(
     for turn in turns:
         assert len(log[turn].token_ids) == len(log[turn].generation_logprobs or [])
         assert len(log[turn].token_ids) <= (recipe.max_new_tokens or recipe.max_seq_len)
-
-
-@given(
-    recipe=recipes,
-    responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
-    script=st.lists(outcomes, min_size=1, max_size=5),
-)
-def test_every_episode_ends_in_one_status_within_its_limits(
-    recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
-) -> None:
-    result = play(recipe, ScriptedGenerator(responses), ScriptedEnvironment(script))
+    assert origins(result) == [(turn, 0, len(log[turn].token_ids)) for turn in turns]
     assert result.status in ("completed", "truncated", "max_turns")
-    assert result.metrics.turn_count <= recipe.max_rollout_turns
+    assert metrics.turn_count <= recipe.max_rollout_turns
     assert result.max_turns_reached == (result.status == "max_turns")
-    assert len(concatenated(result.message_log)) <= recipe.max_seq_len
+    assert len(concatenated(log)) <= recipe.max_seq_len
     assert result.terminated == (result.status == "completed")
     assert result.truncated >= (result.status == "truncated")
-    metrics = result.metrics
     assert metrics.assistant_tokens == sum(metrics.turn_gen_tokens)
-    assert metrics.clipped_turns == sum(message.finish_reason == "length" for message in result.message_log)
-    assert len(concatenated(result.message_log)) == len(recipe.prompt) + metrics.total_tokens
-    assert result.total_reward == sum(message.reward or 0.0 for message in result.message_log)
+    assert metrics.clipped_turns == sum(message.finish_reason == "length" for message in log)
+    assert len(concatenated(log)) == len(recipe.prompt) + metrics.total_tokens
+    assert result.total_reward == sum(message.reward or 0.0 for message in log)
 
 
 @given(recipe=recipes, turns_before_the_cut=st.integers(0, 5), tokens=st.none() | st.integers(0, 6))

@@ -37,11 +37,9 @@ from tests.service.rollouts.playing import (
     RandomGenerator,
     async_context,
     collect,
-    outcomes,
     play,
     recipes,
     texts,
-    texts_of_any_length,
 )
 from tests.service.scripted import (
     EpisodeRecipe,
@@ -82,12 +80,6 @@ def test_an_exception_that_is_no_rollout_failure_is_an_internal_error() -> None:
         "message": "ZeroDivisionError: by zero",
         "retryable": False,
     }
-
-
-def test_a_failing_step_gives_no_reward() -> None:
-    broken = ScriptedEnvironment([EnvironmentBroken("The environment raised KeyError: 'x'")])
-    result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), broken)
-    assert (result.status, result.rewards, result.total_reward, texts(result)) == ("error", {}, None, ["Q", "A"])
 
 
 @pytest.mark.parametrize(
@@ -166,16 +158,6 @@ def test_every_rollout_is_released_exactly_once_when_it_ends() -> None:
     assert sorted(generator.released) == ["request-0-0", "request-1-0", "request-2-0"]
 
 
-@given(st.lists(recipes, max_size=8), st.lists(texts_of_any_length, min_size=1), st.lists(outcomes, min_size=1))
-def test_every_episode_that_goes_in_comes_out_exactly_once(
-    recipes_of_request: list[EpisodeRecipe], responses: list[str], script: list[StepOutcome]
-) -> None:
-    context = async_context(ScriptedGenerator(responses), ScriptedEnvironment(script))
-    results = collect(episodes_of(recipes_of_request), context)
-    assert sorted(results) == list(range(len(recipes_of_request)))
-    assert all(result.status is not None for result in results.values())
-
-
 @given(st.lists(recipes, max_size=6))
 def test_both_schedules_give_the_same_results(recipes_of_request: list[EpisodeRecipe]) -> None:
     lockstep, free = (
@@ -226,19 +208,6 @@ def test_a_resumed_sample_that_begins_with_its_step_stays_in_step_with_the_other
     resumed = EpisodeRecipe(message_log=lambda _: [user_message("Q"), unstepped], max_rollout_turns=2)
     collect(episodes_of([EpisodeRecipe(max_rollout_turns=2), resumed]), noting.context)
     assert noting.order == ["generation", "step", "step", "generation", "generation", "step", "step"]
-
-
-def test_in_lockstep_a_sample_that_is_cancelled_before_it_starts_holds_up_nobody() -> None:
-    over = EpisodeRecipe(prompt="QQQQ", max_seq_len=4)
-    episodes = [
-        replace(recipe, position=position, group=group).make()
-        for position, (recipe, group) in enumerate([(over, 0), (EpisodeRecipe(), 0), (EpisodeRecipe(), 1)])
-    ]
-    episodes[0].next_generation()
-    assert episodes[0].status == "truncated"
-    context = RolloutContext(ScriptedGenerator(["A"]), {"task": ScriptedEnvironment([TERMINATING])}, LockstepSchedule())
-    results = collect(episodes, context, Keep(per_group=1), deadline_s=60)
-    assert [results[position].status for position in range(3)] == ["truncated", "cancelled", "completed"]
 
 
 @given(seed=st.integers(0, 10_000), groups=st.integers(1, 3), size=st.integers(1, 4))
@@ -490,24 +459,6 @@ def test_rollouts_that_early_stopping_does_not_need_are_cancelled(keep: Keep, st
     results = collect(episodes, async_context(generator, ScriptedEnvironment([TERMINATING])), keep)
     assert [results[position].status for position in range(6)] == statuses
     assert (len(generator.interrupted), generator.cancelled) == (statuses.count("cancelled"), 0)
-
-
-def test_a_failed_rollout_does_not_count_for_early_stopping() -> None:
-    generator = ScriptedGenerator([GenerationRejected("no"), "A", "A"])
-    environment = ScriptedEnvironment([TERMINATING])
-    results = collect(episodes_of([EpisodeRecipe()] * 3), async_context(generator, environment), Keep(per_group=2))
-    assert [results[position].status for position in range(3)] == ["error", "completed", "completed"]
-
-
-def test_a_slow_step_holds_up_only_its_own_sample() -> None:
-    class SlowForOne(ScriptedEnvironment):
-        async def step(self, request: StepRequest) -> StepOutcome:
-            await asyncio.sleep(60 if request.message_log[0]["content"] == "slow" else 0)
-            return outcome(terminated=True)
-
-    episodes = episodes_of([EpisodeRecipe(prompt=prompt) for prompt in ("slow", "Q", "Q")])
-    results = collect(episodes, async_context(ScriptedGenerator(["A"]), SlowForOne([])))
-    assert list(results) == [1, 2, 0]
 
 
 def test_a_call_that_cancels_itself_fails_its_sample_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,8 +1,6 @@
 """Many episodes go on over several iterations of the event loop, a bounded number in each, in order."""
 
 import asyncio
-import gc
-import weakref
 from collections import Counter
 from contextlib import aclosing
 
@@ -21,7 +19,7 @@ from service.rollouts.pacing import (
 )
 from tests import virtual_time
 from tests.service.rollouts.playing import KEEP_ALL
-from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
 
 
 async def go_on(pacer: LoopPacer, count: int, new_tokens: int = 0) -> tuple[list[int], list[int]]:
@@ -216,42 +214,3 @@ async def test_no_iteration_ends_more_than_its_share_of_a_large_request_whose_ge
     assert statuses == {"error": 500}
     assert generator.ended.total() == 500
     assert max(generator.ended.values()) == EPISODES_PER_ITERATION
-
-
-def test_what_a_request_held_is_freed_when_it_has_ended_without_the_garbage_collector() -> None:
-    async def play() -> "weakref.ref[ScriptedGenerator]":
-        generator = ScriptedGenerator(["A"])
-        environment = ScriptedEnvironment([outcome(terminated=True)])
-        context = RolloutContext(generator, {"task": environment}, Schedule())
-        episodes = [EpisodeRecipe(position=position).make() for position in range(2 * EPISODES_PER_ITERATION)]
-        early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
-        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=60)) as ended:
-            assert Counter([episode.status async for episode in ended]) == {"completed": len(episodes)}
-        return weakref.ref(generator)
-
-    gc.disable()
-    try:
-        assert virtual_time.run(play())() is None
-    finally:
-        gc.enable()
-
-
-@virtual_time.test
-async def test_no_iteration_frees_more_than_its_share_of_a_large_request_that_is_given_up() -> None:
-    freed = Counter[int]()
-    episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
-    for episode in episodes:
-        weakref.finalize(episode, lambda: freed.update([virtual_time.iteration()]))
-    context = RolloutContext(
-        ScriptedGenerator(["A"]), {"task": ScriptedEnvironment([outcome(terminated=True)])}, Schedule()
-    )
-    playing = play_request(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)))
-    del episode, episodes
-    async with aclosing(playing):
-        await anext(playing)
-        # Most of them end meanwhile, and nobody takes them.
-        for _ in range(40):
-            await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert freed.total() >= 499
-    assert max(freed.values()) <= 2 * EPISODES_PER_ITERATION

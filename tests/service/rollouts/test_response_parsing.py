@@ -10,9 +10,8 @@ from deployments.protocols.chat import (
 )
 from rollout_client.contract.messages import GivenMessage
 from rollout_client.contract.rollouts import SampleResult
-from rollout_env import StepOutcome
 from service.rollouts.loop import RolloutContext, _play_sample
-from service.rollouts.pacing import LockstepSchedule, Schedule
+from service.rollouts.pacing import Schedule
 from tests import virtual_time
 from tests.service.rollouts.playing import collect
 from tests.service.scripted import (
@@ -123,28 +122,6 @@ def test_a_log_that_was_parsed_before_it_was_posted_is_not_parsed_again() -> Non
     played(parser, environment, EpisodeRecipe(message_log=lambda _: list(posted)))
     assert parser.asked == []
     assert environment.requests[0].message_log[-1]["tool_calls"] == [CALL]
-
-
-def test_in_lockstep_all_are_parsed_before_any_is_stepped() -> None:
-    order: list[str] = []
-
-    class Noting(ScriptedParser):
-        async def parse(self, response: ResponseToParse) -> ParsedResponse:
-            found = await super().parse(response)
-            order.append("parsed")
-            return found
-
-    class NotingEnvironment(ScriptedEnvironment):
-        async def step(self, request: object) -> StepOutcome:
-            order.append("stepped")
-            return outcome("O", terminated=True)
-
-    parser = Noting([NOTHING], delay_s=1.0)
-    context = RolloutContext(
-        ScriptedGenerator(["A"]), {"task": NotingEnvironment([])}, LockstepSchedule(), response_parser=parser
-    )
-    collect([EpisodeRecipe(position=position).make() for position in range(3)], context)
-    assert order == ["parsed"] * 3 + ["stepped"] * 3
 
 
 def test_a_deadline_that_passes_while_a_response_is_parsed_leaves_it_unparsed_and_to_be_stepped() -> None:

@@ -1,6 +1,5 @@
 """Further numbers of each token: they stay with their tokens, whatever interrupts a generation."""
 
-import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -155,18 +154,6 @@ def test_posted_experts_are_known_up_to_the_first_message_that_has_others() -> N
     assert RoutedExperts(log).packed() == packed_rows([1] * 3, "uint8", [3])
 
 
-def test_posted_experts_are_not_copied_for_each_rollout_of_a_group() -> None:
-    log = [
-        Message(role="user", content="Q", token_ids=[1] * 2**16, routed_experts=numbers_of(bytes(2**20), "uint8", [16]))
-    ]
-    tracemalloc.start()
-    groups = [RoutedExperts(log) for _ in range(4)]
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert [experts.rows for experts in groups] == [2**16] * 4
-    assert held < 2**16
-
-
 class BrokenTokenizer(CharacterChatTokenizer):
     def decode(self, token_ids: Sequence[int]) -> str:
         raise ValueError
@@ -254,9 +241,3 @@ def test_a_journal_keeps_nulls_in_place_of_numbers_that_were_posted() -> None:
     state = EpisodeRecipe(message_log=lambda _: [posted]).make().state()
     [message] = _state_of(from_json(turn_entry(0, 0, state))["state"]).messages
     assert set_fields(message)["entropy"] is None
-
-
-@pytest.mark.parametrize("data", [b"\0" * 3, b"\0" * 5])
-def test_bytes_that_are_not_the_numbers_of_the_shape_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"bytes are not the numbers of shape \[2\] in uint16"):
-        PackedNumbers(dtype="uint16", shape=[2], data=data)
