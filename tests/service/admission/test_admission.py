@@ -13,7 +13,7 @@ from service.access.keys import Caller
 from service.admission.admission import Admission
 from service.admission.capacity import Amounts
 from service.problems import RequestProblem
-from service.settings import AdmissionSettings, RequestLimits
+from service.settings import AdmissionSettings
 from tests import virtual_time
 
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
@@ -125,13 +125,6 @@ def test_a_body_that_can_never_be_admitted_is_too_large() -> None:
         "body",
         "101 bytes of bodies are more than admission.max_body_bytes allows, which is 100; split the request",
     )
-
-
-def test_the_default_bounds_admit_the_largest_request_that_the_default_limits_allow_twice() -> None:
-    limits, bounds = RequestLimits(), AdmissionSettings()
-    assert bounds.max_rollouts == 2 * limits.max_rollouts_per_request
-    assert bounds.max_body_bytes == 2 * limits.max_body_bytes
-    assert bounds.max_tokens == limits.max_rollouts_per_request * 32_768
 
 
 def with_quota(name: str = "team", max_rollouts: int | None = None) -> Caller:

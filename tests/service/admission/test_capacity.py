@@ -84,18 +84,6 @@ class Requests(RuleBasedStateMachine):
 TestRequests = Requests.TestCase
 
 
-def test_a_request_is_refused_while_others_hold_too_much_and_admitted_when_they_have_ended() -> None:
-    bound = Bound("rollouts", 10, "most rollouts")
-    capacity = Capacity([bound])
-    first = admitted(capacity, 7)
-    refusal = refused(capacity, 4)
-    assert (refusal.in_flight, refusal.bound) == (7, bound)
-    admitted(capacity, 3)
-    capacity.close(first)
-    admitted(capacity, 7)
-    assert capacity.in_flight == Amounts(rollouts=10)
-
-
 def test_a_request_that_exceeds_a_bound_by_itself_is_refused_for_good_whatever_is_in_flight() -> None:
     exceeded = Bound("rollouts", 4, "share", 10)
     capacity = Capacity([Bound("rollouts", 100, "most"), exceeded])

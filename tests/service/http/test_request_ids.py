@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from deployments.failures import EnvironmentLost, GenerationRejected
-from service.http.middlewares import RequestMiddleware
 from service.routes.http_app import build_http_app
 from tests.service.scripted_http import ScriptedHttp
 
@@ -83,11 +82,6 @@ def test_an_id_that_is_not_allowed_is_refused_under_a_new_one(given: str) -> Non
     assert not service.has_started_something
 
 
-def test_an_id_may_have_128_characters() -> None:
-    response = ScriptedHttp().post({"samples": [GOOD]}, x_request_id="a" * 128)
-    assert response.json()["request_id"] == "a" * 128
-
-
 def test_two_requests_with_one_id_share_no_rollout_and_no_group() -> None:
     service = ScriptedHttp()
     service.generator.delay_s = 0.01
@@ -131,13 +125,6 @@ def test_an_unexpected_error_is_a_problem_and_a_log_line_with_the_callers_id(cap
 
 
 @pytest.mark.usefixtures("broken_metrics")
-def test_an_unexpected_error_sets_no_header_behind_a_server_that_sets_it() -> None:
-    response = post(ScriptedHttp(sets_request_id_header=False), {})
-    assert (response.status_code, response.json()["request_id"]) == (500, MINE)
-    assert "x-request-id" not in response.headers
-
-
-@pytest.mark.usefixtures("broken_metrics")
 def test_an_unexpected_error_ends_a_stream_with_its_problem_and_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     sample, problem = [json.loads(line) for line in post(ScriptedHttp(), {}, accept=NDJSON).text.splitlines()]
     assert (sample["position"], sample["sample"]["status"]) == (0, "completed")
@@ -174,19 +161,6 @@ def assert_logged(caplog: pytest.LogCaptureFixture, logger: str, level: int, err
     assert record.exc_info is not None
     assert error is None or record.exc_info[0] is error
     return record
-
-
-def test_what_is_not_http_passes_without_an_id() -> None:
-    passed: list[Any] = []
-
-    async def app(*arguments: Any) -> None:
-        passed.append(arguments)
-
-    scope: dict[str, Any] = {"type": "lifespan"}
-    arguments: Any = (scope, object(), object())
-    asyncio.run(RequestMiddleware(app, sets_id_header=True)(*arguments))
-    assert passed == [arguments]
-    assert scope == {"type": "lifespan"}
 
 
 def test_behind_a_server_that_sets_the_header_the_application_does_not() -> None:

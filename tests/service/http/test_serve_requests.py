@@ -1,8 +1,6 @@
 """Requests behind Serve's proxy: each in its turn, and what the application hears of a client that went away."""
 
 import asyncio
-import gc
-import weakref
 from collections import Counter
 from collections.abc import Callable
 
@@ -149,30 +147,6 @@ def test_messages_that_requests_send_at_once_are_sent_in_turn_and_all_of_them_in
     virtual_time.run(scenario())
     assert sent == {"first": 100, "second": 100}
     assert max(Counter(sent_in).values()) <= STEPS_PER_ITERATION
-
-
-def test_what_serve_gave_for_a_request_is_freed_when_it_has_ended_without_the_garbage_collector() -> None:
-    class FromServe:
-        """The messages of one request, both ways."""
-
-        async def receive(self) -> Message:
-            return {"type": "http.request"}
-
-        async def send(self, _message: Message) -> None: ...
-
-    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
-        await send(await receive())
-
-    async def scenario() -> "weakref.ref[FromServe]":
-        given = FromServe()
-        await ServeRequests(app, request_pacer())({"type": "http"}, given.receive, given.send)
-        return weakref.ref(given)
-
-    gc.disable()
-    try:
-        assert asyncio.run(scenario())() is None
-    finally:
-        gc.enable()
 
 
 def test_requests_that_are_cancelled_at_once_end_in_turn_and_all_before_their_cancellation_does() -> None:

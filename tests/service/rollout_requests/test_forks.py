@@ -151,9 +151,7 @@ def drawn_fork(http: ScriptedHttp, parent: SampleResult, draw: Any) -> tuple[dic
 
 @settings(max_examples=100)
 @given(st.integers(0, 2**31), st.data())
-def test_random_forks_are_played_as_their_logs_are_when_they_are_posted(
-    seed: int, data: st.DataObject
-) -> None:
+def test_random_forks_are_played_as_their_logs_are_when_they_are_posted(seed: int, data: st.DataObject) -> None:
     async def story() -> None:
         http = forking_http()
         [parent] = await played(http, [{**SAMPLE, "seed": seed}])

@@ -28,12 +28,8 @@ def problems(request: dict[str, Any], capabilities: Capabilities = CAPABILITIES)
     return [(problem.field, problem.value, problem.message) for problem in found]
 
 
-def logged(*token_ids: list[int]) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "a", "token_ids": ids} for ids in token_ids]
-    return {"samples": [{"task_name": "math", "message_log": messages}]}
-
-
 def test_a_request_at_every_limit_has_no_problem() -> None:
+    """What is over a limit is refused at the route: `routes/test_bad_requests.py`."""
     request = {
         "samples": [SAMPLE, {**SAMPLE, "task_name": "chess"}],
         "num_generations": 3,
@@ -41,66 +37,6 @@ def test_a_request_at_every_limit_has_no_problem() -> None:
         "keep": {"groups": 2, "per_group": 3},
     }
     assert problems(request) == []
-    assert problems(logged([0, 261])) == []
-
-
-RESERVED = "the service sets this argument itself; leave it out"
-
-
-@pytest.mark.parametrize(
-    ("request_", "field", "value", "message"),
-    [
-        (
-            {"samples": [SAMPLE] * 7},
-            "samples",
-            7,
-            "7 samples x 1 generations is more than 6 rollouts; split the request",
-        ),
-        ({"max_seq_len": 101}, "max_seq_len", 101, "the model takes at most 100 tokens; ask for no more"),
-        (
-            {"num_generations": 2, "keep": {"per_group": 3}},
-            "keep.per_group",
-            3,
-            "a group has only 2 rollouts; keep fewer or raise num_generations",
-        ),
-        (
-            {"keep": {"groups": 2}},
-            "keep.groups",
-            2,
-            "there are only 1 groups, one per sample; keep fewer, or draw more",
-        ),
-        (
-            {"samples": [SAMPLE, {**SAMPLE, "task_name": "go"}]},
-            "samples[1].task_name",
-            "go",
-            "there is no task 'go'; the known ones are chess, math",
-        ),
-        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", None, RESERVED),
-        (
-            {"samples": [{**SAMPLE, "chat_template_kwargs": {"messages": [], "enable_thinking": False}}]},
-            "samples[0].chat_template_kwargs.messages",
-            None,
-            RESERVED,
-        ),
-        (
-            {"samples": [{**SAMPLE, "status": 1}]},
-            "samples[0].status",
-            None,
-            "this is a field of the result; give the further field another name",
-        ),
-        (logged([], []), "samples[0].message_log", None, "it has no token; send at least one"),
-        (
-            logged([1], [7, 300, 262]),
-            "samples[0].message_log[1].token_ids[1]",
-            300,
-            "300 is not a token of the model; its ids are 0 to 261",
-        ),
-    ],
-)
-def test_a_problem_names_its_field_its_value_and_what_to_do(
-    request_: dict[str, Any], field: str, value: Any, message: str
-) -> None:
-    assert problems(request_) == [(field, value, message)]
 
 
 def test_all_problems_are_found_at_once() -> None:

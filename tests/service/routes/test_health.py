@@ -9,11 +9,6 @@ from deployments.failures import EnvironmentLost, GenerationLost
 from tests.service.scripted_http import ScriptedHttp
 
 
-def test_a_service_whose_deployments_answer_is_ready() -> None:
-    response = ScriptedHttp().request("GET", "/readyz")
-    assert (response.status_code, response.json()) == (200, {"status": "ready", "degraded": []})
-
-
 def test_a_service_without_one_of_its_tasks_is_ready_and_degraded() -> None:
     service = ScriptedHttp()
 

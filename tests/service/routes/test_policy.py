@@ -97,12 +97,6 @@ def test_a_large_body_is_forwarded_as_it_arrives() -> None:
     ]
 
 
-def test_an_empty_body_is_an_empty_upload() -> None:
-    service = ScriptedHttp()
-    assert service.put_version(b"").status_code == 200
-    assert service.store.named("write_chunk") == [(7, 0, 0)]
-
-
 @pytest.mark.parametrize(
     ("content_range", "status"), [("bytes 0-6/9", 202), ("bytes 0-6/*", 202), ("bytes 0-6/7", 200)]
 )
@@ -441,41 +435,7 @@ def test_a_transfer_takes_neither_kind_nor_base() -> None:
     assert service.store.calls == []
 
 
-def test_a_transfer_cannot_take_a_version_beyond_the_largest() -> None:
-    service = ScriptedHttp()
-    assert service.request("POST", f"/policy/transfer/finish?version={2**63}").status_code == 422
-    assert service.store.calls == []
-
-
 # Demands of a rollout
-
-
-def test_a_rollout_without_a_demand_does_not_call_the_store() -> None:
-    service = ScriptedHttp()
-    assert service.post({"samples": [GOOD], "policy": {}}).status_code == 200
-    assert service.post({"samples": [GOOD], "policy": {"wait_s": 1.0}}).status_code == 200
-    assert service.store.calls == []
-
-
-def test_a_rollout_with_a_demand_waits_for_the_store_and_is_then_played() -> None:
-    service = ScriptedHttp()
-    answer = service.post({"samples": [GOOD], "policy": {"min_version": 3, "wait_s": 0.5}})
-    assert (answer.status_code, len(service.generator.requests)) == (200, 1)
-    assert service.store.calls == [("wait_for", None, 3, None, 0.5)]
-    # What was reached once stays reached.
-    assert service.post({"samples": [GOOD], "policy": {"min_version": 2}}).status_code == 200
-    assert len(service.store.calls) == 1
-
-
-def test_an_exact_version_is_checked_for_every_request() -> None:
-    class OfVersion3(ScriptedGenerator):
-        async def generate(self, request: GenerationRequest) -> Generation:
-            return replace(await super().generate(request), weight_versions=(WeightSpan("3", 0, 1),))
-
-    service = ScriptedHttp(generator=OfVersion3(["A"]))
-    for _ in range(2):
-        assert service.post({"samples": [GOOD], "policy": {"version": 3}}).status_code == 200
-    assert service.store.calls == [("wait_for", None, 0, 3, None)] * 2
 
 
 @pytest.mark.parametrize(
@@ -495,14 +455,6 @@ def test_a_demand_that_is_not_met_is_a_conflict_and_nothing_is_started(
     answer = service.post({"samples": [GOOD], "policy": demand})
     title = "The demanded weights are not current; nothing was started"
     assert_problem(answer, 409, "policy-not-current", [(field, problem.message, value)], title)
-    assert not service.has_started_something
-
-
-def test_a_demand_without_a_store_starts_nothing() -> None:
-    service = ScriptedHttp()
-    service.store.failures["wait_for"] = PolicyStoreLost("The policy store died during the call.")
-    answer = service.post({"samples": [GOOD], "policy": {"min_version": 9}})
-    assert_problem(answer, 503, "not-ready", [("", "The policy store died during the call", None)])
     assert not service.has_started_something
 
 

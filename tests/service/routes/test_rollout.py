@@ -12,8 +12,8 @@ import pytest
 from deployments.failures import GenerationRejected
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import read_response
-from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from service.rollout_requests import result_encoding, running_rollout
+from rollout_client.contract.rollouts import RolloutResponse
+from service.rollout_requests import result_encoding
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.garbage_collection import PacedCollections
 from service.rollout_requests.result_encoding import JsonResponseEncoder, sample_line
@@ -64,13 +64,6 @@ def test_the_first_failure_ends_a_request_that_asked_for_it() -> None:
             }
         ],
     )
-
-
-def test_a_failed_sample_has_no_reward() -> None:
-    service = ScriptedHttp()
-    service.generator.script = [GenerationRejected("no")]
-    sample = service.post({"samples": [GOOD]}).json()["samples"][0]
-    assert (sample["status"], sample["total_reward"], sample["metrics"]["total_reward"]) == ("error", None, None)
 
 
 # Formats
@@ -164,31 +157,6 @@ def test_an_error_while_the_first_part_is_made_is_still_a_problem(monkeypatch: p
         monkeypatch.setattr(result_encoding, "MOST_TOKENS_INLINE", bound)
         response = ScriptedHttp(RequestLimits()).post({"samples": [GOOD]})
         assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
-
-
-def test_the_size_of_a_rollout_is_its_tokens_and_its_text_and_what_it_repeats() -> None:
-    service = ScriptedHttp()
-    sample = SampleResult.model_validate(service.post({"samples": [GOOD]}).json()["samples"][0])
-    tokens = sum(len(message.token_ids) for message in sample.message_log)
-    text = sum(len(message.content) for message in sample.message_log)
-    assert min(tokens, text) > 1
-    assert result_encoding.size_of(sample, echoed_bytes=160_000 - text) == tokens + 10_000
-
-
-def test_the_summary_of_many_rollouts_is_computed_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
-    metrics = RequestMetricsAccumulator.metrics
-
-    def noted(self: RequestMetricsAccumulator) -> Any:
-        threads.append(threading.get_ident())
-        return metrics(self)
-
-    monkeypatch.setattr(RequestMetricsAccumulator, "metrics", noted)
-    monkeypatch.setattr(running_rollout, "MOST_ROLLOUTS_INLINE", 2)
-    for accept in (JSON, NDJSON):
-        for count in (2, 3):
-            assert ScriptedHttp().post({"samples": [GOOD] * count}, accept=accept).status_code == 200
-    assert [thread == threading.get_ident() for thread in threads] == [True, False] * 2
 
 
 @pytest.mark.parametrize("accept", [JSON, NDJSON, ARROW])

@@ -116,13 +116,6 @@ def test_a_sequence_that_fails_leaves_its_siblings_alone() -> None:
     assert document["policy"]["oldest"] == "7"
 
 
-def test_retries_end() -> None:
-    service, generator = scoring(*[GenerationLost("It died.")] * 9)
-    [score] = post(service, sequences=[[5, 6]], retries=2).json()["scores"]
-    assert score["error"] == {"kind": "generation", "message": "It died.", "retryable": True}
-    assert len(generator.requests) == 3
-
-
 def test_a_version_that_is_demanded_scores_every_sequence_or_the_request_is_refused() -> None:
     service, _ = scoring("7", "8")
     service.store.current = 7
@@ -168,13 +161,6 @@ def test_what_cannot_be_scored_is_refused_with_the_field_and_the_bound(
     service, generator = scoring()
     assert errors(post(service, **body)) == [(field, message)]
     assert generator.requests == []
-
-
-def test_a_body_over_the_limit_is_refused() -> None:
-    service, _ = scoring(limits=RequestLimits(max_body_bytes=100))
-    response = post(service, sequences=[[1] * 90])
-    assert response.status_code == 413
-    assert "larger than the limit of 100 bytes" in response.json()["detail"]
 
 
 def test_the_client_scores_lists_and_arrays() -> None:

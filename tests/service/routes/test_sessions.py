@@ -1,7 +1,9 @@
 """The routes of `/sessions`: their keys, what reaches the model server, and what can be read and rewarded."""
 
 import asyncio
+import time
 from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from deployments.sessions.store import SessionStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionSample
-from service.access.access_control import OPEN_TO_ALL, AccessControl
+from service.access.access_control import CHECK_PERIOD_S, OPEN_TO_ALL, AccessControl
 from service.rollouts import retries
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.service.keyed_http import access_of_a_key
@@ -82,14 +84,6 @@ def test_a_further_field_with_the_name_of_a_field_of_the_result_is_refused_befor
     assert [one["id"] for one in opened.service.request("GET", "/sessions").json()["sessions"]] == [opened.info["id"]]
 
 
-def test_a_further_field_that_no_json_can_hold_is_refused() -> None:
-    refused = Opened().service.request(
-        "POST", "/v1/sessions", content=b'{"sample": {"task_name": "math", "level": [NaN]}}', headers=JSON
-    )
-    assert (refused.status_code, refused.headers["content-type"]) == (400, "application/problem+json")
-    assert refused.json()["type"] == "urn:rollout:problem:unreadable-body"
-
-
 def test_a_number_that_would_come_back_as_null_is_refused() -> None:
     body = b'{"sample": {"task_name": "math", "level": {"a": 1e999}}}'
     refused = Opened().service.request("POST", "/v1/sessions", content=body, headers=JSON)
@@ -134,30 +128,10 @@ def test_a_call_of_token_ids_leaves_the_weights_to_its_session(endpoint: str) ->
     assert opened.call(endpoint, content=unconstrained).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (
-            {"include": ["routed_experts"]},
-            "the engines do not return the experts of tokens; serve a mixture of experts with "
-            "enable_return_routed_experts: true under engine",
-        ),
-        (
-            {"include": ["entropy"]},
-            "it needs sampling.top_k at least 1: without a bound all tokens of the vocabulary could be sampled",
-        ),
-        (
-            {"include": ["sampling_mask"], "sampling": {"top_k": 5, "greedy": True}},
-            "greedy decoding draws from no distribution; leave it out, or set sampling.temperature",
-        ),
-    ],
-)
-def test_a_session_includes_what_a_rollout_could(asked: dict[str, Any], message: str) -> None:
-    opened = Opened()
+def test_a_session_includes_what_a_rollout_could() -> None:
+    opened, asked = Opened(), {"include": ["entropy"]}
     refused = opened.service.request("POST", "/v1/sessions", json=asked)
-    [name] = asked["include"]
-    assert refused.status_code == 422
-    assert refused.json()["errors"] == [{"field": "include[0]", "message": message, "value": name}]
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "include[0]")
     rollout = opened.service.post(
         {"samples": [{"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}], **asked}
     )
@@ -208,14 +182,16 @@ def test_the_key_of_a_session_opens_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_session_ends_with_the_key_that_opened_it(tmp_path: Path) -> None:
-    opened = keyed(tmp_path)
-    access = opened.service.app.state.services.access
-    access._key_file._keys = type(access._key_file._keys)([])
+    clock = [0.0]
+    opened = keyed(tmp_path, lambda: clock[0])
+    (tmp_path / "keys.json").write_text('{"keys": []}')
+    assert opened.call().status_code == 200
+    clock[0] = CHECK_PERIOD_S
     assert opened.call().status_code == 401
 
 
-def keyed(folder: Path) -> Opened:
-    access, key = access_of_a_key(folder, weight=4)
+def keyed(folder: Path, now_s: Callable[[], float] = time.monotonic) -> Opened:
+    access, key = access_of_a_key(folder, now_s, weight=4)
     return Opened(access=access, key=key)
 
 
@@ -394,23 +370,6 @@ def test_a_service_that_keeps_no_sessions_says_so() -> None:
     assert (refused.status_code, refused.json()["type"]) == (501, "urn:rollout:problem:sessions-not-configured")
 
 
-def test_a_call_that_is_under_way_keeps_the_session_where_its_prefix_is() -> None:
-    opened = Opened()
-    calls: Any = opened.service.app.state.services.calls
-
-    async def forget() -> None:
-        calls._forgetting["s"] = asyncio.get_running_loop().call_later(60, lambda: None)
-        calls._in_flight["s"] += 1
-        calls._forget("s")
-        assert opened.server.released == []
-        del calls._in_flight["s"]
-        calls._forgetting["s"] = asyncio.get_running_loop().call_later(60, lambda: None)
-        calls._forget("s")
-        assert opened.server.released == ["s"]
-
-    asyncio.run(forget())
-
-
 def test_the_clients_session_is_open_inside_of_its_block() -> None:
     service = ScriptedHttp(
         model_server=ScriptedModelServer(), session_store=SessionStore(SessionsSettings(), ScriptedStorage())
@@ -428,18 +387,3 @@ def test_the_clients_session_is_open_inside_of_its_block() -> None:
 
     status, names = service.call(play)
     assert (status, len(names)) == ("ended", 1)
-
-
-def test_a_session_of_the_client_that_is_not_open_says_so() -> None:
-    with pytest.raises(ValueError, match="not open"):
-        _ = AsyncRolloutClient("http://service").session().base_url
-
-
-@pytest.mark.parametrize("request_fields", [{"sampling": {"temperature": 3}}, {"unknown": 1}])
-def test_fields_that_no_session_has_are_refused_before_they_are_sent(request_fields: dict[str, Any]) -> None:
-    async def open_one() -> None:
-        async with AsyncRolloutClient("http://service").session(**request_fields):
-            pass
-
-    with pytest.raises(ValueError, match="SessionRequest"):
-        asyncio.run(open_one())

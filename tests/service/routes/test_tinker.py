@@ -215,12 +215,6 @@ def test_stops_are_texts_or_ids_and_an_empty_list_stops_nowhere(stop: Any, field
     assert (sent["seed"], sent["temperature"], sent["max_tokens"]) == (4, 0.0, 3)
 
 
-def test_without_a_limit_a_sample_has_the_room_that_the_prompt_leaves() -> None:
-    world = World()
-    world.run(lambda client: client.sampled(sampling_params={}))
-    assert world.completion["max_tokens"] == 96
-
-
 def test_several_greedy_samples_are_one_completion() -> None:
     world = World(completed(CHOICES[:1]))
     params = {"max_tokens": 5, "temperature": 0}
@@ -315,12 +309,6 @@ def test_a_path_names_a_policy_or_a_version(path: str | None, weights: str | Non
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "model_path")
     else:
         assert answer.json()["sampling_session_id"] == f"{session}:0:{weights}"
-
-
-@pytest.mark.parametrize("sampler", [f"{SAMPLER}{'9' * 5000}", f"{'0' * 32}-train:{'9' * 5000}::{'9' * 5000}"])
-def test_a_number_of_thousands_of_digits_is_no_sampler(sampler: str) -> None:
-    answer = World().run(lambda client: client.get(f"samplers/{sampler}"))
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "sampling_session_id")
 
 
 @pytest.mark.parametrize(("name", "status"), [("tiny", 200), ("/models/tiny", 200), ("Qwen/Qwen3-8B", 422)])
