@@ -58,7 +58,7 @@ def haproxy_before(url: str, folder: Path) -> Iterator[int]:
     server = ServerConfig("replica", "127.0.0.1", int(url.rpartition(":")[2]))
     backend = BackendConfig("rollout", "/", servers=[server], app_name="rollout")
     path = folder / "haproxy.cfg"
-    HAProxyApi(config, {"rollout": backend}, str(path))._generate_config_file_internal()  # noqa: SLF001 - what Serve starts it with
+    HAProxyApi(config, {"rollout": backend}, str(path))._generate_config_file_internal()
     with subprocess.Popen([get_haproxy_binary(), "-db", "-f", str(path)], stderr=subprocess.PIPE) as haproxy:
         try:
             wait_for(port, haproxy)

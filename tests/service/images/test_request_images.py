@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from deployments.images.book import NOT_KEPT, ImagesFull, ImagesSettings, ImageUnknown
+from deployments.images.book import NOT_KEPT, ImagesFull, ImagesSettings
 from deployments.protocols.images import name_of_image
 from rollout_client.contract.rollouts import RolloutRequest
 from service.access.keys import Caller
@@ -94,12 +94,6 @@ def test_a_request_without_images_is_returned_itself() -> None:
     request = request_of([])
     images = Images()
     assert images.named(request) is request
-    assert images.store.puts == []
-
-
-def test_names_alone_are_checked_and_nothing_is_put() -> None:
-    images, name = Images(), name_of_image(RED)
-    assert images_of(images.named(request_of([name]), before=[RED])) == [[name]]
     assert images.store.puts == []
 
 
@@ -224,27 +218,6 @@ def test_a_service_without_images_names_each_that_it_refuses() -> None:
         "samples[2].message_log[0].mm_ranges[0].media",
     ]
     assert asyncio.run(with_names(None, request_of([]))) == request_of([])
-
-
-def test_an_image_can_be_downloaded_by_its_owner_alone() -> None:
-    images = Images()
-
-    async def download() -> Any:
-        info = await images.images.upload(BLUE, ANN)
-        content = await images.images.download(info.name, ANN)
-        with pytest.raises(ImageUnknown):
-            await images.images.download(info.name, BOB)
-        return info, content
-
-    info, content = asyncio.run(download())
-    assert (info.name, info.bytes, info.media_type, info.width, info.height) == (
-        name_of_image(BLUE),
-        len(BLUE),
-        "image/jpeg",
-        4,
-        3,
-    )
-    assert content == (BLUE, "image/jpeg")
 
 
 @given(st.lists(st.lists(st.sampled_from([RED, BLUE, GREEN, b"bad"]), max_size=4), min_size=1, max_size=5), st.data())

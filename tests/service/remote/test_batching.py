@@ -157,22 +157,6 @@ async def test_a_batch_of_too_many_requests_is_divided_unless_their_number_has_n
 
 
 @virtual_time.test
-async def test_a_request_that_is_cancelled_before_its_part_of_the_batch_is_sent_is_never_sent() -> None:
-    replica = ScriptedReplica([[(0, "A")]], [[(0, "C")]])
-
-    def start_call(requests: list[str]) -> ScriptedCall:
-        calls["b"].cancel()
-        return replica.start_call(requests)
-
-    sizes = {"a": MOST_BYTES_PER_MESSAGE, "b": 1, "c": 1}
-    batcher = stream_of(start_call, bytes_of=sizes.__getitem__)
-    calls = {name: asyncio.create_task(batcher.call(name)) for name in "abc"}
-    assert await calls["a"] == "A"
-    assert await calls["c"] == "C"
-    assert replica.requests == [["a"], ["c"]]
-
-
-@virtual_time.test
 async def test_a_result_is_given_to_its_caller_before_the_rest_of_its_call_is_there() -> None:
     batcher = ScriptedReplica([[(1, "B")], [(0, "A")]]).batcher()
     ends: dict[str, float] = {}
@@ -248,26 +232,11 @@ async def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(
     assert [vars(record)["cause"] for record in caplog.records] == ["_ReplicaSilent(10)"]
 
 
-@virtual_time.test
-async def test_a_timeout_that_the_replica_raised_is_no_silence() -> None:
-    replica = ScriptedReplica([TimeoutError("of the replica")])
-
-    batcher = stream_of(replica.start_call, silence=ReplicaWatch(10))
-    with pytest.raises(TimeoutError, match=r"^of the replica$"):
-        await batcher.call("a")
-
-
 def test_a_call_of_which_nothing_is_waited_for_any_more_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
     replica = ScriptedReplica([[(0, "A")], [(1, "B")]])
     hang_up(replica, "ab", on="ab")
     assert replica.calls[0].cancelled
     assert caplog.records == []
-
-
-def test_a_call_that_gave_all_its_results_is_not_cancelled() -> None:
-    replica = ScriptedReplica([[(0, "A"), (1, "B")]])
-    hang_up(replica, "ab", on="")
-    assert not replica.calls[0].cancelled
 
 
 def test_requests_whose_callers_were_cancelled_are_aborted_in_one_call_while_the_others_go_on() -> None:
@@ -332,18 +301,6 @@ async def test_an_abort_that_takes_long_is_not_lost_to_the_garbage_collector() -
     assert aborted == ["a"]
     gc.collect()
     assert len(asyncio.all_tasks()) == 2, "the test and the abort"
-
-
-@virtual_time.test
-async def test_without_an_abort_call_cancelled_requests_run_on_until_their_call_ends() -> None:
-    replica = ScriptedReplica([[(1, "B")], [(0, "A")]])
-
-    batcher = stream_of(replica.start_call)
-    hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
-    await asyncio.sleep(0.5)
-    hung_up.cancel()
-    assert await waiting == "B"
-    assert replica.aborted == []
 
 
 @virtual_time.test

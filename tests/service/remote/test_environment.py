@@ -108,17 +108,6 @@ def test_as_long_as_no_replica_is_known_a_call_names_none() -> None:
     assert handle.stepped == [("", ["a"])]
 
 
-@virtual_time.test
-async def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
-    handle = ScriptedEnvironmentHandle()
-    environment = environment_over(handle, "one")
-
-    await environment.step(request("a"))
-    record_live_replicas(handle.deployment_id, ["two"])
-    await environment.step(request("b"))
-    assert [destination.replica for destination in environment._steps] == ["two"]
-
-
 def test_a_replica_that_dies_during_a_step_is_a_lost_environment_that_names_its_task(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -107,8 +107,7 @@ class Fleet:
     async def chat(self, name: str, seconds: int) -> None:
         async def read() -> None:
             request = ServedRequest(name, [1], seconds, (), SamplingOptions(), rollout_id=name)
-            # Without the retries of `serve`.
-            async for _ in self.generator._serve(request):
+            async for _ in self.generator.serve(request):
                 pass
 
         await self._end(name, read())

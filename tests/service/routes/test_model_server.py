@@ -157,26 +157,6 @@ def test_a_call_whose_weights_are_not_current_reaches_no_replica() -> None:
     assert server.requests == []
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/v1/completions", {"prompt": [[5]] * 5}, 422),
-        ("/v1/completions", {"prompt": [[5], [6]], "n": 3}, 422),
-        ("/v1/completions", {"prompt": [[5], [6]], "n": 2}, 200),
-        ("/v1/completions", {"prompt": [5, 6, 7, 8, 9]}, 200),
-    ],
-)
-def test_each_choice_of_each_prompt_counts_as_a_rollout_of_its_key(
-    tmp_path: Path, path: str, body: dict[str, Any], status: int
-) -> None:
-    access, key = access_of_a_key(tmp_path, max_rollouts=4)
-    service = serving(ScriptedModelServer(), access)
-    answer = service.request("POST", path, json=body, headers={"authorization": f"Bearer {key}"})
-    assert answer.status_code == status
-    if status == 422:
-        assert [error["field"] for error in answer.json()["errors"]] == ["n"]
-
-
 def test_no_route_makes_what_it_needs_in_a_thread() -> None:
     """FastAPI runs functions and classes that are not asynchronous in threads, of which it has forty."""
 
