@@ -100,7 +100,16 @@ class ScriptedHttp:
         if calls is not None and session_store is not None:
             sessions = AgentSessions(session_store, policy, access, self.environments)
         self.app = app_of(
-            self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, reports
+            self.generator,
+            self.rollouts,
+            access,
+            sets_request_id_header,
+            None,
+            calls,
+            sessions,
+            images,
+            recorder,
+            reports,
         )
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -139,6 +148,7 @@ class ScriptedHttp:
 
 
 def app_of(
+    generator: Generator,
     rollouts: RolloutService,
     access: AccessControl,
     sets_request_id_header: bool,
@@ -150,8 +160,7 @@ def app_of(
     reports: TrainerReports | None = None,
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
-    generator, admission = rollouts._generator, rollouts.admission
-    calls = calls or ModelCalls(ScriptedModelServer(REFUSED), rollouts.policy, admission)
+    calls = calls or ModelCalls(ScriptedModelServer(REFUSED), rollouts.policy, rollouts.admission)
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
     scoring = Scoring(generator, rollouts.policy, rollouts.limits, DESCRIPTION)

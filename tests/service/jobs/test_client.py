@@ -45,14 +45,6 @@ async def test_a_rollout_with_a_key_is_played_once_for_all_clients() -> None:
 
 
 @virtual_time.test
-async def test_an_automatic_key_is_another_one_for_each_call() -> None:
-    cluster = ScriptedIngresses()
-    for _ in range(2):
-        await cluster.client(0).rollout(SAMPLES, idempotency_key="auto", **OPTIONS)
-    assert len({job.idempotency_key for job in await cluster.client(0).jobs.all()}) == 2
-
-
-@virtual_time.test
 async def test_a_job_is_followed_to_its_end_acknowledged_and_deleted() -> None:
     cluster = ScriptedIngresses()
     jobs = cluster.client(0).jobs
@@ -67,17 +59,6 @@ async def test_a_job_is_followed_to_its_end_acknowledged_and_deleted() -> None:
         _ = [event async for event in jobs.events(job.job_id)]
     await jobs.delete(job.job_id)
     assert await jobs.all() == []
-
-
-@virtual_time.test
-async def test_heartbeats_within_a_stream_are_passed_over() -> None:
-    cluster = slow_cluster()
-    client = cluster.client(0)
-    job = await client.jobs.submit(SAMPLES, **OPTIONS)
-    assert [event.event async for event in client.jobs.events(job.job_id)] == [1, 2, 3, 4]
-    for options in (OPTIONS, {**OPTIONS, "idempotency_key": "auto"}):
-        async with client.stream(SAMPLES, **options) as stream:
-            assert len([sample async for sample in stream]) == 6
 
 
 async def whole(client: AsyncRolloutClient) -> None:
@@ -104,15 +85,6 @@ async def test_a_call_with_a_key_that_is_cancelled_ends_its_run(
     await asyncio.sleep(1)
     assert await job_ids(cluster) == []
     assert cluster.generator.cancelled == 6  # type: ignore[attr-defined]
-
-
-@virtual_time.test
-async def test_a_stream_with_a_key_that_is_left_early_ends_its_run() -> None:
-    cluster = ScriptedIngresses()
-    async with cluster.client(0).stream(SAMPLES, idempotency_key="k", **OPTIONS) as stream:
-        await anext(aiter(stream))
-        assert len(await job_ids(cluster)) == 1
-    assert await job_ids(cluster) == []
 
 
 def test_a_call_with_a_key_that_ran_out_of_time_leaves_its_run_to_the_next_one() -> None:

@@ -1,13 +1,11 @@
 """Jobs of forks: played like others, and taken over with the logs that they began with."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from deployments.rollout_records.book import BYTES_PER_ENTRY, KeptRecord, RolloutRecordsSettings, RolloutUnknown
 from deployments.rollout_records.store import RolloutRecordStore
-from service.rollout_records.recorder import RolloutRecorder
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
@@ -19,17 +17,9 @@ PLAYED = {"task_name": "task", "messages": [{"role": "user", "content": "Q"}]}
 def cluster_with_records() -> tuple[ScriptedIngresses, RolloutRecordStore]:
     """Each generation takes 10 s."""
     script = [outcome("1"), outcome("2"), outcome("3")]
-    cluster = ScriptedIngresses(
-        generator=ScriptedGenerator(["abc"], delay_s=10), environment=ScriptedEnvironment(script)
-    )
     store = RolloutRecordStore(RolloutRecordsSettings(max_bytes=MAX_BYTES), virtual_time.now)
-    for replica in cluster.replicas:
-        keep_records(replica, store)
-    return cluster, store
-
-
-def keep_records(replica: Any, store: Any) -> None:
-    replica.rollouts._records = RolloutRecorder(store, time_s=virtual_time.now)
+    generator, environment = ScriptedGenerator(["abc"], delay_s=10), ScriptedEnvironment(script)
+    return ScriptedIngresses(generator=generator, environment=environment, records=store), store
 
 
 async def parent_of(cluster: ScriptedIngresses) -> str:
@@ -48,7 +38,6 @@ async def test_a_job_of_forks_goes_on_at_another_replica_after_the_record_of_the
     with pytest.raises(RolloutUnknown):
         await store.record(parent, "")
     cluster.kill(0)
-    keep_records(cluster.replicas[0], store)
     await cluster.ended(job_id)
     rollout = (await cluster.events(job_id))[0]["samples"][0]["sample"]
     assert (rollout["status"], rollout["parent"], rollout["forked_at"]["turn"]) == ("max_turns", parent, 0)

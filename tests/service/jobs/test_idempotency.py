@@ -10,7 +10,6 @@ import pytest
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import read_response
 from service.jobs.runner import MOST_GATHERING
-from service.settings import AdmissionSettings
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome, without_names
@@ -86,13 +85,6 @@ async def test_a_key_that_is_none_is_refused(key: str) -> None:
     assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "header.Idempotency-Key")
 
 
-@virtual_time.test
-async def test_two_keys_in_one_request_are_refused() -> None:
-    headers = [("idempotency-key", "a"), ("idempotency-key", "b")]
-    response = await ScriptedIngresses().request(0, "POST", "/rollout", content="{}", headers=headers)
-    assert response.status_code == 422
-
-
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])
 @virtual_time.test
 async def test_a_request_is_refused_with_its_problem_whether_its_replica_hears_first_that_its_job_ended(
@@ -117,16 +109,6 @@ async def test_a_request_that_is_refused_leaves_its_key_free() -> None:
 
 
 @virtual_time.test
-async def test_a_service_that_is_full_leaves_the_key_free() -> None:
-    full = AdmissionSettings(max_rollouts=3)
-    cluster = ScriptedIngresses(admission=full)
-    refused = await cluster.post(0, REQUEST, idempotency_key="k")
-    assert refused.status_code == 422, "four rollouts never fit"
-    fits = await cluster.post(0, request_of(groups=1, num_generations=3), idempotency_key="k")
-    assert fits.status_code == 200, "the request that waits for the job takes no room beside it"
-
-
-@virtual_time.test
 async def test_a_failed_request_fails_again_without_a_second_run() -> None:
     from deployments.failures import GenerationRejected
 
@@ -137,19 +119,6 @@ async def test_a_failed_request_fails_again_without_a_second_run() -> None:
     assert [answer.status_code for answer in answers] == [502, 502]
     assert [answer.json()["type"] for answer in answers] == ["urn:rollout:problem:sample-failed"] * 2
     assert len(generator.requests) == 1
-
-
-@virtual_time.test
-async def test_a_caller_that_goes_away_finds_its_run_when_it_posts_again() -> None:
-    environment = ScriptedEnvironment([outcome("x", terminated=True)])
-    generator = ScriptedGenerator(["abc"], delay_s=10)
-    cluster = ScriptedIngresses(generator=generator, environment=environment)
-    first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key="k"))
-    await asyncio.sleep(2)
-    first.cancel()
-    await asyncio.sleep(2)
-    assert (await cluster.post(1, REQUEST, idempotency_key="k")).status_code == 200
-    assert len(generator.requests) == 4
 
 
 @virtual_time.test
@@ -198,7 +167,6 @@ async def test_only_so_many_callers_gather_the_answer_of_one_key_at_once() -> No
     answers = await asyncio.gather(*waiting, streams, elsewhere)
     assert {answer.status_code for answer in answers} == {200}
     assert (await cluster.post(0, REQUEST, idempotency_key="k")).status_code == 200
-    assert not cluster.replicas[0].jobs._gathering
 
 
 def test_a_service_without_jobs_refuses_keys_and_jobs() -> None:

@@ -12,11 +12,10 @@ from deployments.protocols.generation import Generation, GenerationRequest
 from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.contract.rollouts import SampleResult
-from service.rollout_records.recorder import RolloutRecorder
 from service.rollouts.episode import Episode
 from service.rollouts.progress import RolloutObserver, Stage
 from tests import virtual_time
-from tests.service.jobs.scripted_ingresses import ScriptedIngress, ScriptedIngresses, request_of, run
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
 from tests.service.jobs.selected_groups import TableEnvironment, request_for
 from tests.service.jobs.test_cursor import Rows
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
@@ -44,15 +43,8 @@ class CountedIngresses(ScriptedIngresses):
 
     def __init__(self, **options: Any) -> None:
         self.observed = CountingObserver()
-        self.records = RolloutRecordStore(RolloutRecordsSettings(), virtual_time.now)
-        super().__init__(**options)
-
-    def _new(self) -> ScriptedIngress:
-        ingress = super()._new()
-        ingress.rollouts._observer = self.observed
-        store: Any = self.records
-        ingress.rollouts._records = RolloutRecorder(store, time_s=virtual_time.now)
-        return ingress
+        store = RolloutRecordStore(RolloutRecordsSettings(), virtual_time.now)
+        super().__init__(observer=self.observed, records=store, **options)
 
     async def submitted(self, request: dict[str, Any]) -> str:
         return str((await self.post(0, request, path="/jobs")).json()["job_id"])
@@ -77,7 +69,7 @@ def test_the_end_of_each_rollout_is_counted_and_recorded_once_whatever_dies(kill
         job_id = await cluster.submitted(request_of(groups=8, max_rollout_turns=6))
         for seconds in kills_after_s:
             await asyncio.sleep(seconds)
-            playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs._players]
+            playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs.playing]
             cluster.kill(playing[0] if playing else 0)
         await cluster.ended(job_id)
         await asyncio.sleep(1)

@@ -107,37 +107,6 @@ def test_a_stream_and_arrow_have_the_rollouts_of_the_whole_answer() -> None:
         assert without_ahead(groups) == without_ahead(whole["groups"])
 
 
-def test_the_client_reads_answers_with_as_many_groups_as_were_kept() -> None:
-    async def scenario() -> tuple[list[str | None], list[str | None], int]:
-        client, options = cluster().client(0), request_for(4, keep={"draw_at_most": 5})
-        played = await client.rollout(**options)
-        async with client.stream(**options) as rollouts:
-            streamed = [sample.id async for sample in rollouts]
-        assert rollouts.summary.groups == played.groups
-        return [sample.id for sample in played.samples], streamed, rollouts.expected
-
-    assert run(scenario) == (ids([0, 3]), ids([0, 3]), 8)
-
-
-def test_at_the_deadline_what_has_passed_is_kept_and_nothing_is_drawn_any_more() -> None:
-    answer = posted(request_for(9, deadline_s=12)).json()
-    groups = answer["groups"]
-    assert 0 < groups["kept"] < 9
-    assert groups["dropped"]["not_full"] > 0
-    assert groups["drawn"] == groups["kept"] + sum(groups["dropped"].values())
-    assert all(sample["status"] == "completed" for sample in answer["samples"])
-
-
-def test_a_request_with_a_key_is_answered_again_as_it_was() -> None:
-    async def scenario() -> list[Any]:
-        service = cluster()
-        return [(await service.post(replica, request_for(4), idempotency_key="k")).json() for replica in (0, 1)]
-
-    first, again = run(scenario)
-    assert ids_of(first["samples"]) == ids(KEPT)
-    assert first == again
-
-
 class Job:
     """The events of a job that is submitted to replica 0, and cursors of it."""
 

@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +13,11 @@ from hypothesis import strategies as st
 from deployments.failures import GenerationLost
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
-from rollout_client import RolloutResponse, read_rollouts
 from rollout_client.contract.base import VersionLabel
 from rollout_client.contract.messages import MediaRange, WeightVersionSpan
 from rollout_client.contract.origins import ReplayRecord
 from rollout_client.contract.replay import ReplayResponse
-from rollout_client.contract.rollouts import PolicyVersions, SampleResult
+from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import ANYBODY
 from service.problems import RequestProblem
 from service.replay.recorded_parts import DRAWS_UNKNOWN, NOT_DRAWN, ReplayableRollout
@@ -162,23 +160,6 @@ def test_a_changed_number_of_the_record_is_found(name: str) -> None:
     again = replayed(result)
     assert again.verdict in ("parts", "equal_ids")
     assert again.difference is not None
-
-
-def test_generations_after_one_that_parts_are_compared_all_the_same() -> None:
-    result = played()
-    result.message_log[1].token_ids[0] = other_letter(result.message_log[1].token_ids[0])
-    verdicts = [each.verdict for each in replayed(result).generations]
-    assert (verdicts[0], len(verdicts)) == ("parts", 3)
-
-
-def test_other_weights_are_found_at_the_first_token() -> None:
-    result = played(GREEDY, turns=1)
-    for span in result.message_log[1].weight_versions or ():
-        span.version = "9"
-    again = replayed(result)
-    assert again.difference is not None
-    assert again.difference.message == 1
-    assert again.generations[0].weight_version == "9"
 
 
 def test_what_cannot_be_drawn_again_says_why() -> None:
@@ -335,12 +316,3 @@ def test_a_log_probability_that_is_not_a_number_is_never_equal() -> None:
     again = replayed(played(turns=1), NotFinite())
     assert again.difference is not None
     assert (again.verdict, again.difference.token) == ("equal_ids", 0)
-
-
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_a_file_of_rollouts_keeps_what_a_replay_needs(ending: str, tmp_path: Path) -> None:
-    result, path = played(turns=2), tmp_path / f"rollouts{ending}"
-    policy = PolicyVersions(oldest="0", newest="0", current="0")
-    RolloutResponse(request_id="r", metrics={}, policy=policy, samples=[result]).save(path)
-    [kept] = read_rollouts(path)
-    assert (kept.replay, kept.rollout_id) == (result.replay, result.rollout_id)

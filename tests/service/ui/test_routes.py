@@ -107,11 +107,6 @@ def test_a_file_is_asked_for_again_and_sent_only_when_it_has_changed() -> None:
     assert other.status_code == 200
 
 
-def test_head_is_answered_without_the_file() -> None:
-    response = ScriptedHttp().request("HEAD", "/ui/")
-    assert (response.status_code, response.content) == (200, b"")
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -131,11 +126,6 @@ def test_head_is_answered_without_the_file() -> None:
 def test_what_is_no_file_of_the_page_is_not_found(path: str) -> None:
     response = ScriptedHttp().request("GET", f"/ui/{path}")
     assert (response.status_code, response.headers["content-type"]) == (404, "application/problem+json")
-
-
-def test_the_page_is_only_read() -> None:
-    response = ScriptedHttp().request("POST", "/ui/", content=b"")
-    assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
 
 
 def test_the_files_need_no_key_where_the_service_asks_for_one(tmp_path: Path) -> None:
