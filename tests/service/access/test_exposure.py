@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from ray.serve.config import HTTPOptions
 
-from deployments.upstream.ray_serve.direct_ingress import own_address
 from service.access.access_control import AccessControl, ServiceExposed, refuse_exposed
 from service.settings import AccessSettings
 
@@ -43,18 +42,3 @@ def test_only_a_service_without_keys_on_loopback_answers_under_the_names_of_loop
     assert AccessControl.of(AccessSettings()).is_open_on_loopback
     assert not AccessControl.of(AccessSettings(keys_file=str(path))).is_open_on_loopback
     assert not AccessControl.of(GUARDED).is_open_on_loopback
-
-
-@pytest.mark.parametrize(
-    ("host", "certificate", "address"),
-    [
-        ("0.0.0.0", None, "http://127.0.0.1:8000"),
-        ("::", None, "http://127.0.0.1:8000"),
-        ("10.0.0.4", "/etc/tls.crt", "https://10.0.0.4:8000"),
-    ],
-)
-def test_programs_of_the_machine_reach_the_service_at_its_own_address(
-    host: str, certificate: str | None, address: str
-) -> None:
-    options = HTTPOptions(host=host, port=8000).model_copy(update={"ssl_certfile": certificate})
-    assert own_address(options) == address

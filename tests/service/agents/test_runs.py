@@ -265,20 +265,6 @@ async def test_a_run_that_is_cancelled_while_its_session_is_opened_leaves_none(s
 
 
 @runs
-async def test_a_run_that_is_cancelled_while_its_session_is_refused_is_only_cancelled(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    service = Service(settings=SessionsSettings(max_bytes=1))
-    running = asyncio.create_task(service.run())
-    await asyncio.sleep(0)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert await service.sessions_left() == 0
-    assert caplog.records == []
-
-
-@runs
 async def test_calls_of_a_deleted_session_are_aborted() -> None:
     service = Service()
 

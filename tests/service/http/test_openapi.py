@@ -188,17 +188,6 @@ def test_a_rollout_is_documented_with_its_media_types_headers_and_statuses() -> 
     assert header_parameters(operation) == {"Content-Encoding", "Idempotency-Key", "Prefer"}
 
 
-def test_a_push_of_weights_is_documented_with_its_media_types_headers_and_statuses() -> None:
-    operation = OPERATIONS["PUT /v1/policy/versions/{version}"]
-    body = operation["requestBody"]["content"]
-    assert body.keys() == {"application/vnd.safetensors", JSON}
-    assert body[JSON]["schema"] == {"$ref": "#/components/schemas/CheckpointSource"}
-    statuses = {"200", "202", "400", "401", "403", "404", "408", "409", "413", "415", "422", "500", "503"}
-    assert operation["responses"].keys() == statuses
-    assert operation["responses"]["202"]["content"][JSON]["schema"] == {"$ref": "#/components/schemas/UploadState"}
-    assert header_parameters(operation) == {"Content-Range", "Weights-Digest", "Content-Encoding"}
-
-
 def header_parameters(operation: Json) -> set[str]:
     return {given["name"] for given in operation["parameters"] if given["in"] == "header"}
 

@@ -82,26 +82,6 @@ def test_an_id_that_is_not_allowed_is_refused_under_a_new_one(given: str) -> Non
     assert not service.has_started_something
 
 
-def test_two_requests_with_one_id_share_no_rollout_and_no_group() -> None:
-    service = ScriptedHttp()
-    service.generator.delay_s = 0.01
-    body = json.dumps({"samples": [GOOD], "num_generations": 2})
-
-    async def both() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(service.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-            posts = (http.post("/rollout", content=body, headers={"x-request-id": MINE}) for _ in range(2))
-            return list(await asyncio.gather(*posts))
-
-    assert [response.json()["request_id"] for response in asyncio.run(both())] == [MINE, MINE]
-    requests = service.generator.requests
-    assert len({request.generation_id for request in requests}) == 4
-    assert len({request.rollout_id for request in requests}) == 4
-    assert len({request.group for request in requests}) == 2
-    assert sorted(service.generator.released) == sorted({request.rollout_id for request in requests})
-    assert all(request.rollout_id.startswith(f"{MINE}-") for request in requests)
-
-
 UNEXPECTED = "ZeroDivisionError: the service's log has the message and the traceback under the request's id"
 
 

@@ -171,27 +171,3 @@ def test_requests_that_are_cancelled_at_once_end_in_turn_and_all_before_their_ca
     virtual_time.run(scenario())
     assert len(ended_in) == 100
     assert max(Counter(ended_in).values()) <= STEPS_PER_ITERATION
-
-
-def test_a_request_that_is_cancelled_again_while_it_waits_for_its_turn_ends_too() -> None:
-    ended = 0
-
-    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
-        nonlocal ended
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended += 1
-
-    async def scenario() -> None:
-        requests = hundred_requests(app, nothing_comes)
-        await asyncio.sleep(0.01)
-        for request in requests:
-            request.cancel()
-        await asyncio.sleep(0)
-        for request in requests:
-            request.cancel()
-        await asyncio.wait(requests)
-
-    virtual_time.run(scenario())
-    assert ended == 100

@@ -194,18 +194,3 @@ def test_a_job_that_is_gone_goes_on_from_its_cursor_with_the_groups_that_are_sti
         return ids_of(each["sample"] for each in first["samples"])
 
     assert run(scenario) == [f"s{VARIED[2]}"] * 2
-
-
-def test_dropped_groups_leave_the_journal_with_the_next_event() -> None:
-    async def scenario() -> set[int]:
-        service = cluster()
-        job_id = (await service.post(0, request_for(5), "/jobs")).json()["job_id"]
-        while (await service.request(0, "GET", f"/jobs/{job_id}")).json()["last_event"] < 2:
-            await asyncio.sleep(0.1)
-        entries = service.kept.entries[job_id]
-        return {json.loads(entry)["position"] for name, entry in entries.items() if name.kind == "journal"}
-
-    # The second event has the group of the fourth sample.
-    in_journal = run(scenario)
-    assert in_journal
-    assert min(in_journal) >= 8

@@ -1,9 +1,7 @@
 """Ingress replicas and stores that die at any moment: every rollout ends as if nothing had happened."""
 
 import asyncio
-import math
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import GenerationRequest
 from deployments.storage.storage import StorageFailed, StoreReplaced
-from deployments.upstream.ray_serve import own_replica
 from service.settings import AdmissionSettings
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ENDS_WITHIN_S, SETTINGS, ScriptedIngresses, request_of, run
@@ -151,18 +148,6 @@ async def test_events_that_are_asked_for_while_the_database_fails_are_refused_wi
     assert len(await cluster.events(job_id)) == 4
 
 
-@virtual_time.test
-async def test_events_that_are_asked_for_while_the_store_restarts_wait_for_it() -> None:
-    cluster = ScriptedIngresses()
-    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-    await cluster.ended(job_id)
-    cluster.store_is_away = True
-    asked = asyncio.create_task(cluster.events(job_id))
-    await asyncio.sleep(20)
-    cluster.start_store()
-    assert len(await asked) == 4
-
-
 def test_seeded_rollouts_go_on_with_the_seeds_of_their_turns() -> None:
     async def seeds(is_killed: bool) -> set[tuple[str, int, int | None]]:
         cluster = ScriptedIngresses(replicas=2)
@@ -246,38 +231,6 @@ async def test_a_replica_that_shuts_down_hands_its_jobs_over_at_once() -> None:
     await asyncio.sleep(0.1)
     assert cluster.replicas[1].jobs.playing == [job_id]
     await cluster.ended(job_id)
-
-
-def test_a_replica_that_serve_shuts_down_hands_its_jobs_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Draining:
-        """As much of Serve's replica as its shutdown needs."""
-
-        _deployment_config = SimpleNamespace(graceful_shutdown_timeout_s=20)
-        drained = 0
-
-        async def perform_graceful_shutdown(self) -> None:
-            self.drained += 1
-            await asyncio.sleep(10)
-
-    async def scenario() -> None:
-        monkeypatch.setattr(own_replica, "Replica", Draining)
-        monkeypatch.setattr(own_replica, "_seconds_until_node_leaves", lambda: math.inf)
-        cluster = ScriptedIngresses(replicas=2)
-        own_replica.call_at_shutdown(cluster.replicas[0].jobs.hand_over)
-        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-        await asyncio.sleep(2)
-        replica = Draining()
-        shutdowns = [asyncio.create_task(replica.perform_graceful_shutdown()) for _ in range(2)]
-        await asyncio.sleep(0.1)
-        await asyncio.sleep(0.1)
-        assert [each.jobs.playing for each in cluster.replicas] == [[], [job_id]]
-        await asyncio.gather(*shutdowns)
-        assert replica.drained == 2
-        events = await cluster.events(job_id, replica=1)
-        assert events[-1]["summary"]
-        assert sorted(each["position"] for event in events[:-1] for each in event["samples"]) == list(range(6))
-
-    run(scenario)
 
 
 @virtual_time.test

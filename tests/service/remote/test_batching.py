@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -246,19 +245,6 @@ def test_requests_whose_callers_were_cancelled_are_aborted_in_one_call_while_the
     assert replica.aborted == [["a", "c"]]
 
 
-@virtual_time.test
-async def test_requests_cancelled_at_different_times_are_aborted_in_different_calls() -> None:
-    replica = ScriptedReplica([[(2, "C")]])
-
-    batcher = replica.batcher()
-    calls = {name: asyncio.create_task(batcher.call(name)) for name in "abc"}
-    for name in "ab":
-        await virtual_time.settled()
-        calls[name].cancel()
-    await asyncio.gather(*calls.values(), return_exceptions=True)
-    assert replica.aborted == [["a"], ["b"]]
-
-
 def test_a_call_ends_as_soon_as_only_cancelled_requests_are_left_of_it() -> None:
     replica = ScriptedReplica([[(1, "B")], [(0, "A")]])
     hang_up(replica, "ab", on="a")
@@ -277,30 +263,6 @@ def test_an_abort_that_does_not_reach_its_replica_is_noted_and_breaks_nothing(
     assert [(record.levelname, record.getMessage(), vars(record)["replica_id"]) for record in caplog.records] == [
         ("INFO", f"1 requests were not aborted: {why}", "r")
     ]
-
-
-@virtual_time.test
-async def test_an_abort_that_takes_long_is_not_lost_to_the_garbage_collector() -> None:
-    aborted: list[str] = []
-
-    class SlowAbort(ScriptedReplica):
-        async def run_abort(self) -> None:
-            # Nothing but this coroutine refers to the future.
-            await asyncio.get_running_loop().create_future()
-
-        def abort(self, requests: list[str]) -> Any:
-            aborted.extend(requests)
-            return self.run_abort()
-
-    batcher = SlowAbort([[(1, "B")], [(0, "A")]]).batcher()
-    hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
-    await asyncio.sleep(0.5)
-    hung_up.cancel()
-    await waiting
-    await virtual_time.settled()
-    assert aborted == ["a"]
-    gc.collect()
-    assert len(asyncio.all_tasks()) == 2, "the test and the abort"
 
 
 @virtual_time.test

@@ -101,13 +101,6 @@ async def test_a_first_step_whose_environment_does_not_answer_is_lost_and_its_re
     assert await environment.step(request("a")) == outcome()
 
 
-def test_as_long_as_no_replica_is_known_a_call_names_none() -> None:
-    handle = ScriptedEnvironmentHandle()
-    environment = environment_over(handle)
-    assert virtual_time.run(environment.step(request("a"))) == outcome()
-    assert handle.stepped == [("", ["a"])]
-
-
 def test_a_replica_that_dies_during_a_step_is_a_lost_environment_that_names_its_task(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -47,13 +46,6 @@ async def test_every_turn_of_a_rollout_goes_to_the_same_replica() -> None:
     for turn in range(10):
         assert await generator.generate(request(f"turn {turn}", rollout_id="one")) == DONE
     assert len({replica for replica, _ in handle.generated}) == 1
-
-
-@virtual_time.test
-async def test_a_generation_says_when_it_was_asked_for() -> None:
-    asked_at = time.time()
-    made = await generator_over(ScriptedGeneratorHandle(DONE), "a").generate(request("one"))
-    assert asked_at <= made.began_at <= time.time()
 
 
 async def windowed(handle: ScriptedGeneratorHandle, *replicas: str, **options: Any) -> RemoteGenerator:
@@ -145,19 +137,6 @@ async def test_the_virtual_time_that_was_charged_is_sent_with_the_generation() -
     for name in ("one", "two", "three"):
         await generator.generate(replace(request(name), share=share, prompt_token_ids=[]))
     assert [sent.virtual_time for sent in handle.requests] == [0, 2, 4]
-
-
-@virtual_time.test
-async def test_all_calls_of_an_ingress_replica_name_the_same_caller() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generators = [generator_over(handle, "a"), generator_over(handle, "a")]
-
-    for generator in generators:
-        for name in ("one", "two"):
-            await generator.generate(request(name))
-    first, again, other, other_again = handle.callers
-    assert (first, other) == (again, other_again)
-    assert first != other
 
 
 @virtual_time.test
@@ -288,18 +267,6 @@ def test_a_replica_that_dies_is_a_lost_generation_and_is_named_in_the_log(caplog
     assert [vars(record)["replica_id"] for record in caplog.records] == ["a"]
 
 
-def test_no_replica_that_describes_itself_is_a_lost_generation() -> None:
-    handle = ScriptedGeneratorHandle()
-    handle.describe.remote = lambda: ScriptedResponse(ActorDiedError())
-    with pytest.raises(GenerationLost, match=r"^The generator replica died during the call\.$"):
-        virtual_time.run(generator_over(handle).describe())
-
-
-def test_the_description_is_that_of_a_replica() -> None:
-    generator = generator_over(ScriptedGeneratorHandle())
-    assert virtual_time.run(generator.describe()) == DESCRIPTION
-
-
 @virtual_time.test
 async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others_as_one_party_and_count_for_no_key() -> None:
     handle = ScriptedGeneratorHandle(DONE)
@@ -316,24 +283,6 @@ async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others_as_one
     assert [name for _, name in places].index("score") < 8, "the first one does not wait for all others"
     assert [name for _, name in places[-2:]] == ["score"] * 2, "they share a sixteenth"
     assert generator.waiting_generations == 0
-
-
-def of_key(name: str, key: str, key_weight: float) -> GenerationRequest:
-    return replace(request(name), share=RequestShare(name, 16.0, key, key_weight))
-
-
-@virtual_time.test
-async def test_generations_for_a_replica_that_is_named_have_the_share_and_the_turn_of_their_key() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
-
-    replays = [generator.generate_on("a", of_key(f"light {number}", "light", 0.001)) for number in range(6)]
-    others = [generator.generate(of_key(f"heavy {number}", "heavy", 1.0)) for number in range(6)]
-    assert await asyncio.gather(*map(asyncio.ensure_future, replays + others)) == [DONE] * 12
-    assert max(len(names) for _, names in handle.generated) == 2
-    order = [name.split()[0] for _, names in handle.generated for name in names]
-    # Two start before anything else is there.
-    assert order == ["light"] * 2 + ["heavy"] * 6 + ["light"] * 4
 
 
 @virtual_time.test

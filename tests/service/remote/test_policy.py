@@ -244,23 +244,6 @@ def test_a_minimum_that_one_replica_has_already_costs_no_call_and_an_exact_versi
     assert [waited[1:3] for waited in store.waited_for] == [(0, 8), (10, None)]
 
 
-@virtual_time.test
-async def test_a_minimum_that_does_not_come_is_refused_as_the_store_says() -> None:
-    class Refuses(ScriptedStore):
-        async def wait_for(
-            self,
-            name: str | None,
-            min_version: int,
-            version: int | None,
-            wait_s: float | None,
-            takes_offered: bool = False,
-        ) -> CurrentVersions:
-            raise LOST
-
-    with pytest.raises(PolicyStoreLost):
-        await policy_over(Refuses(), 7).wait_for_version(PolicyDemand(min_version=8))
-
-
 def test_each_change_of_a_rolling_activation_is_told_once() -> None:
     told: list[int | None] = []
 

@@ -195,19 +195,6 @@ def test_traffic_of_every_kind_is_lost_when_the_replica_hangs() -> None:
     }
 
 
-def test_calls_outlast_calls_that_were_made_before_their_replica_was_known() -> None:
-    async def play(fleet: Fleet) -> None:
-        fleet.generators.list_replicas()
-        await all_at(
-            (0, fleet.generation("unnamed", 60)),
-            (1, relist(fleet)),
-            (2, fleet.generation("short", 2)),
-            (2, fleet.generation("named", 60)),
-        )
-
-    assert ends(play) == {"short": (ENDED, 4), "unnamed": (ENDED, 60), "named": (ENDED, 62)}
-
-
 def test_calls_outlast_calls_that_name_another_replica_and_came_to_theirs() -> None:
     async def play(fleet: Fleet) -> None:
         fleet.environments.list_replicas("gone")

@@ -8,9 +8,8 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import EnvironmentLost
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
-from deployments.protocols.generation import Generation, SamplingOptions, derived_seed
+from deployments.protocols.generation import SamplingOptions, derived_seed
 from rollout_client.contract.rollouts import RolloutRequest, SampleError, SampleInput, Sampling
-from rollout_env import StepOutcome
 from service.problems import RequestProblem
 from service.rollout_requests.episodes import (
     EpisodeFactory,
@@ -20,7 +19,6 @@ from service.rollout_requests.episodes import (
     _stop_strings_of,
 )
 from service.rollouts.episode import Episode
-from tests.deployments.chat.observed import observed
 from tests.service.rollout_requests.episode_making import made_episodes
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
 
@@ -267,30 +265,8 @@ def test_the_tools_of_a_task_are_those_of_its_samples_without_tools(own: dict[st
     assert first.result().tools is second.result().tools
 
 
-def test_tools_of_a_task_reach_the_prompt() -> None:
-    [plain] = made_episodes(FACTORY, request_of(sample_input()), "mine")
-    [own] = made_episodes(FACTORY, request_of(sample_input(tools=TOOLS)), "mine")
-    [of_task] = made_episodes(FACTORY, request_of(sample_input()), "mine", {"math": TASK})
-    assert of_task.result().message_log == own.result().message_log
-    assert of_task.result().tools == TOOLS
-    assert plain.result().tools is None
-
-
 def test_samples_of_a_task_that_is_not_known_fail_and_the_others_do_not() -> None:
     lost = EnvironmentLost("The replica of environment 'math' is gone.")
     [episode] = made_episodes(FACTORY, request_of(sample_input()), "mine", {"math": lost})
     assert episode.status == "error"
     assert episode.error == SampleError(kind="environment", message=str(lost), retryable=True)
-
-
-def test_an_episode_adds_its_own_tokens_to_the_prompt_without_changing_it() -> None:
-    first, second = made({"samples": [LOGGED], "num_generations": 2})
-    first.add_generation(Generation([66], [-1.0], "stop"))
-    first.add_outcome(StepOutcome({"role": "user", "content": "b"}, 0.0, terminated=False))
-    later, begun = first.next_generation(), second.next_generation()
-    assert later is not None
-    assert begun is not None
-    assert (list(later.prompt_token_ids), list(begun.prompt_token_ids)) == (
-        [64, 65, 66, *observed(tokenizer, {"role": "user", "content": "b"}, [66], ChatOptions("raw"), 9).token_ids],
-        [64, 65],
-    )

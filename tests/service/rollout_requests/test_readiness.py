@@ -139,14 +139,3 @@ async def test_callers_of_the_same_moment_share_one_check() -> None:
     assert generator.asked == 1
     await readiness.check()
     assert generator.asked == 2
-
-
-@virtual_time.test
-async def test_a_caller_that_goes_away_leaves_the_look_to_the_others() -> None:
-    readiness = Readiness(Generators(a=1), {"math": Environments(any=0)}, {})
-
-    gone = asyncio.create_task(readiness.check())
-    stays = asyncio.create_task(readiness.check())
-    await asyncio.sleep(0.5)
-    gone.cancel()
-    assert await stays == []

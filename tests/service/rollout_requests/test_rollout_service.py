@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -186,18 +185,6 @@ def test_only_samples_that_are_drawn_are_started() -> None:
 
 
 @virtual_time.test
-async def test_the_first_failure_of_a_selected_request_may_end_it() -> None:
-    service = Service(generator=ScriptedGenerator([GenerationRejected("no")]))
-    running = await service.service.rollout(
-        request_of(*[SAMPLE] * 3, keep=PASSES, on_error="fail", retries=0), "request", 0
-    )
-    with pytest.raises(RequestProblem) as failed:
-        _ = [ended async for ended in running]
-    [error] = failed.value.problem.errors
-    assert (error.field, error.value) == ("samples[0]", "generation")
-
-
-@virtual_time.test
 async def test_a_request_that_bounds_staleness_waits_for_the_current_version() -> None:
     service = Service()
     starting = asyncio.create_task(service.play(request_of(policy={"max_staleness": 1})))
@@ -304,36 +291,6 @@ def test_a_large_request_is_prepared_in_a_thread_and_a_small_one_is_not(
     assert [thread == threading.get_ident() for thread in noting_factory.threads] == [inline]
 
 
-def test_a_request_that_is_cancelled_waits_for_the_thread_that_prepares_it(
-    noting_factory: type[NotingFactory], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(noting_factory, "waits", True)
-
-    async def run() -> None:
-        service = Service(factory_type=noting_factory)
-        preparing = asyncio.create_task(
-            service.service.rollout(request_of(), "request", MOST_BYTES_PREPARED_INLINE + 1)
-        )
-        while not noting_factory.threads:
-            await asyncio.sleep(0.001)
-        preparing.cancel()
-        await virtual_time.settled()
-        assert not preparing.done()
-        noting_factory.loop_went_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await preparing
-
-    asyncio.run(run())
-
-
-@virtual_time.test
-async def test_closing_after_some_results_cancels_the_others() -> None:
-    service = Service(generator=SlowAfterTheFirst(["A"], 60))
-    async with aclosing(await service.service.rollout(request_of(num_generations=3), "request", 0)) as results:
-        position, _ = await anext(aiter(results))
-    assert (position, service.generator.cancelled) == (0, 2)
-
-
 @pytest.mark.parametrize("closes", [True, False])
 @virtual_time.test
 async def test_a_rollout_that_is_never_iterated_starts_nothing(closes: bool) -> None:
@@ -393,14 +350,6 @@ def test_early_stopping_as_the_request_asks_for_it() -> None:
     service = Service(generator=SlowAfterTheFirst(["A"], 60))
     results = virtual_time.run(service.play(request_of(num_generations=3, keep={"per_group": 1})))
     assert [results[position].status for position in range(3)] == ["completed", "cancelled", "cancelled"]
-
-
-@virtual_time.test
-async def test_the_samples_of_a_request_are_freed_before_it_is_played() -> None:
-    request = request_of(num_generations=2)
-    first = weakref.ref(request.samples[0])
-    await Service().service.rollout(request, "request", 0)
-    assert first() is None
 
 
 @pytest.mark.parametrize(("schedule", "steps_began_at"), [("lockstep", [9, 9]), ("async", [0, 9])])

@@ -88,13 +88,6 @@ def test_a_response_carries_what_the_engine_said_of_it() -> None:
     }
 
 
-def test_a_response_that_was_cut_before_it_was_posted_is_no_turn_of_this_request() -> None:
-    cut = UNSTEPPED.model_copy(update={"finish_reason": "length"})
-    posted = EpisodeRecipe(message_log=lambda _: [user_message("Q"), cut])
-    result = play(posted, ScriptedGenerator([]), ScriptedEnvironment([outcome("O", terminated=True)]))
-    assert (result.metrics.turn_count, result.metrics.clipped_turns) == (0, 0)
-
-
 def test_clipped_turns_outlive_the_process_that_counted_them() -> None:
     recipe = EpisodeRecipe(max_new_tokens=1)
     episode, other = recipe.make(), recipe.make()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected, TurnTimedOut
+from deployments.failures import GenerationLost, GenerationRejected, TurnTimedOut
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest
 from rollout_client.contract.messages import Message
@@ -139,19 +139,6 @@ async def test_the_timer_of_a_deadline_does_not_outlive_its_request() -> None:
     assert [timer.cancelled() for timer in timers] == [True]
 
 
-@virtual_time.test
-async def test_nothing_starts_before_the_first_iteration() -> None:
-    generator = ScriptedGenerator(["A"])
-
-    [episode] = episodes_of([EpisodeRecipe()])
-    early_stopping = EarlyStopping(KEEP_ALL, {episode: 0})
-    playing = play_request([episode], async_context(generator, ScriptedEnvironment([])), early_stopping, 60)
-    await virtual_time.settled()
-    await playing.aclose()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert generator.requests == []
-
-
 def test_every_rollout_is_released_exactly_once_when_it_ends() -> None:
     generator = ScriptedGenerator(["A", GenerationRejected("no"), "A"])
     collect(episodes_of([EpisodeRecipe()] * 3), async_context(generator, ScriptedEnvironment([TERMINATING])))
@@ -208,37 +195,6 @@ def test_a_resumed_sample_that_begins_with_its_step_stays_in_step_with_the_other
     resumed = EpisodeRecipe(message_log=lambda _: [user_message("Q"), unstepped], max_rollout_turns=2)
     collect(episodes_of([EpisodeRecipe(max_rollout_turns=2), resumed]), noting.context)
     assert noting.order == ["generation", "step", "step", "generation", "generation", "step", "step"]
-
-
-@given(seed=st.integers(0, 10_000), groups=st.integers(1, 3), size=st.integers(1, 4))
-def test_lockstep_never_deadlocks_whichever_samples_fail_end_or_are_cancelled(
-    seed: int, groups: int, size: int
-) -> None:
-    draw = random.Random(seed)
-
-    class Uneven(ScriptedEnvironment):
-        async def step(self, request: StepRequest) -> StepOutcome:
-            await asyncio.sleep(draw.randrange(5))
-            if draw.random() < 0.1:
-                raise EnvironmentBroken("no")
-            return outcome("o", terminated=draw.random() < 0.3)
-
-    keep = Keep(per_group=draw.randint(1, size), groups=draw.choice([None, draw.randint(1, groups)]))
-    episodes = [
-        EpisodeRecipe(
-            prompt="QQQQ" if draw.random() < 0.2 else "Q",
-            max_seq_len=4 if draw.random() < 0.2 else 100,
-            position=place,
-            group=place // size,
-            max_rollout_turns=4,
-        ).make()
-        for place in range(groups * size)
-    ]
-    context = RolloutContext(RandomGenerator(), {"task": Uneven([])}, LockstepSchedule())
-    results = collect(episodes, context, keep, deadline_s=900)
-    assert sorted(results) == list(range(groups * size))
-    assert all(result.status != "deadline" for result in results.values())
-    assert all(result.error is None or result.error.message == "no" for result in results.values())
 
 
 def test_at_the_deadline_what_is_done_comes_back_and_the_rest_keeps_its_log() -> None:
@@ -346,19 +302,6 @@ async def test_an_episode_that_is_done_and_waits_for_a_lost_journal_does_not_kee
     await virtual_time.until(lambda: all(episode.done for episode in episodes))
     async with asyncio.timeout(1):
         await running.stop()
-
-
-def test_a_generation_that_fails_with_all_of_its_tokens_is_stepped() -> None:
-    class FailsAtTheEnd(ScriptedGenerator):
-        async def generate(self, request: GenerationRequest) -> Generation:
-            return first_part(await super().generate(request), 2, TurnTimedOut("no end"))
-
-    result = play(EpisodeRecipe(max_new_tokens=2), FailsAtTheEnd(["ab"]), ScriptedEnvironment([TERMINATING]))
-    assert (result.status, texts(result), result.message_log[1].finish_reason) == (
-        "completed",
-        ["Q", "ab", "O"],
-        "length",
-    )
 
 
 @pytest.mark.parametrize(("retries", "status"), [(0, "error"), (1, "completed")])

@@ -6,7 +6,6 @@ from contextlib import aclosing
 
 import pytest
 
-from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Generation, GenerationRequest
 from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
@@ -184,33 +183,3 @@ async def test_no_iteration_starts_interrupts_or_cancels_more_than_its_share_of_
     assert max(generator.begun.values()) == max(generator.asked.values()) == EPISODES_PER_ITERATION
     assert generator.cut.total() == (500 if ignores_interrupts else 0)
     assert max(generator.cut.values(), default=EPISODES_PER_ITERATION) == EPISODES_PER_ITERATION
-
-
-class BrokenGenerator(ScriptedGenerator):
-    """Fails all generations in one instant, and counts the episodes that end, by iteration of the event loop."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-        self.broken, self.ended = asyncio.Event(), Counter[int]()
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        await self.broken.wait()
-        raise RolloutFailure("The replica is gone.")
-
-    def release(self, rollout_id: str) -> None:
-        self.ended[virtual_time.iteration()] += 1
-
-
-@virtual_time.test
-async def test_no_iteration_ends_more_than_its_share_of_a_large_request_whose_generations_fail_at_once() -> None:
-    generator = BrokenGenerator()
-    episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
-    context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, Schedule())
-    early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
-    async with aclosing(play_request(episodes, context, early_stopping)) as ended:
-        asyncio.get_running_loop().call_later(1.0, generator.broken.set)
-        statuses = Counter([episode.status async for episode in ended])
-
-    assert statuses == {"error": 500}
-    assert generator.ended.total() == 500
-    assert max(generator.ended.values()) == EPISODES_PER_ITERATION

@@ -118,12 +118,3 @@ async def test_in_lockstep_a_sample_that_is_cancelled_as_its_phase_begins_raises
     with pytest.raises(asyncio.CancelledError):
         await waiting.tasks["a"]
     assert waiting.begun == []
-
-
-@virtual_time.test
-async def test_in_lockstep_a_cancelled_wait_raises_the_cancellation() -> None:
-    waiting = Waiting(2)
-    await waiting.wait("a")
-    await waiting.cancel("a")
-    with pytest.raises(asyncio.CancelledError):
-        await waiting.tasks["a"]

@@ -375,34 +375,6 @@ def test_every_token_of_a_rollout_of_an_exact_version_is_of_that_version(
             assert result.status in STATUSES_WITH_FINAL_REWARD
 
 
-@virtual_time.test
-async def test_a_rollout_in_a_step_is_cut_off_when_its_tokens_become_stale() -> None:
-    class Endless(ScriptedEnvironment):
-        async def step(self, request: StepRequest) -> StepOutcome:
-            try:
-                await asyncio.sleep(100)
-            except asyncio.CancelledError:
-                self.requests.append(request)
-                raise
-            return outcome(terminated=True)
-
-    world = World([3, 4], [20.5])
-    environment = Endless([])
-    [episode] = episodes_with(VersionBounds(max_staleness=0), 1)
-    generator = TimedGenerator(world)
-    context = RolloutContext(generator, {"task": environment}, Schedule(), versions=world)
-
-    publishing = asyncio.create_task(world.run())
-    early_stopping = EarlyStopping(KEEP_ALL, {episode: 0})
-    async with aclosing(play_request([episode], context, early_stopping)) as ended:
-        [only] = [each async for each in ended]
-    assert only.result().status == "stale"
-    await publishing
-    assert virtual_time.now() == 20.5
-    assert len(environment.requests) == 1, "the step was cancelled"
-    assert generator.released == [episode.identity.rollout_id]
-
-
 def generated_by(version: int, finish_reason: FinishReason | None = None) -> Message:
     return Message(
         role="assistant",
@@ -432,14 +404,6 @@ def test_a_posted_log_that_is_stale_already_is_not_played(finish_reason: FinishR
     [(moment, _, result)], generator = play_in(World([3], []), [episode])
     assert (moment, result.status, generator.requests) == (0.0, "stale", [])
     assert generator.released == [episode.identity.rollout_id]
-
-
-def test_without_bounds_new_versions_interrupt_nothing() -> None:
-    world = World([3, 4, 5, 6], [1.5, 2.5, 3.5])
-    ended, generator = play_in(world, episodes_with(VersionBounds(), 4))
-    assert {result.status for _, _, result in ended} <= set(STATUSES_WITH_FINAL_REWARD)
-    assert generator.interrupted == []
-    assert any(len(set(versions_of(result))) > 1 for _, _, result in ended)
 
 
 def test_a_replica_with_another_version_refuses_and_is_asked_again_until_the_version_is_replaced() -> None:

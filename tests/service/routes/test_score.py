@@ -82,12 +82,6 @@ def test_the_most_likely_tokens_come_back_for_each_position_if_they_are_asked_fo
     assert score["top_logprobs"] == [None, [0, -1], [0, -1]]
 
 
-def test_the_answer_names_the_oldest_and_the_newest_version() -> None:
-    document = scored("9", "10", sequences=[[5, 6], [5, 6]])
-    assert document["policy"] == {"oldest": "9", "newest": "10", "current": None}
-    assert [score["weight_version"] for score in document["scores"]] == ["9", "10"]
-
-
 def test_each_sequence_is_a_scoring_request_of_one_share() -> None:
     service, generator = scoring()
     post(service, sequences=[[5, 6], [7, 8]], top_k=1, start=1, priority="batch", policy={"min_version": 0})

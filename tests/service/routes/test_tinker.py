@@ -187,15 +187,6 @@ def test_samples_are_those_of_a_text_completion_of_the_same_tokens() -> None:
     assert world.generator.requests == []
 
 
-@pytest.mark.parametrize("count", [31, 32, 40, 64, 300, 5000])
-def test_samples_of_any_length_come_whole(count: int) -> None:
-    tokens = list(range(count))
-    choice = {"finish_reason": "stop", "token_ids": tokens, "logprobs": {"token_logprobs": [-0.5] * count}}
-    answer = World(completed([choice])).run(lambda client: client.sampled(num_samples=1))
-    [sequence] = SampleResponse.FromString(answer.content).sequences
-    assert (numbers("i", sequence.tokens), numbers("f", sequence.logprobs)) == (tokens, [-0.5] * count)
-
-
 @pytest.mark.parametrize(
     ("stop", "fields"),
     [
@@ -245,14 +236,6 @@ def test_the_last_tokens_of_a_prompt_are_scored_alone(last_n: int, scored: list[
     answer = world.run(lambda client: client.sampled(prompt_logprobs=True, prompt_logprobs_last_n=last_n))
     response = SampleResponse.FromString(answer.content)
     assert response.prompt_logprobs == pack("<4f", *[float("nan")] * (4 - len(scored)), *scored)
-
-
-def test_a_prompt_of_one_token_has_no_log_probability() -> None:
-    world = World()
-    prompt = {"chunks": [{"tokens": [5]}]}
-    answer = world.run(lambda client: client.sampled(prompt=prompt, prompt_logprobs=True))
-    response = SampleResponse.FromString(answer.content)
-    assert (response.prompt_logprobs, world.generator.requests) == (pack("<f", float("nan")), [])
 
 
 def test_a_client_begins_as_it_is_told_to() -> None:
@@ -311,12 +294,6 @@ def test_a_path_names_a_policy_or_a_version(path: str | None, weights: str | Non
         assert answer.json()["sampling_session_id"] == f"{session}:0:{weights}"
 
 
-@pytest.mark.parametrize(("name", "status"), [("tiny", 200), ("/models/tiny", 200), ("Qwen/Qwen3-8B", 422)])
-def test_the_base_model_is_the_one_that_is_served(name: str, status: int) -> None:
-    asked = {"session_id": SAMPLER.partition(":")[0], "sampling_session_seq_id": 0, "base_model": name}
-    assert World().run(lambda client: client.post("create_sampling_session", asked)).status_code == status
-
-
 def test_weights_that_are_not_current_are_refused_in_a_way_that_the_client_does_not_repeat() -> None:
     world = World()
     world.service.store.failures["wait_for"] = PolicyNotCurrent(
@@ -373,13 +350,6 @@ def test_a_refusal_of_the_engine_is_the_users_failure_and_is_not_repeated() -> N
     assert rejected.json() == {"error": "It does not fit.", "category": "user"}
 
 
-def test_a_failure_that_nobody_expected_is_the_services() -> None:
-    choice = {**CHOICES[0], "finish_reason": "abort"}
-    answer = World(completed([choice])).run(lambda client: client.sampled())
-    assert answer.json()["category"] == "server"
-    assert "ValueError" in answer.json()["error"]
-
-
 def test_a_loss_of_the_fleet_lets_the_client_make_the_call_anew() -> None:
     answer = World([GenerationLost("It is gone.")]).run(lambda client: client.sampled())
     assert (answer.status_code, answer.json()["type"]) == (410, "urn:rollout:problem:future-lost")
@@ -410,13 +380,6 @@ def test_a_call_holds_its_samples_until_they_are_there_and_more_are_told_to_come
         assert (await client.post("asample", sample(seq_id=1))).status_code == 200
 
     World([0.05, *completed()], admission=admission).run(play)
-
-
-@pytest.mark.parametrize(("max_tokens", "status"), [(18, 200), (17, 422)])
-def test_a_sample_counts_with_the_tokens_that_it_may_have(max_tokens: int, status: int) -> None:
-    admission = AdmissionSettings(max_tokens=max_tokens)
-    answer = World(admission=admission).run(lambda client: client.post("asample", sample()))
-    assert answer.status_code == status
 
 
 def test_a_cancelled_call_leaves_the_engine_and_frees_what_it_holds() -> None:

@@ -90,12 +90,6 @@ def test_each_prompt_and_each_sample_counts(endpoint: str, body: dict[str, Any],
     assert http.server.requests[0].choices == choices
 
 
-def test_more_samples_than_a_request_may_have_are_refused() -> None:
-    http = Http()
-    refused = http.post("/generate", {"input_ids": [[5]] * 51, "sampling_params": {"n": 2}})
-    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "n")
-
-
 def test_the_calls_of_a_trainer_share_the_engines_as_one_party_of_the_priority_that_they_ask_for() -> None:
     http = Http()
     for path in (
@@ -203,8 +197,3 @@ def test_health_is_readiness(path: str) -> None:
 
     http.service.generator.describe = lost  # type: ignore[method-assign]
     assert http.service.request("GET", path).status_code == 503
-
-
-def test_nothing_is_flushed_and_that_is_said() -> None:
-    answer = Http().post("/flush_cache", {})
-    assert (answer.status_code, answer.text.split(":")[0]) == (200, "Nothing was flushed")
