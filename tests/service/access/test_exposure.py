@@ -18,7 +18,7 @@ def test_a_service_without_keys_may_listen_on_loopback(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", None, "10.0.0.4", "0", "example.org", "127.0.0.1.example.org"])
-def test_a_service_that_others_can_reach_needs_keys_or_the_name_of_its_guard(host: str | None) -> None:
+def test_a_service_that_others_can_reach_needs_keys_or_a_guard(host: str | None) -> None:
     with pytest.raises(ServiceExposed) as raised:
         refuse_exposed(AccessSettings(), HTTPOptions(host=host))
     assert str(raised.value) == (
@@ -36,7 +36,7 @@ def test_the_guard_is_named_in_words(guard: object) -> None:
         AccessSettings.model_validate({"guarded_by": guard})
 
 
-def test_only_a_service_without_keys_on_loopback_answers_under_the_names_of_loopback_alone(tmp_path: Path) -> None:
+def test_only_a_service_without_keys_is_open_on_loopback(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({"keys": []}))
     assert AccessControl.of(AccessSettings()).is_open_on_loopback

@@ -131,7 +131,7 @@ def with_quota(name: str = "team", max_rollouts: int | None = None) -> Caller:
     return Caller(name, frozenset({"rollout"}), max_rollouts=max_rollouts)
 
 
-def test_a_key_holds_no_more_rollouts_than_its_quota_and_others_are_admitted_beside_it() -> None:
+def test_a_key_holds_no_more_rollouts_than_its_quota() -> None:
     admission_ = admission()
     mine = with_quota(max_rollouts=4)
     with admission_.admitted(0, mine) as first:
@@ -177,7 +177,7 @@ def test_a_quota_that_the_keys_file_changes_applies_to_the_next_request() -> Non
     replicas=st.integers(1, 5),
     requests=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20)), max_size=12),
 )
-def test_a_key_never_has_more_rollouts_on_all_ingress_replicas_than_its_quota(
+def test_ingress_replicas_together_give_a_key_no_more_than_its_quota(
     quota: int, replicas: int, requests: list[tuple[int, int]]
 ) -> None:
     """Each request names an ingress replica and its rollouts."""
@@ -192,7 +192,7 @@ def test_a_key_never_has_more_rollouts_on_all_ingress_replicas_than_its_quota(
         assert sum(ingress.in_flight.rollouts for ingress in ingresses) <= max(quota, replicas)
 
 
-def test_an_idle_ingress_replica_refuses_a_request_above_its_share_for_good() -> None:
+def test_an_idle_replica_refuses_a_request_above_its_share_for_good() -> None:
     admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, lambda: 4)
     with admission_.admitted(0, with_quota(max_rollouts=8)) as admitted, pytest.raises(RequestProblem) as raised:
         admitted.hold_rollouts(request_of(3))
@@ -205,7 +205,7 @@ def test_an_idle_ingress_replica_refuses_a_request_above_its_share_for_good() ->
 
 
 @virtual_time.test
-async def test_an_admission_that_drains_refuses_new_requests_and_ends_with_the_last_of_those_in_flight() -> None:
+async def test_an_admission_that_drains_ends_with_the_last_in_flight() -> None:
     admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN)
     with admission_.admitted(0):
         draining = asyncio.create_task(admission_.drain(20))
@@ -220,7 +220,7 @@ async def test_an_admission_that_drains_refuses_new_requests_and_ends_with_the_l
 
 
 @virtual_time.test
-async def test_an_admission_that_drains_says_which_rollouts_have_not_ended_in_time() -> None:
+async def test_an_admission_that_drains_says_what_has_not_ended_in_time() -> None:
     admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN)
     with admission_.admitted(0) as admitted:
         admitted.hold_rollouts(request_of(3))
@@ -259,7 +259,7 @@ def test_the_bodies_of_one_key_leave_room_for_those_of_others() -> None:
         alone.hold_body(100)
 
 
-def test_a_call_of_an_admitted_rollout_counts_with_its_body_alone_and_comes_in_while_this_drains() -> None:
+def test_a_call_of_an_admitted_rollout_counts_with_its_body_alone() -> None:
     admission_ = admission(max_rollouts=2, max_body_bytes=200)
     with admission_.admitted(100) as request:
         request.hold_rollouts(request_of(2))

@@ -84,7 +84,7 @@ class Requests(RuleBasedStateMachine):
 TestRequests = Requests.TestCase
 
 
-def test_a_request_that_exceeds_a_bound_by_itself_is_refused_for_good_whatever_is_in_flight() -> None:
+def test_a_request_that_exceeds_a_bound_by_itself_is_refused_for_good() -> None:
     exceeded = Bound("rollouts", 4, "share", 10)
     capacity = Capacity([Bound("rollouts", 100, "most"), exceeded])
     for in_flight in (0, 4):
@@ -94,7 +94,7 @@ def test_a_request_that_exceeds_a_bound_by_itself_is_refused_for_good_whatever_i
         assert (raised.value.wanted, raised.value.bound, raised.value.in_flight) == (11, exceeded, None)
 
 
-def test_a_single_request_may_be_larger_than_the_share_and_then_no_other_one_is_admitted() -> None:
+def test_a_request_larger_than_the_share_is_admitted_alone() -> None:
     capacity = Capacity([Bound("rollouts", 4, "share", 10)])
     large = admitted(capacity, 10)
     refused(capacity, 1)

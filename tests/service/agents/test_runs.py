@@ -178,7 +178,7 @@ async def test_a_run_that_fails_has_what_was_generated_until_then() -> None:
 
 
 @virtual_time.test
-async def test_a_session_is_kept_while_its_agent_makes_no_call_and_no_longer_than_its_ingress_lives() -> None:
+async def test_a_session_is_kept_while_its_agent_makes_no_call() -> None:
     async def thinks(program: CallingProgram, session_id: str) -> None:
         for _ in range(20):
             await asyncio.sleep(60)

@@ -122,9 +122,7 @@ def test_every_route_states_its_scope_in_the_openapi_document() -> None:
 
 @pytest.mark.parametrize("prefix", ["/v1", ""])
 @pytest.mark.parametrize("name", [name for name in NEEDED if not name.startswith("HEAD ")])
-def test_a_route_refuses_a_request_without_a_key_and_one_with_the_key_of_another_scope(
-    keyed: KeyedHttp, name: str, prefix: str
-) -> None:
+def test_a_route_refuses_no_key_and_one_of_another_scope(keyed: KeyedHttp, name: str, prefix: str) -> None:
     missing = call(keyed.service, name, None, prefix)
     assert (missing.status_code, missing.json()["type"]) == (401, "urn:rollout:problem:not-authenticated")
     assert missing.headers["www-authenticate"] == 'Bearer realm="rollout"'
@@ -161,7 +159,7 @@ def test_a_service_without_keys_serves_requests_with_and_without_one() -> None:
     assert call(service, "GET /v1/policy", "Bearer anything").status_code == 200
 
 
-def test_the_rollouts_of_a_key_share_the_engines_as_one_party_with_its_weight(tmp_path: Path) -> None:
+def test_the_rollouts_of_a_key_share_the_engines_as_one_party(tmp_path: Path) -> None:
     access, key = access_of_a_key(tmp_path, weight=4)
     headers = {"authorization": f"bearer {key}"}
     bodies = {

@@ -147,7 +147,7 @@ def test_a_body_may_have_exactly_the_bound_and_not_a_byte_more(coding: str, comp
     assert refused(compress(TEXT + b"x"), most_bytes=len(TEXT), content_encoding=coding) == expected
 
 
-def test_a_content_length_over_the_bound_is_refused_before_anything_is_read() -> None:
+def test_a_content_length_over_the_bound_is_refused_unread() -> None:
     assert refused(most_bytes=4, content_length="5")[0] == 413
     assert read(b"abcd", most_bytes=4, content_length="4") == b"abcd"
 

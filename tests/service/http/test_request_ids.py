@@ -52,7 +52,7 @@ def test_every_problem_has_the_callers_id(method: str, path: str, status: int) -
     assert (response.headers["x-request-id"], response.json()["request_id"]) == (MINE, MINE)
 
 
-def test_a_failed_sample_that_ends_its_request_is_a_problem_with_the_callers_id() -> None:
+def test_a_failed_sample_that_ends_its_request_has_the_callers_id() -> None:
     service = ScriptedHttp()
     service.generator.script = [GenerationRejected("no")]
     whole = post(service, {"on_error": "fail"})
@@ -96,7 +96,7 @@ def broken_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("broken_metrics")
-def test_an_unexpected_error_is_a_problem_and_a_log_line_with_the_callers_id(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_a_problem_and_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     response = post(ScriptedHttp(), {})
     assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
     assert (response.headers["x-request-id"], response.json()["request_id"]) == (MINE, MINE)

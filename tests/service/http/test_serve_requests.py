@@ -121,7 +121,7 @@ def test_messages_that_come_at_once_reach_the_application_in_turn(is_dead: bool)
     assert max(Counter(heard_in).values()) <= STEPS_PER_ITERATION
 
 
-def test_messages_that_requests_send_at_once_are_sent_in_turn_and_all_of_them_in_order() -> None:
+def test_messages_that_are_sent_at_once_are_sent_in_turn() -> None:
     sent_in: list[int] = []
     sent: Counter[str] = Counter()
     answered = asyncio.Event()
@@ -149,7 +149,7 @@ def test_messages_that_requests_send_at_once_are_sent_in_turn_and_all_of_them_in
     assert max(Counter(sent_in).values()) <= STEPS_PER_ITERATION
 
 
-def test_requests_that_are_cancelled_at_once_end_in_turn_and_all_before_their_cancellation_does() -> None:
+def test_requests_that_are_cancelled_at_once_end_in_turn() -> None:
     ended_in: list[int] = []
 
     async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:

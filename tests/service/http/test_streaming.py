@@ -12,7 +12,7 @@ from service.http.streaming import response_in_parts
 HELD = memoryview(b"def")
 
 
-def test_each_part_is_made_in_a_thread_and_the_first_one_before_the_response_is_there() -> None:
+def test_each_part_is_made_in_a_thread() -> None:
     threads: list[int] = []
 
     def parts() -> Iterator[bytes | memoryview]:

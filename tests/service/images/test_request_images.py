@@ -210,7 +210,7 @@ def test_a_service_without_images_names_each_that_it_refuses() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from([RED, BLUE, GREEN, b"bad"]), max_size=4), min_size=1, max_size=5), st.data())
-def test_either_all_images_are_named_or_all_bad_ones_are_reported_and_none_is_kept(
+def test_either_all_images_are_named_or_all_bad_ones_are_reported(
     shown: list[list[bytes]], data: st.DataObject
 ) -> None:
     by_name = {name for name in (RED, BLUE, GREEN) if data.draw(st.booleans())}

@@ -87,7 +87,7 @@ async def test_a_call_with_a_key_that_is_cancelled_ends_its_run(
     assert cluster.generator.cancelled == 6  # type: ignore[attr-defined]
 
 
-def test_a_call_with_a_key_that_ran_out_of_time_leaves_its_run_to_the_next_one() -> None:
+def test_a_call_that_ran_out_of_time_leaves_its_run_to_the_next() -> None:
     async def scenario() -> None:
         cluster = slow_cluster()
         with pytest.raises(RolloutTimeout):

@@ -145,7 +145,7 @@ happenings = st.lists(
 @pytest.mark.slow
 @given(happenings)
 @settings(max_examples=20)
-def test_each_sample_is_trained_on_once_whatever_dies_and_whichever_checkpoint_is_taken(
+def test_each_sample_is_trained_on_once_whatever_dies(
     happenings: list[tuple[str, Any]],
 ) -> None:
     async def scenario() -> None:
@@ -204,7 +204,7 @@ async def test_a_cursor_names_what_is_left_and_posted_it_plays_that_alone() -> N
 
 
 @virtual_time.test
-async def test_a_cursor_leaves_the_samples_whose_groups_have_failed_and_a_restart_plays_them_again() -> None:
+async def test_a_cursor_leaves_the_samples_whose_groups_have_failed() -> None:
     failing = {FIRST + 1: 2, FIRST + 2: 2, FIRST + 4: 1, FIRST + 6: 2}
     cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment(failing))
     jobs = cluster.client(0).jobs
@@ -244,7 +244,7 @@ async def test_a_cursor_of_other_data_begins_no_job_and_says_so() -> None:
 
 
 @virtual_time.test
-async def test_a_job_that_is_taken_over_after_its_data_have_changed_fails_in_place_of_mixing_them() -> None:
+async def test_a_job_whose_data_have_changed_fails() -> None:
     data = Rows()
     cluster = ScriptedIngresses(data=data)
     job = await cluster.client(0).jobs.submit(samples_from=[RANGE], **OPTIONS)
@@ -272,7 +272,7 @@ ranges_with_holes = st.lists(
 
 
 @given(ranges_with_holes, st.data())
-def test_what_was_delivered_and_what_is_left_are_the_whole_and_share_nothing(
+def test_what_was_delivered_and_what_is_left_are_the_whole(
     drawn: list[tuple[int, list[bool]]], data: st.DataObject
 ) -> None:
     ranges = [SampleRange(task_name="t", start=start, count=len(holes)) for start, holes in drawn]

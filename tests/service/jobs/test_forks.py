@@ -28,7 +28,7 @@ async def parent_of(cluster: ScriptedIngresses) -> str:
 
 
 @virtual_time.test
-async def test_a_job_of_forks_goes_on_at_another_replica_after_the_record_of_their_parent_is_gone() -> None:
+async def test_a_job_of_forks_goes_on_without_the_record_of_their_parent() -> None:
     cluster, store = cluster_with_records()
     parent = await parent_of(cluster)
     body = {"samples": [{"task_name": "task", "fork": {"rollout": parent, "turn": 0}}], "max_rollout_turns": 4}
@@ -45,7 +45,7 @@ async def test_a_job_of_forks_goes_on_at_another_replica_after_the_record_of_the
 
 
 @virtual_time.test
-async def test_a_job_that_forks_what_is_not_known_is_refused_with_the_sentence_that_a_request_gets() -> None:
+async def test_a_job_that_forks_what_is_not_known_is_refused() -> None:
     cluster, _ = cluster_with_records()
     body = {"samples": [{"task_name": "task", "fork": {"rollout": "gone", "turn": 0}}]}
     refused = await cluster.post(0, body, path="/jobs")

@@ -40,7 +40,7 @@ async def test_a_request_with_a_key_has_the_answer_of_one_without() -> None:
 
 
 @virtual_time.test
-async def test_a_request_that_is_posted_again_attaches_to_the_running_one_on_any_replica() -> None:
+async def test_a_request_posted_again_attaches_to_the_running_one() -> None:
     cluster = ScriptedIngresses()
     first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key='"k"'))
     await asyncio.sleep(1)
@@ -54,7 +54,7 @@ async def test_a_request_that_is_posted_again_attaches_to_the_running_one_on_any
 
 
 @virtual_time.test
-async def test_a_request_that_is_posted_again_after_its_end_gets_the_stored_answer_in_any_format() -> None:
+async def test_a_request_posted_again_gets_the_stored_answer_in_any_format() -> None:
     cluster = ScriptedIngresses()
     first = await cluster.post(0, REQUEST, idempotency_key='"k"')
     played = len(cluster.generator.requests)  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ async def test_a_key_that_is_none_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])
 @virtual_time.test
-async def test_a_request_is_refused_with_its_problem_whether_its_replica_hears_first_that_its_job_ended(
+async def test_a_request_is_refused_with_its_problem_in_whatever_order(
     path: str,
 ) -> None:
     cluster = ScriptedIngresses()
@@ -122,7 +122,7 @@ async def test_a_failed_request_fails_again_without_a_second_run() -> None:
 
 
 @virtual_time.test
-async def test_a_run_that_nobody_waits_for_goes_on_to_its_end_and_its_answer_is_kept() -> None:
+async def test_a_run_that_nobody_waits_for_goes_on_to_its_end() -> None:
     environment = ScriptedEnvironment([outcome("x", reward=1.0), outcome("x", reward=2.0, terminated=True)])
     generator = ScriptedGenerator(["abc"], delay_s=15)
     cluster = ScriptedIngresses(generator=generator, environment=environment)
@@ -138,7 +138,7 @@ async def test_a_run_that_nobody_waits_for_goes_on_to_its_end_and_its_answer_is_
 
 
 @virtual_time.test
-async def test_a_write_of_before_the_job_was_given_to_the_replica_anew_does_not_stop_it() -> None:
+async def test_a_write_of_an_earlier_epoch_does_not_stop_a_job() -> None:
     environment = ScriptedEnvironment([outcome("x"), outcome("x", terminated=True)])
     generator = ScriptedGenerator(["abc"], delay_s=19)
     cluster = ScriptedIngresses(1, generator, environment)

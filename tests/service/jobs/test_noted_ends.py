@@ -63,7 +63,7 @@ def names(samples: list[dict[str, Any]]) -> list[Rollout]:
 
 @settings(max_examples=15, deadline=None)
 @given(kills_after_s=st.lists(st.sampled_from([0.5, 1, 1.5, 2, 4, 7]), max_size=3))
-def test_the_end_of_each_rollout_is_counted_and_recorded_once_whatever_dies(kills_after_s: list[float]) -> None:
+def test_each_end_is_counted_and_recorded_once_whatever_dies(kills_after_s: list[float]) -> None:
     async def scenario() -> None:
         cluster = CountedIngresses()
         job_id = await cluster.submitted(request_of(groups=8, max_rollout_turns=6))
@@ -82,7 +82,7 @@ def test_the_end_of_each_rollout_is_counted_and_recorded_once_whatever_dies(kill
 
 
 @virtual_time.test
-async def test_a_rollout_that_was_delivered_is_not_played_by_the_process_that_goes_on() -> None:
+async def test_a_rollout_that_was_delivered_is_not_played_again() -> None:
     cluster = CountedIngresses()
     job_id = await cluster.submitted(request_of(groups=8, max_rollout_turns=6))
     while len(before := await delivered(cluster, job_id)) < 8:
@@ -101,7 +101,7 @@ class SecondIsSlow(ScriptedGenerator):
 
 
 @virtual_time.test
-async def test_an_end_is_noted_when_its_group_is_delivered_with_the_time_at_which_the_rollout_ended() -> None:
+async def test_an_end_is_noted_when_its_group_is_delivered() -> None:
     judge = ScriptedEnvironment([outcome(terminated=True)])
     cluster = CountedIngresses(generator=SecondIsSlow(["abc"]), environment=judge)
     job_id = await cluster.submitted(request_of(groups=1))

@@ -41,7 +41,7 @@ def without_ahead(groups: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in groups.items() if name != "ahead"}
 
 
-def test_the_first_groups_that_pass_are_the_answer_in_the_order_of_their_samples() -> None:
+def test_the_first_groups_that_pass_are_the_answer() -> None:
     answer = posted(request_for(4)).json()
     assert KEPT == [0, 3, 5, 7]
     assert ids_of(answer["samples"]) == ids(KEPT)
@@ -54,7 +54,7 @@ def test_the_first_groups_that_pass_are_the_answer_in_the_order_of_their_samples
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_neither_what_is_kept_nor_the_summary_depends_on_how_long_rollouts_take(seed: int) -> None:
+def test_what_is_kept_does_not_depend_on_how_long_rollouts_take(seed: int) -> None:
     first, other = (posted(request_for(5), seed).json() for seed in (0, seed))
     for answer in (first, other):
         del answer["groups"]["ahead"], answer["request_id"]
@@ -145,7 +145,7 @@ async def events_by(service: Any, job_id: str, events: int) -> float:
     return virtual_time.now()
 
 
-def test_a_job_whose_deadline_passes_when_its_replica_is_lost_has_all_groups_of_its_events_in_its_summary() -> None:
+def test_a_summary_has_all_groups_whose_events_came_before_a_death() -> None:
     async def scenario() -> tuple[int, int]:
         service = cluster(slowest_s=2)
         job_id = (await service.post(0, request_for(7), "/jobs")).json()["job_id"]
@@ -166,7 +166,7 @@ def test_a_job_whose_deadline_passes_when_its_replica_is_lost_has_all_groups_of_
 SUMMARY_OF_5 = {"drawn": 9, "kept": 5, "dropped": {"reward_std.gt": 4}}
 
 
-def test_the_cursor_of_a_job_begins_after_the_last_sample_that_was_drawn_for_its_events() -> None:
+def test_the_cursor_of_a_job_begins_after_the_last_sample_of_its_events() -> None:
     async def scenario() -> list[tuple[int | None, int]]:
         job = Job()
         events = await job.play(3, [])
@@ -180,7 +180,7 @@ def test_the_cursor_of_a_job_begins_after_the_last_sample_that_was_drawn_for_its
     assert run(scenario) == [(None, 0), (1, 1), (2, 4), (3, 6), (3, 6)]
 
 
-def test_a_job_that_is_gone_goes_on_from_its_cursor_with_the_groups_that_are_still_wanted() -> None:
+def test_a_job_that_is_gone_goes_on_from_its_cursor() -> None:
     async def scenario() -> list[str]:
         job = Job()
         await job.play(3, [])

@@ -41,7 +41,7 @@ EXPECTED = run(undisturbed)
 @pytest.mark.slow
 @given(deaths)
 @settings(max_examples=20)
-def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run_and_each_death_costs_at_most_one_turn_of_a_rollout(
+def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(
     deaths: list[tuple[float, str]],
 ) -> None:
     async def scenario() -> None:
@@ -73,7 +73,7 @@ def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run_and_each_deat
 
 
 @virtual_time.test
-async def test_the_metrics_of_a_run_that_went_on_elsewhere_have_the_tokens_of_each_replica() -> None:
+async def test_metrics_of_a_run_that_went_on_have_the_tokens_of_each_replica() -> None:
     cluster = ScriptedIngresses(replicas=2)
     await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")
     await asyncio.sleep(3)
@@ -134,7 +134,7 @@ async def test_a_failing_database_costs_no_rollout_once_it_is_back() -> None:
 
 
 @virtual_time.test
-async def test_events_that_are_asked_for_while_the_database_fails_are_refused_within_seconds() -> None:
+async def test_events_of_a_database_that_fails_are_refused_within_seconds() -> None:
     cluster = ScriptedIngresses()
     job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
     await cluster.ended(job_id)

@@ -157,7 +157,7 @@ def test_a_stream_that_fails_is_logged(
 
 
 @virtual_time.test
-async def test_a_caller_that_leaves_while_its_stream_cannot_be_sent_aborts_its_call() -> None:
+async def test_a_caller_that_leaves_a_stalled_stream_aborts_its_call() -> None:
     server = ScriptedModelServer(events())
     service = ScriptedHttp(model_server=server)
 

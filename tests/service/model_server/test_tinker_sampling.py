@@ -54,7 +54,7 @@ async def test_an_answer_is_waited_for_and_can_be_asked_for_again() -> None:
 
 
 @virtual_time.test
-async def test_the_same_name_starts_one_work_and_frees_what_the_second_call_holds() -> None:
+async def test_the_same_name_starts_one_work() -> None:
     futures, work, again = _Futures(), Work(after_s=1), Work()
     assert start(futures, "a", work) == start(futures, "a", again)
     assert (again.started, again.ended) == (0, 1)

@@ -103,7 +103,7 @@ async def test_requests_of_consecutive_iterations_go_in_one_call(
     assert replica.requests == sent
 
 
-def test_requests_of_one_iteration_go_in_one_call_and_each_gets_its_own_result() -> None:
+def test_requests_of_one_iteration_go_in_one_call() -> None:
     broken = EnvironmentBroken("The environment raised KeyError: 'x'")
     replica = ScriptedReplica([[(2, "C")], [(0, "A"), (1, broken)]])
     assert call_all(replica, "a", "b", "c") == ["A", broken, "C"]
@@ -115,7 +115,7 @@ def sized_batcher(replica: ScriptedReplica, sizes: dict[str, int]) -> CallBatche
 
 
 @virtual_time.test
-async def test_a_batch_above_the_bound_of_a_message_is_divided_into_several_calls() -> None:
+async def test_a_batch_above_the_bound_of_a_message_is_divided() -> None:
     replica = ScriptedReplica([[(0, "A"), (1, "B")]], [[(0, "C")]], [[(1, "E")], [(0, "D")]])
     half = MOST_BYTES_PER_MESSAGE // 2
     sizes = {"a": half, "b": half, "c": 10 * half, "d": 1, "e": 1}
@@ -126,7 +126,7 @@ async def test_a_batch_above_the_bound_of_a_message_is_divided_into_several_call
 
 
 @virtual_time.test
-async def test_other_work_of_the_event_loop_runs_between_the_calls_of_a_divided_batch() -> None:
+async def test_other_work_runs_between_the_calls_of_a_divided_batch() -> None:
     replica = ScriptedReplica([[(0, "A")]], [[(0, "B")]], [[(0, "C")]])
     events: list[str] = []
 
@@ -145,9 +145,7 @@ async def test_other_work_of_the_event_loop_runs_between_the_calls_of_a_divided_
     [(MOST_ITEMS_PER_MESSAGE, [MOST_ITEMS_PER_MESSAGE, 1]), (None, [MOST_ITEMS_PER_MESSAGE + 1])],
 )
 @virtual_time.test
-async def test_a_batch_of_too_many_requests_is_divided_unless_their_number_has_no_bound(
-    most_requests: int | None, sizes: list[int]
-) -> None:
+async def test_a_batch_of_too_many_requests_is_divided(most_requests: int | None, sizes: list[int]) -> None:
     replica = ScriptedReplica(*([[(place, "A") for place in range(size)]] for size in sizes))
 
     batcher = stream_of(replica.start_call, most_items=most_requests)
@@ -156,7 +154,7 @@ async def test_a_batch_of_too_many_requests_is_divided_unless_their_number_has_n
 
 
 @virtual_time.test
-async def test_a_result_is_given_to_its_caller_before_the_rest_of_its_call_is_there() -> None:
+async def test_a_result_is_given_before_the_rest_of_its_call_is_there() -> None:
     batcher = ScriptedReplica([[(1, "B")], [(0, "A")]]).batcher()
     ends: dict[str, float] = {}
 
@@ -168,7 +166,7 @@ async def test_a_result_is_given_to_its_caller_before_the_rest_of_its_call_is_th
     assert ends == {"b": 1.0, "a": 2.0}
 
 
-def test_a_call_that_breaks_midway_fails_only_the_requests_without_a_result(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_breaks_fails_only_requests_without_a_result(caplog: pytest.LogCaptureFixture) -> None:
     lost, answered, also_lost = call_all(ScriptedReplica([[(1, "B")], ActorDiedError()]), "a", "b", "c")
     assert answered == "B"
     for failure in (lost, also_lost):
@@ -238,7 +236,7 @@ def test_a_call_of_which_nothing_is_waited_for_any_more_is_cancelled(caplog: pyt
     assert caplog.records == []
 
 
-def test_requests_whose_callers_were_cancelled_are_aborted_in_one_call_while_the_others_go_on() -> None:
+def test_cancelled_requests_are_aborted_in_one_call() -> None:
     replica = ScriptedReplica([[(1, "B")], [(0, "A")], [(2, "C")]])
     hang_up(replica, "abc", on="ac")
     assert replica.requests == [["a", "b", "c"]]
@@ -252,7 +250,7 @@ def test_a_call_ends_as_soon_as_only_cancelled_requests_are_left_of_it() -> None
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_an_abort_that_does_not_reach_its_replica_is_noted_and_breaks_nothing(
+def test_an_abort_that_does_not_reach_its_replica_breaks_nothing(
     refused: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

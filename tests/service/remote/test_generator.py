@@ -99,7 +99,7 @@ async def test_one_that_ends_in_the_iteration_in_which_it_starts_is_not_sent(is_
 
 
 @virtual_time.test
-async def test_a_waiting_generation_that_is_interrupted_returns_at_once_without_tokens_and_is_never_sent() -> None:
+async def test_a_waiting_generation_that_is_interrupted_is_never_sent() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = await windowed(handle, "a")
     began = virtual_time.now()
@@ -180,7 +180,7 @@ async def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(re
 
 
 @virtual_time.test
-async def test_a_rollout_leaves_a_replica_of_another_version_which_is_not_suspect_for_that() -> None:
+async def test_a_rollout_leaves_a_replica_of_another_version_not_as_suspect() -> None:
     handle = ScriptedGeneratorHandle(OtherVersionLoaded("It has version 4."))
     record_live_replicas(handle.deployment_id, ["a"])
     generator = generator_over(handle, "a")
@@ -215,7 +215,7 @@ def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> None:
 
 
 @virtual_time.test
-async def test_interrupted_generations_are_named_to_their_replicas_in_one_call_each() -> None:
+async def test_interrupted_generations_are_named_in_one_call_for_a_replica() -> None:
     handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
     generator = generator_over(handle, "a")
 
@@ -268,7 +268,7 @@ def test_a_replica_that_dies_is_a_lost_generation_and_is_named_in_the_log(caplog
 
 
 @virtual_time.test
-async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others_as_one_party_and_count_for_no_key() -> None:
+async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = await windowed(handle, "a", "b")
     score = ScoringRequest("score", [1, 2], 1, (), SamplingOptions(), rollout_id="score", group="score")
@@ -286,7 +286,7 @@ async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others_as_one
 
 
 @virtual_time.test
-async def test_a_generation_for_a_replica_that_goes_while_it_waits_fails_and_is_sent_to_no_other() -> None:
+async def test_a_generation_for_a_replica_that_goes_is_sent_to_no_other() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = await windowed(handle, "a", "b")
 

@@ -133,7 +133,7 @@ async def test_calls_of_one_moment_go_together_and_each_has_its_own_answer() -> 
 
 
 @virtual_time.test
-async def test_a_call_that_is_left_is_aborted_while_others_that_were_sent_with_it_go_on() -> None:
+async def test_a_call_that_is_left_is_aborted_while_others_go_on() -> None:
     handle = ScriptedServingHandle(WHOLE)
     generator = generator_over(handle, "a")
 

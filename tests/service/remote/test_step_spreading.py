@@ -31,13 +31,13 @@ def give(steps: StepSpreading, replicas: list[str], count: int) -> dict[str, int
 
 
 @given(st.integers(1, 8), st.integers(0, 200))
-def test_replicas_that_are_equally_busy_get_shares_that_differ_by_at_most_one(replicas: int, count: int) -> None:
+def test_equally_busy_replicas_get_shares_that_differ_by_at_most_one(replicas: int, count: int) -> None:
     shares = give(spreading(), [f"{number}" for number in range(replicas)], count).values()
     assert sum(shares) == count
     assert max(shares) - min(shares) <= 1
 
 
-def test_a_replica_that_lost_a_step_gets_none_for_a_while_if_there_is_another() -> None:
+def test_a_replica_that_lost_a_step_gets_none_for_a_while() -> None:
     clock = Clock()
     steps = spreading(clock)
     steps.mark_failed("a")

@@ -151,7 +151,7 @@ async def test_a_replica_that_hung_for_a_while_gets_its_share_again() -> None:
 
 
 @virtual_time.test
-async def test_a_failing_replica_is_tried_again_after_a_try_that_its_caller_cancelled() -> None:
+async def test_a_failing_replica_is_tried_again_after_a_cancelled_try() -> None:
     fleet = Fleet(2.0)
     engine = fleet.replicas["a"].engine
     engine.is_broken = True

@@ -84,7 +84,7 @@ lengths = st.integers(1, 12)
     stop_strings=st.lists(st.sampled_from(["a", "bc", "dd"]), max_size=2).map(tuple),
     turns=st.integers(1, 4),
 )
-def test_a_rollout_is_equal_whatever_interrupted_it_and_whichever_versions_made_it(
+def test_a_rollout_is_equal_whatever_interrupted_it(
     sampling: SamplingOptions,
     cuts: Sequence[int | None],
     versions: Sequence[int],
@@ -132,7 +132,7 @@ def token_alone(again: ReplayResponse) -> bool:
     return all(each.verdict in ("equal", "equal_ids") for each in again.generations)
 
 
-def test_where_it_parts_both_tokens_have_their_probabilities_at_the_temperature() -> None:
+def test_where_it_parts_both_tokens_have_their_probabilities() -> None:
     result = played(turns=1)
     ids = result.message_log[1].token_ids
     was, ids[2] = ids[2], other_letter(ids[2])
@@ -168,7 +168,7 @@ def test_what_cannot_be_drawn_again_says_why() -> None:
     assert {each.reason for each in again.generations} == {NOT_DRAWN}
 
 
-def test_what_other_weights_went_on_with_is_drawn_again_only_if_it_was_greedy() -> None:
+def test_what_other_weights_went_on_with_is_drawn_again_if_greedy() -> None:
     for sampling, reason in ((GREEDY, None), (SEEDED, DRAWS_UNKNOWN), (SamplingOptions(seed=7), DRAWS_UNKNOWN)):
         result = played(sampling, turns=1)
         length = len(result.message_log[1].token_ids)
@@ -204,7 +204,7 @@ def test_a_version_that_is_gone_is_told_beside_what_could_be_compared() -> None:
         replayed(result, served=gone)
 
 
-def test_weights_that_change_in_the_middle_of_a_replay_are_not_taken_for_those_of_the_record() -> None:
+def test_weights_that_change_in_the_middle_of_a_replay_are_noticed() -> None:
     again = replayed(played(turns=1), SeededReplicas(other_version="4"))
     assert again.verdict == "not_compared"
     assert again.generations[0].reason == "Other weights took the place of version 0 in the middle of the replay."

@@ -44,7 +44,7 @@ async def recorded(episode: Episode) -> RolloutRecord:
     return await recorder.record("request-0-0", ANYBODY)
 
 
-def test_a_rollout_that_another_process_has_begun_began_with_its_first_generation() -> None:
+def test_a_rollout_that_goes_on_began_with_its_first_generation() -> None:
     episode = played(("a", 50.0))
     episode.began_at = 60.0
     assert asyncio.run(recorded(episode)).began_at == 50.0

@@ -97,7 +97,7 @@ def test_what_a_trainer_reports_is_in_the_answer_the_record_and_the_ledger(
 
 
 @pytest.mark.parametrize("has_arrow", [True, False])
-def test_what_a_trainer_has_cut_is_not_compared_where_it_says_where_its_numbers_start(
+def test_what_a_trainer_has_cut_is_not_compared_where_it_gives_a_start(
     has_arrow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(client: AsyncRolloutClient) -> tuple[ReportAnswer, Any]:
@@ -185,7 +185,7 @@ async def after_reports(replicas: ScriptedReplicas, temperature: float = 1.0) ->
     return store, [cause["kind"] for cause in mismatch["causes"]]
 
 
-def test_a_replica_that_scores_as_it_has_sampled_and_as_no_other_is_taken_out_of_service_and_named() -> None:
+def test_a_replica_that_scores_as_no_other_is_taken_out_of_service() -> None:
     replicas = ScriptedReplicas(faulty="c")
     _, causes = asyncio.run(after_reports(replicas))
     assert replicas.taken_out == ["c"]
@@ -278,7 +278,7 @@ def test_an_arrow_body_has_as_many_reports_as_one_of_json() -> None:
     assert error.message == "65537 reports, and a body may have 65536: send them in several"
 
 
-def test_a_label_of_a_version_that_was_never_served_is_unknown_in_the_ledger() -> None:
+def test_a_version_that_was_never_served_is_unknown_in_the_ledger() -> None:
     async def scenario() -> Any:
         store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
         replicas: Any = ScriptedReplicas()

@@ -69,7 +69,7 @@ def test_the_result_has_the_engines_own_tokens_and_counts_them() -> None:
     assert metrics.environment == {"agent_s": 1.5, "agent_calls": 2.0, "agent_branches": 1.0, "checks": 2.0}
 
 
-def test_responses_of_the_agents_calls_that_were_cut_by_their_length_are_clipped_turns() -> None:
+def test_responses_of_calls_cut_by_their_length_are_clipped_turns() -> None:
     cut = generated("AB")
     cut.finish_reason = "length"
     result = played(
@@ -78,7 +78,7 @@ def test_responses_of_the_agents_calls_that_were_cut_by_their_length_are_clipped
     assert (result.metrics.turn_count, result.metrics.clipped_turns) == (2, 1)
 
 
-def test_the_branch_that_ended_last_is_the_log_and_the_others_are_beside_it() -> None:
+def test_the_branch_that_ended_last_is_the_log() -> None:
     summary = branch(said("user", "S"), generated("sum"))
     left = branch(said("user", "Q"), generated("AB"), said("tool", "X"), generated("D"))
     result = played(AgentRecipe(), AgentRunOutcome([summary, left, TWO_CALLS], calls=5))
@@ -90,7 +90,7 @@ def test_the_branch_that_ended_last_is_the_log_and_the_others_are_beside_it() ->
     assert second["message_log"][1]["generation_logprobs"] == [-0.5, -0.5]
 
 
-def test_each_seat_of_a_game_has_a_log_and_rewards_of_its_own_and_the_first_is_the_rollouts() -> None:
+def test_each_seat_of_a_game_has_a_log_and_rewards_of_its_own() -> None:
     won = branch(said("user", "0"), generated("AB"), rewards={"seat_0": 1.0})
     lost = branch(said("user", "1"), generated("C"), rewards={"seat_1": -1.0})
     result = played(AgentRecipe(task=SCORED_BY_AGENT), AgentRunOutcome([won, lost], calls=2))
@@ -106,7 +106,7 @@ def test_branches_of_an_agent_that_share_rewards_are_no_seats() -> None:
     assert (texts(result), "rewards" in result.branches[0]) == (["Q", "AB"], False)
 
 
-def test_images_are_in_the_log_in_branches_and_in_what_the_environment_judges() -> None:
+def test_images_are_in_logs_branches_and_what_is_judged() -> None:
     shown = MediaRange(media=name_of_image(b"red"), start=0, end=1)
     asks = said("user", "Q").model_copy(update={"mm_ranges": [shown]})
     beside, judge = branch(asks, generated("D")), ScriptedEnvironment([RIGHT])
@@ -148,14 +148,14 @@ def test_a_crash_is_the_error_of_its_rollout_beside_what_was_generated() -> None
     assert len(agents.requests) == 1
 
 
-def test_a_run_that_is_ended_after_its_time_is_retryable_but_not_made_again() -> None:
+def test_a_run_that_took_too_long_is_retryable_and_not_made_again() -> None:
     agents = ScriptedAgents([replace(ENDED, failure=AgentTimedOut("The agent was ended after 5 s, its timeout_s."))])
     result = collect([AgentRecipe(retries=3).make()], context_of(agents))[0]
     assert result.error is not None
     assert (result.error.kind, result.error.retryable, len(agents.requests)) == ("environment", True, 1)
 
 
-def test_a_run_whose_replica_is_lost_is_made_again_and_leaves_nothing_behind() -> None:
+def test_a_run_whose_replica_is_lost_is_made_again() -> None:
     lost = AgentRunOutcome([branch(said("user", "Q"), generated("lost"))], calls=1, failure=EnvironmentLost("It died."))
     agents = ScriptedAgents([lost, ENDED])
     result = collect([AgentRecipe(retries=1).make()], context_of(agents))[0]
@@ -170,7 +170,7 @@ def test_a_run_that_a_replica_hands_over_costs_no_retry() -> None:
 
 
 @pytest.mark.parametrize(("limit", "status"), [("max_calls", "max_turns"), ("max_tokens", "truncated")])
-def test_a_run_that_fails_at_a_limit_of_its_session_ends_by_it_and_is_judged(limit: Any, status: str) -> None:
+def test_a_run_that_fails_at_a_limit_ends_by_it_and_is_judged(limit: Any, status: str) -> None:
     result = played(AgentRecipe(), replace(ENDED, failure=CRASHED, limit=limit))
     assert (result.status, result.error, result.total_reward, result.terminated) == (status, None, 1.0, False)
     assert (result.truncated, result.max_turns_reached) == (status == "truncated", status == "max_turns")
@@ -187,7 +187,7 @@ def test_tokens_that_are_too_old_at_the_end_make_the_rollout_stale() -> None:
     assert (result.status, texts(result)) == ("stale", ["Q", "AB", "T", "C"])
 
 
-def test_a_deadline_ends_runs_with_what_was_generated_and_without_a_judgement() -> None:
+def test_a_deadline_ends_runs_without_a_judgement() -> None:
     judge, agents = ScriptedEnvironment([RIGHT]), ScriptedAgents([ENDED], delay_s=100)
     results = collect([AgentRecipe().make()], context_of(agents, judge), deadline_s=7)
     assert (results[0].status, texts(results[0]), judge.requests) == ("deadline", ["Q", "AB", "T", "C"], [])

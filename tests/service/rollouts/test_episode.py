@@ -113,7 +113,7 @@ def test_a_generation_is_requested_with_the_limits_and_ids_of_its_rollout() -> N
     assert list(first.prompt_token_ids) == ids_of("QQ"), "a request is not changed by later turns"
 
 
-def test_the_environment_gets_roles_and_contents_the_length_of_the_response_and_its_own_state() -> None:
+def test_the_environment_gets_the_conversation_and_its_own_state() -> None:
     episode = EpisodeRecipe(position=5).make()
     episode.add_generation(generation("A"))
     request = episode.step_request()
@@ -164,7 +164,7 @@ def test_a_generation_has_the_room_that_its_limits_leave(limits: dict[str, Any],
     assert request.max_new_tokens == room
 
 
-def test_an_observation_is_tokenized_after_the_response_with_the_room_that_is_left() -> None:
+def test_an_observation_is_tokenized_with_the_room_that_is_left() -> None:
     tokenizer = RecordingChatTokenizer()
     episode = EpisodeRecipe(tokenizer=tokenizer, max_seq_len=10, observation_format="chat").make()
     episode.add_generation(generation("AB"))
@@ -179,7 +179,7 @@ TOOL_RESULTS: list[ChatMessage] = [
 ]
 
 
-def test_all_messages_of_an_observation_are_appended_and_reach_the_environment_and_the_result() -> None:
+def test_all_messages_of_an_observation_are_appended() -> None:
     episode = EpisodeRecipe(prompt="Q").make()
     episode.add_generation(generation("A"))
     episode.add_outcome(StepOutcome(TOOL_RESULTS, 0.0, terminated=False))
@@ -233,7 +233,7 @@ def test_an_observation_keeps_what_fits_and_its_text_is_cut_to_its_tokens(
 
 
 @pytest.mark.parametrize(("max_seq_len", "truncated"), [(1000, False), (3, True)])
-def test_a_terminated_episode_without_an_observation_ends_with_its_response(max_seq_len: int, truncated: bool) -> None:
+def test_an_episode_may_end_without_an_observation(max_seq_len: int, truncated: bool) -> None:
     last = StepOutcome(None, {"right": 1.0}, terminated=True, answer="2")
     recipe = EpisodeRecipe(max_seq_len=max_seq_len)
     result = play(recipe, ScriptedGenerator(["AA"]), ScriptedEnvironment([last]))
@@ -349,7 +349,7 @@ def test_a_posted_log_that_ends_with_a_response_begins_with_its_step() -> None:
     assert (generator.requests, len(environment.requests)) == ([], 1)
 
 
-def test_turns_of_a_posted_log_count_towards_the_limit_and_not_in_the_metrics() -> None:
+def test_turns_of_a_posted_log_count_towards_the_limit() -> None:
     log = [user_message("Q"), UNSTEPPED, user_message("O")]
     full = play(
         EpisodeRecipe(message_log=lambda _: log, max_rollout_turns=1), ScriptedGenerator(["A"]), ScriptedEnvironment([])
@@ -368,7 +368,7 @@ def test_turns_of_a_posted_log_count_towards_the_limit_and_not_in_the_metrics() 
     assert [request.sampling.seed for request in generator.requests] == [derived_seed(7, 1)]
 
 
-def test_a_posted_log_that_ends_with_a_message_of_another_author_begins_with_a_new_response() -> None:
+def test_a_posted_message_of_another_author_is_answered() -> None:
     given = UNSTEPPED.model_copy(update={"generation_logprobs": None})
     recipe = EpisodeRecipe(message_log=lambda _: [user_message("Q"), given])
     result = play(recipe, ScriptedGenerator(["B"]), ScriptedEnvironment([outcome("O", terminated=True)]))
@@ -488,9 +488,7 @@ def test_an_interrupted_episode_whose_generation_failed_begins_no_other() -> Non
 
 
 @given(recipe=recipes, seed=st.integers(0, 10_000))
-def test_an_episode_whose_generations_are_interrupted_anywhere_ends_like_the_uninterrupted_one(
-    recipe: EpisodeRecipe, seed: int
-) -> None:
+def test_an_interrupted_episode_ends_like_the_uninterrupted_one(recipe: EpisodeRecipe, seed: int) -> None:
     whole = play(recipe, RandomGenerator(), RandomEnvironment())
     interrupted = play(replace(recipe, retries=10_000), InterruptedGenerator(seed), RandomEnvironment())
     assert merged(origins(interrupted)) == origins(whole), "only the generations differ, which made the same tokens"
@@ -516,7 +514,7 @@ def merged(parts: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return whole
 
 
-def test_each_generation_of_a_replay_has_its_stop_strings_where_they_change() -> None:
+def test_a_replay_has_stop_strings_where_they_change() -> None:
     outcomes = [replace(outcome("O"), next_stop_strings=stops) for stops in (["x"], ["x"], [])]
     recipe = EpisodeRecipe(stop_strings=("s",), max_rollout_turns=4, sampling=SamplingOptions(0.5, 0.9, 3, 0.1, seed=7))
     result = play(recipe, ScriptedGenerator(["AB"]), ScriptedEnvironment(outcomes))
@@ -540,7 +538,7 @@ def test_each_generation_of_a_replay_has_its_stop_strings_where_they_change() ->
     responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
     script=st.lists(outcomes, min_size=1, max_size=5),
 )
-def test_every_episode_appends_tokens_and_ends_in_one_status_within_its_limits(
+def test_every_episode_appends_tokens_and_ends_within_its_limits(
     recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
 ) -> None:
     generator = ScriptedGenerator(responses)
@@ -568,7 +566,7 @@ def test_every_episode_appends_tokens_and_ends_in_one_status_within_its_limits(
 
 
 @given(recipe=recipes, turns_before_the_cut=st.integers(0, 5), tokens=st.none() | st.integers(0, 6))
-def test_an_episode_cut_off_anywhere_and_posted_again_ends_like_the_uncut_one(
+def test_an_episode_cut_off_and_posted_again_ends_like_the_uncut_one(
     recipe: EpisodeRecipe, turns_before_the_cut: int, tokens: int | None
 ) -> None:
     whole = play(recipe, RandomGenerator(), RandomEnvironment())

@@ -82,7 +82,7 @@ def check_places(requests: Sequence[GenerationRequest], shown: Sequence[Sequence
 
 
 @given(st.lists(st.lists(st.sampled_from(NAMES), max_size=3), min_size=1, max_size=5))
-def test_each_generation_has_the_images_of_all_messages_before_it_and_each_is_asked_for_once(
+def test_each_generation_has_the_images_of_all_messages_before_it(
     shown: list[list[str]],
 ) -> None:
     prompt, *observed = shown
@@ -98,7 +98,7 @@ def test_each_generation_has_the_images_of_all_messages_before_it_and_each_is_as
 
 
 @given(st.lists(st.lists(st.sampled_from(NAMES), max_size=2), min_size=2, max_size=4))
-def test_a_rollout_that_another_process_takes_up_has_the_same_images_in_the_same_places(
+def test_a_rollout_that_is_taken_up_has_its_images_in_their_places(
     shown: list[list[str]],
 ) -> None:
     prompt, *observed = shown
@@ -110,7 +110,7 @@ def test_a_rollout_that_another_process_takes_up_has_the_same_images_in_the_same
     assert [message.mm_ranges for message in taken_up.log] == [message.mm_ranges for message in played.log]
 
 
-def test_an_image_within_a_posted_response_has_one_place_after_a_takeover_too() -> None:
+def test_an_image_within_a_posted_response_has_one_place() -> None:
     shown = MediaRange(media=NAMES[0], start=1, end=5)
     response = {"role": "assistant", "content": "a", "token_ids": [72, *TOKENS[NAMES[0]].token_ids]}
     log = [
@@ -125,7 +125,7 @@ def test_an_image_within_a_posted_response_has_one_place_after_a_takeover_too() 
     assert taken_up.log.images == episode.log.images
 
 
-def test_images_are_asked_for_again_when_the_engine_was_lost_and_cost_their_rollout_when_it_refuses() -> None:
+def test_images_are_asked_for_again_when_the_engine_was_lost() -> None:
     generator = SeeingGenerator(["ab"], failures=[GenerationLost("The replica died.")])
     again = play(recipe([], max_rollout_turns=2, retries=1).make(), generator, [outcome("look", NAMES[:1])])
     assert (again.status, generator.asked) == ("max_turns", [NAMES[0]] * 2)
@@ -138,7 +138,7 @@ def test_images_are_asked_for_again_when_the_engine_was_lost_and_cost_their_roll
     assert (refused.error.kind, refused.error.message) == ("generation", "It is no picture.")
 
 
-def test_a_model_that_sees_nothing_fails_the_rollout_whose_environment_shows_images() -> None:
+def test_a_model_that_sees_nothing_fails_a_rollout_with_images() -> None:
     episode = recipe([], max_rollout_turns=2).make()
     environment = ScriptedEnvironment([outcome("look", NAMES[:2])])
     context = RolloutContext(ScriptedGenerator(["ab"]), {"task": environment}, Schedule())
@@ -147,7 +147,7 @@ def test_a_model_that_sees_nothing_fails_the_rollout_whose_environment_shows_ima
     assert episode.error.message == "The model takes no images, and 2 are shown to it: serve a model that sees."
 
 
-def test_requests_that_wait_for_one_image_share_the_answer_and_one_that_leaves_takes_it_from_nobody() -> None:
+def test_requests_that_wait_for_one_image_share_the_answer() -> None:
     generator = SeeingGenerator([""])
 
     async def learn() -> tuple[dict[str, ImageTokens], dict[str, ImageTokens]]:

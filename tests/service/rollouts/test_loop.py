@@ -90,7 +90,7 @@ def test_an_exception_that_is_no_rollout_failure_is_an_internal_error() -> None:
         (KeyError("x"), "'x'", True),
     ],
 )
-def test_a_failure_is_logged_once_with_the_names_of_its_rollout_and_a_traceback_if_nobody_named_it(
+def test_a_failure_is_logged_once_with_the_names_of_its_rollout(
     failure: Exception, message: str, has_traceback: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -189,7 +189,7 @@ def test_in_lockstep_all_generate_then_all_step_and_the_finished_drop_out() -> N
     assert noting.order == first_turns * 2 + ["generation"] * 2 + ["step"] * 2
 
 
-def test_a_resumed_sample_that_begins_with_its_step_stays_in_step_with_the_others() -> None:
+def test_a_sample_that_begins_with_its_step_stays_with_the_others() -> None:
     noting = Noting(terminates=False)
     unstepped = Message(role="assistant", content="a", token_ids=[97], generation_logprobs=[-1.0], finish_reason="stop")
     resumed = EpisodeRecipe(message_log=lambda _: [user_message("Q"), unstepped], max_rollout_turns=2)
@@ -197,7 +197,7 @@ def test_a_resumed_sample_that_begins_with_its_step_stays_in_step_with_the_other
     assert noting.order == ["generation", "step", "step", "generation", "generation", "step", "step"]
 
 
-def test_at_the_deadline_what_is_done_comes_back_and_the_rest_keeps_its_log() -> None:
+def test_at_the_deadline_what_is_not_done_keeps_its_log() -> None:
     class SlowAfterTheFirstTurn(ScriptedGenerator):
         async def generate(self, request: GenerationRequest) -> Generation:
             self.delay_s = 60 if len(request.prompt_token_ids) > 3 else 0
@@ -216,7 +216,7 @@ def test_at_the_deadline_what_is_done_comes_back_and_the_rest_keeps_its_log() ->
     assert (generator.interrupted, generator.cancelled) == (["request-1-0"], 0)
 
 
-def test_a_generation_in_whose_middle_the_deadline_passes_gives_its_tokens_so_far() -> None:
+def test_at_the_deadline_a_generation_gives_its_tokens_so_far() -> None:
     generator = ScriptedGenerator(["abcdefghij"], delay_s=10)
     [result] = collect(
         episodes_of([EpisodeRecipe()]), async_context(generator, ScriptedEnvironment([])), deadline_s=4
@@ -250,7 +250,7 @@ def test_tokens_that_do_not_come_are_waited_for_only_a_second(keep: Keep) -> Non
     assert (generator.interrupted, generator.cancelled) == (["request-1-0"], 1)
 
 
-def test_a_generation_that_ends_while_its_interruption_is_under_way_is_kept_whole_and_not_stepped() -> None:
+def test_a_generation_that_ends_before_its_interruption_is_kept_whole() -> None:
     generator = ScriptedGenerator(["ab"], delay_s=4.5, ignores_interrupts=True)
     environment = ScriptedEnvironment([TERMINATING])
     [result] = collect(episodes_of([EpisodeRecipe()]), async_context(generator, environment), deadline_s=4).values()
@@ -259,7 +259,7 @@ def test_a_generation_that_ends_while_its_interruption_is_under_way_is_kept_whol
 
 
 @virtual_time.test
-async def test_a_result_that_waits_for_its_turn_when_its_episode_is_cut_off_is_kept() -> None:
+async def test_a_result_that_waits_when_its_episode_is_cut_off_is_kept() -> None:
     """All generations end at the same instant, and one goes on in each iteration of the loop."""
     episodes = episodes_of([EpisodeRecipe()] * 10)
     context = async_context(ScriptedGenerator(["ab"], delay_s=4), ScriptedEnvironment([TERMINATING]))
@@ -276,7 +276,7 @@ async def test_a_result_that_waits_for_its_turn_when_its_episode_is_cut_off_is_k
 
 
 @virtual_time.test
-async def test_an_episode_that_is_done_and_waits_for_a_lost_journal_does_not_keep_its_request_from_ending() -> None:
+async def test_a_lost_journal_does_not_keep_a_request_from_ending() -> None:
     class LostJournal(ProgressLog):
         started, begun_groups = MappingProxyType[int, SampleInput]({}), 0
 
@@ -424,7 +424,7 @@ def test_a_call_that_cancels_itself_fails_its_sample_and_is_logged(caplog: pytes
 
 
 @pytest.mark.parametrize(("length", "is_inline"), [(MOST_CHARACTERS_INLINE, True), (MOST_CHARACTERS_INLINE + 1, False)])
-def test_a_long_observation_is_tokenized_in_another_thread_with_the_same_result(length: int, is_inline: bool) -> None:
+def test_a_long_observation_is_tokenized_in_another_thread(length: int, is_inline: bool) -> None:
     tokenizer = RecordingChatTokenizer()
     recipe = EpisodeRecipe(max_rollout_turns=1, max_seq_len=length + 100, tokenizer=tokenizer)
     environment = ScriptedEnvironment([outcome("o" * length, reward=1.0)])

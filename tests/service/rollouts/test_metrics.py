@@ -73,7 +73,7 @@ SAMPLES = [
 ]
 
 
-def test_metrics_of_the_environments_own_have_their_spread_over_the_rollouts_that_have_them() -> None:
+def test_metrics_of_the_environments_own_have_their_spread() -> None:
     of_rollouts: list[dict[str, float]] = [{"calls": 2}, {"calls": 5, "seconds": 0.5}, {}]
     results = [result([1], env_tokens=0, total_reward=0.0, environment=named) for named in of_rollouts]
     metrics = metrics_of(results)
@@ -143,7 +143,7 @@ def test_each_field_has_its_spread(
     assert metrics[f"{field}/stddev"] == pytest.approx(stddev, abs=1e-6)
 
 
-def test_each_reward_with_a_name_has_its_spread_over_the_samples_that_have_it() -> None:
+def test_each_reward_with_a_name_has_its_spread() -> None:
     samples = [
         result([1], 0, 3.5, rewards={"right": 3.0, "format": 0.5}),
         result([1], 0, 1.0, rewards={"right": 1.0}),
@@ -170,7 +170,7 @@ def test_percentiles_of_the_turns_interpolate() -> None:
     assert (metrics["turns_per_sample/p95"], metrics["turns_per_sample/p99"]) == (96.0, 100.0)
 
 
-def test_the_versions_of_a_named_policy_are_told_by_their_labels_and_those_of_others_are_not() -> None:
+def test_the_versions_of_a_named_policy_are_told_by_their_labels() -> None:
     accumulator = RequestMetricsAccumulator("run-b")
     accumulator.add(result([1], env_tokens=0, total_reward=0.0, versions="3 run-a/1 run-b/9 run-b/10"))
     assert accumulator.policy(11) == PolicyVersions(oldest="run-b/9", newest="run-b/10", current="run-b/11")
@@ -184,7 +184,7 @@ def test_a_sample_without_its_final_reward_is_in_no_average(status: str) -> None
     assert metrics_of([good, unfinished]) == metrics_of([good])
 
 
-def test_samples_that_were_freed_are_held_no_longer_and_the_weight_versions_stay() -> None:
+def test_of_samples_that_were_freed_the_weight_versions_stay() -> None:
     accumulator = RequestMetricsAccumulator()
     results = [result([1], env_tokens=0, total_reward=0.0, versions="7") for _ in range(2 * FREED_IN_ONE_STEP + 1)]
     held = [weakref.ref(each.metrics) for each in results]
@@ -219,7 +219,7 @@ def test_a_request_of_failures_alone_has_no_metrics() -> None:
     assert metrics_of([result([4], env_tokens=2, total_reward=0.0, status="error")]) == {}
 
 
-def test_responses_cut_by_max_new_tokens_show_in_the_clipped_ratio_and_in_neither_rate_of_the_rollouts() -> None:
+def test_responses_cut_by_max_new_tokens_show_in_the_clipped_ratio() -> None:
     metrics = metrics_of([result([8], env_tokens=0, total_reward=0.0, clipped_turns=1) for _ in range(3)])
     names = ("clipped_ratio", "truncation_rate", "natural_termination_rate")
     assert [metrics[name] for name in names] == [1.0, 0.0, 1.0]

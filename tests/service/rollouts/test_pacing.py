@@ -34,7 +34,7 @@ async def go_on(pacer: LoopPacer, count: int, new_tokens: int = 0) -> tuple[list
     return order, list(by_iteration.values())
 
 
-def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration_and_all_in_order() -> None:
+def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration() -> None:
     order, by_iteration = virtual_time.run(go_on(LoopPacer(per_iteration=3), 10))
     assert (order, max(by_iteration)) == (list(range(10)), 3)
 
@@ -50,7 +50,7 @@ async def test_a_pacer_delays_nobody_below_its_bound() -> None:
 
 
 @virtual_time.test
-async def test_those_that_come_while_others_wait_go_on_after_them_and_no_iteration_has_more_of_both() -> None:
+async def test_those_that_come_while_others_wait_go_on_after_them() -> None:
     pacer = LoopPacer(per_iteration=3)
     order, by_iteration = list[str](), Counter[int]()
 
@@ -92,7 +92,7 @@ def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one() -> None:
 
 
 @virtual_time.test
-async def test_a_pacer_that_nobody_waits_for_lets_all_of_the_next_iteration_go_on() -> None:
+async def test_a_pacer_without_a_queue_lets_the_next_iteration_go_on() -> None:
     pacer = LoopPacer(per_iteration=2)
     await asyncio.gather(*(pacer.wait_for_turn(number) for number in range(3)))
     await virtual_time.settled()
@@ -118,7 +118,7 @@ def test_an_episode_with_many_new_tokens_counts_for_several() -> None:
 
 
 @virtual_time.test
-async def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
+async def test_paced_work_is_begun_at_once_and_done_in_order() -> None:
     done: list[int] = []
     by_iteration = Counter[int]()
 
@@ -169,7 +169,7 @@ class NotingGenerator(ScriptedGenerator):
 
 @pytest.mark.parametrize("ignores_interrupts", [False, True])
 @virtual_time.test
-async def test_no_iteration_starts_interrupts_or_cancels_more_than_its_share_of_a_large_request(
+async def test_no_iteration_does_more_than_its_share_of_a_large_request(
     ignores_interrupts: bool,
 ) -> None:
     generator = NotingGenerator(ignores_interrupts)

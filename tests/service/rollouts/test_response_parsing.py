@@ -57,7 +57,7 @@ def two_turns() -> ScriptedEnvironment:
     return ScriptedEnvironment([outcome("O"), outcome("P", terminated=True)])
 
 
-def test_what_is_read_out_of_a_response_reaches_the_environment_and_the_answer_beside_the_whole_text() -> None:
+def test_what_is_read_out_of_a_response_is_beside_its_text() -> None:
     environment = two_turns()
     result = played(ScriptedParser([FOUND, NOTHING]), environment)
     seen = {
@@ -78,7 +78,7 @@ def test_what_is_read_out_of_a_response_reaches_the_environment_and_the_answer_b
     assert result.metrics.parse_errors == 0
 
 
-def test_what_cannot_be_read_is_shown_and_counted_and_stepped_like_any_other_response() -> None:
+def test_what_cannot_be_read_is_counted_and_stepped() -> None:
     environment = two_turns()
     result = played(ScriptedParser([BROKEN, FOUND]), environment)
     assert environment.requests[0].message_log[-1].get("parse_error") == "JSONDecodeError: no"
@@ -108,7 +108,7 @@ def test_tokens_and_rewards_are_the_same_with_and_without_a_parser() -> None:
     assert parsed.rewards == plain.rewards
 
 
-def test_an_observation_is_tokenized_behind_the_calls_that_were_read_out_of_the_response() -> None:
+def test_an_observation_is_tokenized_behind_the_calls_of_the_response() -> None:
     tokenizer = RecordingChatTokenizer()
     played(ScriptedParser([FOUND, NOTHING]), two_turns(), EpisodeRecipe(tokenizer=tokenizer))
     assert [asked.calls for asked in tokenizer.asked] == [[CALL], ()]
@@ -124,7 +124,7 @@ def test_a_log_that_was_parsed_before_it_was_posted_is_not_parsed_again() -> Non
     assert environment.requests[0].message_log[-1]["tool_calls"] == [CALL]
 
 
-def test_a_deadline_that_passes_while_a_response_is_parsed_leaves_it_unparsed_and_to_be_stepped() -> None:
+def test_a_deadline_may_leave_a_response_unparsed() -> None:
     parser, environment = ScriptedParser([FOUND], delay_s=10.0), two_turns()
     context = RolloutContext(ScriptedGenerator(["A"]), {"task": environment}, Schedule(), response_parser=parser)
     result = collect([EpisodeRecipe().make()], context, deadline_s=1.0)[0]

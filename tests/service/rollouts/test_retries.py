@@ -79,7 +79,7 @@ def test_a_call_that_succeeds_is_made_once_and_at_once() -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
-def test_a_call_is_retried_as_often_as_the_budget_says_and_raises_its_last_failure(retries: int) -> None:
+def test_a_call_is_retried_as_often_as_the_budget_says(retries: int) -> None:
     failures = [GenerationLost(f"{number}") for number in range(5)]
     call = ScriptedCall(*failures)
     with pytest.raises(GenerationLost) as raised:
@@ -99,7 +99,7 @@ def test_a_failure_that_costs_no_retry_is_retried_without_a_budget() -> None:
 
 
 @pytest.mark.parametrize("shut_down", [SHUT_DOWN, EnvironmentShuttingDown("The replica is being shut down.")])
-def test_what_a_replica_that_is_shut_down_hands_over_goes_on_at_once_and_refusals_after_it_wait(
+def test_what_a_replica_that_is_shut_down_hands_over_goes_on_at_once(
     shut_down: RolloutFailure,
 ) -> None:
     call = ScriptedCall(shut_down, shut_down, shut_down, "done")

@@ -96,7 +96,7 @@ def test_a_posted_log_whose_steps_were_made_elsewhere_is_not_played_anew() -> No
     assert texts(result) == ["Q", "A", "1", "B"]
 
 
-def test_a_posted_log_that_ends_with_a_first_response_is_played_anew_from_that_response() -> None:
+def test_a_posted_first_response_is_played_anew() -> None:
     def posted(prompt: str) -> list[Message]:
         response = Message(
             role="assistant", content="A", token_ids=[65], generation_logprobs=[-1.0], finish_reason="stop"

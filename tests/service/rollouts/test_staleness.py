@@ -50,9 +50,7 @@ def versions_at(current: int, *made: int, max_staleness: int | None = 1, version
 @pytest.mark.parametrize(
     ("made", "is_stale"), [((), False), ((8,), False), ((7,), False), ((6,), True), ((9,), False), ((8, 6, 9), True)]
 )
-def test_a_rollout_is_stale_when_its_oldest_token_is_more_versions_behind_than_allowed(
-    made: tuple[int, ...], is_stale: bool
-) -> None:
+def test_a_rollout_is_stale_by_its_oldest_token(made: tuple[int, ...], is_stale: bool) -> None:
     assert versions_at(8, *made).is_stale == is_stale
 
 
@@ -67,13 +65,13 @@ def test_versions_of_a_named_policy_are_those_of_its_label() -> None:
     assert (len(part.token_ids), part.finish_reason, part.weight_versions) == (2, "abort", labels[:1])
 
 
-def test_tokens_of_other_policies_have_no_part_in_the_staleness_of_a_posted_log() -> None:
+def test_tokens_of_other_policies_make_no_posted_log_stale() -> None:
     spans = [WeightVersionSpan(version=label, start=0, end=1) for label in ("1", "run-a/2", "run-b/7", "run-b/9")]
     log = [Message(role="assistant", content="a", token_ids=[1], generation_logprobs=[0.0], weight_versions=spans)]
     assert [oldest_version(log, policy) for policy in (None, "run-a", "run-b", "run-c")] == [1, 2, 7, None]
 
 
-def test_a_rollout_of_a_policy_that_was_dropped_asks_for_no_generation_until_there_is_a_version_again() -> None:
+def test_a_rollout_of_a_dropped_policy_asks_for_no_generation() -> None:
     bounds = VersionBounds(policy="run-b", current=7)
     versions = RolloutVersions(bounds)
     assert bounds.note_current(None) is None
@@ -104,7 +102,7 @@ def test_the_staleness_at_the_end_is_that_of_the_oldest_token_and_stays() -> Non
     assert versions.at_end == 3
 
 
-def test_tokens_of_a_version_that_is_not_yet_called_current_have_a_staleness_of_0() -> None:
+def test_tokens_of_a_version_ahead_of_the_current_have_a_staleness_of_0() -> None:
     versions = versions_at(8, 9)
     versions.note_end()
     assert versions.at_end == 0
@@ -164,7 +162,7 @@ def test_the_next_generation_is_judged_by_its_own_beginning() -> None:
     assert not versions.must_interrupt(before=5, is_at_replica=True)
 
 
-def test_a_rollout_of_an_exact_version_begins_no_generation_when_another_is_current() -> None:
+def test_a_rollout_of_an_exact_version_generates_with_no_other() -> None:
     versions = versions_at(7, version=7, max_staleness=None)
     versions.begin_generation()
     versions.bounds.note_current(8)
@@ -326,9 +324,7 @@ worlds = st.builds(
 
 
 @given(worlds, st.integers(0, 4), st.integers(1, 8))
-def test_no_rollout_that_ended_by_itself_is_stale_and_a_stale_one_ends_when_it_becomes_stale(
-    world: World, max_staleness: int, count: int
-) -> None:
+def test_a_rollout_ends_when_it_becomes_stale(world: World, max_staleness: int, count: int) -> None:
     ended, generator = play_in(world, episodes_with(VersionBounds(max_staleness=max_staleness), count))
     assert len(ended) == count
     metrics = RequestMetricsAccumulator()
@@ -406,7 +402,7 @@ def test_a_posted_log_that_is_stale_already_is_not_played(finish_reason: FinishR
     assert generator.released == [episode.identity.rollout_id]
 
 
-def test_a_replica_with_another_version_refuses_and_is_asked_again_until_the_version_is_replaced() -> None:
+def test_a_replica_with_another_version_is_asked_again() -> None:
     """Between the swap of the replicas and the moment in which the ingress learns of it."""
     world = World([3, 4], [10.5], ahead_s=10.0)
     [episode] = episodes_with(VersionBounds(version=3), 1)

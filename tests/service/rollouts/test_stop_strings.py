@@ -35,16 +35,14 @@ def kept(pieces: Sequence[str | None], *stop_strings: str) -> int:
         (["a", "x", "y", *[""] * FIRST_WINDOW], ("xyz",), 1),
     ],
 )
-def test_tokens_stay_up_to_the_last_place_where_no_stop_string_and_no_character_is_open(
+def test_tokens_stay_up_to_the_last_place_where_nothing_is_open(
     pieces: list[str | None], stop_strings: tuple[str, ...], expected: int
 ) -> None:
     assert kept(pieces, *stop_strings) == expected
 
 
 @given(pieces=pieces_of_tokens, stop_strings=stop_strings_of_a_request)
-def test_looking_at_the_end_first_keeps_as_many_tokens_as_looking_at_everything(
-    pieces: list[str | None], stop_strings: list[str]
-) -> None:
+def test_looking_at_the_end_first_keeps_as_many_tokens(pieces: list[str | None], stop_strings: list[str]) -> None:
     def is_closed(count: int) -> bool:
         text = "".join(piece or "" for piece in pieces[:count])
         whole_character = count == 0 or pieces[count - 1] is not None or not stop_strings
@@ -74,7 +72,7 @@ def test_a_generation_that_is_cut_anywhere_stops_where_the_uncut_one_stops(
     assert first + generated(text[len(first) :]) == whole
 
 
-def test_a_long_generation_without_an_open_stop_string_is_looked_at_only_at_its_end() -> None:
+def test_a_long_generation_is_looked_at_only_at_its_end() -> None:
     looked_at: list[int] = []
 
     def pieces_from(first: int) -> list[str]:

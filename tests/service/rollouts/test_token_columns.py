@@ -100,9 +100,7 @@ def assert_numbers_are_with_their_tokens(result: SampleResult) -> None:
 
 
 @given(recipes, st.integers(0, 2**32))
-def test_each_token_keeps_its_numbers_however_often_its_generation_is_interrupted(
-    recipe: EpisodeRecipe, seed: int
-) -> None:
+def test_each_token_keeps_its_numbers_through_interruptions(recipe: EpisodeRecipe, seed: int) -> None:
     recipe = replace(recipe, include=ALL, retries=10_000)
     whole = play(recipe, WholeGenerator(), RandomEnvironment())
     assert_numbers_are_with_their_tokens(whole)
@@ -130,7 +128,7 @@ def test_a_posted_log_without_experts_has_those_of_its_prompt_computed() -> None
     assert result.message_log[0].routed_experts == packed_rows(experts_of(ids_of("Q"), 0), "uint8", [2, 1])
 
 
-def test_experts_of_another_shape_than_those_of_the_posted_log_fail_the_rollout_in_a_sentence() -> None:
+def test_experts_of_another_shape_than_posted_fail_the_rollout() -> None:
     log = [
         Message(role="user", content="Q", token_ids=ids_of("Q"), routed_experts=packed_rows([1] * 3, "uint8", [3, 1]))
     ]

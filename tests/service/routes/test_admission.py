@@ -71,7 +71,7 @@ def test_a_request_holds_its_rollouts_until_its_response_has_been_sent(accept: s
     assert service.admission.in_flight == FREE
 
 
-def test_a_full_service_refuses_with_a_problem_document_and_says_when_to_come_back() -> None:
+def test_a_full_service_refuses_and_says_when_to_come_back() -> None:
     service = scripted(max_rollouts=FULL_ROLLOUTS)
     with ExitStack() as others:
         for _ in range(FULL_ROLLOUTS):
@@ -93,7 +93,7 @@ def test_a_full_service_refuses_with_a_problem_document_and_says_when_to_come_ba
     assert not service.has_started_something
 
 
-def test_a_request_with_more_rollouts_than_are_free_is_refused_before_anything_is_started() -> None:
+def test_a_request_with_more_rollouts_than_are_free_starts_nothing() -> None:
     service = scripted(max_rollouts=FULL_ROLLOUTS)
     with service.admission.admitted(0):
         response = service.post({"samples": [GOOD] * FULL_ROLLOUTS})
@@ -102,7 +102,7 @@ def test_a_request_with_more_rollouts_than_are_free_is_refused_before_anything_i
     assert service.post({"samples": [GOOD] * FULL_ROLLOUTS}).status_code == 200
 
 
-def test_a_body_is_refused_by_its_headers_and_the_connection_serves_the_next_request() -> None:
+def test_a_body_refused_by_its_headers_leaves_the_connection() -> None:
     service = scripted(max_body_bytes=MOST_BODY_BYTES)
     with served(service.app) as url, httpx.Client(base_url=url) as client:
         with service.admission.admitted(MOST_BODY_BYTES - 10):

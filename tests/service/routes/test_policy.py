@@ -201,7 +201,7 @@ JSON_BODY = {"content_type": "application/json"}
         ),
     ],
 )
-def test_a_push_that_cannot_be_understood_is_refused_before_the_store_is_called(
+def test_a_push_that_cannot_be_understood_never_calls_the_store(
     options: dict[str, Any], refused: tuple[int, str], error: tuple[str, str, Any]
 ) -> None:
     service = ScriptedHttp()
@@ -222,7 +222,7 @@ def test_a_body_of_another_length_than_its_range_is_refused(last: int, due: int)
 # Digests and encodings
 
 
-def test_a_chunk_begins_where_the_last_one_ended_and_the_last_one_names_the_digest_of_the_weights() -> None:
+def test_a_chunk_goes_on_and_the_last_one_names_the_digest() -> None:
     service = ScriptedHttp()
     service.store.arrived += b"weig"
     answer = service.put_version(
@@ -251,7 +251,7 @@ def test_weights_have_their_own_type_or_none(content_type: str | None) -> None:
     assert service.store.arrived == b"weights"
 
 
-def test_a_push_of_the_current_weights_is_answered_without_reading_the_body() -> None:
+def test_a_push_of_the_current_weights_is_answered_unread() -> None:
     service = ScriptedHttp()
     service.store.repeated = UPDATE
     answer = service.put_version(weights_digest=sha256(b"weights"))

@@ -160,7 +160,7 @@ def test_an_error_while_the_first_part_is_made_is_still_a_problem(monkeypatch: p
 
 
 @pytest.mark.parametrize("accept", [JSON, NDJSON, ARROW])
-def test_a_request_is_in_flight_for_the_garbage_collector_until_it_is_answered(
+def test_a_request_is_in_flight_for_the_collector_until_it_is_answered(
     accept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_flight: list[bool] = []

@@ -76,7 +76,7 @@ def test_scores_begin_at_the_asked_position() -> None:
     assert [s["logprobs"] for s in by_sequence] == [[None, -6, -7], [-6, -7], [-7]]
 
 
-def test_the_most_likely_tokens_come_back_for_each_position_if_they_are_asked_for() -> None:
+def test_the_most_likely_tokens_come_back_if_they_are_asked_for() -> None:
     [score] = scored(sequences=[[5, 6, 7]], top_k=2)["scores"]
     assert score["top_token_ids"] == [None, [0, 1], [0, 1]]
     assert score["top_logprobs"] == [None, [0, -1], [0, -1]]
@@ -110,7 +110,7 @@ def test_a_sequence_that_fails_leaves_its_siblings_alone() -> None:
     assert document["policy"]["oldest"] == "7"
 
 
-def test_a_version_that_is_demanded_scores_every_sequence_or_the_request_is_refused() -> None:
+def test_a_version_that_is_demanded_scores_every_sequence() -> None:
     service, _ = scoring("7", "8")
     service.store.current = 7
     response = post(service, sequences=[[5, 6], [5, 6]], policy={"version": 7})

@@ -73,7 +73,7 @@ def test_a_session_has_an_address_and_a_key_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SessionSample.model_fields.keys() - SampleInput.model_fields.keys()))
-def test_a_further_field_with_the_name_of_a_field_of_the_result_is_refused_before_anything_runs(name: str) -> None:
+def test_a_further_field_named_as_one_of_the_result_is_refused(name: str) -> None:
     opened = Opened()
     refused = opened.service.request(
         "POST", "/v1/sessions", json={"sample": {"task_name": "math", "level": 3, name: 42}}
@@ -282,7 +282,7 @@ def test_a_judgement_that_fails_names_the_kind_and_leaves_no_reward(
     assert sample["rewards"] == {}
 
 
-def test_samples_are_rollouts_with_the_further_fields_of_the_sessions_sample() -> None:
+def test_samples_have_the_further_fields_of_the_sessions_sample() -> None:
     opened = Opened({"sample": {"task_name": "math", "further": 1}, "generation_index": 2})
     asyncio.run(record_a_call(opened.store, opened.info["id"]))
     [sample] = opened.get("/samples").json()["samples"]

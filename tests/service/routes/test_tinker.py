@@ -294,7 +294,7 @@ def test_a_path_names_a_policy_or_a_version(path: str | None, weights: str | Non
         assert answer.json()["sampling_session_id"] == f"{session}:0:{weights}"
 
 
-def test_weights_that_are_not_current_are_refused_in_a_way_that_the_client_does_not_repeat() -> None:
+def test_weights_that_are_not_current_are_refused_for_good() -> None:
     world = World()
     world.service.store.failures["wait_for"] = PolicyNotCurrent(
         FieldProblem(field="policy.version", message="6 is current")
@@ -370,7 +370,7 @@ def test_the_same_call_again_starts_no_second_work() -> None:
     assert world.service.admission.in_flight.rollouts == 0
 
 
-def test_a_call_holds_its_samples_until_they_are_there_and_more_are_told_to_come_again() -> None:
+def test_a_call_holds_its_samples_until_they_are_there() -> None:
     admission = AdmissionSettings(max_rollouts=3)
 
     async def play(client: Client) -> None:
@@ -396,7 +396,7 @@ def test_a_cancelled_call_leaves_the_engine_and_frees_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize("call", ["create_model", "forward_backward", "optim_step", "save_weights", "weights_info"])
-def test_training_is_refused_in_a_sentence_with_a_status_that_the_client_does_not_repeat(call: str) -> None:
+def test_training_is_refused_with_a_status_that_is_not_repeated(call: str) -> None:
     refused = World().run(lambda client: client.post(call, {}))
     assert (refused.status_code, refused.json()["type"]) == (404, "urn:rollout:problem:not-trained-here")
     assert refused.json()["detail"].startswith(f"{call} is not here: this service samples and does not train.")

@@ -90,7 +90,7 @@ def test_each_prompt_and_each_sample_counts(endpoint: str, body: dict[str, Any],
     assert http.server.requests[0].choices == choices
 
 
-def test_the_calls_of_a_trainer_share_the_engines_as_one_party_of_the_priority_that_they_ask_for() -> None:
+def test_the_calls_of_a_trainer_share_the_engines_as_one_party() -> None:
     http = Http()
     for path in (
         "/generate",

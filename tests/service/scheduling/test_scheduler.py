@@ -83,7 +83,7 @@ def test_a_request_that_comes_later_is_next() -> None:
     assert names(scheduler.end(generations[0], new_tokens=100)) == ["one"]
 
 
-def test_scoring_is_charged_for_its_prompt_and_says_nothing_of_the_length_of_generations() -> None:
+def test_scoring_is_charged_for_its_prompt() -> None:
     scheduler = new_scheduler("a")
     prompt = range(300)
     asked = ScoringRequest("s", prompt, 1, (), SamplingOptions(), rollout_id="s", share=RequestShare("scores"))
@@ -95,7 +95,7 @@ def test_scoring_is_charged_for_its_prompt_and_says_nothing_of_the_length_of_gen
     assert expected_tokens(scheduler) == FIRST_EXPECTED_TOKENS
 
 
-def test_a_call_is_charged_for_each_of_its_choices_and_learned_from_as_one_of_them() -> None:
+def test_a_call_is_charged_for_its_choices_and_learned_from_as_one() -> None:
     scheduler = new_scheduler("a")
     share = RequestShare("call")
     asked = ServedRequest("c", range(10), 100, (), SamplingOptions(), rollout_id="c", share=share, choices=5)
@@ -134,7 +134,7 @@ def test_a_cancelled_generation_leaves_the_queue_at_once() -> None:
     assert names(scheduler.end(generations[0])) == ["r5"]
 
 
-def test_without_a_window_every_generation_starts_at_once_with_virtual_time_0() -> None:
+def test_without_a_window_every_generation_starts_at_once() -> None:
     scheduler = GenerationScheduler(None)
     scheduler.set_capacity(EngineCapacity(SEQUENCES))
     scheduler.set_replicas(["a"])
@@ -150,7 +150,7 @@ def test_a_rollout_that_has_begun_goes_before_one_that_has_not() -> None:
     assert names(scheduler.end(running[0])) == ["begun"]
 
 
-def test_the_virtual_time_of_a_request_advances_by_the_tokens_that_it_is_charged() -> None:
+def test_virtual_time_advances_by_the_tokens_that_are_charged() -> None:
     scheduler = new_scheduler("a")
     first, second = (scheduler.submit(generation(name, prompt=50, weight=2.0)) for name in ("one", "two"))
     assert (first.virtual_time, second.virtual_time) == (0, int((100 + PREFILL_COST * 50) / 2.0))
@@ -203,7 +203,7 @@ def two_begun(scheduler: GenerationScheduler, prompt: int) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "replica"), [(500, "b"), (50_000, "a")])
-def test_a_rollout_moves_when_the_wait_that_it_saves_is_worth_more_than_its_prefix(prompt: int, replica: str) -> None:
+def test_a_rollout_moves_when_the_wait_is_worth_more_than_its_prefix(prompt: int, replica: str) -> None:
     """Three generations must end on `a` before another one can run there: 1.5 lengths of 100 tokens or less."""
     scheduler = new_scheduler("a")
     two_begun(scheduler, prompt)
@@ -211,7 +211,7 @@ def test_a_rollout_moves_when_the_wait_that_it_saves_is_worth_more_than_its_pref
     assert scheduler.submit(generation("one", turn=1, prompt=prompt + 100)).replica == replica
 
 
-def test_a_new_replica_takes_waiting_generations_at_once_those_without_a_prefix_first() -> None:
+def test_a_new_replica_takes_waiting_generations_without_a_prefix_first() -> None:
     scheduler = new_scheduler("a")
     two_begun(scheduler, prompt=500)
     waiting = [scheduler.submit(generation("one", turn=1, prompt=600)), *submit_many(scheduler, 6, "r", turn=0)]
@@ -241,7 +241,7 @@ def test_when_a_replica_is_gone_what_waits_for_it_waits_for_others() -> None:
     assert scheduler.waiting == 4
 
 
-def test_while_no_replica_is_known_generations_go_to_whichever_serve_chooses_within_one_window() -> None:
+def test_while_no_replica_is_known_there_is_one_window() -> None:
     scheduler = new_scheduler()
     generations = submit_many(scheduler, 6)
     assert [scheduled.replica for scheduled in generations if scheduled.has_started] == [UNKNOWN_REPLICA] * WINDOW
@@ -295,7 +295,7 @@ def test_after_a_try_that_was_cancelled_the_next_generation_tries() -> None:
     assert scheduler.submit(generation("next")).replica == "a"
 
 
-def test_a_rollout_that_was_lost_at_a_suspect_replica_does_not_try_it_before_it_was_answered_elsewhere() -> None:
+def test_a_rollout_lost_at_a_suspect_replica_does_not_try_it_next() -> None:
     scheduler, on_b = with_suspect_a()
     lost = next(f"r{number}" for number in range(2 * WINDOW) if f"r{number}" not in names(on_b))
     for scheduled in on_b:
@@ -308,9 +308,7 @@ def test_a_rollout_that_was_lost_at_a_suspect_replica_does_not_try_it_before_it_
 
 
 @pytest.mark.parametrize(("failed", "replicas"), [(False, {"a", "b"}), (True, {"b"})])
-def test_a_suspect_replica_gets_its_part_again_once_the_one_that_tried_it_has_succeeded(
-    failed: bool, replicas: set[str]
-) -> None:
+def test_a_suspect_replica_gets_its_part_again_after_a_success(failed: bool, replicas: set[str]) -> None:
     scheduler, _ = with_suspect_a()
     waiting = submit_many(scheduler, 3, "s")
     [tried] = scheduler.let_try("a")
@@ -351,20 +349,20 @@ def test_an_ingress_leaves_others_their_part_of_the_window() -> None:
     assert [names(scheduler.end(scheduled)) for scheduled in generations[:3]] == [[], [], ["r4"]]
 
 
-def test_the_virtual_time_of_a_replica_is_that_of_requests_that_begin_later() -> None:
+def test_later_requests_begin_at_the_virtual_time_of_their_replica() -> None:
     scheduler = new_scheduler("a")
     scheduler.observe("a", ReplicaLoad(0, virtual_time=5000), ended=0)
     assert scheduler.submit(generation("one")).virtual_time == 5000
 
 
-def test_without_reports_requests_begin_at_the_highest_virtual_time_that_has_ended() -> None:
+def test_without_reports_requests_begin_at_the_highest_time_that_ended() -> None:
     scheduler = new_scheduler("a")
     for number in range(3):
         scheduler.end(scheduler.submit(generation(f"{number}", prompt=0)), new_tokens=100)
     assert scheduler.submit(generation("other", "other")).virtual_time == 200
 
 
-def test_a_small_generation_does_not_overtake_a_large_one_that_waits_for_tokens() -> None:
+def test_a_small_generation_does_not_overtake_a_large_one() -> None:
     scheduler = new_scheduler("a", capacity=EngineCapacity(10, kv_tokens=1000))
     running, large, small = (scheduler.submit(generation(name, prompt=tokens)) for name, tokens in PROMPTS.items())
     assert [each.has_started for each in (running, large, small)] == [True, False, False]
@@ -374,7 +372,7 @@ def test_a_small_generation_does_not_overtake_a_large_one_that_waits_for_tokens(
 PROMPTS = {"running": 300, "large": 700, "small": 10}
 
 
-def test_a_replica_that_is_listed_again_still_has_the_generations_that_it_runs() -> None:
+def test_a_replica_that_is_listed_again_still_has_its_generations() -> None:
     scheduler = new_scheduler("a")
     running = submit_many(scheduler, WINDOW)
     scheduler.set_replicas(["b"])
@@ -384,7 +382,7 @@ def test_a_replica_that_is_listed_again_still_has_the_generations_that_it_runs()
     assert [started.replica for started in scheduler.end(running[0], new_tokens=100)] == ["a"]
 
 
-def test_a_rollout_leaves_a_replica_that_keeps_failing_others_although_it_must_wait_elsewhere() -> None:
+def test_a_rollout_leaves_a_replica_that_keeps_failing_others() -> None:
     scheduler = new_scheduler("a")
     scheduler.end(scheduler.submit(generation("one")), new_tokens=100)
     failing = submit_many(scheduler, SUSPECT_AFTER)
@@ -514,7 +512,7 @@ def demanding(rollout: str, **demands: int) -> GenerationRequest:
     return replace(generation(rollout), **demands)  # type: ignore[arg-type]
 
 
-def test_a_minimum_goes_to_a_replica_that_has_it_and_any_other_generation_to_the_least_loaded() -> None:
+def test_a_minimum_goes_to_a_replica_that_has_it() -> None:
     scheduler = new_scheduler("a", "b", "c")
     scheduler.set_rolling(rolling("b"))
     new = [scheduler.submit(demanding(f"new{number}", min_weight_version=8)) for number in range(3)]
@@ -531,7 +529,7 @@ def test_an_exact_version_stays_with_replicas_that_have_it_still() -> None:
     assert {first.replica, again.replica} == {"a", "b"}
 
 
-def test_a_generation_that_waits_for_a_replica_that_changes_starts_elsewhere_unless_it_takes_both() -> None:
+def test_a_generation_that_waits_for_a_changing_replica_starts_elsewhere() -> None:
     scheduler = new_scheduler("a", "b")
     scheduler.set_rolling(rolling())
     busy = submit_many(scheduler, 2 * WINDOW)
@@ -545,7 +543,7 @@ def test_a_generation_that_waits_for_a_replica_that_changes_starts_elsewhere_unl
     assert names(list(scheduler.end(at_a, new_tokens=10))) == []
 
 
-def test_where_no_replica_has_a_version_one_is_asked_all_the_same_and_refuses() -> None:
+def test_where_no_replica_has_a_version_one_is_asked_all_the_same() -> None:
     scheduler = new_scheduler("a")
     scheduler.set_rolling(rolling("a"))
     assert scheduler.submit(demanding("pinned", weight_version=7)).replica == "a"

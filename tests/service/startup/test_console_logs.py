@@ -71,9 +71,7 @@ def test_a_flood_of_one_replica_is_cut_and_the_file_named(tmp_path: Path) -> Non
     assert texts[50:] == [f"10 more lines are in {tmp_path / 'a.jsonl'}"]
 
 
-def test_progress_bars_of_datasets_stay_in_the_log_and_printed_lines_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_bars_of_datasets_stay_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = logging.Logger("stderr")
     log.addHandler(handler := _json_lines_handler(tmp_path / "a.jsonl"))
     handler.setFormatter(_JsonLinesFormatter("math", "r"))

@@ -56,7 +56,7 @@ def test_the_embedded_model_with_its_tasks_is_the_shipped_config() -> None:
     assert replicas(made) == replicas(shipped)
 
 
-def test_gpus_are_divided_between_replicas_and_the_model_says_how_long_its_context_is() -> None:
+def test_gpus_are_divided_between_replicas() -> None:
     made = application(ServedModel("Qwen/Qwen3-8B", gpus=8, tensor_parallel_size=2), "math")
     engine = made["args"]["engine"]
     [shipped] = shipped_config("serve_config.yaml")["applications"]

@@ -69,7 +69,7 @@ def test_whatever_ray_raises_is_said(error: Exception) -> None:
     assert str(raised.value) == f"Ray did not start: {error}"
 
 
-def test_a_port_that_something_listens_on_is_refused_and_is_accepted_afterwards() -> None:
+def test_a_port_that_something_listens_on_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

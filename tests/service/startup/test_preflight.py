@@ -42,7 +42,7 @@ def refusal(refused: ServeDeploySchema) -> list[str]:
     return str(raised.value).splitlines()
 
 
-def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -> None:
+def test_every_wrong_setting_is_named_with_its_value() -> None:
     wrong = config(
         engine={"device": "tpu", "model": "models/tiny"},
         limits={"max_body_bytes": "much"},
@@ -181,7 +181,7 @@ def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_packages_of_an_application_with_its_own_runtime_environment_are_not_looked_for_here() -> None:
+def test_packages_of_a_runtime_environment_are_not_looked_for_here() -> None:
     elsewhere = config(environments={"mine": {"import_path": "no.such:Thing"}})
     elsewhere.applications[0].runtime_env = {"pip": ["no"]}
     check_config(elsewhere)

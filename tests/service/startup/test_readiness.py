@@ -107,7 +107,7 @@ def test_what_is_not_healthy_yet_is_named() -> None:
 
 
 @pytest.mark.parametrize("status", [DeploymentStatus.UPDATING, DeploymentStatus.DEPLOY_FAILED])
-def test_a_constructor_that_raises_ends_the_start_with_its_traceback_and_without_rays_frames(
+def test_a_constructor_that_raises_ends_the_start_with_its_traceback(
     status: DeploymentStatus,
 ) -> None:
     states = application(ApplicationStatus.DEPLOYING, Policy=(DeploymentStatus.HEALTHY, ""), math=(status, RAISED))
@@ -116,17 +116,17 @@ def test_a_constructor_that_raises_ends_the_start_with_its_traceback_and_without
     assert str(raised.value) == RAISED_SHORTENED
 
 
-def test_a_replica_that_is_replaced_in_a_running_application_does_not_end_it() -> None:
+def test_a_replica_that_is_replaced_does_not_end_its_application() -> None:
     states = application(ApplicationStatus.RUNNING, math=(DeploymentStatus.UNHEALTHY, RAISED))
     assert startup().observe(states, now=0) is None
 
 
-def test_an_application_that_cannot_be_built_ends_the_start_with_serves_reason() -> None:
+def test_an_application_that_cannot_be_built_ends_the_start() -> None:
     with pytest.raises(ServiceNotStarted, match=r"^The application could not be built\. No module named 'servise'$"):
         startup().observe(application(ApplicationStatus.DEPLOY_FAILED, "No module named 'servise'"), now=0)
 
 
-def test_a_deployment_without_room_says_what_it_asks_for_and_ends_the_start_after_the_timeout() -> None:
+def test_a_deployment_without_room_ends_the_start_after_the_timeout() -> None:
     message = no_room('{"CPU": 1.0, "GPU": 2}', '{"CPU": 0.6}')
     states = application(ApplicationStatus.DEPLOYING, math=(DeploymentStatus.UPDATING, message))
     waiting = "math waits for room: a replica asks for 1 CPU and 2 GPU, free are 0.6 CPU and 0 GPU"
@@ -138,7 +138,7 @@ def test_a_deployment_without_room_says_what_it_asks_for_and_ends_the_start_afte
     assert str(raised.value).startswith(f"Given up after 60 s: {waiting}.\nGive a deployment less")
 
 
-def test_the_timeout_counts_from_the_last_time_that_the_deployment_had_room() -> None:
+def test_the_timeout_counts_from_the_last_time_with_room() -> None:
     without_room = application(
         ApplicationStatus.DEPLOYING, math=(DeploymentStatus.UPDATING, no_room('{"CPU": 1.0}', '{"CPU": 0.6}'))
     )

@@ -87,7 +87,7 @@ def test_the_generated_config_is_that_which_is_served(monkeypatch: pytest.Monkey
     assert config.applications[0].args == application["args"]
 
 
-def test_the_servers_package_brings_the_command_to_the_clients_command_line() -> None:
+def test_the_servers_package_brings_the_command() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     module, _, function = project["entry-points"][command_line.SERVER_COMMANDS]["serve"].partition(":")
     assert getattr(import_module(module), function) is serve

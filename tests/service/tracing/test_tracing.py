@@ -88,7 +88,7 @@ def path_of(span: ReadableSpan, by_id: dict[int, ReadableSpan]) -> str:
     return f"{path_of(parent, by_id)}/{span.name}" if parent else span.name
 
 
-def test_a_rollout_has_a_span_for_each_turn_generation_and_step_and_failures_are_errors() -> None:
+def test_a_rollout_has_a_span_for_each_turn_generation_and_step() -> None:
     with exported() as (tracer, spans):
         played(tracer)
     by_id = {span.context.span_id: span for span in spans if span.context}
@@ -122,7 +122,7 @@ def test_each_call_is_sent_the_span_that_it_belongs_below() -> None:
     )
 
 
-def test_the_first_rollouts_of_a_request_have_spans_and_the_others_send_none() -> None:
+def test_only_the_first_rollouts_of_a_request_have_spans() -> None:
     noted = Traceparents()
     with exported() as (tracer, spans):
         observer = TracedRollouts(tracer, UNOBSERVED, rollouts_per_request=2)
@@ -150,7 +150,7 @@ def app_with(tracer: Tracer) -> TestClient:
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_the_span_of_a_request_is_below_that_of_its_caller_who_says_whether_it_is_sampled(rate: float) -> None:
+def test_the_span_of_a_request_is_below_that_of_its_caller(rate: float) -> None:
     with exported(rate) as (tracer, spans):
         assert app_with(tracer).get("/tasks/math", headers={"traceparent": f"00-{TRACE}-{CALLER}-01"}).json() == "math"
     [span] = spans

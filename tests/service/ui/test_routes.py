@@ -60,7 +60,7 @@ def test_a_file_of_the_page_is_served_with_its_type_under_both_prefixes(
     assert response.content == (PAGE / (path or "index.html")).read_bytes()
 
 
-def test_the_page_may_run_its_own_files_only_and_no_other_site_may_frame_it() -> None:
+def test_the_page_may_run_its_own_files_only() -> None:
     response = ScriptedHttp().request("GET", "/ui/")
     policy = response.headers["content-security-policy"].split("; ")
     assert "default-src 'none'" in policy
@@ -92,7 +92,7 @@ def test_what_a_module_imports_is_a_file_of_the_page(module: str) -> None:
     assert [address for address in imported if normpath(join(folder, address)) not in FILES] == []
 
 
-def test_the_address_without_a_slash_leads_to_the_page_also_behind_a_gateways_prefix() -> None:
+def test_the_address_without_a_slash_leads_to_the_page() -> None:
     response = ScriptedHttp().request("GET", "/ui?from=mail")
     assert (response.status_code, response.headers["location"]) == (307, "ui/?from=mail")
 
@@ -145,7 +145,7 @@ def test_every_vendored_library_has_its_licence() -> None:
     assert {f"vendor/{folder}/LICENSE" for folder in folders} <= FILES.keys()
 
 
-def test_the_bill_of_materials_has_every_vendored_library_in_the_version_that_the_table_says() -> None:
+def test_the_bill_of_materials_has_every_vendored_library() -> None:
     vendor = PAGE / "vendor"
     table = [line.split(" | ") for line in (vendor / "README.md").read_text().splitlines() if line.startswith("| `")]
     listed = json.loads((vendor / "sbom.json").read_text())["components"]
