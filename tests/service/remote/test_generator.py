@@ -42,40 +42,38 @@ def request(name: str, rollout_id: str = "", group: str = "") -> GenerationReque
 async def test_every_turn_of_a_rollout_goes_to_the_same_replica() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = generator_over(handle, "a", "b")
-
     for turn in range(10):
         assert await generator.generate(request(f"turn {turn}", rollout_id="one")) == DONE
     assert len({replica for replica, _ in handle.generated}) == 1
 
 
-async def windowed(handle: ScriptedGeneratorHandle, *replicas: str, **options: Any) -> RemoteGenerator:
+async def windowed(*replicas: str) -> tuple[ScriptedGeneratorHandle, RemoteGenerator]:
     """Two generations at a time on each replica."""
-    generator = generator_over(handle, *replicas, window_factor=1.0, **options)
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle, *replicas, window_factor=1.0)
     handle.describe.remote = lambda: ScriptedResponse(replace(DESCRIPTION, max_num_seqs=2))
     await generator.describe()
-    return generator
+    return handle, generator
 
 
-def test_generations_beyond_the_window_wait_and_are_sent_when_others_end() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = virtual_time.run(windowed(handle, "a"))
+def begun(generator: RemoteGenerator, *names: str) -> list[asyncio.Task[Generation]]:
+    return [asyncio.create_task(generator.generate(request(name))) for name in names]
 
-    async def run() -> float:
-        names = ("one", "two", "three", "four", "five")
-        assert await asyncio.gather(*(generator.generate(request(name)) for name in names)) == [DONE] * 5
-        return virtual_time.now()
 
-    assert virtual_time.run(run()) == 3.0
+@virtual_time.test
+async def test_generations_beyond_the_window_wait_and_are_sent_when_others_end() -> None:
+    handle, generator = await windowed("a")
+    began = virtual_time.now()
+    assert await asyncio.gather(*begun(generator, "one", "two", "three", "four", "five")) == [DONE] * 5
+    assert virtual_time.now() - began == 3.0
     assert handle.generated == [("a", ["one", "two"]), ("a", ["three", "four"]), ("a", ["five"])]
     assert handle.waiting == [3, 1, 0], "each call tells how many wait"
 
 
 @virtual_time.test
 async def test_a_cancelled_generation_that_waits_is_never_sent() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
-
-    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
+    handle, generator = await windowed("a")
+    running = begun(generator, "one", "two", "three", "four")
     await virtual_time.settled()
     running[2].cancel()
     await asyncio.gather(*running, return_exceptions=True)
@@ -86,25 +84,21 @@ async def test_a_cancelled_generation_that_waits_is_never_sent() -> None:
 @virtual_time.test
 async def test_one_that_ends_in_the_iteration_in_which_it_starts_is_not_sent(is_cancelled: bool) -> None:
     """It leaves its place to others."""
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
-
-    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three")]
+    handle, generator = await windowed("a")
+    running = begun(generator, "one", "two", "three")
     await virtual_time.settled()
     await virtual_time.until(lambda: generator.waiting_generations == 0)
     assert running[2].cancel() if is_cancelled else generator.interrupt("three")
     await asyncio.gather(*running, return_exceptions=True)
-    await asyncio.gather(*(generator.generate(request(name)) for name in ("four", "five")))
+    await asyncio.gather(*begun(generator, "four", "five"))
     assert handle.generated == [("a", ["one", "two"]), ("a", ["four", "five"])]
 
 
 @virtual_time.test
 async def test_a_waiting_generation_that_is_interrupted_is_never_sent() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
+    handle, generator = await windowed("a")
     began = virtual_time.now()
-
-    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
+    running = begun(generator, "one", "two", "three", "four")
     await virtual_time.settled()
     assert [generator.interrupt("three"), generator.interrupt("three")] == [True, True]
     assert await running[2] == Generation([], [], "abort")
@@ -116,26 +110,22 @@ async def test_a_waiting_generation_that_is_interrupted_is_never_sent() -> None:
 
 @virtual_time.test
 async def test_waiting_generations_go_to_a_new_replica_as_soon_as_it_is_known() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
+    handle, generator = await windowed("a")
     began = virtual_time.now()
-
-    running = asyncio.gather(*(generator.generate(request(f"{number}")) for number in range(4)))
+    running = begun(generator, *"0123")
     await asyncio.sleep(0.5)
     record_live_replicas(handle.deployment_id, ["a", "b"])
-    await running
+    await asyncio.gather(*running)
     assert virtual_time.now() - began < 2.0
     assert {replica: sorted(names) for replica, names in handle.generated} == {"a": ["0", "1"], "b": ["2", "3"]}
 
 
 @virtual_time.test
 async def test_the_virtual_time_that_was_charged_is_sent_with_the_generation() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
-
-    share = RequestShare("r", weight=0.5)
+    handle, generator = await windowed("a")
     for name in ("one", "two", "three"):
-        await generator.generate(replace(request(name), share=share, prompt_token_ids=[]))
+        asked = replace(request(name), share=RequestShare("r", weight=0.5), prompt_token_ids=[])
+        await generator.generate(asked)
     assert [sent.virtual_time for sent in handle.requests] == [0, 2, 4]
 
 
@@ -143,7 +133,6 @@ async def test_the_virtual_time_that_was_charged_is_sent_with_the_generation() -
 async def test_before_any_replica_is_known_a_call_names_none() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = generator_over(handle)
-
     first = await generator.generate(request("turn 0", rollout_id="one"))
     record_live_replicas(handle.deployment_id, ["a"])
     second = await generator.generate(request("turn 1", rollout_id="one"))
@@ -169,9 +158,7 @@ CUT_BY_WEIGHTS = Generation([1], [0.0], "abort")
 @virtual_time.test
 async def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(result: Any, replicas: set[str]) -> None:
     handle = ScriptedGeneratorHandle(result)
-    record_live_replicas(handle.deployment_id, ["a"])
     generator = generator_over(handle, "a")
-
     for number in range(2):
         again = generator.generate(request(f"try {number}", rollout_id="one"))
         await asyncio.gather(again, return_exceptions=True)
@@ -182,43 +169,31 @@ async def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(re
 @virtual_time.test
 async def test_a_rollout_leaves_a_replica_of_another_version_not_as_suspect() -> None:
     handle = ScriptedGeneratorHandle(OtherVersionLoaded("It has version 4."))
-    record_live_replicas(handle.deployment_id, ["a"])
     generator = generator_over(handle, "a")
-
     for number in range(2 * SUSPECT_AFTER):
         await asyncio.gather(generator.generate(request(f"{number}", f"rollout {number}")), return_exceptions=True)
     record_live_replicas(handle.deployment_id, ["a", "b"])
     pinned = [generator.generate(request(f"again {number}", f"rollout {number}")) for number in range(4)]
     await asyncio.gather(*pinned, return_exceptions=True)
     handle.generated.clear()
-    others = [generator.generate(request(f"new {number}")) for number in range(2)]
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*begun(generator, "new 0", "new 1"), return_exceptions=True)
     assert {replica for replica, _ in handle.generated} == {"a", "b"}
 
 
-def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> None:
-    generator = virtual_time.run(windowed(ScriptedGeneratorHandle(DONE), "a"))
-
-    async def run() -> list[dict[str, bool]]:
-        names = [f"{number}" for number in range(3)]
-        running = [asyncio.create_task(generator.generate(request(name))) for name in names]
-        seen = list[dict[str, bool]]()
-        await virtual_time.settled()
-        seen.append({name: generator.is_generating(name) for name in [*names, "unknown"]})
-        await asyncio.gather(*running)
-        seen.append({name: generator.is_generating(name) for name in names})
-        return seen
-
-    begun, ended = virtual_time.run(run())
-    assert begun == {"0": True, "1": True, "2": False, "unknown": False}
-    assert ended == {"0": False, "1": False, "2": False}
+@virtual_time.test
+async def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> None:
+    _, generator = await windowed("a")
+    running = begun(generator, *"012")
+    await virtual_time.settled()
+    assert [generator.is_generating(name) for name in (*"012", "unknown")] == [True, True, False, False]
+    await asyncio.gather(*running)
+    assert [generator.is_generating(name) for name in "012"] == [False] * 3
 
 
 @virtual_time.test
 async def test_interrupted_generations_are_named_in_one_call_for_a_replica() -> None:
     handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
     generator = generator_over(handle, "a")
-
     names = ("one", "two", "three")
     running = [asyncio.create_task(generator.generate(request(f"{name}-0", rollout_id=name))) for name in names]
     await asyncio.sleep(0.5)
@@ -232,12 +207,10 @@ async def test_interrupted_generations_are_named_in_one_call_for_a_replica() -> 
 async def test_a_generation_arrives_before_its_interruption() -> None:
     handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
     generator = generator_over(handle, "a")
-
-    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")]
+    running = begun(generator, "one", "two")
     await asyncio.sleep(0)
     assert generator.interrupt("one")
-    running += [asyncio.create_task(generator.generate(request("three")))]
-    await asyncio.gather(*running)
+    await asyncio.gather(*running, *begun(generator, "three"))
     assert handle.events[:2] == [("generate", ["one", "two"]), ("interrupt", ["one"])]
     assert sorted(handle.events[2:]) == [("generate", ["three"])]
 
@@ -245,15 +218,13 @@ async def test_a_generation_arrives_before_its_interruption() -> None:
 @virtual_time.test
 async def test_a_cancelled_generation_is_aborted_on_its_own_replica() -> None:
     handle = ScriptedGeneratorHandle()
-    generator = generator_over(handle, "a")
-
-    running = {name: asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")}
+    one, two = begun(generator_over(handle, "a"), "one", "two")
     await asyncio.sleep(1)
-    running["two"].cancel()
+    two.cancel()
     await asyncio.sleep(1)
     assert handle.aborted == [("a", ["two"])]
-    running["one"].cancel()
-    await asyncio.gather(*running.values(), return_exceptions=True)
+    one.cancel()
+    await asyncio.gather(one, two, return_exceptions=True)
     await virtual_time.settled()
     assert handle.calls[0].cancelled
 
@@ -269,11 +240,9 @@ def test_a_replica_that_dies_is_a_lost_generation_and_is_named_in_the_log(caplog
 
 @virtual_time.test
 async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a", "b")
+    handle, generator = await windowed("a", "b")
     score = ScoringRequest("score", [1, 2], 1, (), SamplingOptions(), rollout_id="score", group="score")
-
-    busy = [asyncio.create_task(generator.generate(request(f"{number}"))) for number in range(8)]
+    busy = begun(generator, *"01234567")
     await virtual_time.settled()
     assert await asyncio.gather(*(generator.score_on("b", score) for _ in range(3))) == [DONE] * 3
     await asyncio.gather(*busy)
@@ -287,17 +256,14 @@ async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others() -> N
 
 @virtual_time.test
 async def test_a_generation_for_a_replica_that_goes_is_sent_to_no_other() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a", "b")
-
+    handle, generator = await windowed("a", "b")
     running = [asyncio.create_task(generator.generate_on("b", request(f"{number}"))) for number in range(3)]
     await virtual_time.settled()
     record_live_replicas(handle.deployment_id, ["a"])
     ends = await asyncio.gather(*running, generator.generate_on("b", request("later")), return_exceptions=True)
     assert ends[:2] == [DONE, DONE]
-    for end in ends[2:]:
-        assert isinstance(end, GenerationLost)
-        assert str(end) == "Generator replica b takes no calls: it has ended, or is replaced."
+    message = "Generator replica b takes no calls: it has ended, or is replaced."
+    assert [(type(end), str(end)) for end in ends[2:]] == [(GenerationLost, message)] * 2
     assert {replica for replica, _ in handle.generated} == {"b"}
     assert generator.waiting_generations == 0
 
@@ -312,9 +278,7 @@ async def test_a_replica_is_told_that_it_is_out_of_service(
     caplog.set_level(logging.INFO)
     handle = ScriptedGeneratorHandle(DONE)
     handle.take_out_result = result
-    generator = generator_over(handle, "a", "b")
-
-    generator.take_out_of_service("b", "it differs")
+    generator_over(handle, "a", "b").take_out_of_service("b", "it differs")
     await asyncio.sleep(2)
     assert handle.taken_out == [("b", "it differs")]
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == logged
