@@ -162,5 +162,5 @@ async def test_a_request_that_is_posted_again_costs_its_quota_once() -> None:
     answers = await asyncio.gather(*posts)
     again = await cluster.post(0, request_of(groups=1), **TEAM, idempotency_key="k")
     assert {answer.content for answer in answers} == {again.content}
-    assert len(cluster.generator.requests) == 2  # type: ignore[attr-defined]
+    assert len(cluster.generator.requests) == 2
     assert held_on(cluster) == [0]

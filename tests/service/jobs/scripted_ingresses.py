@@ -16,6 +16,7 @@ from deployments.jobs.store import JobStore
 from deployments.protocols.generation import Environment, Generator
 from deployments.protocols.replicas import GeneratorDescription
 from rollout_client import AsyncRolloutClient
+from rollout_env import StepOutcome
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
 from service.jobs.runner import JobRunner
@@ -30,6 +31,7 @@ from tests import virtual_time
 from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
 from tests.paths import TINY_MODEL
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 from tests.service.scripted_http import app_of
 from tests.service.scripted_store import ScriptedStore
 
@@ -146,7 +148,7 @@ class ScriptedIngresses:
         self.answers_late = ""
         """The method of the store whose answers are a second under way."""
         self.start_store()
-        self.generator = generator or RandomGenerator()
+        self.generator: Any = generator or RandomGenerator()
         self.environments = {"task": environment or RandomEnvironment()}
         self._access, self._admission = access, admission or AdmissionSettings()
         self.replicas = [self._new() for _ in range(replicas)]
@@ -179,6 +181,18 @@ class ScriptedIngresses:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.request(replica, "POST", path, content=json.dumps(body), headers=named)
 
+    async def submit(self, body: dict[str, Any], **headers: str) -> str:
+        """The id of a job that is posted to the first replica."""
+        return str((await self.post(0, body, "/jobs", **headers)).json()["job_id"])
+
+    async def all_jobs(self) -> list[dict[str, Any]]:
+        jobs: list[dict[str, Any]] = (await self.request(0, "GET", "/jobs")).json()["jobs"]
+        return jobs
+
+    async def samples(self, job_id: str) -> list[dict[str, Any]]:
+        """Of all events, with their positions."""
+        return [each for event in await self.events(job_id) for each in event.get("samples", ())]
+
     async def ended(self, job_id: str) -> dict[str, Any]:
         """The state of the job when it has ended."""
         async with asyncio.timeout(ENDS_WITHIN_S):
@@ -196,6 +210,12 @@ class ScriptedIngresses:
 
 def run(scenario: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return virtual_time.run(scenario())
+
+
+def slow_cluster(delay_s: float = 40, *script: StepOutcome, replicas: int = 2, **options: Any) -> ScriptedIngresses:
+    """Each generation takes so long; by default a rollout has one."""
+    environment = ScriptedEnvironment(script or [outcome("x", terminated=True)])
+    return ScriptedIngresses(replicas, ScriptedGenerator(["abc"], delay_s=delay_s), environment, **options)
 
 
 def request_of(groups: int = 2, **options: Any) -> dict[str, Any]:

@@ -62,16 +62,14 @@ def test_what_is_kept_does_not_depend_on_how_long_rollouts_take(seed: int) -> No
     assert first == other
 
 
-def test_requests_one_after_the_other_draw_each_sample_once() -> None:
-    async def scenario() -> list[str]:
-        service, request, kept = cluster(), request_for(2), list[str]()
-        for _ in range(4):
-            answer = (await service.post(0, request)).json()
-            kept += ids_of(answer["samples"])
-            request["samples_from"] = answer["next_samples_from"]
-        return kept
-
-    assert run(scenario) == ids(VARIED[:8])
+@virtual_time.test
+async def test_requests_one_after_the_other_draw_each_sample_once() -> None:
+    service, request, kept = cluster(), request_for(2), list[str]()
+    for _ in range(4):
+        answer = (await service.post(0, request)).json()
+        kept += ids_of(answer["samples"])
+        request["samples_from"] = answer["next_samples_from"]
+    assert kept == ids(VARIED[:8])
 
 
 def test_it_ends_with_fewer_groups_when_all_that_may_be_drawn_are() -> None:
@@ -114,7 +112,7 @@ class Job:
         self.service = cluster(seed)
 
     async def play(self, groups: int, kills_after_s: list[int]) -> list[dict[str, Any]]:
-        self.job_id = (await self.service.post(0, request_for(groups), "/jobs")).json()["job_id"]
+        self.job_id = await self.service.submit(request_for(groups))
         for seconds in kills_after_s:
             await asyncio.sleep(seconds)
             self.service.kill(0)
@@ -125,72 +123,54 @@ class Job:
 
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 99), kills_after_s=st.lists(st.integers(1, 25), max_size=3))
-def test_a_job_brings_each_group_once_in_order_whatever_dies(seed: int, kills_after_s: list[int]) -> None:
-    async def scenario() -> list[dict[str, Any]]:
-        return await Job(seed).play(5, kills_after_s)
-
-    *groups, last = run(scenario)
-    assert [ids_of(each["sample"] for each in event["samples"]) for event in groups] == [
-        [f"s{place}"] * 2 for place in VARIED[:5]
-    ]
+@virtual_time.test
+async def test_a_job_brings_each_group_once_in_order_whatever_dies(seed: int, kills_after_s: list[int]) -> None:
+    *groups, last = await Job(seed).play(5, kills_after_s)
+    played = [[each["sample"] for each in event["samples"]] for event in groups]
+    assert [ids_of(samples) for samples in played] == [[f"s{place}"] * 2 for place in VARIED[:5]]
     assert [each["position"] for event in groups for each in event["samples"]] == list(range(10))
-    assert without_ahead(last["summary"]["groups"]) == SUMMARY_OF_5
+    assert without_ahead(last["summary"]["groups"]) == {"drawn": 9, "kept": 5, "dropped": {"reward_std.gt": 4}}
     assert last["summary"]["metrics"]["total_turns"] == 18
 
 
-async def events_by(service: Any, job_id: str, events: int) -> float:
-    """The time at which the job has so many."""
-    while (await service.request(0, "GET", f"/jobs/{job_id}")).json()["last_event"] < events:
+@virtual_time.test
+async def test_a_summary_has_all_groups_whose_events_came_before_a_death() -> None:
+    service = cluster(slowest_s=2)
+    job_id = await service.submit(request_for(7))
+    while (await service.request(0, "GET", f"/jobs/{job_id}")).json()["last_event"] < 5:
         await asyncio.sleep(0.01)
-    return virtual_time.now()
+    service, began = cluster(slowest_s=2), virtual_time.now()
+    job_id = await service.submit(request_for(7, deadline_s=began + 0.3))
+    await asyncio.sleep(began + began + 0.2 - virtual_time.now())
+    service.kill(0)
+    service.kill(1)
+    service.generator.delay_s = 1000
+    await service.ended(job_id)
+    *groups, last = await service.events(job_id)
+    assert (len(groups), last["summary"]["groups"]["kept"]) == (5, 5)
 
 
-def test_a_summary_has_all_groups_whose_events_came_before_a_death() -> None:
-    async def scenario() -> tuple[int, int]:
-        service = cluster(slowest_s=2)
-        job_id = (await service.post(0, request_for(7), "/jobs")).json()["job_id"]
-        takes_s = await events_by(service, job_id, 5)
-        service, began = cluster(slowest_s=2), virtual_time.now()
-        job_id = (await service.post(0, request_for(7, deadline_s=takes_s + 0.3), "/jobs")).json()["job_id"]
-        await asyncio.sleep(began + takes_s + 0.2 - virtual_time.now())
-        service.kill(0)
-        service.kill(1)
-        service.generator.delay_s = 1000  # type: ignore[attr-defined]
-        await service.ended(job_id)
-        *groups, last = await service.events(job_id)
-        return len(groups), last["summary"]["groups"]["kept"]
-
-    assert run(scenario) == (5, 5)
+@virtual_time.test
+async def test_the_cursor_of_a_job_begins_after_the_last_sample_of_its_events() -> None:
+    job = Job()
+    events = await job.play(3, [])
+    jobs = job.service.client(0).jobs
+    cursors = [await jobs.cursor(job.job_id, event) for event in range(len(events) + 1)]
+    assert [cursor.samples_from[0].revision for cursor in cursors] == ["1 with seed None"] * 5
+    assert await jobs.resume(cursors[-1], **request_for(3)) is None
+    assert await jobs.resume(cursors[1], **request_for(3)) == cursors[1]
+    places = [(cursor.kept, cursor.samples_from[0].start) for cursor in cursors]
+    assert places == [(None, 0), (1, 1), (2, 4), (3, 6), (3, 6)]
 
 
-SUMMARY_OF_5 = {"drawn": 9, "kept": 5, "dropped": {"reward_std.gt": 4}}
-
-
-def test_the_cursor_of_a_job_begins_after_the_last_sample_of_its_events() -> None:
-    async def scenario() -> list[tuple[int | None, int]]:
-        job = Job()
-        events = await job.play(3, [])
-        jobs = job.service.client(0).jobs
-        cursors = [await jobs.cursor(job.job_id, event) for event in range(len(events) + 1)]
-        assert [cursor.samples_from[0].revision for cursor in cursors] == ["1 with seed None"] * 5
-        assert await jobs.resume(cursors[-1], **request_for(3)) is None
-        assert await jobs.resume(cursors[1], **request_for(3)) == cursors[1]
-        return [(cursor.kept, cursor.samples_from[0].start) for cursor in cursors]
-
-    assert run(scenario) == [(None, 0), (1, 1), (2, 4), (3, 6), (3, 6)]
-
-
-def test_a_job_that_is_gone_goes_on_from_its_cursor() -> None:
-    async def scenario() -> list[str]:
-        job = Job()
-        await job.play(3, [])
-        jobs = job.service.client(0).jobs
-        cursor = await jobs.cursor(job.job_id, 2)
-        await jobs.delete(job.job_id)
-        resumed = await jobs.resume(cursor, **request_for(1))
-        assert resumed is not None
-        await job.service.ended(resumed.job_id)
-        first, _ = await job.service.events(resumed.job_id)
-        return ids_of(each["sample"] for each in first["samples"])
-
-    assert run(scenario) == [f"s{VARIED[2]}"] * 2
+@virtual_time.test
+async def test_a_job_that_is_gone_goes_on_from_its_cursor() -> None:
+    job = Job()
+    await job.play(3, [])
+    jobs = job.service.client(0).jobs
+    cursor = await jobs.cursor(job.job_id, 2)
+    await jobs.delete(job.job_id)
+    resumed = await jobs.resume(cursor, **request_for(1))
+    assert resumed is not None
+    await job.service.ended(resumed.job_id)
+    assert ids_of(each["sample"] for each in await job.service.samples(resumed.job_id)) == [f"s{VARIED[2]}"] * 2
