@@ -57,14 +57,11 @@ def test_the_document_is_valid_openapi() -> None:
     validate(DOCUMENT)
 
 
-def test_every_reference_resolves() -> None:
+def test_every_reference_resolves_to_a_component() -> None:
     references = [node["$ref"] for _, node in nodes(DOCUMENT) if isinstance(node.get("$ref"), str)]
     assert len(references) > 100
     for reference in references:
         resolved(reference)
-
-
-def test_every_schema_is_a_component_without_definitions_of_its_own() -> None:
     assert [path for path, node in nodes(DOCUMENT) if "$defs" in node] == []
 
 
@@ -219,22 +216,14 @@ def generated_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_a_generated_client_makes_a_request_and_reads_its_response(generated_client: Any) -> None:
+def test_a_generated_client_makes_a_request_and_reads_the_answers(generated_client: Any) -> None:
     message = generated_client.PromptMessage(generated_client.PromptMessageRole.USER, "What is 1 + 1?")
     sample = generated_client.SampleInput(task_name="math", messages=[message])
     request = generated_client.RolloutRequest(samples=[sample], num_generations=2)
     document = ScriptedHttp().post(request.to_dict()).json()
     response = generated_client.RolloutResponse.from_dict(document)
-    assert response.request_id == document["request_id"]
-    assert [sample.generation_index for sample in response.samples] == [0, 1]
-    assert response.samples[0].status == "completed"
-    assert response.samples[0].message_log[1].content == "A"
     assert response.samples[0].message_log[1].generation_logprobs == [-1.0]
-    assert response.samples[0].metrics.turn_count == 1
     assert response.to_dict() == document
-
-
-def test_a_generated_client_reads_a_problem(generated_client: Any) -> None:
     document = ScriptedHttp().post({"samples": []}).json()
     problem = generated_client.Problem.from_dict(document)
     assert (problem.status, problem.errors[0].field) == (422, "body")

@@ -16,7 +16,7 @@ from deployments.protocols.generation import Generation, GenerationRequest, Samp
 from rollout_client.contract.base import VersionLabel
 from rollout_client.contract.messages import MediaRange, WeightVersionSpan
 from rollout_client.contract.origins import ReplayRecord
-from rollout_client.contract.replay import ReplayResponse
+from rollout_client.contract.replay import ReplayResponse, TokenDifference
 from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import ANYBODY
 from service.problems import RequestProblem
@@ -42,25 +42,26 @@ def played(
 ) -> SampleResult:
     """As a caller gets it."""
     asked = EpisodeRecipe(sampling=sampling, max_rollout_turns=turns, retries=100, **recipe)
-    result = play(
-        asked, SeededGenerator(cuts=cuts, versions=versions), ScriptedEnvironment([outcome("O"), outcome("PQ")])
-    )
+    generator = SeededGenerator(cuts=cuts, versions=versions)
+    return as_read(play(asked, generator, ScriptedEnvironment([outcome("O"), outcome("PQ")])))
+
+
+def as_read(result: SampleResult) -> SampleResult:
     return SampleResult.model_validate(_plain_fields(result))
 
 
 def replayed(
-    result: SampleResult, replicas: SeededReplicas | None = None, served: ServedVersions | None = None, **further: Any
+    result: SampleResult, replicas: SeededReplicas | None = None, served: ServedVersions | None = None
 ) -> ReplayResponse:
     seeded: Any = replicas or SeededReplicas()
-    replayer = Replayer(
-        seeded,
-        served or ServedVersions(),
-        CharacterChatTokenizer(),
-        DESCRIPTION,
-        ServiceBuild(),
-        **further,
-    )
+    build = CharacterChatTokenizer(), DESCRIPTION, ServiceBuild()
+    replayer = Replayer(seeded, served or ServedVersions(), *build)
     return asyncio.run(replayer.replay(replayer.read(result), "r", ANYBODY))
+
+
+def difference_in(again: ReplayResponse) -> TokenDifference:
+    assert again.difference is not None
+    return again.difference
 
 
 def record_of(result: SampleResult) -> ReplayRecord:
@@ -123,21 +124,16 @@ def test_a_changed_token_log_probability_or_end_is_found_at_its_place(
     else:
         return
     again = replayed(result)
-    assert again.difference is not None
-    assert (again.difference.message, again.difference.token) == (message, token)
-    assert again.verdict == ("equal_ids" if change == "l" and token_alone(again) else "parts")
-
-
-def token_alone(again: ReplayResponse) -> bool:
-    return all(each.verdict in ("equal", "equal_ids") for each in again.generations)
+    assert (difference_in(again).message, difference_in(again).token) == (message, token)
+    is_alone = all(each.verdict in ("equal", "equal_ids") for each in again.generations)
+    assert again.verdict == ("equal_ids" if change == "l" and is_alone else "parts")
 
 
 def test_where_it_parts_both_tokens_have_their_probabilities() -> None:
     result = played(turns=1)
     ids = result.message_log[1].token_ids
     was, ids[2] = ids[2], other_letter(ids[2])
-    difference = replayed(result).difference
-    assert difference is not None
+    difference = difference_in(replayed(result))
     after = logprobs_after("0", [ord("Q"), *ids[:2]], 0.5)
     assert (difference.recorded_id, difference.recorded_text) == (ids[2], chr(ids[2]))
     assert (difference.replayed_id, difference.replayed_text) == (was, chr(was))
@@ -159,7 +155,7 @@ def test_a_changed_number_of_the_record_is_found(name: str) -> None:
     CHANGES[name](record_of(result))
     again = replayed(result)
     assert again.verdict in ("parts", "equal_ids")
-    assert again.difference is not None
+    assert difference_in(again)
 
 
 def test_what_cannot_be_drawn_again_says_why() -> None:
@@ -239,7 +235,7 @@ def test_each_part_is_asked_for_with_its_seed_and_the_tokens_before_it() -> None
     replicas, generator = SeededReplicas(), SeededGenerator(cuts=[2, None])
     recipe = EpisodeRecipe(sampling=SEEDED, max_rollout_turns=2, max_new_tokens=5, retries=9)
     result = play(recipe, generator, ScriptedEnvironment([outcome("O")]))
-    replayed(SampleResult.model_validate(_plain_fields(result)), replicas)
+    replayed(as_read(result), replicas)
     asked = list(generator.requests)
     again = [request for _, request in replicas.requests]
     assert [(one.sampling, list(one.prompt_token_ids), one.turn) for one in again] == [
@@ -314,5 +310,4 @@ def test_a_log_probability_that_is_not_a_number_is_never_equal() -> None:
             return replace(made, logprobs=[math.nan, *made.logprobs[1:]])
 
     again = replayed(played(turns=1), NotFinite())
-    assert again.difference is not None
-    assert (again.verdict, again.difference.token) == ("equal_ids", 0)
+    assert (again.verdict, difference_in(again).token) == ("equal_ids", 0)

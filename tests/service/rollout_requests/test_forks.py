@@ -22,6 +22,7 @@ from service.rollout_records import recorder
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.result_encoding import json_of
 from service.settings import RequestLimits
+from tests.service.rollouts.playing import error_of
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp, tokenizer
 
@@ -169,20 +170,28 @@ def test_random_forks_are_played_as_their_logs_are_when_they_are_posted(seed: in
             if last.get("finish_reason", "") is None and given_log["stop_strings"]:
                 # Each stop string begins with an s, which is generated again.
                 tokens -= len(last["content"]) - len(last["content"].rstrip("s"))
-            assert fork.parent == parent.rollout_id
-            assert fork.forked_at is not None
-            assert fork.forked_at.token == tokens
+            assert (fork.parent, forked_at(fork)["token"]) == (parent.rollout_id, tokens)
 
     asyncio.run(story())
+
+
+def play_one(http: ScriptedHttp, sample: dict[str, Any], **options: Any) -> SampleResult:
+    [result] = asyncio.run(played(http, [sample], **options))
+    return result
 
 
 def parent_of(http: ScriptedHttp, turns: int, **options: Any) -> SampleResult:
     """A rollout of so many turns that its environment has not ended."""
     for seed in range(1000):
-        [parent] = asyncio.run(played(http, [{**SAMPLE, "seed": seed}], max_rollout_turns=turns, **options))
+        parent = play_one(http, {**SAMPLE, "seed": seed}, max_rollout_turns=turns, **options)
         if not parent.terminated and len(turns_of(parent.message_log)) == turns:
             return parent
     raise AssertionError("No such rollout was drawn.")
+
+
+def forked_at(result: SampleResult) -> dict[str, int]:
+    assert result.forked_at is not None
+    return result.forked_at.model_dump()
 
 
 def fork_of(parent: SampleResult, **point: int) -> dict[str, Any]:
@@ -195,10 +204,8 @@ def test_a_fork_keeps_the_log_of_its_parent_and_says_where_it_left_it() -> None:
     forked = asyncio.run(played(http, [{**fork_of(parent, turn=2), "seed": 1}], num_generations=3))
     before = parent.message_log[: turns_of(parent.message_log)[2]]
     for fork in forked:
-        assert fork.message_log[: len(before)] == before
-        assert fork.parent == parent.rollout_id
-        assert fork.forked_at is not None
-        assert fork.forked_at.model_dump() == {"turn": 2, "token": sum(len(message.token_ids) for message in before)}
+        assert (fork.message_log[: len(before)], fork.parent) == (before, parent.rollout_id)
+        assert forked_at(fork) == {"turn": 2, "token": sum(len(message.token_ids) for message in before)}
     assert len({tuple(fork.message_log[len(before)].token_ids) for fork in forked}) > 1
     assert (parent.parent, parent.forked_at) == (None, None)
 
@@ -206,30 +213,31 @@ def test_a_fork_keeps_the_log_of_its_parent_and_says_where_it_left_it() -> None:
 def test_a_fork_of_a_fork_has_the_fork_as_its_parent() -> None:
     http = forking_http()
     parent = parent_of(http, 3)
-    [child] = asyncio.run(played(http, [fork_of(parent, turn=1)]))
-    [grandchild] = asyncio.run(played(http, [fork_of(child, turn=1)]))
+    child = play_one(http, fork_of(parent, turn=1))
+    grandchild = play_one(http, fork_of(child, turn=1))
     assert grandchild.parent == child.rollout_id
     assert grandchild.message_log[:3] == parent.message_log[:3]
+    problem = refusal(http, fork_of(child, turn=0))
+    assert problem["field"] == "samples[0].fork"
+    assert "are known from turn 1 on" in problem["message"]
+    assert f"or fork {parent.rollout_id}" in problem["message"]
 
 
 def test_fields_of_the_sample_take_precedence_over_those_of_the_rollout() -> None:
     http = forking_http()
     parent = parent_of(http, 2)
     given_fields = {"extra_env_info": {"steps": [7], "n": 40}, "stop_strings": ["x"], "id": "mine", "color": "blue"}
-    [fork] = asyncio.run(played(http, [{**fork_of(parent, turn=1), **given_fields}], max_rollout_turns=2))
+    fork = play_one(http, {**fork_of(parent, turn=1), **given_fields}, max_rollout_turns=2)
     assert fork.extra_env_info["n"] in (40, 41)
     assert http.generator.requests[-1].stop_strings == ("x",)
     assert (fork.id, fork.model_extra) == ("mine", {"color": "blue"})
 
 
 def test_a_posted_log_may_name_its_parent_without_a_record() -> None:
-    http = forking_http(keeps=False)
     log = {"task_name": "math", "message_log": [{"role": "user", "content": "Go", "token_ids": [71, 111]}]}
     sample = {**log, "extra_env_info": SAMPLE["extra_env_info"], "fork": {"rollout": "elsewhere"}}
-    [result] = asyncio.run(played(http, [sample]))
-    assert result.parent == "elsewhere"
-    assert result.forked_at is not None
-    assert result.forked_at.model_dump() == {"turn": 0, "token": 2}
+    result = play_one(forking_http(keeps=False), sample)
+    assert (result.parent, forked_at(result)) == ("elsewhere", {"turn": 0, "token": 2})
 
 
 # Stop strings
@@ -255,8 +263,7 @@ class StoryGenerator(ScriptedGenerator):
 def story_http() -> tuple[ScriptedHttp, SampleResult]:
     """With a rollout that has told the story up to its stop string."""
     http = forking_http(generator=StoryGenerator([]))
-    sample = {**SAMPLE, "stop_strings": ["</answer>"]}
-    [parent] = asyncio.run(played(http, [sample], max_rollout_turns=1))
+    parent = play_one(http, {**SAMPLE, "stop_strings": ["</answer>"]}, max_rollout_turns=1)
     assert parent.message_log[1].content == STORY[:ANSWERED]
     return http, parent
 
@@ -286,35 +293,26 @@ def test_a_fork_inside_a_stop_string_left_its_parent_before_it() -> None:
     http, parent = story_http()
     before = len(parent.message_log[0].token_ids)
     inside = fork_of(parent, token=before + len("so it is 7</ans"))
-    [fork] = asyncio.run(played(http, [inside], max_rollout_turns=1))
-    assert fork.forked_at is not None
-    assert fork.forked_at.model_dump() == {"turn": 0, "token": before + len("so it is 7")}
+    fork = play_one(http, inside, max_rollout_turns=1)
+    assert forked_at(fork) == {"turn": 0, "token": before + len("so it is 7")}
 
 
 def test_a_partial_response_of_which_nothing_stays_is_generated_anew() -> None:
     http, parent = story_http()
-    posted_log = {**cut_log(parent, 1), "stop_strings": ["so far"]}
-    [result] = asyncio.run(played(http, [posted_log], max_rollout_turns=1))
+    sample = {**cut_log(parent, 1), "stop_strings": ["so far"]}
+    result = play_one(http, sample, max_rollout_turns=1)
     generation = http.generator.requests[-1]
     assert (list(generation.prompt_token_ids), generation.turn) == (parent.message_log[0].token_ids, 0)
     assert result.message_log[1].content == STORY
-
-
-def test_a_log_of_nothing_but_what_could_begin_a_stop_string_is_rejected() -> None:
-    http, parent = story_http()
-    sample = cut_log(parent, 1)
-    alone = {**sample, "message_log": sample["message_log"][1:], "stop_strings": ["so far"]}
-    [result] = asyncio.run(played(http, [alone], max_rollout_turns=1))
-    assert result.error is not None
-    assert result.error.kind == "request"
-    assert "post the messages before it too" in result.error.message
+    alone = play_one(http, {**sample, "message_log": sample["message_log"][1:]}, max_rollout_turns=1)
+    assert error_of(alone)["kind"] == "request"
+    assert "post the messages before it too" in error_of(alone)["message"]
 
 
 def test_the_part_of_a_response_that_stays_keeps_its_marks() -> None:
     http, parent = story_http()
     marked = cut_log(parent, ANSWERED - 1, constrained=True, reasoning_content="so", parse_error="It is not whole.")
-    [result] = asyncio.run(played(http, [{**marked, "stop_strings": ["</answer>"]}], max_rollout_turns=1))
-    response = result.message_log[1]
+    response = play_one(http, {**marked, "stop_strings": ["</answer>"]}, max_rollout_turns=1).message_log[1]
     assert response.content == STORY[:ANSWERED]
     assert (response.constrained, response.reasoning_content, response.parse_error) == (True, None, None)
 
@@ -355,20 +353,10 @@ def test_a_point_that_cannot_be_forked_at_is_refused(sample: dict[str, Any], lim
 
 def test_a_rollout_that_its_environment_has_ended_has_no_turn_after_it() -> None:
     http = forking_http()
-    parents = (asyncio.run(played(http, [{**SAMPLE, "seed": seed}]))[0] for seed in range(1000))
+    parents = (play_one(http, {**SAMPLE, "seed": seed}) for seed in range(1000))
     parent = next(parent for parent in parents if parent.terminated)
     turns = len(turns_of(parent.message_log))
     assert f"at is {turns - 1}: the environment ended it there" in refusal(http, fork_of(parent, turn=turns))["message"]
-
-
-def test_a_turn_before_the_own_log_of_a_fork_names_the_rollout_that_has_it() -> None:
-    http = forking_http()
-    parent = parent_of(http, 3)
-    [child] = asyncio.run(played(http, [fork_of(parent, turn=2)]))
-    problem = refusal(http, fork_of(child, turn=1))
-    assert problem["field"] == "samples[0].fork"
-    assert "are known from turn 2 on" in problem["message"]
-    assert f"or fork {parent.rollout_id}" in problem["message"]
 
 
 def test_a_task_whose_sessions_begin_at_a_prompt_forks_at_its_first_turn() -> None:
@@ -379,7 +367,7 @@ def test_a_task_whose_sessions_begin_at_a_prompt_forks_at_its_first_turn() -> No
     problem = refusal(http, fork_of(parent, turn=1))
     assert problem["field"] == "samples[0].fork"
     assert "it has no fork_session; fork at turn 0" in problem["message"]
-    assert asyncio.run(played(http, [fork_of(parent, turn=0)]))[0].error is None
+    assert play_one(http, fork_of(parent, turn=0)).error is None
 
 
 def test_a_rollout_without_a_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

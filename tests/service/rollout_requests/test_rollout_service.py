@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -47,26 +47,16 @@ def request_of(*samples: dict[str, Any], **fields: Any) -> RolloutRequest:
 
 
 class GatedStore:
-    """A policy store at version 3. `wait_for` answers when its gate is open, or raises its failure."""
+    """A policy store at version 3. `wait_for` answers when its gate is open."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, int | None, float | None]] = []
+        self.asked: list[tuple[Any, ...]] = []
         self.gate = asyncio.Event()
-        self.failure: Exception | None = None
 
-    async def wait_for(
-        self,
-        name: str | None,
-        min_version: int,
-        version: int | None,
-        wait_s: float | None,
-        takes_offered: bool = False,
-    ) -> CurrentVersions:
-        assert name is None
-        self.asked.append((min_version, version, wait_s))
+    async def wait_for(self, *demand: Any, takes_offered: bool = False) -> CurrentVersions:
+        del takes_offered
+        self.asked.append(demand)
         await self.gate.wait()
-        if self.failure is not None:
-            raise self.failure
         return at_version(3)
 
 
@@ -75,16 +65,11 @@ def at_version(version: int) -> CurrentVersions:
     return CurrentVersions("store", version, {"": version})
 
 
-class SlowAfterTheFirst(ScriptedGenerator):
+def slow_after_the_first(later_s: float) -> ScriptedGenerator:
     """Makes its first generation at once, and each other one in so many seconds."""
-
-    def __init__(self, script: list[Any], later_s: float) -> None:
-        super().__init__(script)
-        self._later_s = later_s
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        self.delay_s = self._later_s if self.requests else 0
-        return await super().generate(request)
+    generator = ScriptedGenerator(["A"])
+    generator.delay_of = lambda _: later_s if len(generator.requests) > 1 else 0
+    return generator
 
 
 class Service:
@@ -129,10 +114,14 @@ class Service:
             return {position: result async for position, result in results}
 
 
+@dataclass
 class Starting(ScriptedEnvironment):
     """Starts its samples, except those that it refuses because they have a `fault`."""
 
+    started: list[int | None] = field(default_factory=list)
+
     async def start(self, request: StepRequest) -> StepOutcome:
+        self.started.append(request.sample)
         return StepOutcome([{"role": "user", "content": "Go."}], 0.0, False, metadata={"begun": True})
 
     async def describe(self) -> TaskDescription:
@@ -153,32 +142,17 @@ def test_samples_of_a_task_with_a_start_are_started_before_they_are_played(body_
 
 @pytest.mark.parametrize("sample", [{**SAMPLE, "extra_env_info": {"fault": 1}}, {**SAMPLE, "task_name": "chess"}])
 def test_nothing_of_a_request_with_a_bad_sample_is_started(sample: dict[str, Any]) -> None:
-    class Counting(Starting):
-        started = 0
-
-        async def start(self, request: StepRequest) -> StepOutcome:
-            self.started += 1
-            return await super().start(request)
-
-    environment = Counting([outcome(terminated=True)])
-    service = Service(math=environment)
+    service = Service(math=(environment := Starting([outcome(terminated=True)])))
     with pytest.raises(RequestProblem):
         virtual_time.run(service.play(request_of(SAMPLE, sample)))
-    assert (environment.started, service.has_started_something) == (0, False)
+    assert (environment.started, service.has_started_something) == ([], False)
 
 
 PASSES = {"groups": 2, "where": {"reward_mean": {"ge": 0}}}
 
 
 def test_only_samples_that_are_drawn_are_started() -> None:
-    class Counting(Starting):
-        started: list[int | None] = []  # noqa: RUF012 - one test
-
-        async def start(self, request: StepRequest) -> StepOutcome:
-            self.started.append(request.sample)
-            return await super().start(request)
-
-    environment = Counting([outcome(terminated=True)])
+    environment = Starting([outcome(terminated=True)])
     results = virtual_time.run(Service(math=environment).play(request_of(*[SAMPLE] * 6, keep=PASSES)))
     assert [(position, result.idx) for position, result in results.items()] == [(0, 0), (1, 1)]
     assert environment.started == [0, 1]
@@ -189,7 +163,7 @@ async def test_a_request_that_bounds_staleness_waits_for_the_current_version() -
     service = Service()
     starting = asyncio.create_task(service.play(request_of(policy={"max_staleness": 1})))
     await asyncio.sleep(5)
-    assert (service.store.asked, service.has_started_something) == ([(0, None, None)], False)
+    assert (service.store.asked, service.has_started_something) == ([(None, 0, None, None)], False)
     service.store.gate.set()
     assert (await starting)[0].status == "completed"
     assert service.policy.version == 3
@@ -204,17 +178,10 @@ async def test_rollouts_that_become_stale_are_cut_off_and_counted() -> None:
 
     service = Service(generator=OfVersion3(["A" * 8], delay_s=8))
     service.policy.note(at_version(3))
-    request = request_of(num_generations=3, policy={"max_staleness": 1})
-    running = await service.service.rollout(request, "request", 0)
-
-    async def push() -> None:
-        for version in (4, 5):
-            await asyncio.sleep(2)
-            service.policy.note(at_version(version))
-
-    pushing = asyncio.create_task(push())
+    running = await service.service.rollout(request_of(num_generations=3, policy={"max_staleness": 1}), "request", 0)
+    for seconds, version in ((2, 4), (4, 5)):
+        asyncio.get_running_loop().call_later(seconds, service.policy.note, at_version(version))
     results = [result async for _, result in running]
-    await pushing
     assert virtual_time.now() == 4
     assert [(result.status, len(result.message_log[-1].token_ids)) for result in results] == [("stale", 4)] * 3
     assert running.summary.metrics == {"histogram/staleness": [], "stale_rate": 1.0}
@@ -231,7 +198,7 @@ async def test_a_request_is_not_started_before_the_weights_that_it_demands() -> 
     assert not starting.done()
     service.store.gate.set()
     running = await starting
-    assert service.store.asked == [(3, None, 7.0)]
+    assert service.store.asked == [(None, 3, None, 7.0)]
     assert not service.has_started_something
     assert [result.status async for _, result in running] == ["completed"]
     assert [request.min_weight_version for request in service.generator.requests] == [3]
@@ -306,17 +273,11 @@ async def test_a_rollout_that_is_never_iterated_starts_nothing(closes: bool) -> 
 
 @virtual_time.test
 async def test_with_on_error_fail_the_failed_sample_is_yielded_and_raised() -> None:
-    class SecondFails(ScriptedGenerator):
-        async def generate(self, request: GenerationRequest) -> Generation:
-            if len(self.requests) == 3:
-                raise GenerationRejected("no")
-            self.delay_s = 60
-            return await super().generate(request)
-
-    service = Service(generator=SecondFails(["A"]))
-    running = await service.service.rollout(
-        request_of(SAMPLE, SAMPLE, num_generations=2, on_error="fail", retries=0), "request", 0
-    )
+    generator = ScriptedGenerator(["A", "A", "A", GenerationRejected("no")])
+    generator.delay_of = lambda _: 60 if len(generator.requests) < 4 else 0
+    service = Service(generator=generator)
+    request = request_of(SAMPLE, SAMPLE, num_generations=2, on_error="fail", retries=0)
+    running = await service.service.rollout(request, "request", 0)
     yielded = []
 
     async def drain() -> None:
@@ -327,14 +288,13 @@ async def test_with_on_error_fail_the_failed_sample_is_yielded_and_raised() -> N
         await drain()
     assert yielded == [(3, "error")]
     [error] = failed.value.problem.errors
-    assert (error.field, error.value) == ("samples[1]", "generation")
-    assert error.message == "generation 1 failed: no"
-    assert service.generator.cancelled == 3
+    assert (error.field, error.value, error.message) == ("samples[1]", "generation", "generation 1 failed: no")
+    assert generator.cancelled == 3
 
 
 @virtual_time.test
 async def test_the_summary_is_that_of_the_samples_yielded_so_far() -> None:
-    service = Service(generator=SlowAfterTheFirst(["A"], 1))
+    service = Service(generator=slow_after_the_first(1))
     running = await service.service.rollout(request_of(num_generations=2), "request", 0)
     assert running.summary.model_dump()["metrics"] == {}
     turns = []
@@ -347,7 +307,7 @@ async def test_the_summary_is_that_of_the_samples_yielded_so_far() -> None:
 
 
 def test_early_stopping_as_the_request_asks_for_it() -> None:
-    service = Service(generator=SlowAfterTheFirst(["A"], 60))
+    service = Service(generator=slow_after_the_first(60))
     results = virtual_time.run(service.play(request_of(num_generations=3, keep={"per_group": 1})))
     assert [results[position].status for position in range(3)] == ["completed", "cancelled", "cancelled"]
 
@@ -360,6 +320,6 @@ def test_the_schedule_is_the_one_that_the_request_names(schedule: str, steps_beg
             return await super().step(request)
 
     began_at: list[float] = []
-    service = Service(generator=SlowAfterTheFirst(["A"], 9), math=Noting([outcome(terminated=True)]))
+    service = Service(generator=slow_after_the_first(9), math=Noting([outcome(terminated=True)]))
     virtual_time.run(service.play(request_of(num_generations=2, schedule=schedule)))
     assert began_at == steps_began_at

@@ -74,7 +74,7 @@ def error_of(result: SampleResult) -> dict[str, Any]:
     return result.error.model_dump()
 
 
-def request_of(episode: Episode) -> GenerationRequest:
+def generation_due(episode: Episode) -> GenerationRequest:
     """The generation that comes next; there must be one."""
     request = episode.next_generation()
     assert request is not None

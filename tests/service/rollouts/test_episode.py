@@ -22,10 +22,10 @@ from tests.service.rollouts.playing import (
     RandomEnvironment,
     RandomGenerator,
     error_of,
+    generation_due,
     outcomes,
     play,
     recipes,
-    request_of,
     texts,
     texts_of_any_length,
 )
@@ -74,12 +74,12 @@ def test_clipped_turns_outlive_the_process_that_counted_them() -> None:
 def test_a_generation_is_requested_with_the_limits_and_ids_of_its_rollout() -> None:
     recipe = EpisodeRecipe(prompt="QQ", max_seq_len=10, max_new_tokens=20, stop_strings=("s",), position=5, group=2)
     episode = recipe.make()
-    first = request_of(episode)
+    first = generation_due(episode)
     assert (first.generation_id, first.rollout_id, first.group) == ("request-5-0-0", "request-5-0", "request-2")
     assert (first.turn, first.request_id, first.max_new_tokens, first.stop_strings) == (0, "request", 8, ("s",))
     episode.add_generation(generation("A"))
     episode.add_outcome(outcome("OO"))
-    second = request_of(episode)
+    second = generation_due(episode)
     assert (second.generation_id, second.max_new_tokens, second.turn) == ("request-5-0-1", 5, 1)
     assert list(first.prompt_token_ids) == ids_of("QQ"), "a request is not changed by later turns"
 
@@ -142,7 +142,7 @@ def test_all_messages_of_an_observation_are_appended() -> None:
     episode = EpisodeRecipe(prompt="Q").make()
     episode.add_generation(generation("A"))
     episode.add_outcome(StepOutcome(TOOL_RESULTS, 0.0, terminated=False))
-    assert list(request_of(episode).prompt_token_ids) == ids_of("QA427Go on.")
+    assert list(generation_due(episode).prompt_token_ids) == ids_of("QA427Go on.")
     episode.add_generation(generation("B"))
     assert episode.step_request().message_log[2:5] == TOOL_RESULTS
     said = [message.model_dump(include=set(message.model_fields_set)) for message in episode.result().message_log[2:5]]
@@ -301,7 +301,7 @@ def test_an_interrupted_generation_goes_on_as_the_same_message() -> None:
     assert (episode.step_is_due, episode.done) == (False, False)
     partial = episode.result().message_log[1]
     assert (partial.content, partial.finish_reason, len(partial.generation_logprobs or ())) == ("AB", None, 2)
-    request = request_of(episode)
+    request = generation_due(episode)
     assert (request.generation_id, list(request.prompt_token_ids)) == ("request-0-0-0-2", ids_of("QAB"))
     assert (request.max_new_tokens, request.sampling.seed) == (3, derived_seed(7, 0, 2))
     episode.add_generation(generation("CD", WeightSpan("1", 0, 1), WeightSpan("2", 1, 2)))
@@ -321,7 +321,7 @@ def test_an_interrupted_generation_goes_on_as_the_same_message() -> None:
 
 def test_a_generation_interrupted_before_its_first_token_leaves_no_trace() -> None:
     episode = EpisodeRecipe(seed=7).make()
-    before, request = episode.result(), request_of(episode)
+    before, request = episode.result(), generation_due(episode)
     episode.add_generation(interrupted(""))
     assert episode.result() == before
     assert episode.next_generation() == request
@@ -334,7 +334,7 @@ def test_the_beginning_of_a_stop_string_is_generated_again() -> None:
     assert (partial.content, partial.token_ids, partial.generation_logprobs) == ("AB", ids_of("AB"), [-0.25] * 2)
     assert [(span.version, span.end) for span in partial.weight_versions or ()] == [("1", 1), ("2", 2)]
     assert episode.result().metrics.turn_gen_tokens == [2]
-    assert list(request_of(episode).prompt_token_ids) == ids_of("QAB")
+    assert list(generation_due(episode).prompt_token_ids) == ids_of("QAB")
 
 
 def test_a_posted_partial_response_goes_on_as_the_same_message_and_turn() -> None:
