@@ -48,13 +48,7 @@ EVERYTHING = ServiceSettings.model_validate(
 )
 
 
-STORES = {
-    "policy_store": "Policy",
-    "sessions": "Sessions",
-    "images": "Images",
-    "jobs": "Jobs",
-    "records": "Records",
-}
+STORES = {"policy_store": "Policy", "sessions": "Sessions", "images": "Images", "jobs": "Jobs", "records": "Records"}
 """The deployment that each argument is."""
 
 

@@ -48,10 +48,7 @@ def test_without_the_name_of_a_file_it_is_keys_yaml(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (("a b", "--scope", "read"), "keys.0.name"),
-        (("team", "--scope", "root"), "keys.0.scopes.0"),
-    ],
+    [(("a b", "--scope", "read"), "keys.0.name"), (("team", "--scope", "root"), "keys.0.scopes.0")],
 )
 def test_a_wrong_entry_is_refused_and_no_file_is_written(
     arguments: tuple[str, ...], message: str, tmp_path: Path

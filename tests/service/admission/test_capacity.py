@@ -4,14 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from service.admission.capacity import (
-    RESOURCES,
-    Amounts,
-    Bound,
-    Capacity,
-    NoRoom,
-    Reservation,
-)
+from service.admission.capacity import RESOURCES, Amounts, Bound, Capacity, NoRoom, Reservation
 
 
 def admitted(capacity: Capacity, rollouts: int) -> Reservation:

@@ -199,8 +199,7 @@ async def test_a_session_is_kept_while_its_agent_makes_no_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "limit"),
-    [({"max_calls": 2}, "max_calls"), ({"max_tokens": 5}, "max_tokens"), ({"max_calls": 3}, None)],
+    ("limits", "limit"), [({"max_calls": 2}, "max_calls"), ({"max_tokens": 5}, "max_tokens"), ({"max_calls": 3}, None)]
 )
 @runs
 async def test_a_run_says_which_limit_its_session_has_reached(limits: dict[str, int], limit: str | None) -> None:

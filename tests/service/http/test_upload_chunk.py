@@ -38,13 +38,7 @@ def ranged(first: int, end: int, total: int | None = None) -> _UploadChunk:
 
 
 def test_headers_say_place_digest_and_encoding_of_a_chunk() -> None:
-    chunk = chunk_of(
-        {
-            "content-range": "bytes 4-6/9",
-            "weights-digest": sha256(b"weights"),
-            "content-encoding": "zstd",
-        }
-    )
+    chunk = chunk_of({"content-range": "bytes 4-6/9", "weights-digest": sha256(b"weights"), "content-encoding": "zstd"})
     assert chunk == _UploadChunk(sha256(b"weights"), True, 4, 7, 9)
     assert (chunk.first, chunk.completes(7), chunk.completes(9)) == (4, False, True)
 

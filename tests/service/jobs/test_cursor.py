@@ -145,9 +145,7 @@ happenings = st.lists(
 @pytest.mark.slow
 @given(happenings)
 @settings(max_examples=20)
-def test_each_sample_is_trained_on_once_whatever_dies(
-    happenings: list[tuple[str, Any]],
-) -> None:
+def test_each_sample_is_trained_on_once_whatever_dies(happenings: list[tuple[str, Any]]) -> None:
     async def scenario() -> None:
         cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment())
         trainer = Trainer(cluster)

@@ -50,9 +50,7 @@ EXPECTED = run(undisturbed)
 @pytest.mark.slow
 @given(deaths)
 @settings(max_examples=20)
-def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(
-    deaths: list[tuple[float, str]],
-) -> None:
+def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(deaths: list[tuple[float, str]]) -> None:
     async def scenario() -> None:
         cluster = ScriptedIngresses()
         job_id = await cluster.submit(REQUEST, idempotency_key="k")

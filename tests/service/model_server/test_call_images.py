@@ -137,12 +137,7 @@ def test_an_image_spelled_in_escapes_is_checked_too() -> None:
             "messages[1].content[1]",
             "its data URL is not base64",
         ),
-        (
-            "chat/completions",
-            {"messages": [user(openai(f"sha256:{'0' * 64}"))]},
-            "messages[0].content[0]",
-            NOT_KEPT,
-        ),
+        ("chat/completions", {"messages": [user(openai(f"sha256:{'0' * 64}"))]}, "messages[0].content[0]", NOT_KEPT),
         (
             "chat/completions",
             {"messages": [user(openai("https://example.org/a.png"))]},

@@ -101,9 +101,7 @@ async def test_a_first_step_that_is_lost_asks_again() -> None:
     assert await environment.step(request("a")) == outcome()
 
 
-def test_a_replica_that_dies_during_a_step_is_a_lost_environment(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_replica_that_dies_during_a_step_is_a_lost_environment(caplog: pytest.LogCaptureFixture) -> None:
     environment = environment_over(ScriptedEnvironmentHandle([ActorDiedError()]), "one")
     with pytest.raises(EnvironmentLost, match=r"^The replica of environment 'task' died during the call\.$"):
         virtual_time.run(environment.step(request("a")))

@@ -113,9 +113,7 @@ def test_columns_of_other_forms_than_the_first_come_back_as_well() -> None:
     assert as_arrow(samples).samples == as_json(samples).samples == samples
 
 
-def test_rollouts_come_in_input_order_in_however_many_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rollouts_come_in_input_order_in_however_many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.rollout_requests.arrow_encoder.ROWS_PER_STEP", 3)
     monkeypatch.setattr("service.rollout_requests.arrow_encoder.ROWS_PER_BATCH", 4)
     monkeypatch.setattr("service.rollout_requests.arrow_encoder.NUMBERS_PER_BATCH", 28)
@@ -313,9 +311,7 @@ def test_a_message_with_other_than_one_logprob_a_token_is_refused() -> None:
 
 
 @given(st.data())
-def test_an_answer_that_was_cut_anywhere_is_an_error_and_never_half(
-    data: st.DataObject,
-) -> None:
+def test_an_answer_that_was_cut_anywhere_is_an_error_and_never_half(data: st.DataObject) -> None:
     samples = [plain(idx) for idx in range(3)]
     body = arrow_body(samples)
     cut = data.draw(st.integers(0, len(body) - 1))

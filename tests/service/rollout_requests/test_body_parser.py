@@ -143,9 +143,7 @@ def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
     assert asyncio.run(parse_all())
 
 
-def test_a_large_body_of_sequences_is_parsed_in_a_process(
-    parser: BodyParser,
-) -> None:
+def test_a_large_body_of_sequences_is_parsed_in_a_process(parser: BodyParser) -> None:
     bounds = ScoreBounds(max_sequences=10_000, max_model_len=100, vocab_size=50)
 
     def parsed(*sequences: list[int]) -> ParsedScoreRequest:

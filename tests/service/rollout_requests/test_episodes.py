@@ -24,10 +24,7 @@ from tests.service.rollouts.playing import error_of, generation_due
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
-LOGGED: dict[str, Any] = {
-    "task_name": "math",
-    "message_log": [{"role": "user", "content": "a", "token_ids": [64, 65]}],
-}
+LOGGED: dict[str, Any] = {"task_name": "math", "message_log": [{"role": "user", "content": "a", "token_ids": [64, 65]}]}
 FACTORY = EpisodeFactory(frozenset({"math"}), DESCRIPTION, tokenizer, LIMITS)
 
 

@@ -7,12 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from service.rollout_requests import garbage_collection as garbage
-from service.rollout_requests.garbage_collection import (
-    IDLE_S,
-    LONGEST_WAIT_S,
-    PORTION_S,
-    PacedCollections,
-)
+from service.rollout_requests.garbage_collection import IDLE_S, LONGEST_WAIT_S, PORTION_S, PacedCollections
 from tests import virtual_time
 
 FULL = 2
@@ -41,9 +36,7 @@ def full(made: list[tuple[int, float]]) -> list[float]:
 
 
 @virtual_time.test
-async def test_new_objects_are_collected_while_a_request_is_in_flight(
-    made: list[tuple[int, float]],
-) -> None:
+async def test_new_objects_are_collected_while_a_request_is_in_flight(made: list[tuple[int, float]]) -> None:
     collections = PacedCollections()
     with collections.request_in_flight():
         await asyncio.sleep(3.5 * PORTION_S)
@@ -54,9 +47,7 @@ async def test_new_objects_are_collected_while_a_request_is_in_flight(
 
 
 @virtual_time.test
-async def test_a_full_collection_is_made_after_a_while_without_requests(
-    made: list[tuple[int, float]],
-) -> None:
+async def test_a_full_collection_is_made_after_a_while_without_requests(made: list[tuple[int, float]]) -> None:
     collections = PacedCollections()
     with collections.request_in_flight():
         with collections.request_in_flight():

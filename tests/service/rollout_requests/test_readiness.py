@@ -98,9 +98,7 @@ def test_a_slow_task_and_a_lost_replica_degrade_the_service_and_are_named() -> N
             reason="The answer of the replica e of the environment 'code' took longer than 5 s.",
         ),
         DegradedPart(
-            part="environment",
-            task_name="puzzle",
-            reason="The environment 'puzzle' cannot answer: KeyError.",
+            part="environment", task_name="puzzle", reason="The environment 'puzzle' cannot answer: KeyError."
         ),
     ]
 

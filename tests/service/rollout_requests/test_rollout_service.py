@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.failures import (
-    GenerationRejected,
-    RolloutFailure,
-)
+from deployments.failures import GenerationRejected, RolloutFailure
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
 from deployments.protocols.images import ImageTokens

@@ -112,10 +112,7 @@ def included(request: dict[str, Any], **described: Any) -> list[Problem]:
 
 
 def test_engines_that_have_what_is_included_are_asked_for_it() -> None:
-    request = {
-        "include": ["routed_experts", "top_logprobs:64", "sampling_mask", "entropy"],
-        "sampling": {"top_k": 32},
-    }
+    request = {"include": ["routed_experts", "top_logprobs:64", "sampling_mask", "entropy"], "sampling": {"top_k": 32}}
     assert included(request, max_logprobs=64, returns_experts=True) == []
     assert included({"include": ["top_logprobs:100000", "entropy"], "sampling": {"top_k": 99999}}) == []
 

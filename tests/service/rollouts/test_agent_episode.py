@@ -147,11 +147,7 @@ def test_a_run_that_a_replica_hands_over_costs_no_retry() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "failure", "status"),
-    [
-        ("max_calls", CRASHED, "max_turns"),
-        ("max_tokens", CRASHED, "truncated"),
-        ("max_calls", None, "completed"),
-    ],
+    [("max_calls", CRASHED, "max_turns"), ("max_tokens", CRASHED, "truncated"), ("max_calls", None, "completed")],
 )
 def test_a_run_that_fails_at_a_limit_ends_by_it_and_is_judged(
     limit: Any, failure: AgentFailed | None, status: str

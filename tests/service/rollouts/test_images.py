@@ -130,10 +130,7 @@ def test_images_are_asked_for_again_when_the_engine_was_lost() -> None:
     ("generator", "message"),
     [
         (SeeingGenerator(["ab"], failures=[GenerationRejected("It is no picture.")]), "It is no picture."),
-        (
-            ScriptedGenerator(["ab"]),
-            "The model takes no images, and 2 are shown to it: serve a model that sees.",
-        ),
+        (ScriptedGenerator(["ab"]), "The model takes no images, and 2 are shown to it: serve a model that sees."),
     ],
 )
 def test_a_model_that_cannot_see_what_is_shown_fails_the_rollout(generator: ScriptedGenerator, message: str) -> None:

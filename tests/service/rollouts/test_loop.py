@@ -19,12 +19,7 @@ from rollout_client.contract.rollouts import Keep, SampleInput
 from rollout_env import StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.group_selection import EarlyStopping
-from service.rollouts.loop import (
-    MOST_CHARACTERS_INLINE,
-    RolloutContext,
-    RunningEpisodes,
-    _play_sample,
-)
+from service.rollouts.loop import MOST_CHARACTERS_INLINE, RolloutContext, RunningEpisodes, _play_sample
 from service.rollouts.pacing import LockstepSchedule, LoopPacer, Schedule
 from service.rollouts.progress import ProgressLog
 from tests import virtual_time

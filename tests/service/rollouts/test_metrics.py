@@ -9,10 +9,7 @@ import pytest
 
 from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_client.contract.rollouts import RequestMetrics, SampleMetrics, SampleResult
-from service.rollouts.metrics import (
-    FREED_IN_ONE_STEP,
-    RequestMetricsAccumulator,
-)
+from service.rollouts.metrics import FREED_IN_ONE_STEP, RequestMetricsAccumulator
 from tests.paths import REPOSITORY
 
 

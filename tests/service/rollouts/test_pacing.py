@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.protocols.generation import Generation, GenerationRequest
-from service.rollouts.pacing import (
-    EPISODES_PER_ITERATION,
-    TOKENS_PER_EPISODE,
-    LoopPacer,
-    PacedWork,
-)
+from service.rollouts.pacing import EPISODES_PER_ITERATION, TOKENS_PER_EPISODE, LoopPacer, PacedWork
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context, playing
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator

@@ -3,11 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.protocols.chat import (
-    ParsedResponse,
-    ResponseParser,
-    ResponseToParse,
-)
+from deployments.protocols.chat import ParsedResponse, ResponseParser, ResponseToParse
 from rollout_client.contract.messages import GivenMessage
 from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.loop import RolloutContext, _play_sample

@@ -51,10 +51,7 @@ def retried(call: Callable[[], Awaitable[str]], episode: Episode) -> str:
 
 @pytest.mark.parametrize(
     ("jitter", "expected"),
-    [
-        (min, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]),
-        (max, [1.1, 1.2, 1.4, 1.8, 2.6, 4.2, 5.0, 5.0, 5.0]),
-    ],
+    [(min, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]), (max, [1.1, 1.2, 1.4, 1.8, 2.6, 4.2, 5.0, 5.0, 5.0])],
 )
 def test_the_pauses_double_up_to_five_seconds_with_a_jitter_of_a_second(
     jitter: Callable[[float, float], float], expected: list[float], monkeypatch: pytest.MonkeyPatch

@@ -76,8 +76,7 @@ def test_a_lost_replica_costs_a_retry_of_the_step_and_one_of_the_rollout(retries
 
 
 @pytest.mark.parametrize(
-    ("observed", "texts_of_log"),
-    [([user_message("1")], ["Q", "A", "1", "B"]), ([], ["Q", "A", "1", "C", "2"])],
+    ("observed", "texts_of_log"), [([user_message("1")], ["Q", "A", "1", "B"]), ([], ["Q", "A", "1", "C", "2"])]
 )
 def test_only_a_posted_log_without_steps_is_played_anew(observed: list[Message], texts_of_log: list[str]) -> None:
     response = Message(role="assistant", content="A", token_ids=[65], generation_logprobs=[-1.0], finish_reason="stop")

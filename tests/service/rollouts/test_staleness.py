@@ -21,13 +21,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext
 from service.rollouts.metrics import STATUSES_WITH_FINAL_REWARD, RequestMetricsAccumulator
 from service.rollouts.pacing import Schedule
-from service.rollouts.staleness import (
-    RolloutVersions,
-    VersionBounds,
-    VersionFeed,
-    _tokens_of_version,
-    oldest_version,
-)
+from service.rollouts.staleness import RolloutVersions, VersionBounds, VersionFeed, _tokens_of_version, oldest_version
 from tests import virtual_time
 from tests.service.rollouts.playing import KEEP_ALL, error_of, greedy_generation, playing
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, first_part, outcome

@@ -209,8 +209,7 @@ def test_another_type_or_encoding_is_refused_with_those_that_are_supported(
 
 
 @pytest.mark.parametrize(
-    "content_type",
-    [None, "application/json", "Application/JSON; charset=utf-8", "application/x-www-form-urlencoded"],
+    "content_type", [None, "application/json", "Application/JSON; charset=utf-8", "application/x-www-form-urlencoded"]
 )
 def test_json_may_come_without_a_type_and_with_the_one_that_curl_sends(content_type: str | None) -> None:
     headers = {} if content_type is None else {"content-type": content_type}

@@ -23,10 +23,7 @@ from deployments.policy.failures import (
     WeightsRefused,
 )
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
-from rollout_client.contract.policy import (
-    PushOptions,
-    SwitchOptions,
-)
+from rollout_client.contract.policy import PushOptions, SwitchOptions
 from rollout_client.contract.problems import FieldProblem
 from service.http.upload_chunk import FORWARDED_BYTES
 from tests.service.scripted import ScriptedGenerator

@@ -124,9 +124,7 @@ def test_tasks_of_harbor_are_relative_to_the_config(tmp_path: Path) -> None:
     arguments = {"environments": {"terminal": {"agent": {"harbor": {"tasks": "tasks"}}}}}
     content = {"applications": [{"name": "rollout", "import_path": "service.app:build_app", "args": arguments}]}
     [application] = config_of(content, tmp_path / "serve_config.yaml").applications
-    assert application.args["environments"]["terminal"]["agent"]["harbor"] == {
-        "tasks": str(tmp_path / "tasks"),
-    }
+    assert application.args["environments"]["terminal"]["agent"]["harbor"] == {"tasks": str(tmp_path / "tasks")}
 
 
 def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:

@@ -161,10 +161,7 @@ def test_what_cannot_work_is_refused_by_its_path(
 
 @pytest.mark.parametrize(
     "args",
-    [
-        {"environments": JUDGED},
-        mine(import_path=CONVERSATION, arguments={"judge": {"import_path": JUDGE}}, **USER),
-    ],
+    [{"environments": JUDGED}, mine(import_path=CONVERSATION, arguments={"judge": {"import_path": JUDGE}}, **USER)],
 )
 def test_what_has_its_key_and_its_user_can_start(args: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "x")

@@ -107,9 +107,7 @@ def test_what_is_not_healthy_yet_is_named() -> None:
 
 
 @pytest.mark.parametrize("status", [DeploymentStatus.UPDATING, DeploymentStatus.DEPLOY_FAILED])
-def test_a_constructor_that_raises_ends_the_start_with_its_traceback(
-    status: DeploymentStatus,
-) -> None:
+def test_a_constructor_that_raises_ends_the_start_with_its_traceback(status: DeploymentStatus) -> None:
     states = application(ApplicationStatus.DEPLOYING, Policy=(DeploymentStatus.HEALTHY, ""), math=(status, RAISED))
     with pytest.raises(ServiceNotStarted) as raised:
         startup().observe(states, now=0)
@@ -151,8 +149,7 @@ def test_the_timeout_counts_from_the_last_time_with_room() -> None:
 
 def test_a_replica_whose_process_starts_slowly_does_not_wait_for_room() -> None:
     states = application(
-        ApplicationStatus.DEPLOYING,
-        math=(DeploymentStatus.UPDATING, no_room('{"CPU": 0.1}', '{"CPU": 1.5}')),
+        ApplicationStatus.DEPLOYING, math=(DeploymentStatus.UPDATING, no_room('{"CPU": 0.1}', '{"CPU": 1.5}'))
     )
     judge = startup()
     assert judge.observe(states, now=0) == "math"
