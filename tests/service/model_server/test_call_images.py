@@ -45,6 +45,7 @@ def responses(url: str) -> dict[str, Any]:
 
 
 BASE64 = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": RED_DATA}}
+CHAT, FIRST = "chat/completions", "messages[0].content[0]"
 
 
 class Service:
@@ -122,48 +123,22 @@ def test_an_image_spelled_in_escapes_is_checked_too() -> None:
     body = json.dumps({"messages": [user(openai(f"sha256:{'0' * 64}"))]})
     for content in (body.replace("image", "\\u0069mage").encode(), body.encode("utf-16")):
         service = Service()
-        refused = service.call("chat/completions", content)
-        assert refused.status_code == 422
-        assert refused.json()["errors"][0]["field"] == "messages[0].content[0]"
+        refused = service.call(CHAT, content)
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, FIRST)
         assert not service.server.requests
 
 
 @pytest.mark.parametrize(
     ("endpoint", "body", "field", "message"),
     [
-        (
-            "chat/completions",
-            {"messages": [user(TEXT), user(TEXT, openai("data:image/png;base64,%%%"))]},
-            "messages[1].content[1]",
-            "its data URL is not base64",
-        ),
-        ("chat/completions", {"messages": [user(openai(f"sha256:{'0' * 64}"))]}, "messages[0].content[0]", NOT_KEPT),
-        (
-            "chat/completions",
-            {"messages": [user(openai("https://example.org/a.png"))]},
-            "messages[0].content[0]",
-            _NO_SOURCE,
-        ),
-        ("chat/completions", {"messages": [user(openai("file:///a.png"))]}, "messages[0].content[0]", _NO_SOURCE),
+        (CHAT, {"messages": [user(TEXT, openai("data:image/png;base64,%%%"))]}, "messages[0].content[1]", "not base64"),
+        (CHAT, {"messages": [user(openai(f"sha256:{'0' * 64}"))]}, FIRST, NOT_KEPT),
+        (CHAT, {"messages": [user(openai("https://example.org/a.png"))]}, FIRST, _NO_SOURCE),
+        (CHAT, {"messages": [user(openai("file:///a.png"))]}, FIRST, _NO_SOURCE),
+        (CHAT, {"messages": [user({"type": "text", "text": "Look", "image_url": RED_URL})]}, FIRST, _NO_SOURCE),
+        (CHAT, {"messages": [{"role": "assistant", "content": [openai(RED_URL)]}]}, FIRST, _NOT_SHOWN),
+        (CHAT, {"messages": [{"role": "tool", "content": [openai(RED_URL)]}]}, FIRST, _NOT_SHOWN),
         ("responses", {"input": [user({"type": "input_image", "file_id": "a"})]}, "input[0].content[0]", _NO_SOURCE),
-        (
-            "chat/completions",
-            {"messages": [user({"type": "text", "text": "Look", "image_url": RED_URL})]},
-            "messages[0].content[0]",
-            _NO_SOURCE,
-        ),
-        (
-            "chat/completions",
-            {"messages": [{"role": "assistant", "content": [openai(RED_URL)]}]},
-            "messages[0].content[0]",
-            _NOT_SHOWN,
-        ),
-        (
-            "chat/completions",
-            {"messages": [{"role": "tool", "content": [openai(RED_URL)]}]},
-            "messages[0].content[0]",
-            _NOT_SHOWN,
-        ),
         (
             "responses",
             {"input": [{"type": "function_call_output", "output": [responses(RED_URL)]}]},
@@ -180,8 +155,7 @@ def test_what_cannot_be_shown_is_refused_by_its_place(endpoint: str, body: Any, 
     [problem] = refused.json()["errors"]
     assert problem["field"] == field
     assert message in problem["message"]
-    assert not service.server.requests
-    assert not service.kept.puts
+    assert (service.server.requests, service.kept.puts) == ([], [])
 
 
 def test_a_service_without_images_leaves_calls_to_the_model_server() -> None:

@@ -1,6 +1,7 @@
 """What is wrong with a request, found without playing anything."""
 
 import base64
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from deployments.protocols.replicas import GeneratorDescription
 from deployments.protocols.token_columns import numbers_of
+from rollout_client.contract.problems import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest
 from service.rollout_requests.validation import Capabilities, keep_problems, request_problems
 from service.settings import RequestLimits
@@ -24,29 +26,24 @@ Problem = tuple[str, Any, str]
 
 
 def problems(request: dict[str, Any], capabilities: Capabilities = CAPABILITIES) -> list[Problem]:
-    found = request_problems(RolloutRequest.model_validate({"samples": [SAMPLE], **request}), capabilities)
+    return told(request_problems(RolloutRequest.model_validate({"samples": [SAMPLE], **request}), capabilities))
+
+
+def told(found: Iterable[FieldProblem]) -> list[Problem]:
     return [(problem.field, problem.value, problem.message) for problem in found]
 
 
 def test_a_request_at_every_limit_has_no_problem() -> None:
     """What is over a limit is refused at the route: `routes/test_bad_requests.py`."""
-    request = {
-        "samples": [SAMPLE, {**SAMPLE, "task_name": "chess"}],
-        "num_generations": 3,
-        "max_seq_len": 100,
-        "keep": {"groups": 2, "per_group": 3},
-    }
-    assert problems(request) == []
+    samples, keep = [SAMPLE, {**SAMPLE, "task_name": "chess"}], {"groups": 2, "per_group": 3}
+    assert problems({"samples": samples, "num_generations": 3, "max_seq_len": 100, "keep": keep}) == []
 
 
 def test_all_problems_are_found_at_once() -> None:
-    request = {
-        "samples": [{**SAMPLE, "task_name": "go"}, {**SAMPLE, "reward": 1, "status": 2}],
-        "max_seq_len": 200,
-        "keep": {"groups": 3, "per_group": 2},
-    }
+    samples = [{**SAMPLE, "task_name": "go"}, {**SAMPLE, "reward": 1, "status": 2}]
+    found = problems({"samples": samples, "max_seq_len": 200, "keep": {"groups": 3, "per_group": 2}})
     fields = ["max_seq_len", "keep.per_group", "keep.groups", "samples[0].task_name", "samples[1].status"]
-    assert [field for field, _, _ in problems(request)] == fields
+    assert [field for field, _, _ in found] == fields
 
 
 # Groups that are selected
@@ -55,8 +52,7 @@ def test_all_problems_are_found_at_once() -> None:
 def kept(keep: dict[str, Any], samples: int = 0, **fields: Any) -> list[Problem]:
     drawn = {"samples": [SAMPLE] * samples} if samples else {"samples_from": [RANGE]}
     request = {**drawn, "num_generations": 4, "keep": keep, **fields}
-    found = keep_problems(RolloutRequest.model_validate(request))
-    return [(problem.field, problem.value, problem.message) for problem in found]
+    return told(keep_problems(RolloutRequest.model_validate(request)))
 
 
 @pytest.mark.parametrize(
