@@ -44,36 +44,31 @@ def exported(sample_rate: float = 1.0) -> Iterator[tuple[Tracer, list[ReadableSp
     spans += exporter.get_finished_spans()
 
 
-class Traceparents:
-    """Notes what the calls of a rollout were sent."""
-
-    def __init__(self) -> None:
-        self.of_calls: list[str] = []
-
-
 class NotingGenerator(ScriptedGenerator):
-    def __init__(self, noted: Traceparents, texts: list[str | Exception]) -> None:
+    """Notes the traceparents of its calls in the list that it is given, as the environment below does."""
+
+    def __init__(self, noted: list[str], texts: list[str | Exception]) -> None:
         super().__init__(texts)
         self._noted = noted
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        self._noted.of_calls.append(request.traceparent)
+        self._noted.append(request.traceparent)
         return await super().generate(request)
 
 
 class NotingEnvironment(ScriptedEnvironment):
-    def __init__(self, noted: Traceparents, outcomes: list[StepOutcome]) -> None:
+    def __init__(self, noted: list[str], outcomes: list[StepOutcome]) -> None:
         super().__init__(outcomes)
         self._noted = noted
 
     async def step(self, request: StepRequest) -> StepOutcome:
-        self._noted.of_calls.append(request.traceparent)
+        self._noted.append(request.traceparent)
         return await super().step(request)
 
 
-def played(tracer: Tracer) -> Traceparents:
-    """A rollout of two turns whose second generation fails once."""
-    noted = Traceparents()
+def played(tracer: Tracer) -> list[str]:
+    """The traceparents of the calls of a rollout of two turns, whose second generation fails once."""
+    noted = list[str]()
     generator = NotingGenerator(noted, ["A", GenerationLost("The replica died."), "B"])
     environment = NotingEnvironment(noted, [outcome("O", 0.5), outcome("O", 1.0, terminated=True)])
     context = replace(async_context(generator, environment), observer=TracedRollouts(tracer, UNOBSERVED))
@@ -117,13 +112,13 @@ def test_each_call_is_sent_the_span_that_it_belongs_below() -> None:
     with exported() as (tracer, spans):
         noted = played(tracer)
     calls = [span.context for span in spans if span.name in ("generate", "step") and span.context]
-    assert sorted(noted.of_calls) == sorted(
+    assert sorted(noted) == sorted(
         f"00-{call.trace_id:032x}-{call.span_id:016x}-{call.trace_flags:02x}" for call in calls
     )
 
 
 def test_only_the_first_rollouts_of_a_request_have_spans() -> None:
-    noted = Traceparents()
+    noted = list[str]()
     with exported() as (tracer, spans):
         observer = TracedRollouts(tracer, UNOBSERVED, rollouts_per_request=2)
         for _ in range(2):
@@ -133,7 +128,7 @@ def test_only_the_first_rollouts_of_a_request_have_spans() -> None:
             with tracer.start_as_current_span("request"):
                 collect([EpisodeRecipe(position=position).make() for position in range(3)], context)
     assert Counter(span.name for span in spans) == {"request": 2, "rollout": 4, "turn": 4, "generate": 4, "step": 4}
-    assert [traceparent == "" for traceparent in noted.of_calls] == [False, False, True] * 2
+    assert [traceparent == "" for traceparent in noted] == [False, False, True] * 2
 
 
 def app_with(tracer: Tracer) -> TestClient:
