@@ -100,21 +100,12 @@ class ScriptedIngress:
         factory = EpisodeFactory(frozenset(cluster.environments), DESCRIPTION, tokenizer, LIMITS)
         policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
         self.link = StoreLink(cluster)
-        self.rollouts = RolloutService(
-            cluster.generator,
-            cluster.environments,
-            policy,
-            factory,
-            LIMITS,
-            Admission(admission, MAX_MODEL_LEN),
-            TaskSampler(cluster.environments, cluster.data, {"task"} if cluster.data else frozenset()),
-            observer=cluster.observer,
-            records=None if cluster.records is None else RolloutRecorder(cluster.records, virtual_time.now),
-        )
+        parts = cluster.generator, cluster.environments, policy, factory, LIMITS, Admission(admission, MAX_MODEL_LEN)
+        sampler = TaskSampler(cluster.environments, cluster.data, {"task"} if cluster.data else frozenset())
+        records = None if cluster.records is None else RolloutRecorder(cluster.records, virtual_time.now)
+        self.rollouts = RolloutService(*parts, sampler, observer=cluster.observer, records=records)
         self.jobs = WatchedRunner(self.link, self.rollouts, access, SETTINGS.max_body_bytes)  # type: ignore[arg-type]
-        self.app: FastAPI = app_of(
-            cluster.generator, self.rollouts, access, sets_request_id_header=True, jobs=self.jobs
-        )
+        self.app: FastAPI = app_of(cluster.generator, self.rollouts, access, jobs=self.jobs)
 
     def kill(self) -> None:
         """Nothing that it does from now on reaches anybody."""

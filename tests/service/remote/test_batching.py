@@ -57,8 +57,7 @@ def call_all(replica: ScriptedReplica, *names: str) -> list[str | BaseException]
     """The results of calls that are made in one event-loop iteration."""
 
     async def run() -> list[str | BaseException]:
-        batcher = replica.batcher()
-        return await asyncio.gather(*map(batcher.call, names), return_exceptions=True)
+        return await asyncio.gather(*map(replica.batcher().call, names), return_exceptions=True)
 
     return virtual_time.run(run())
 
@@ -110,17 +109,12 @@ def test_requests_of_one_iteration_go_in_one_call() -> None:
     assert replica.requests == [["a", "b", "c"]]
 
 
-def sized_batcher(replica: ScriptedReplica, sizes: dict[str, int]) -> CallBatcher[str, str]:
-    return stream_of(replica.start_call, bytes_of=sizes.__getitem__)
-
-
 @virtual_time.test
 async def test_a_batch_above_the_bound_of_a_message_is_divided() -> None:
     replica = ScriptedReplica([[(0, "A"), (1, "B")]], [[(0, "C")]], [[(1, "E")], [(0, "D")]])
     half = MOST_BYTES_PER_MESSAGE // 2
     sizes = {"a": half, "b": half, "c": 10 * half, "d": 1, "e": 1}
-
-    batcher = sized_batcher(replica, sizes)
+    batcher = stream_of(replica.start_call, bytes_of=sizes.__getitem__)
     assert await asyncio.gather(*map(batcher.call, sizes)) == ["A", "B", "C", "D", "E"]
     assert replica.requests == [["a", "b"], ["c"], ["d", "e"]]
 
@@ -174,13 +168,9 @@ def test_a_call_that_breaks_fails_only_requests_without_a_result(caplog: pytest.
         assert str(failure) == "The replica died during the call."
         assert isinstance(failure.__cause__, ActorDiedError)
     [record] = caplog.records
-    assert record.levelno == logging.WARNING
-    assert (
-        record.getMessage() == "A call broke before 2 of its requests had a result: The replica died during the call."
-    )
-    assert vars(record)["replica_id"] == "r"
-    assert record.exc_info is None
-    assert vars(record)["cause"] == "ActorDiedError()"
+    message = "A call broke before 2 of its requests had a result: The replica died during the call."
+    assert (record.levelname, record.getMessage(), record.exc_info) == ("WARNING", message, None)
+    assert (vars(record)["replica_id"], vars(record)["cause"]) == ("r", "ActorDiedError()")
 
 
 @pytest.mark.parametrize(
@@ -229,24 +219,19 @@ async def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(
     assert [vars(record)["cause"] for record in caplog.records] == ["_ReplicaSilent(10)"]
 
 
-def test_a_call_of_which_nothing_is_waited_for_any_more_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    replica = ScriptedReplica([[(0, "A")], [(1, "B")]])
-    hang_up(replica, "ab", on="ab")
-    assert replica.calls[0].cancelled
-    assert caplog.records == []
+@pytest.mark.parametrize("left", ["ab", "a"])
+def test_a_call_of_which_nothing_is_waited_for_any_more_is_cancelled(
+    left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = ScriptedReplica([[(1, "B")], [(0, "A")]])
+    hang_up(replica, "ab", on=left)
+    assert (replica.calls[0].cancelled, caplog.records) == (True, [])
 
 
 def test_cancelled_requests_are_aborted_in_one_call() -> None:
     replica = ScriptedReplica([[(1, "B")], [(0, "A")], [(2, "C")]])
     hang_up(replica, "abc", on="ac")
-    assert replica.requests == [["a", "b", "c"]]
-    assert replica.aborted == [["a", "c"]]
-
-
-def test_a_call_ends_as_soon_as_only_cancelled_requests_are_left_of_it() -> None:
-    replica = ScriptedReplica([[(1, "B")], [(0, "A")]])
-    hang_up(replica, "ab", on="a")
-    assert replica.calls[0].cancelled
+    assert (replica.requests, replica.aborted) == ([["a", "b", "c"]], [["a", "c"]])
 
 
 @pytest.mark.parametrize("refused", [True, False])
@@ -266,8 +251,6 @@ def test_an_abort_that_does_not_reach_its_replica_breaks_nothing(
 @virtual_time.test
 async def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
     replica = ScriptedReplica([[(0, "B")]])
-    results: list[str] = []
-
     batcher = replica.batcher()
     hung_up = asyncio.create_task(batcher.call("a"))
     await asyncio.sleep(0)
@@ -275,8 +258,7 @@ async def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
     await asyncio.gather(hung_up, return_exceptions=True)
     await virtual_time.settled()
     assert replica.requests == []
-    results.append(await batcher.call("b"))
-    assert (results, replica.requests) == (["B"], [["b"]])
+    assert (await batcher.call("b"), replica.requests) == ("B", [["b"]])
 
 
 @virtual_time.test

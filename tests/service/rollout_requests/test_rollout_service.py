@@ -90,16 +90,8 @@ class Service:
         limits = limits or RequestLimits()
         factory = factory_type(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
         self.policy = RemotePolicy(unchecked_store)
-        self.service = RolloutService(
-            self.generator,
-            self.environments,
-            self.policy,
-            factory,
-            limits,
-            UNUSED_ADMISSION,
-            TaskSampler(self.environments),
-            images=images,
-        )
+        parts = self.generator, self.environments, self.policy, factory, limits, UNUSED_ADMISSION
+        self.service = RolloutService(*parts, TaskSampler(self.environments), images=images)
 
     @property
     def has_started_something(self) -> bool:

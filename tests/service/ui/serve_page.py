@@ -69,7 +69,7 @@ def scripted_app(access: AccessControl) -> FastAPI:
     not_compared: Any = None
     reports = TrainerReports(in_process, not_compared, lambda: {"": 7})
     rollouts = RolloutService(generator, environments, policy, factory, limits, admission, sampler, records=recorder)
-    return app_of(generator, rollouts, access, sets_request_id_header=True, recorder=recorder, reports=reports)
+    return app_of(generator, rollouts, access, records=recorder, reports=reports)
 
 
 def access_of(folder: Path, key: str | None) -> AccessControl:
