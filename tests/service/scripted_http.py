@@ -35,10 +35,10 @@ from service.routes.http_app import build_http_app
 from service.scoring.scoring import Scoring
 from service.services import AppServices
 from service.settings import AdmissionSettings, RequestLimits
+from tests.fakes.model_server import REFUSED, ScriptedModelServer
+from tests.fakes.policy_store import ScriptedStore
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
-from tests.service.scripted_model_server import REFUSED, ScriptedModelServer
-from tests.service.scripted_store import ScriptedStore
 
 VOCAB_SIZE = 262
 MAX_MODEL_LEN = 100

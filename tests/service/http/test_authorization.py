@@ -8,8 +8,8 @@ import pytest
 from fastapi.routing import APIRoute
 
 from service.routes import tinker
+from tests.fakes.scoring_generator import ScoringGenerator
 from tests.service.keyed_http import KeyedHttp, access_of_a_key
-from tests.service.scoring_generator import ScoringGenerator
 from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp
 

@@ -29,11 +29,11 @@ from service.rollouts.progress import UNOBSERVED, RolloutObserver
 from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
 from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
+from tests.fakes.policy_store import ScriptedStore
 from tests.paths import TINY_MODEL
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 from tests.service.scripted_http import app_of
-from tests.service.scripted_store import ScriptedStore
 
 MAX_MODEL_LEN = 60
 DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, 262)

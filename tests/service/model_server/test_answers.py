@@ -13,8 +13,8 @@ import pytest
 from deployments.failures import GenerationLost
 from deployments.protocols.model_server import ServedPart, ServedTokens
 from tests import virtual_time
+from tests.fakes.model_server import ScriptedModelServer
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_model_server import ScriptedModelServer
 
 EVENTS = "text/event-stream; charset=utf-8"
 CHUNK = b'data: {"id":"a","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n'

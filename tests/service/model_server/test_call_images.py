@@ -16,8 +16,8 @@ from service.model_server.call_images import _NO_SOURCE, _NOT_SHOWN, _images_of
 from service.settings import RequestLimits
 from tests.deployments.images.pictures import ImagesInProcess, picture
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.fakes.model_server import ScriptedModelServer
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_model_server import ScriptedModelServer
 
 RED, BLUE = picture("red"), picture("blue", "JPEG")
 RED_NAME, BLUE_NAME = name_of_image(RED), name_of_image(BLUE)

@@ -16,8 +16,8 @@ from service.model_server.calls import FORGET_AFTER_S, ModelCalls, _of_session
 from service.remote.policy import RemotePolicy
 from service.settings import AdmissionSettings
 from tests import virtual_time
-from tests.service.scripted_model_server import ScriptedModelServer
-from tests.service.scripted_store import ScriptedStore
+from tests.fakes.model_server import ScriptedModelServer
+from tests.fakes.policy_store import ScriptedStore
 
 TEAM = Caller("team", frozenset({"rollout"}))
 BODY = b"x" * 76

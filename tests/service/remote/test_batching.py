@@ -15,7 +15,7 @@ from deployments.failures import EnvironmentBroken, EnvironmentLost
 from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE, MOST_ITEMS_PER_MESSAGE, CallBatcher
 from service.remote.replica_stream import ReplicaWatch, control_calls, streamed_calls
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse
+from tests.fakes.serve_handle import ScriptedCall, ScriptedResponse
 
 
 def stream_of(start_call: Callable[[list[str]], Any], **further: Any) -> CallBatcher[str, str]:

@@ -15,7 +15,7 @@ from service.remote.environment import RemoteEnvironment
 from service.rollouts.loop import RolloutContext
 from service.rollouts.pacing import LockstepSchedule
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedEnvironmentHandle, ScriptedResponse
+from tests.fakes.serve_handle import ScriptedEnvironmentHandle, ScriptedResponse
 from tests.service.rollouts.playing import collect
 from tests.service.scripted import EpisodeRecipe, ScriptedGenerator, outcome
 

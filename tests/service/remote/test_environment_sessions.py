@@ -14,7 +14,7 @@ from deployments.protocols.environments import StepRequest, TaskDescription
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.environment import RemoteEnvironment
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedEnvironmentHandle, ScriptedResponse
+from tests.fakes.serve_handle import ScriptedEnvironmentHandle, ScriptedResponse
 
 DESCRIPTION = TaskDescription("task", "Holds sessions.", fields={}, has_sessions=True)
 

@@ -20,7 +20,7 @@ from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import RemoteGenerator
 from service.scheduling.window import SUSPECT_AFTER
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedGeneratorHandle, ScriptedResponse
+from tests.fakes.serve_handle import ScriptedGeneratorHandle, ScriptedResponse
 from tests.service.scripted import DESCRIPTION
 
 DONE = Generation([1], [0.0], "stop")

@@ -16,7 +16,7 @@ from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedP
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import SERVE_RETRIES, RemoteGenerator
 from tests import virtual_time
-from tests.service.remote.scripted_handles import LOAD, ScriptedCall, ScriptedHandle, ScriptedResponse
+from tests.fakes.serve_handle import LOAD, ScriptedCall, ScriptedHandle, ScriptedResponse
 from tests.service.scripted import DESCRIPTION
 
 WHOLE = [ServedPart(b"a", 200, "text/event-stream"), ServedPart(b"b", tokens=ServedTokens(3, 2))]

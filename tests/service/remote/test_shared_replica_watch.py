@@ -17,7 +17,7 @@ from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from tests import virtual_time
-from tests.service.remote.in_process_handles import InProcessHandle, ReadyReplica, TimedEngine
+from tests.fakes.in_process_handle import InProcessHandle, ReadyReplica, TimedEngine
 from tests.service.scripted import outcome
 
 PART_EVERY_S = 0.05

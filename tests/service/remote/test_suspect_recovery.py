@@ -14,7 +14,7 @@ from deployments.failures import GenerationLost
 from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
 from service.remote.generator import TRY_SUSPECTS_S, RemoteGenerator
 from tests import virtual_time
-from tests.service.remote.in_process_handles import InProcessHandle, ReadyReplica, TimedEngine
+from tests.fakes.in_process_handle import InProcessHandle, ReadyReplica, TimedEngine
 
 SEQUENCES = 4
 GENERATION_S = 2.5

@@ -37,8 +37,8 @@ from service.rollout_requests.task_samples import TaskSampler
 from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
 from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica
+from tests.fakes.in_process_handle import InProcessHandle
 from tests.paths import TINY_MODEL
-from tests.service.remote.in_process_handles import InProcessHandle
 from tests.service.scripted import ScriptedEnvironment, outcome
 from tests.service.scripted_http import DESCRIPTION, tokenizer
 

@@ -15,9 +15,9 @@ from deployments.protocols.model_server import ServedPart, ServedTokens
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.routes.dependencies import _request_id
+from tests.fakes.model_server import ScriptedModelServer
 from tests.service.keyed_http import access_of_a_key
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_model_server import ScriptedModelServer
 
 CALLS = {
     "chat/completions": b'{"messages": []}',

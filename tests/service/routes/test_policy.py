@@ -26,9 +26,9 @@ from deployments.protocols.generation import Generation, GenerationRequest, Weig
 from rollout_client.contract.policy import PushOptions, SwitchOptions
 from rollout_client.contract.problems import FieldProblem
 from service.http.upload_chunk import FORWARDED_BYTES
+from tests.fakes.policy_store import SENDER, UPDATE
 from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_store import SENDER, UPDATE
 
 UPDATE_JSON: dict[str, Any] = UPDATE.model_dump()
 NEW_UPLOAD = {"version": 7, "received_bytes": 0, "expires_at": None}

@@ -14,8 +14,8 @@ from rollout_client import SequenceScore
 from service.problems import _JSON_WORDS
 from service.rollouts import retries
 from service.settings import RequestLimits
+from tests.fakes.scoring_generator import Answer, ScoringGenerator
 from tests.service import scripted_http
-from tests.service.scoring_generator import Answer, ScoringGenerator
 from tests.service.scripted_http import LIMITS, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedHttp
 
 ONE_OR_EACH = "send one for each, or one number"

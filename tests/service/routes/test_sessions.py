@@ -22,10 +22,10 @@ from rollout_client.contract.sessions import SessionSample
 from service.access.access_control import CHECK_PERIOD_S, OPEN_TO_ALL, AccessControl
 from service.rollouts import retries
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.fakes.model_server import ScriptedModelServer
 from tests.service.keyed_http import access_of_a_key
 from tests.service.scripted import outcome
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_model_server import ScriptedModelServer
 
 JSON = {"content-type": "application/json"}
 NO_NUMBERS: Columns = {}

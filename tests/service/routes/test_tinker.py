@@ -21,10 +21,10 @@ from deployments.protocols.model_server import ServedPart, ServedTokens
 from rollout_client.contract.problems import FieldProblem
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.settings import AdmissionSettings
+from tests.fakes.model_server import ScriptedModelServer
+from tests.fakes.scoring_generator import ScoringGenerator
 from tests.service.keyed_http import access_of_a_key
-from tests.service.scoring_generator import ScoringGenerator
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_model_server import ScriptedModelServer
 
 Returned = TypeVar("Returned")
 SAMPLER = f"{'0' * 32}-train:0::"

@@ -22,10 +22,10 @@ from rollout_env import StepOutcome
 from service.rollouts.progress import UNOBSERVED
 from service.settings import TracingSettings
 from service.tracing.spans import TracedRollouts, TracingMiddleware, tracer_of
+from tests.fakes.model_server import ScriptedModelServer
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_model_server import ScriptedModelServer
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"

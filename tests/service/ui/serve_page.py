@@ -32,8 +32,8 @@ from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.task_samples import TaskSampler
 from service.settings import AccessSettings, AdmissionSettings, RequestLimits
+from tests.fakes.policy_store import ScriptedStore
 from tests.service.scripted_http import VOCAB_SIZE, app_of, tokenizer
-from tests.service.scripted_store import ScriptedStore
 from tests.service.ui.played_parts import TalkingGenerator, tasks
 from tests.service.ui.scripted_metrics import scripted_metrics
 
