@@ -145,8 +145,11 @@ def test_all_messages_of_an_observation_are_appended() -> None:
     assert list(generation_due(episode).prompt_token_ids) == ids_of("QA427Go on.")
     episode.add_generation(generation("B"))
     assert episode.step_request().message_log[2:5] == TOOL_RESULTS
-    said = [message.model_dump(include=set(message.model_fields_set)) for message in episode.result().message_log[2:5]]
-    assert [{name: one[name] for name in one if name not in ("token_ids", "reward")} for one in said] == TOOL_RESULTS
+    log = episode.result().message_log[2:5]
+    fields = [message.model_fields_set - {"token_ids", "reward"} for message in log]
+    assert [{name: getattr(message, name) for name in names} for message, names in zip(log, fields, strict=True)] == (
+        TOOL_RESULTS
+    )
     assert episode.result().metrics.env_tokens == len("427Go on.")
 
 
@@ -307,14 +310,11 @@ def test_an_interrupted_generation_goes_on_as_the_same_message() -> None:
     episode.add_generation(generation("CD", WeightSpan("1", 0, 1), WeightSpan("2", 1, 2)))
     assert episode.step_is_due
     result = episode.result()
-    assert result.message_log[1].model_dump(exclude_none=True) == {
-        "role": "assistant",
-        "content": "ABCD",
-        "token_ids": ids_of("ABCD"),
-        "generation_logprobs": [-0.25, -0.25, -1.0, -1.0],
-        "finish_reason": "stop",
-        "weight_versions": [{"version": "1", "start": 0, "end": 3}, {"version": "2", "start": 3, "end": 4}],
-    }
+    response = result.message_log[1]
+    assert (response.content, list(response.token_ids), response.finish_reason) == ("ABCD", ids_of("ABCD"), "stop")
+    assert list(response.generation_logprobs or ()) == [-0.25, -0.25, -1.0, -1.0]
+    spans = [(span.version, span.start, span.end) for span in response.weight_versions or ()]
+    assert spans == [("1", 0, 3), ("2", 3, 4)]
     metrics = result.metrics
     assert (metrics.turn_count, metrics.turn_gen_tokens, metrics.turn_input_tokens) == (1, [4], [1])
 

@@ -114,6 +114,16 @@ def test_generated_tokens_are_counted_by_the_replica_that_generated_them() -> No
     assert metrics["total_generated_tokens"] == 18
 
 
+@pytest.mark.parametrize(
+    ("field", "mean", "highest", "lowest", "median", "stddev"),
+    [
+        ("turns_per_sample", 2.0, 3, 1, 2.0, 0.816497),
+        ("total_tokens_per_sample", 9.25, 12, 6, 9.5, 2.5),
+        ("gen_tokens_per_sample", 6.25, 10, 3, 6.0, 3.304038),
+        ("env_tokens_per_sample", 3.0, 6, 0, 3.0, 2.581989),
+        ("total_reward", 0.75, 2.5, -0.5, 0.5, 1.322876),
+    ],
+)
 def test_each_field_has_its_spread(
     field: str, mean: float, highest: float, lowest: float, median: float, stddev: float
 ) -> None:

@@ -69,7 +69,7 @@ async def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one(cancelled: s
     await asyncio.gather(*tasks.values(), return_exceptions=True)
     assert turns.order == [name for name in tasks if name != cancelled]
     first, second = turns.by_iteration
-    assert second == first + 1
+    assert second == first + 2
 
 
 @virtual_time.test

@@ -321,15 +321,11 @@ def test_every_token_of_a_rollout_of_an_exact_version_is_of_it(world: World, cou
             assert result.status in STATUSES_WITH_FINAL_REWARD
 
 
-def generated_by(version: int, finish_reason: FinishReason | None = None) -> Message:
-    return Message(
-        role="assistant",
-        content="a",
-        token_ids=[97],
-        generation_logprobs=[-1.0],
-        finish_reason=finish_reason,
-        weight_versions=[WeightVersionSpan(version=str(version), start=0, end=1)],
-    )
+def generated_by(*labels: str, finish_reason: FinishReason | None = None) -> Message:
+    """A response with a token of each of these versions."""
+    versions = [WeightVersionSpan(version=label, start=at, end=at + 1) for at, label in enumerate(labels)]
+    response = Message(role="assistant", content="a", token_ids=[97], generation_logprobs=[-1.0])
+    return response.model_copy(update={"weight_versions": versions or None, "finish_reason": finish_reason})
 
 
 def test_stale_rollouts_do_not_count_for_early_stopping() -> None:
