@@ -48,7 +48,7 @@ def test_requests_share_the_engines_by_their_weights(ingresses: int, weight: flo
     fleet = Fleet(2, TIMING, ingresses=ingresses)
     fleet.post(Batch("one", rollouts=1000, turns=4))
     fleet.post(Batch("other", rollouts=1000, turns=4, weight=weight, ingress=ingresses - 1))
-    fleet.run(lambda: fleet.now > 30.0)
+    fleet.run(lambda: fleet.now > 20.0)
     assert fleet.turns_ended["other"] / fleet.turns_ended["one"] == pytest.approx(weight, rel=0.1)
 
 
@@ -56,7 +56,7 @@ def test_two_requests_of_one_ingress_and_one_of_another_get_a_third_each() -> No
     fleet = Fleet(2, TIMING, ingresses=2)
     for name, ingress in (("a", 0), ("b", 1), ("c", 1)):
         fleet.post(Batch(name, rollouts=1000, turns=4, ingress=ingress))
-    fleet.run(lambda: fleet.now > 30.0)
+    fleet.run(lambda: fleet.now > 20.0)
     assert [fleet.turns_ended[name] / fleet.turns_ended.total() for name in "abc"] == pytest.approx(
         [1 / 3] * 3, rel=0.1
     )
@@ -66,7 +66,7 @@ def test_three_new_replicas_carry_a_quarter_each_within_two_turns() -> None:
     fleet = Fleet(1, TIMING)
     fleet.post(Batch("training", rollouts=1024, turns=8, prompt_tokens=1000))
     fleet.at(40.0, lambda: fleet.scale(4))
-    fleet.run()
+    fleet.run(lambda: fleet.now > 80.0)
     before = turns_in(fleet, 20.0, 40.0).total() / 20.0
     after = turns_in(fleet, 40.0 + 2 * TURN_S, 80.0)
     assert [count / after.total() for count in after.values()] == pytest.approx([0.25] * 4, rel=0.05)
@@ -103,10 +103,10 @@ def fleet_that_knows_lengths(ingresses: int = 1) -> Fleet:
 
 
 def settled_turns(fleet: Fleet) -> Counter[str]:
-    """The turns that end in thirty seconds, from ten seconds on."""
+    """The turns that end in fifteen seconds, from ten seconds on."""
     fleet.run(lambda: fleet.now > 10.0)
     before = Counter(fleet.turns_ended)
-    fleet.run(lambda: fleet.now > 40.0)
+    fleet.run(lambda: fleet.now > 25.0)
     return Counter(fleet.turns_ended) - before
 
 
