@@ -20,9 +20,10 @@ from rollout_client import ResponseNotUnderstood, RolloutError, RolloutResponse,
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
 from rollout_client.contract.base import label_of
-from rollout_client.contract.messages import NUMBER_BYTES, Message, NumberType
+from rollout_client.contract.messages import NUMBER_BYTES, Message, NumberType, SampledWith
 from rollout_client.tensors import Credit, NotFinal, PaddingSide, RolloutTensors, to_tensors
 from rollout_client.tensors.arrow_rollouts import rows_at
+from rollout_client.tensors.rollouts import idx_of
 from rollout_env import StepOutcome
 from service.rollout_requests import arrow_encoder
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
@@ -54,6 +55,8 @@ GIVEN: dict[str, st.SearchStrategy[Any]] = {
     "version": st.integers(0, 99).map(str),
     "media": st.just(f"sha256:{'0a' * 32}"),
     "temperature": st.floats(0, 2),
+    # In Arrow its defaults are said.
+    "sampled_with": st.none() | st.floats(0, 2).map(lambda drawn: SampledWith(temperature=drawn).model_dump()),
     "generation_logprobs": st.none() | st.lists(st.floats(-9, 0, width=32), max_size=4),
     **{name: st.builds(packed, st.just(name), st.integers(0, 4), st.integers(0, 255)) for name in ROWS},
 }
@@ -275,7 +278,7 @@ def test_selected_rollouts_stay_in_the_batches_they_came_in(monkeypatch: pytest.
     st.sampled_from(["drop", "mask"]),
     st.integers(1, 5),
     st.sampled_from(["total", "turn"]),
-    st.sampled_from([None, lambda sample: sample.task_name]),
+    st.sampled_from([idx_of, lambda sample: sample.task_name]),
 )
 def test_tensors_of_either_answer_are_the_same(
     samples: list[SampleResult],

@@ -8,7 +8,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.protocols.environments import StepRequest, TaskDescription
@@ -150,7 +150,6 @@ def drawn_fork(http: ScriptedHttp, parent: SampleResult, draw: Any) -> tuple[dic
     return {"token": before + kept}, at_token(http, parent, turn, kept)
 
 
-@settings(max_examples=100)
 @given(st.integers(0, 2**31), st.data())
 def test_random_forks_are_played_as_their_logs_are_when_they_are_posted(seed: int, data: st.DataObject) -> None:
     async def story() -> None:
