@@ -20,6 +20,7 @@ from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import RemoteGenerator
 from service.scheduling.window import SUSPECT_AFTER
 from tests import virtual_time
+from tests.fakes.in_process_handle import InProcessResponse
 from tests.fakes.serve_handle import ScriptedGeneratorHandle, ScriptedResponse
 from tests.service.scripted import DESCRIPTION
 
@@ -87,11 +88,13 @@ async def test_one_that_ends_in_the_iteration_in_which_it_starts_is_not_sent(is_
     handle, generator = await windowed("a")
     running = begun(generator, "one", "two", "three")
     await virtual_time.settled()
-    await virtual_time.until(lambda: generator.waiting_generations == 0)
+    handle.describe.remote = lambda: InProcessResponse(asyncio.sleep(0, replace(DESCRIPTION, max_num_seqs=3)))
+    await generator.describe()
+    assert generator.waiting_generations == 0
     assert running[2].cancel() if is_cancelled else generator.interrupt("three")
     await asyncio.gather(*running, return_exceptions=True)
-    await asyncio.gather(*begun(generator, "four", "five"))
-    assert handle.generated == [("a", ["one", "two"]), ("a", ["four", "five"])]
+    await asyncio.gather(*begun(generator, "four", "five", "six"))
+    assert handle.generated == [("a", ["one", "two"]), ("a", ["four", "five", "six"])]
 
 
 @virtual_time.test
