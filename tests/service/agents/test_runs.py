@@ -97,7 +97,7 @@ class Service:
         now_s: Callable[[], float] = time.time,
         **program: Any,
     ) -> None:
-        self.store = SessionStore(settings or SessionsSettings(), ScriptedStorage(), now_s)
+        self.store = SessionStore(settings or SessionsSettings(), ScriptedStorage(), now_s, now_s)
         policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
         sessions = AgentSessions(self.store, policy, OPEN_TO_ALL, {})
         self.program = CallingProgram([], store=self.store, agent=agent, **program)

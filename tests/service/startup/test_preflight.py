@@ -154,9 +154,11 @@ def test_what_cannot_work_is_refused_by_its_path(
 ) -> None:
     for variable in ("JUDGE_KEY", "RIVALS_KEY"):
         monkeypatch.delenv(variable, raising=False)
-    [problem] = refusal(config(**args))
+    problem, *others = refusal(config(**args))
     assert problem.startswith(path)
     assert says in problem
+    # A task in a sandbox has two where this machine has none.
+    assert others == [] or path.endswith("harbor.tasks")
 
 
 @pytest.mark.parametrize(
