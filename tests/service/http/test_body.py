@@ -118,7 +118,8 @@ def test_consecutive_frames_are_one_body(coding: str, compress: Compress) -> Non
 @pytest.mark.parametrize("coding", [" GZip ", "x-gzip", "identity", "", None])
 def test_the_encoding_of_a_body_has_several_names_and_none(coding: str | None) -> None:
     body = gzip.compress(TEXT) if coding and "gzip" in coding.lower() else TEXT
-    assert read(body[:9], b"", body[9:], **({} if coding is None else {"content_encoding": coding})) == TEXT
+    headers: dict[str, Any] = {} if coding is None else {"content_encoding": coding}
+    assert read(body[:9], b"", body[9:], **headers) == TEXT
 
 
 def test_another_encoding_is_415() -> None:

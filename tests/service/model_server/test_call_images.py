@@ -194,7 +194,7 @@ def test_the_sample_of_a_session_is_stored_with_names() -> None:
     [({"takes_images": False}, True), ({"model_sees": False}, True), ({"model_sees": False}, False)],
 )
 def test_no_call_shows_images_where_none_are_taken(service: dict[str, bool], in_session: bool) -> None:
-    blind = Service(**service)  # type: ignore[arg-type]
+    blind = Service(**service)
     refused = blind.call("chat/completions", {"messages": [user(TEXT, openai(RED_URL))]}, in_session)
     sample = {"task_name": "math", "messages": [user(TEXT, {"type": "image", "image": RED_URL})]}
     opened = blind.http.request("POST", "/v1/sessions", json={"sample": sample})

@@ -406,7 +406,7 @@ def test_a_replay_has_stop_strings_where_they_change() -> None:
     sampling: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 7}
     recipe = EpisodeRecipe(stop_strings=("s",), max_rollout_turns=4, sampling=SamplingOptions(**sampling))
     result = play(recipe, ScriptedGenerator(["AB"]), ScriptedEnvironment(outcomes))
-    changes = [{"stop_strings": ["s"]}, {"stop_strings": ["x"]}, {}, {"stop_strings": []}]
+    changes: list[dict[str, Any]] = [{"stop_strings": ["s"]}, {"stop_strings": ["x"]}, {}, {"stop_strings": []}]
     assert _plain_fields(result)["replay"] == sampling | {
         "service_version": "",
         "engine": "",

@@ -308,7 +308,8 @@ def test_a_rollback_to_a_number_of_another_type_is_refused_by_its_field(
 PUSH = ("PUT", "/policy/versions/7", {"content": b"weights"})
 LOAD = ("PUT", "/policy/versions/7", {"json": {"checkpoint": "/etc"}})
 ROLL_BACK = ("POST", "/policy/rollback", {"content": '{"to": 5}'})
-INIT = ("POST", "/policy/transfer/init", {"json": {"init_info": {}}})
+NO_INFO: dict[str, Any] = {"json": {"init_info": {}}}
+INIT = ("POST", "/policy/transfer/init", NO_INFO)
 
 
 @pytest.mark.parametrize(
