@@ -6,6 +6,7 @@ import random
 import threading
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import zstandard
