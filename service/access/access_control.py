@@ -148,7 +148,7 @@ class AccessControl:
         self.is_open_on_loopback = is_open_on_loopback
 
     @classmethod
-    def of(cls, settings: AccessSettings) -> Self:
+    def of(cls, settings: AccessSettings, now_s: Callable[[], float] = time.monotonic) -> Self:
         """Access control by the keys of the settings.
 
         Raises:
@@ -157,7 +157,7 @@ class AccessControl:
         path = settings.keys_file
         if path is None:
             return cls(None, is_open_on_loopback=settings.guarded_by is None)
-        return cls(_KeyFile(Path(path).expanduser()))
+        return cls(_KeyFile(Path(path).expanduser(), now_s))
 
     async def caller_of(self, authorization: Sequence[str], scope: Scope) -> Caller:
         """Who sent a request that needs `scope`.

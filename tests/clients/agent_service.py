@@ -11,8 +11,8 @@ from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client import AsyncRolloutClient
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.fakes.model_server import ScriptedModelServer
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_model_server import ScriptedModelServer
 
 
 class AgentService:

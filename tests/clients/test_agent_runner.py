@@ -18,10 +18,10 @@ from rollout_client import (
     play_agent,
 )
 from tests.clients.agent_service import AgentService
+from tests.fakes.model_server import ScriptedModelServer
 from tests.growing_limits import in_the_middle
 from tests.service.scripted import outcome
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_model_server import ScriptedModelServer
 
 PROMPTS = [{"task_name": "math", "messages": [{"role": "user", "content": f"What is {n} + 1?"}]} for n in range(3)]
 

@@ -18,6 +18,7 @@ from deployments.protocols.generation import (
     IncludedColumns,
     SamplingOptions,
 )
+from deployments.protocols.images import ImageTokens
 from deployments.protocols.replicas import GeneratorDescription
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import ObservationFormat
@@ -105,6 +106,8 @@ class ScriptedGenerator(Generator):
     script: Sequence[str | Exception]
     requests: list[GenerationRequest] = field(default_factory=list)
     delay_s: float = 0.0
+    delay_of: Callable[[GenerationRequest], float] | None = None
+    """In place of `delay_s`."""
     cancelled: int = 0
     released: list[str] = field(default_factory=list)
     interrupted: list[str] = field(default_factory=list)
@@ -115,7 +118,7 @@ class ScriptedGenerator(Generator):
     async def generate(self, request: GenerationRequest) -> Generation:
         answer = self.script[len(self.requests) % len(self.script)]
         self.requests.append(request)
-        passed = await self.share_of_time(request, self.delay_s)
+        passed = await self.share_of_time(request, self.delay_of(request) if self.delay_of else self.delay_s)
         if isinstance(answer, Exception):
             raise answer
         token_ids = ids_of(answer)[: request.max_new_tokens]
@@ -231,6 +234,7 @@ class EpisodeRecipe:
     retries: int = 0
     bounds: VersionBounds = field(default_factory=VersionBounds)
     include: IncludedColumns = NO_COLUMNS
+    images: dict[str, ImageTokens] = field(default_factory=dict)
     extra_env_info: dict[str, Any] = field(default_factory=lambda: {"state": 0})
     message_log: Callable[[str], list[Message]] = field(default=lambda prompt: [user_message(prompt)])
     tokenizer: ChatTokenizer = field(default_factory=CharacterChatTokenizer)
@@ -249,7 +253,7 @@ class EpisodeRecipe:
             extra_env_info=self.extra_env_info,
             stop_strings=self.stop_strings,
             sampling=self.sampling or SamplingOptions(seed=self.seed),
-            chat=ChatOptions(self.observation_format),
+            chat=ChatOptions(self.observation_format, images=dict(self.images)),
             bounds=self.bounds,
             include=self.include,
         )

@@ -20,7 +20,6 @@ from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
 from service.agents.sessions import AgentSessions
 from service.images.request_images import RequestImages
-from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.model_server.tinker_sampling import TinkerSampling
 from service.remote.policy import RemotePolicy
@@ -36,10 +35,10 @@ from service.routes.http_app import build_http_app
 from service.scoring.scoring import Scoring
 from service.services import AppServices
 from service.settings import AdmissionSettings, RequestLimits
+from tests.fakes.model_server import REFUSED, ScriptedModelServer
+from tests.fakes.policy_store import ScriptedStore
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
-from tests.service.scripted_model_server import REFUSED, ScriptedModelServer
-from tests.service.scripted_store import ScriptedStore
 
 VOCAB_SIZE = 262
 MAX_MODEL_LEN = 100
@@ -79,29 +78,19 @@ class ScriptedHttp:
     ) -> None:
         self.store = ScriptedStore()
         self.generator = generator or ScriptedGenerator(["A"])
-        self.environments = {
-            name: ScriptedEnvironment([outcome(terminated=True)]) for name in ("math", "sliding_puzzle")
-        }
+        tasks = ("math", "sliding_puzzle")
+        self.environments = {task: ScriptedEnvironment([outcome(terminated=True)]) for task in tasks}
         factory = EpisodeFactory(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
         policy = RemotePolicy(self.store)  # type: ignore[arg-type]
         self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN, lambda: ingress_replicas)
-        self.rollouts = RolloutService(
-            self.generator,
-            self.environments,
-            policy,
-            factory,
-            limits,
-            self.admission,
-            TaskSampler(self.environments),
-            records=recorder,
-        )
+        parts = self.generator, self.environments, policy, factory, limits, self.admission
+        self.rollouts = RolloutService(*parts, TaskSampler(self.environments), records=recorder)
         calls = None if model_server is None else ModelCalls(model_server, policy, self.admission)
         sessions = None
         if calls is not None and session_store is not None:
             sessions = AgentSessions(session_store, policy, access, self.environments)
-        self.app = app_of(
-            self.rollouts, access, sets_request_id_header, None, calls, sessions, images, recorder, reports
-        )
+        kept = {"sessions": sessions, "images": images, "records": recorder, "reports": reports}
+        self.app = app_of(self.generator, self.rollouts, access, sets_request_id_header, calls, **kept)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Sends one request. An exception that the application does not handle comes back as its 500."""
@@ -139,19 +128,18 @@ class ScriptedHttp:
 
 
 def app_of(
+    generator: Generator,
     rollouts: RolloutService,
     access: AccessControl,
-    sets_request_id_header: bool,
-    jobs: JobRunner | None = None,
+    sets_request_id_header: bool = True,
     calls: ModelCalls | None = None,
-    sessions: AgentSessions | None = None,
-    images: RequestImages | None = None,
-    recorder: RolloutRecorder | None = None,
-    reports: TrainerReports | None = None,
+    **kept: Any,
 ) -> FastAPI:
-    """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
-    generator, admission = rollouts._generator, rollouts.admission
-    calls = calls or ModelCalls(ScriptedModelServer(REFUSED), rollouts.policy, admission)
+    """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s.
+
+    Args: `kept` are jobs, sessions, images, records and reports, where the service keeps these.
+    """
+    calls = calls or ModelCalls(ScriptedModelServer(REFUSED), rollouts.policy, rollouts.admission)
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
     scoring = Scoring(generator, rollouts.policy, rollouts.limits, DESCRIPTION)
@@ -163,13 +151,9 @@ def app_of(
         access=access,
         readiness=Readiness(generator, rollouts.environments, {"policy": lambda: rollouts.policy.store.state(0.0)}),
         scoring=scoring,
-        jobs=jobs,
         calls=calls,
-        sessions=sessions,
-        images=images,
-        records=recorder,
-        reports=reports,
         tinker=TinkerSampling(calls, scoring),
+        **kept,
     )
     return app
 

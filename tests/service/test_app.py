@@ -48,20 +48,19 @@ EVERYTHING = ServiceSettings.model_validate(
 )
 
 
-STORES = {
-    "policy_store": "Policy",
-    "sessions": "Sessions",
-    "images": "Images",
-    "jobs": "Jobs",
-    "records": "Records",
-}
+STORES = {"policy_store": "Policy", "sessions": "Sessions", "images": "Images", "jobs": "Jobs", "records": "Records"}
 """The deployment that each argument is."""
+
+
+def deployment_of(bound: Application) -> Any:
+    """Serve shows it nowhere else."""
+    return vars(bound)["_bound_deployment"]
 
 
 def applications(bound: Application) -> Iterator[Application]:
     """This one, and those that it is given."""
     yield bound
-    deployment: Any = bound._bound_deployment
+    deployment = deployment_of(bound)
     for argument in (*deployment.init_args, *deployment.init_kwargs.values()):
         for each in argument.values() if isinstance(argument, dict) else [argument]:
             if isinstance(each, Application):
@@ -71,11 +70,11 @@ def applications(bound: Application) -> Iterator[Application]:
 def test_each_deployment_takes_what_it_is_given() -> None:
     stores = {}
     for each in applications(build(EVERYTHING)):
-        deployment: Any = each._bound_deployment
+        deployment = deployment_of(each)
         bound = inspect.signature(deployment.func_or_class).bind(*deployment.init_args, **deployment.init_kwargs)
         given = bound.arguments | deployment.init_kwargs
         stores[deployment.name] = {
-            name: given[name]._bound_deployment.name for name in STORES if isinstance(given.get(name), Application)
+            name: deployment_of(given[name]).name for name in STORES if isinstance(given.get(name), Application)
         }
     assert stores == {
         "Ingress": STORES,
@@ -98,14 +97,6 @@ def test_where_strangers_could_reach_it_the_application_is_not_built(monkeypatch
         build(SETTINGS)
     guarded = SETTINGS.model_copy(update={"access": AccessSettings(guarded_by="the gateway asks who is calling")})
     build(guarded)
-
-
-def test_a_certificate_that_haproxy_would_not_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    listening(monkeypatch, WITH_TLS)
-    build(SETTINGS)
-    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    with pytest.raises(ServiceExposed, match=r"^http_options\.ssl_certfile: /etc/tls\.crt is not used with RAY_SERVE"):
-        build(SETTINGS)
 
 
 def test_without_a_serve_that_runs_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:

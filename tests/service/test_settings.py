@@ -27,118 +27,83 @@ def test_the_configs_in_the_repository_are_valid_and_size_each_deployment(name: 
     assert "ray_actor_options" not in sized["Generator"], "they follow from engine and would replace it whole"
 
 
-def test_the_gpu_config_autoscales_every_deployment() -> None:
-    [application] = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())["applications"]
-    assert all(deployment["autoscaling_config"]["max_replicas"] > 1 for deployment in application["deployments"])
+GAME = {"agent": {"game": {"import_path": "games:game"}}}
+POLICY_AS_USER = {"models": {"user": {"policy": "run-b"}}}
+AGENT_AND_USER = {"agent": AGENT, "models": {"a": {}}, "user_simulator": {"model": "a"}}
+FOLLOWED = {"folder": "nowhere://x", "format": "safetensors"}
+
+
+def task(**fields: Any) -> dict[str, Any]:
+    return {"environments": {"math": {**MATH, **fields}}}
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"engine": ENGINE, "environments": {}}, "at least 1 item"),
-        ({"engine": {"device": "cpu"}, "environments": {"math": MATH}}, "engine.model"),
+        ({"environments": {}}, "at least 1 item"),
+        ({"engine": {"device": "cpu"}}, "engine.model"),
         # No token counts as more than 10: a mean never is above it.
+        ({"rollout_records": {"most_mean_ratio": 10}}, "less than 10"),
+        ({"environments": {"Images": MATH}}, "Images is the name of another deployment"),
+        ({"images": {"max_byte": 1}}, "permitted are folder"),
+        ({"environments": {"Generator": MATH}}, "name of another deployment"),
+        ({"enviroments": {}}, "enviroments\n  unknown; permitted are engine, environments, reward_models, responses"),
+        (task(args={}), "environments.math.args\n  unknown; permitted are import_path, arguments"),
+        (task(reward_models=["helpful"]), "environments.math.reward_models: there is no helpful under reward_models"),
+        ({"reward_models": {"math": {"model": "m"}}}, "reward_models: math is the name of another deployment"),
+        ({"engine": {**ENGINE, "logprobs_mode": "raw_logprobs"}}, "cannot be set"),
+        ({"engine": {**ENGINE, "replica": "nowhere:Replica"}}, "No module named 'nowhere'"),
         (
-            {"engine": ENGINE, "environments": {"math": MATH}, "rollout_records": {"most_mean_ratio": 10}},
-            "less than 10",
-        ),
-        ({"engine": ENGINE, "environments": {"Images": MATH}}, "Images is the name of another deployment"),
-        ({"engine": ENGINE, "environments": {"math": MATH}, "images": {"max_byte": 1}}, "permitted are folder"),
-        ({"engine": ENGINE, "environments": {"Generator": MATH}}, "name of another deployment"),
-        (
-            {"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}},
-            "enviroments\n  unknown; permitted are engine, environments, reward_models, responses, access, limits, "
-            "admission, scheduling, policy",
-        ),
-        (
-            {"engine": ENGINE, "environments": {"math": {**MATH, "args": {}}}},
-            "environments.math.args\n  unknown; permitted are import_path, arguments",
-        ),
-        (
-            {"engine": ENGINE, "environments": {"math": {**MATH, "reward_models": ["helpful"]}}},
-            "environments.math.reward_models: there is no helpful under reward_models",
-        ),
-        (
-            {"engine": ENGINE, "environments": {"math": MATH}, "reward_models": {"math": {"model": "m"}}},
-            "reward_models: math is the name of another deployment",
-        ),
-        ({"engine": {**ENGINE, "logprobs_mode": "raw_logprobs"}, "environments": {"math": MATH}}, "cannot be set"),
-        (
-            {"engine": {**ENGINE, "replica": "nowhere:Replica"}, "environments": {"math": MATH}},
-            "No module named 'nowhere'",
-        ),
-        (
-            {"engine": {**ENGINE, "mm_processor_cache_gb": 4}, "environments": {"math": MATH}, "images": {}},
+            {"engine": {**ENGINE, "mm_processor_cache_gb": 4}, "images": {}},
             "mm_processor_cache_gb has no meaning beside images",
         ),
+        ({"engine": {**ENGINE, "data_parallel_size": 2}}, "more of them are replicas: set num_replicas"),
+        ({"engine": {**ENGINE, "distributed_executor_backend": "ray"}}, "an engine lies on one node"),
+        ({"engine": {**ENGINE, "nnodes": 2}}, "an engine lies on one node"),
+        ({"engine": {**ENGINE, "weight_transfer_config": {"backend": "ipc"}}}, "the backend ipc is refused"),
         (
-            {
-                "engine": ENGINE,
-                "environments": {"math": MATH},
-                "policy": {"follow": {"folder": "nowhere://x", "format": "safetensors"}},
-            },
-            "nowhere://x cannot be read here: Protocol not known: nowhere",
+            {"engine": {"model": "m", "gpu_memory_utilization": 0.96}},
+            r"0\.96 leaves no memory for the layers of new weights",
         ),
+        ({"policy": {"follow": FOLLOWED}}, "nowhere://x cannot be read here: Protocol not known: nowhere"),
+        ({"policy": {"follow": {"folder": "/f"}}}, "format"),
+        (task(user_simulator={"model": "user"}), "user_simulator.model: there is no user under models"),
         (
-            {"engine": ENGINE, "environments": {"math": MATH}, "policy": {"follow": {"folder": "/f"}}},
-            "format",
-        ),
-        (
-            {"engine": ENGINE, "environments": {"math": {**MATH, "user_simulator": {"model": "user"}}}},
-            "user_simulator.model: there is no user under models",
-        ),
-        (
-            {
-                "engine": ENGINE,
-                "access": {"keys_file": "keys.yaml"},
-                "environments": {"math": {**MATH, "models": {"user": {"policy": "run-b"}}}},
-            },
+            {"access": {"keys_file": "keys.yaml"}, **task(**POLICY_AS_USER)},
             "environments.math.models.user.api_key_variable is missing",
         ),
+        ({"sessions": {}, **task(**GAME)}, "import_path has no meaning beside agent.game"),
+        (task(**AGENT_AND_USER), "user_simulator talks to the policy, and here an agent plays"),
+        ({"environments": {"math": {}}}, "import_path is missing"),
+        ({"scheduling": {"window_factor": 0.5}}, "window_factor"),
+        ({"sessions": {}, "environments": {"math": {"agent": AGENT}}}, "import_path is missing"),
+        (task(agent=AGENT), "agent is played in sessions"),
         (
-            {
-                "engine": ENGINE,
-                "sessions": {},
-                "environments": {"math": {**MATH, "agent": {"game": {"import_path": "games:game"}}}},
-            },
-            "import_path has no meaning beside agent.game",
-        ),
-        (
-            {
-                "engine": ENGINE,
-                "environments": {
-                    "math": {**MATH, "agent": AGENT, "models": {"a": {}}, "user_simulator": {"model": "a"}}
-                },
-            },
-            "user_simulator talks to the policy, and here an agent plays",
-        ),
-        ({"engine": ENGINE, "environments": {"math": {}}}, "import_path is missing"),
-        ({"engine": ENGINE, "environments": {"math": MATH}, "scheduling": {"window_factor": 0.5}}, "window_factor"),
-        ({"engine": ENGINE, "sessions": {}, "environments": {"math": {"agent": AGENT}}}, "import_path is missing"),
-        ({"engine": ENGINE, "environments": {"math": {**MATH, "agent": AGENT}}}, "agent is played in sessions"),
-        (
-            {
-                "engine": ENGINE,
-                "sessions": {},
-                "environments": {"math": {**MATH, "agent": AGENT}, "math_agent": MATH},
-            },
+            {"sessions": {}, "environments": {"math": {**MATH, "agent": AGENT}, "math_agent": MATH}},
             "math_agent is the deployment of an agent",
         ),
     ],
 )
 def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
-        ServiceSettings.model_validate(settings)
+        ServiceSettings.model_validate({"engine": ENGINE, "environments": {"math": MATH}} | settings)
 
 
-def test_a_replica_by_import_path_has_fields_of_its_own_which_are_none_of_the_engine() -> None:
+@pytest.mark.parametrize(
+    "fields", [{"gpu_memory_utilization": 0.95}, {"gpu_memory_utilization": 0.96, "device": "cpu"}]
+)
+def test_memory_for_the_layers_of_new_weights_is_kept_on_a_card(fields: dict[str, Any]) -> None:
+    EngineSettings.model_validate({"model": "m", **fields})
+
+
+def test_a_replica_by_import_path_has_fields_of_its_own() -> None:
     engine = EngineSettings.model_validate({**ENGINE, "replica": SIMULATED_REPLICA, "simulated": {"stage_s": 1}})
     assert engine.replica is SimulatedGeneratorReplica
     assert engine.model_extra == {"simulated": {"stage_s": 1}}
     assert "replica" not in engine.engine_args()
 
 
-def test_a_replica_reserves_a_fraction_of_a_core_unless_the_engine_says_otherwise() -> None:
+def test_a_replica_reserves_a_fraction_of_a_core() -> None:
     settings = ServiceSettings.model_validate(
         {"engine": {**ENGINE, "num_cpus": 0.1}, "environments": {"math": MATH, "mine": MATH}}
     )
@@ -157,17 +122,6 @@ def test_the_image_store_is_there_where_the_config_has_images() -> None:
     assert (without.images, "Images" in without.ray_actor_options()) == (None, False)
     settings = ServiceSettings.model_validate({"engine": ENGINE, "environments": {"math": MATH}, "images": {}})
     assert settings.images is not None
-    assert settings.images.model_dump() == {
-        "folder": None,
-        "redis_url": None,
-        "redis_password_file": None,
-        "redis_prefix": "rollout",
-        "keep_s": 900,
-        "max_bytes": 2 * 2**30,
-        "max_image_bytes": 20 * 2**20,
-        "max_pixels": 16_000_000,
-        "max_images": 64,
-    }
     assert settings.ray_actor_options()["Images"] == {"num_cpus": 0.1}
 
 
@@ -176,44 +130,6 @@ def test_tensor_and_pipeline_parallel_size_set_the_gpus_of_a_replica() -> None:
     assert on_gpus.ray_actor_options() == {"num_cpus": 3, "num_gpus": 8}
     on_processors = EngineSettings(model="m", device="cpu", tensor_parallel_size=2)
     assert on_processors.ray_actor_options() == {"num_cpus": 1, "num_gpus": 0}
-
-
-def test_prefill_context_parallel_size_multiplies_the_gpus_of_a_replica() -> None:
-    engine = EngineSettings.model_validate(
-        {"model": "m", "tensor_parallel_size": 2, "prefill_context_parallel_size": 2}
-    )
-    assert (engine.workers, engine.ray_actor_options()["num_gpus"]) == (4, 4)
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"data_parallel_size": 2}, "a replica is one engine, and more of them are replicas: set num_replicas"),
-        ({"distributed_executor_backend": "ray"}, "an engine lies on one node"),
-        ({"nnodes": 2}, "an engine lies on one node"),
-    ],
-)
-def test_an_engine_of_several_nodes_or_of_several_copies_is_refused(fields: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValidationError, match=sentence):
-        EngineSettings.model_validate({"model": "m", **fields})
-
-
-def test_transfers_whose_handles_are_pickled_in_requests_are_refused() -> None:
-    with pytest.raises(ValidationError, match="the backend ipc is refused"):
-        EngineSettings.model_validate({"model": "m", "weight_transfer_config": {"backend": "ipc"}})
-
-
-def test_memory_for_the_layers_of_new_weights_is_kept_on_a_card() -> None:
-    fields = {"model": "m", "gpu_memory_utilization": 0.96}
-    with pytest.raises(ValidationError, match=r"0\.96 leaves no memory for the layers of new weights"):
-        EngineSettings.model_validate(fields)
-    assert EngineSettings.model_validate({**fields, "gpu_memory_utilization": 0.95})
-    assert EngineSettings.model_validate({**fields, "device": "cpu"})
-
-
-def test_an_engine_of_one_node_may_name_its_executor() -> None:
-    fields = {"model": "m", "distributed_executor_backend": "mp", "nnodes": 1}
-    assert EngineSettings.model_validate(fields).engine_args()["distributed_executor_backend"] == "mp"
 
 
 def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
@@ -244,7 +160,7 @@ def test_an_engine_on_processors_has_one_process_unless_it_is_divided() -> None:
     assert asked.process_variables[variable] == "1"
 
 
-def test_kernels_that_are_compiled_at_first_use_are_off_unless_they_are_turned_on() -> None:
+def test_kernels_that_are_compiled_at_first_use_are_off() -> None:
     assert EngineSettings(model="m").process_variables == {
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_USE_DEEP_GEMM": "0",
@@ -254,11 +170,6 @@ def test_kernels_that_are_compiled_at_first_use_are_off_unless_they_are_turned_o
         "VLLM_USE_DEEP_GEMM": "0",
         **given,
     }
-
-
-def test_the_scheduling_policy_of_the_engine_can_be_chosen() -> None:
-    settings = EngineSettings(model="m", scheduling_policy="fcfs")  # type: ignore[call-arg]
-    assert settings.engine_args()["scheduling_policy"] == "fcfs"
 
 
 def test_a_task_whose_agent_scores_it_needs_no_environment() -> None:

@@ -14,7 +14,7 @@ from deployments.failures import DataLost
 from rollout_client.contract.selection import SampleRange
 from service.remote.environment import RemoteData
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedCall
+from tests.fakes.serve_handle import ScriptedCall
 
 LONG = "x" * 100_000
 

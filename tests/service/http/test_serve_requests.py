@@ -1,8 +1,6 @@
 """Requests behind Serve's proxy: each in its turn, and what the application hears of a client that went away."""
 
 import asyncio
-import gc
-import weakref
 from collections import Counter
 from collections.abc import Callable
 
@@ -83,22 +81,26 @@ def hundred_requests(app: ASGIApp, receive: Receive, send: Send = no_answer) -> 
     return [asyncio.create_task(serve_requests({"type": "http"}, receive, send)) for _ in range(100)]
 
 
-def test_requests_that_come_at_once_begin_in_turn() -> None:
+def assert_in_turn(iterations: list[int], count: int = 100) -> None:
+    """What happened in these iterations of the event loop happened in turn."""
+    assert len(iterations) == count
+    assert max(Counter(iterations).values()) <= STEPS_PER_ITERATION
+
+
+@virtual_time.test
+async def test_requests_that_come_at_once_begin_in_turn() -> None:
     begun_in: list[int] = []
 
     async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
         begun_in.append(virtual_time.iteration())
 
-    async def scenario() -> None:
-        await asyncio.wait(hundred_requests(app, nothing_comes))
-
-    virtual_time.run(scenario())
-    assert len(begun_in) == 100
-    assert max(Counter(begun_in).values()) <= STEPS_PER_ITERATION
+    await asyncio.wait(hundred_requests(app, nothing_comes))
+    assert_in_turn(begun_in)
 
 
 @pytest.mark.parametrize("is_dead", [False, True], ids=["a message", "the disconnect of a dead proxy"])
-def test_messages_that_come_at_once_reach_the_application_in_turn(is_dead: bool) -> None:
+@virtual_time.test
+async def test_messages_that_come_at_once_reach_the_application_in_turn(is_dead: bool) -> None:
     heard_in: list[int] = []
     sent = asyncio.Event()
 
@@ -112,18 +114,15 @@ def test_messages_that_come_at_once_reach_the_application_in_turn(is_dead: bool)
             raise ActorDiedError
         return {"type": "http.request"}
 
-    async def scenario() -> None:
-        requests = hundred_requests(app, receive)
-        await asyncio.sleep(0.01)
-        sent.set()
-        await asyncio.wait(requests)
-
-    virtual_time.run(scenario())
-    assert len(heard_in) == 100
-    assert max(Counter(heard_in).values()) <= STEPS_PER_ITERATION
+    requests = hundred_requests(app, receive)
+    await asyncio.sleep(0.01)
+    sent.set()
+    await asyncio.wait(requests)
+    assert_in_turn(heard_in)
 
 
-def test_messages_that_requests_send_at_once_are_sent_in_turn_and_all_of_them_in_order() -> None:
+@virtual_time.test
+async def test_messages_that_are_sent_at_once_are_sent_in_turn() -> None:
     sent_in: list[int] = []
     sent: Counter[str] = Counter()
     answered = asyncio.Event()
@@ -138,44 +137,16 @@ def test_messages_that_requests_send_at_once_are_sent_in_turn_and_all_of_them_in
         sent[message["type"]] += 1
         sent_in.append(virtual_time.iteration())
 
-    async def scenario() -> None:
-        requests = hundred_requests(app, nothing_comes, send)
-        await asyncio.sleep(0.01)
-        answered.set()
-        await asyncio.wait(requests)
-        for request in requests:
-            request.result()
-
-    virtual_time.run(scenario())
+    requests = hundred_requests(app, nothing_comes, send)
+    await asyncio.sleep(0.01)
+    answered.set()
+    await asyncio.gather(*requests)
     assert sent == {"first": 100, "second": 100}
-    assert max(Counter(sent_in).values()) <= STEPS_PER_ITERATION
+    assert_in_turn(sent_in, 200)
 
 
-def test_what_serve_gave_for_a_request_is_freed_when_it_has_ended_without_the_garbage_collector() -> None:
-    class FromServe:
-        """The messages of one request, both ways."""
-
-        async def receive(self) -> Message:
-            return {"type": "http.request"}
-
-        async def send(self, _message: Message) -> None: ...
-
-    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
-        await send(await receive())
-
-    async def scenario() -> "weakref.ref[FromServe]":
-        given = FromServe()
-        await ServeRequests(app, request_pacer())({"type": "http"}, given.receive, given.send)
-        return weakref.ref(given)
-
-    gc.disable()
-    try:
-        assert asyncio.run(scenario())() is None
-    finally:
-        gc.enable()
-
-
-def test_requests_that_are_cancelled_at_once_end_in_turn_and_all_before_their_cancellation_does() -> None:
+@virtual_time.test
+async def test_requests_that_are_cancelled_at_once_end_in_turn() -> None:
     ended_in: list[int] = []
 
     async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
@@ -184,40 +155,12 @@ def test_requests_that_are_cancelled_at_once_end_in_turn_and_all_before_their_ca
         finally:
             ended_in.append(virtual_time.iteration())
 
-    async def scenario() -> None:
-        requests = hundred_requests(app, nothing_comes)
-        await asyncio.sleep(0.01)
-        for request in requests:
-            request.cancel()
-        while not all(request.done() for request in requests):
-            assert len(ended_in) >= sum(request.done() for request in requests)
-            await asyncio.sleep(0)
-        assert all(request.cancelled() for request in requests)
-
-    virtual_time.run(scenario())
-    assert len(ended_in) == 100
-    assert max(Counter(ended_in).values()) <= STEPS_PER_ITERATION
-
-
-def test_a_request_that_is_cancelled_again_while_it_waits_for_its_turn_ends_too() -> None:
-    ended = 0
-
-    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
-        nonlocal ended
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended += 1
-
-    async def scenario() -> None:
-        requests = hundred_requests(app, nothing_comes)
-        await asyncio.sleep(0.01)
-        for request in requests:
-            request.cancel()
+    requests = hundred_requests(app, nothing_comes)
+    await asyncio.sleep(0.01)
+    for request in requests:
+        request.cancel()
+    while not all(request.done() for request in requests):
+        assert len(ended_in) >= sum(request.done() for request in requests)
         await asyncio.sleep(0)
-        for request in requests:
-            request.cancel()
-        await asyncio.wait(requests)
-
-    virtual_time.run(scenario())
-    assert ended == 100
+    assert all(request.cancelled() for request in requests)
+    assert_in_turn(ended_in)

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import anyio.to_thread
 import pytest
 
 from service.http.streaming import response_in_parts
@@ -13,7 +12,7 @@ from service.http.streaming import response_in_parts
 HELD = memoryview(b"def")
 
 
-def test_each_part_is_made_in_a_thread_and_the_first_one_before_the_response_is_there() -> None:
+def test_each_part_is_made_in_a_thread() -> None:
     threads: list[int] = []
 
     def parts() -> Iterator[bytes | memoryview]:
@@ -39,24 +38,3 @@ def test_an_error_of_the_first_part_is_raised_before_there_is_a_response() -> No
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(response_in_parts(parts(), "text/plain"))
-
-
-def test_no_thread_of_anyio_makes_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refused(*_args: Any, **_options: Any) -> None:
-        raise AssertionError("anyio looks through all tasks of the event loop for each of its threads.")
-
-    monkeypatch.setattr(anyio.to_thread, "run_sync", refused)
-    sent: list[dict[str, Any]] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    async def answer() -> None:
-        response = await response_in_parts(iter([b"abc", b"def"]), "text/plain")
-        await response({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
-
-    asyncio.run(answer())
-    assert [message.get("body") for message in sent] == [None, b"abc", b"def", b""]

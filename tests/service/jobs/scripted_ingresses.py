@@ -16,20 +16,24 @@ from deployments.jobs.store import JobStore
 from deployments.protocols.generation import Environment, Generator
 from deployments.protocols.replicas import GeneratorDescription
 from rollout_client import AsyncRolloutClient
+from rollout_env import StepOutcome
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
 from service.jobs.runner import JobRunner
 from service.remote.policy import RemotePolicy
+from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.task_samples import TaskSampler
+from service.rollouts.progress import UNOBSERVED, RolloutObserver
 from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
 from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
+from tests.fakes.policy_store import ScriptedStore
 from tests.paths import TINY_MODEL
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 from tests.service.scripted_http import app_of
-from tests.service.scripted_store import ScriptedStore
 
 MAX_MODEL_LEN = 60
 DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, 262)
@@ -79,28 +83,34 @@ class StoreLink:
         return call
 
 
+class WatchedRunner(JobRunner):
+    """Shows what it plays, and can be killed."""
+
+    @property
+    def playing(self) -> list[str]:
+        return list(self._players)
+
+    def kill(self) -> None:
+        for task in (self._following, *(player.task for player in self._players.values())):
+            task.cancel()
+
+
 class ScriptedIngress:
     def __init__(self, cluster: "ScriptedIngresses", access: AccessControl, admission: AdmissionSettings) -> None:
         factory = EpisodeFactory(frozenset(cluster.environments), DESCRIPTION, tokenizer, LIMITS)
         policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
         self.link = StoreLink(cluster)
-        self.rollouts = RolloutService(
-            cluster.generator,
-            cluster.environments,
-            policy,
-            factory,
-            LIMITS,
-            Admission(admission, MAX_MODEL_LEN),
-            TaskSampler(cluster.environments, cluster.data, {"task"} if cluster.data else frozenset()),
-        )
-        self.jobs = JobRunner(self.link, self.rollouts, access, SETTINGS.max_body_bytes)  # type: ignore[arg-type]
-        self.app: FastAPI = app_of(self.rollouts, access, sets_request_id_header=True, jobs=self.jobs)
+        parts = cluster.generator, cluster.environments, policy, factory, LIMITS, Admission(admission, MAX_MODEL_LEN)
+        sampler = TaskSampler(cluster.environments, cluster.data, {"task"} if cluster.data else frozenset())
+        records = None if cluster.records is None else RolloutRecorder(cluster.records, virtual_time.now)
+        self.rollouts = RolloutService(*parts, sampler, observer=cluster.observer, records=records)
+        self.jobs = WatchedRunner(self.link, self.rollouts, access, SETTINGS.max_body_bytes)  # type: ignore[arg-type]
+        self.app: FastAPI = app_of(cluster.generator, self.rollouts, access, jobs=self.jobs)
 
     def kill(self) -> None:
         """Nothing that it does from now on reaches anybody."""
         self.link.is_cut = True
-        for task in (self.jobs._following, *(player.task for player in self.jobs._players.values())):
-            task.cancel()
+        self.jobs.kill()
 
 
 class ScriptedIngresses:
@@ -112,9 +122,12 @@ class ScriptedIngresses:
         access: AccessControl = OPEN_TO_ALL,
         admission: AdmissionSettings | None = None,
         data: DataReader | None = None,
+        observer: RolloutObserver = UNOBSERVED,
+        records: Any = None,
     ) -> None:
-        """Args: `data` are those of `task`."""
+        """Args: `data` are those of `task`; `records` is the store of the records of rollouts."""
         self.data = data
+        self.observer, self.records = observer, records
         self.kept = Kept()
         self.store_is_away = False
         self.dies_after = ""
@@ -126,7 +139,7 @@ class ScriptedIngresses:
         self.answers_late = ""
         """The method of the store whose answers are a second under way."""
         self.start_store()
-        self.generator = generator or RandomGenerator()
+        self.generator: Any = generator or RandomGenerator()
         self.environments = {"task": environment or RandomEnvironment()}
         self._access, self._admission = access, admission or AdmissionSettings()
         self.replicas = [self._new() for _ in range(replicas)]
@@ -159,6 +172,18 @@ class ScriptedIngresses:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.request(replica, "POST", path, content=json.dumps(body), headers=named)
 
+    async def submit(self, body: dict[str, Any], **headers: str) -> str:
+        """The id of a job that is posted to the first replica."""
+        return str((await self.post(0, body, "/jobs", **headers)).json()["job_id"])
+
+    async def all_jobs(self) -> list[dict[str, Any]]:
+        jobs: list[dict[str, Any]] = (await self.request(0, "GET", "/jobs")).json()["jobs"]
+        return jobs
+
+    async def samples(self, job_id: str) -> list[dict[str, Any]]:
+        """Of all events, with their positions."""
+        return [each for event in await self.events(job_id) for each in event.get("samples", ())]
+
     async def ended(self, job_id: str) -> dict[str, Any]:
         """The state of the job when it has ended."""
         async with asyncio.timeout(ENDS_WITHIN_S):
@@ -176,6 +201,12 @@ class ScriptedIngresses:
 
 def run(scenario: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return virtual_time.run(scenario())
+
+
+def slow_cluster(delay_s: float = 40, *script: StepOutcome, replicas: int = 2, **options: Any) -> ScriptedIngresses:
+    """Each generation takes so long; by default a rollout has one."""
+    environment = ScriptedEnvironment(script or [outcome("x", terminated=True)])
+    return ScriptedIngresses(replicas, ScriptedGenerator(["abc"], delay_s=delay_s), environment, **options)
 
 
 def request_of(groups: int = 2, **options: Any) -> dict[str, Any]:

@@ -9,47 +9,24 @@ import pytest
 from rollout_client import AsyncRolloutClient, RequestRejected
 from rollout_client.errors import RolloutTimeout
 from tests import virtual_time
-from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
-from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, slow_cluster
 
 REQUEST = request_of(groups=3)
 SAMPLES: list[Any] = REQUEST["samples"]
 OPTIONS: dict[str, Any] = {name: value for name, value in REQUEST.items() if name != "samples"}
 
 
-def slow_cluster() -> ScriptedIngresses:
-    """Each of six rollouts takes 40 s."""
-    generator = ScriptedGenerator(["abc"], delay_s=40)
-    return ScriptedIngresses(generator=generator, environment=ScriptedEnvironment([outcome("x", terminated=True)]))
-
-
-async def job_ids(cluster: ScriptedIngresses) -> list[str]:
-    return [job.job_id for job in await cluster.client(0).jobs.all()]
-
-
-def generations(cluster: ScriptedIngresses) -> int:
-    return len(cluster.generator.requests)  # type: ignore[attr-defined]
-
-
 @virtual_time.test
 async def test_a_rollout_with_a_key_is_played_once_for_all_clients() -> None:
     cluster = ScriptedIngresses()
     first = await cluster.client(0).rollout(SAMPLES, idempotency_key="step 1", **OPTIONS)
-    played = generations(cluster)
+    played = len(cluster.generator.requests)
     assert await cluster.client(1).rollout(SAMPLES, idempotency_key="step 1", **OPTIONS) == first
     async with cluster.client(1).stream(SAMPLES, idempotency_key="step 1", **OPTIONS) as stream:
         assert sorted([position async for position, _ in stream.with_positions()]) == list(range(6))
-    assert generations(cluster) == played
+    assert len(cluster.generator.requests) == played
     [job] = await cluster.client(0).jobs.all()
     assert (job.state, job.idempotency_key) == ("completed", "step 1")
-
-
-@virtual_time.test
-async def test_an_automatic_key_is_another_one_for_each_call() -> None:
-    cluster = ScriptedIngresses()
-    for _ in range(2):
-        await cluster.client(0).rollout(SAMPLES, idempotency_key="auto", **OPTIONS)
-    assert len({job.idempotency_key for job in await cluster.client(0).jobs.all()}) == 2
 
 
 @virtual_time.test
@@ -69,17 +46,6 @@ async def test_a_job_is_followed_to_its_end_acknowledged_and_deleted() -> None:
     assert await jobs.all() == []
 
 
-@virtual_time.test
-async def test_heartbeats_within_a_stream_are_passed_over() -> None:
-    cluster = slow_cluster()
-    client = cluster.client(0)
-    job = await client.jobs.submit(SAMPLES, **OPTIONS)
-    assert [event.event async for event in client.jobs.events(job.job_id)] == [1, 2, 3, 4]
-    for options in (OPTIONS, {**OPTIONS, "idempotency_key": "auto"}):
-        async with client.stream(SAMPLES, **options) as stream:
-            assert len([sample async for sample in stream]) == 6
-
-
 async def whole(client: AsyncRolloutClient) -> None:
     await client.rollout(SAMPLES, idempotency_key="k", **OPTIONS)
 
@@ -97,46 +63,30 @@ async def test_a_call_with_a_key_that_is_cancelled_ends_its_run(
     cluster = slow_cluster()
     calling = asyncio.ensure_future(call(cluster.client(0)))
     await asyncio.sleep(2)
-    assert len(await job_ids(cluster)) == 1
+    assert len(await cluster.all_jobs()) == 1
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calling
     await asyncio.sleep(1)
-    assert await job_ids(cluster) == []
-    assert cluster.generator.cancelled == 6  # type: ignore[attr-defined]
+    assert (await cluster.all_jobs(), cluster.generator.cancelled) == ([], 6)
 
 
 @virtual_time.test
-async def test_a_stream_with_a_key_that_is_left_early_ends_its_run() -> None:
-    cluster = ScriptedIngresses()
-    async with cluster.client(0).stream(SAMPLES, idempotency_key="k", **OPTIONS) as stream:
-        await anext(aiter(stream))
-        assert len(await job_ids(cluster)) == 1
-    assert await job_ids(cluster) == []
-
-
-def test_a_call_with_a_key_that_ran_out_of_time_leaves_its_run_to_the_next_one() -> None:
-    async def scenario() -> None:
-        cluster = slow_cluster()
-        with pytest.raises(RolloutTimeout):
-            await timed_out(cluster)
-        response = await cluster.client(1).rollout(SAMPLES, idempotency_key="k", **OPTIONS)
-        assert len(response.samples) == generations(cluster) == 6
-
-    async def timed_out(cluster: ScriptedIngresses) -> None:
+async def test_a_call_that_ran_out_of_time_leaves_its_run_to_the_next() -> None:
+    cluster = slow_cluster()
+    with pytest.raises(RolloutTimeout):
         async with cluster.client(0).stream(SAMPLES, idempotency_key="k", **OPTIONS):
             raise RolloutTimeout("after 5 s")
-
-    run(scenario)
+    response = await cluster.client(1).rollout(SAMPLES, idempotency_key="k", **OPTIONS)
+    assert len(response.samples) == len(cluster.generator.requests) == 6
 
 
 @virtual_time.test
 async def test_the_job_of_a_key_is_deleted_by_its_key() -> None:
     cluster = slow_cluster()
-    await cluster.post(0, REQUEST, path="/jobs", idempotency_key='"k"')
+    await cluster.submit(REQUEST, idempotency_key='"k"')
     deleted = await cluster.request(1, "DELETE", "/jobs", headers={"idempotency-key": '"k"'})
-    assert (deleted.status_code, await job_ids(cluster)) == (204, [])
-    again = await cluster.request(1, "DELETE", "/jobs", headers={"idempotency-key": '"k"'})
-    assert (again.status_code, again.json()["errors"][0]["field"]) == (404, "header.Idempotency-Key")
-    without = await cluster.request(1, "DELETE", "/jobs")
-    assert (without.status_code, without.json()["errors"][0]["field"]) == (422, "header.Idempotency-Key")
+    assert (deleted.status_code, await cluster.all_jobs()) == (204, [])
+    for headers, status in (({"idempotency-key": '"k"'}, 404), ({}, 422)):
+        refused = await cluster.request(1, "DELETE", "/jobs", headers=headers)
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (status, "header.Idempotency-Key")

@@ -145,9 +145,7 @@ happenings = st.lists(
 @pytest.mark.slow
 @given(happenings)
 @settings(max_examples=20)
-def test_each_sample_is_trained_on_once_whatever_dies_and_whichever_checkpoint_is_taken(
-    happenings: list[tuple[str, Any]],
-) -> None:
+def test_each_sample_is_trained_on_once_whatever_dies(happenings: list[tuple[str, Any]]) -> None:
     async def scenario() -> None:
         cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment())
         trainer = Trainer(cluster)
@@ -204,22 +202,7 @@ async def test_a_cursor_names_what_is_left_and_posted_it_plays_that_alone() -> N
 
 
 @virtual_time.test
-async def test_a_restart_from_a_cursor_follows_the_same_job_while_its_events_are_there_and_a_new_one_after() -> None:
-    cluster = ScriptedIngresses(data=Rows())
-    jobs = cluster.client(0).jobs
-    job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
-    await cluster.ended(job.job_id)
-    cursor = await jobs.cursor(job.job_id, 3)
-    assert await jobs.resume(cursor, **OPTIONS) == cursor
-    await jobs.acknowledge(job.job_id, 5)
-    other = await jobs.resume(cursor, **OPTIONS)
-    assert other is not None
-    assert (other.job_id != job.job_id, other.event, other.samples_from) == (True, 0, cursor.samples_from)
-    assert (await jobs.cursor(other.job_id, 0)).samples_from == cursor.samples_from
-
-
-@virtual_time.test
-async def test_a_cursor_leaves_the_samples_whose_groups_have_failed_and_a_restart_plays_them_again() -> None:
+async def test_a_cursor_leaves_the_samples_whose_groups_have_failed() -> None:
     failing = {FIRST + 1: 2, FIRST + 2: 2, FIRST + 4: 1, FIRST + 6: 2}
     cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment(failing))
     jobs = cluster.client(0).jobs
@@ -259,7 +242,7 @@ async def test_a_cursor_of_other_data_begins_no_job_and_says_so() -> None:
 
 
 @virtual_time.test
-async def test_a_job_that_is_taken_over_after_its_data_have_changed_fails_in_place_of_mixing_them() -> None:
+async def test_a_job_whose_data_have_changed_fails() -> None:
     data = Rows()
     cluster = ScriptedIngresses(data=data)
     job = await cluster.client(0).jobs.submit(samples_from=[RANGE], **OPTIONS)
@@ -287,7 +270,7 @@ ranges_with_holes = st.lists(
 
 
 @given(ranges_with_holes, st.data())
-def test_what_was_delivered_and_what_is_left_are_the_whole_and_share_nothing(
+def test_what_was_delivered_and_what_is_left_are_the_whole(
     drawn: list[tuple[int, list[bool]]], data: st.DataObject
 ) -> None:
     ranges = [SampleRange(task_name="t", start=start, count=len(holes)) for start, holes in drawn]
@@ -301,19 +284,6 @@ def test_what_was_delivered_and_what_is_left_are_the_whole_and_share_nothing(
     cursor = cursor_of("j", len(groups), ledger)  # type: ignore[arg-type]
     left = places_of(cursor.samples_from)
     assert sorted([*left, *(places[group] for group in groups)]) == sorted(places)
-
-
-@pytest.mark.parametrize(
-    ("entries", "left", "kept"), [([b"0", b"2 failed", b"3"], [1, 2, 4], None), ([b"1 kept 1", b"3 kept 2"], [3, 4], 2)]
-)
-def test_the_ledger_of_an_earlier_version_of_the_service_has_a_cursor(
-    entries: list[bytes], left: list[int], kept: int | None
-) -> None:
-    ledger = {("ledger", 0): ranges_entry([SampleRange(task_name="t", start=0, count=5)])}
-    ledger |= {("ledger", event): entry for event, entry in enumerate(entries, start=1)}
-    cursor = cursor_of("j", len(entries), ledger)  # type: ignore[arg-type]
-    assert [place for _, place in places_of(cursor.samples_from)][: len(left)] == left
-    assert cursor.kept == kept
 
 
 def places_of(ranges: list[SampleRange]) -> list[tuple[int, int]]:

@@ -1,64 +1,45 @@
 """Jobs of forks: played like others, and taken over with the logs that they began with."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from deployments.rollout_records.book import BYTES_PER_ENTRY, KeptRecord, RolloutRecordsSettings, RolloutUnknown
 from deployments.rollout_records.store import RolloutRecordStore
-from service.rollout_records.recorder import RolloutRecorder
 from tests import virtual_time
-from tests.service.jobs.scripted_ingresses import ScriptedIngresses
-from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, slow_cluster
+from tests.service.scripted import outcome
 
 MAX_BYTES = 2**20
 PLAYED = {"task_name": "task", "messages": [{"role": "user", "content": "Q"}]}
 
 
-def cluster_with_records() -> tuple[ScriptedIngresses, RolloutRecordStore]:
-    """Each generation takes 10 s."""
-    script = [outcome("1"), outcome("2"), outcome("3")]
-    cluster = ScriptedIngresses(
-        generator=ScriptedGenerator(["abc"], delay_s=10), environment=ScriptedEnvironment(script)
-    )
+def cluster_with_records() -> ScriptedIngresses:
     store = RolloutRecordStore(RolloutRecordsSettings(max_bytes=MAX_BYTES), virtual_time.now)
-    for replica in cluster.replicas:
-        keep_records(replica, store)
-    return cluster, store
-
-
-def keep_records(replica: Any, store: Any) -> None:
-    replica.rollouts._records = RolloutRecorder(store, time_s=virtual_time.now)
-
-
-async def parent_of(cluster: ScriptedIngresses) -> str:
-    answer = (await cluster.post(0, {"samples": [PLAYED], "max_rollout_turns": 2})).json()
-    return str(answer["samples"][0]["rollout_id"])
+    return slow_cluster(10, outcome("1"), outcome("2"), outcome("3"), records=store)
 
 
 @virtual_time.test
-async def test_a_job_of_forks_goes_on_at_another_replica_after_the_record_of_their_parent_is_gone() -> None:
-    cluster, store = cluster_with_records()
-    parent = await parent_of(cluster)
+async def test_a_job_of_forks_goes_on_without_the_record_of_their_parent() -> None:
+    cluster = cluster_with_records()
+    answer = (await cluster.post(0, {"samples": [PLAYED], "max_rollout_turns": 2})).json()
+    parent = answer["samples"][0]["rollout_id"]
     body = {"samples": [{"task_name": "task", "fork": {"rollout": parent, "turn": 0}}], "max_rollout_turns": 4}
-    job_id = (await cluster.post(0, body, path="/jobs")).json()["job_id"]
+    job_id = await cluster.submit(body)
     await asyncio.sleep(15)
-    await store.keep([KeptRecord("newer", "", bytes(MAX_BYTES - BYTES_PER_ENTRY))])
+    await cluster.records.keep([KeptRecord("newer", "", bytes(MAX_BYTES - BYTES_PER_ENTRY))])
     with pytest.raises(RolloutUnknown):
-        await store.record(parent, "")
+        await cluster.records.record(parent, "")
     cluster.kill(0)
-    keep_records(cluster.replicas[0], store)
     await cluster.ended(job_id)
-    rollout = (await cluster.events(job_id))[0]["samples"][0]["sample"]
+    rollout = (await cluster.samples(job_id))[0]["sample"]
     assert (rollout["status"], rollout["parent"], rollout["forked_at"]["turn"]) == ("max_turns", parent, 0)
     assert sum("generation_logprobs" in message for message in rollout["message_log"]) == 4
 
 
 @virtual_time.test
-async def test_a_job_that_forks_what_is_not_known_is_refused_with_the_sentence_that_a_request_gets() -> None:
-    cluster, _ = cluster_with_records()
+async def test_a_job_that_forks_what_is_not_known_is_refused() -> None:
     body = {"samples": [{"task_name": "task", "fork": {"rollout": "gone", "turn": 0}}]}
-    refused = await cluster.post(0, body, path="/jobs")
+    refused = await cluster_with_records().post(0, body, path="/jobs")
     assert refused.status_code == 422
     assert "samples[0].fork: there is no record of it" in refused.json()["detail"]

@@ -7,13 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.failures import GenerationRejected
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import read_response
 from service.jobs.runner import MOST_GATHERING
-from service.settings import AdmissionSettings
 from tests import virtual_time
-from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
-from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome, without_names
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, slow_cluster
+from tests.service.scripted import ScriptedGenerator, outcome, without_names
+from tests.service.scripted_http import ScriptedHttp
 
 REQUEST = request_of()
 
@@ -41,24 +42,22 @@ async def test_a_request_with_a_key_has_the_answer_of_one_without() -> None:
 
 
 @virtual_time.test
-async def test_a_request_that_is_posted_again_attaches_to_the_running_one_on_any_replica() -> None:
+async def test_a_request_posted_again_attaches_to_the_running_one() -> None:
     cluster = ScriptedIngresses()
     first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key='"k"'))
     await asyncio.sleep(1)
-    again = asyncio.create_task(cluster.post(1, REQUEST, idempotency_key='"k"'))
-    assert (await again).content == (await first).content
-    generations = [request.generation_id for request in cluster.generator.requests]  # type: ignore[attr-defined]
+    again = await cluster.post(1, REQUEST, idempotency_key='"k"')
+    assert again.content == (await first).content
+    generations = [request.generation_id for request in cluster.generator.requests]
     assert len(generations) == len(set(generations))
-    assert {generation.rpartition("-")[0].split("-")[1] for generation in generations} == {
-        generations[0].split("-")[1]
-    }, "all of one run"
+    assert len({generation.rpartition("-")[0].split("-")[1] for generation in generations}) == 1, "all of one run"
 
 
 @virtual_time.test
-async def test_a_request_that_is_posted_again_after_its_end_gets_the_stored_answer_in_any_format() -> None:
+async def test_a_request_posted_again_gets_the_stored_answer_in_any_format() -> None:
     cluster = ScriptedIngresses()
     first = await cluster.post(0, REQUEST, idempotency_key='"k"')
-    played = len(cluster.generator.requests)  # type: ignore[attr-defined]
+    played = len(cluster.generator.requests)
     assert (await cluster.post(1, REQUEST, idempotency_key="k")).content == first.content
     lines = (await cluster.post(1, REQUEST, idempotency_key="k", accept="application/x-ndjson")).text.splitlines()
     by_position = {line["position"]: line["sample"] for line in map(json.loads, lines[:-1])}
@@ -66,7 +65,7 @@ async def test_a_request_that_is_posted_again_after_its_end_gets_the_stored_answ
     assert json.loads(lines[-1])["summary"]["metrics"] == first.json()["metrics"]
     arrow = read_response((await cluster.post(1, REQUEST, idempotency_key="k", accept=ARROW)).content)
     assert [row["id"] for row in arrow.rollouts.select(["id"]).to_pylist()] == ["s0", "s0", "s1", "s1"]
-    assert len(cluster.generator.requests) == played  # type: ignore[attr-defined]
+    assert len(cluster.generator.requests) == played
 
 
 @virtual_time.test
@@ -86,108 +85,61 @@ async def test_a_key_that_is_none_is_refused(key: str) -> None:
     assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "header.Idempotency-Key")
 
 
-@virtual_time.test
-async def test_two_keys_in_one_request_are_refused() -> None:
-    headers = [("idempotency-key", "a"), ("idempotency-key", "b")]
-    response = await ScriptedIngresses().request(0, "POST", "/rollout", content="{}", headers=headers)
-    assert response.status_code == 422
-
-
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])
+@pytest.mark.parametrize("late", ["", "write"])
 @virtual_time.test
-async def test_a_request_is_refused_with_its_problem_whether_its_replica_hears_first_that_its_job_ended(
-    path: str,
-) -> None:
+async def test_a_request_that_is_refused_leaves_its_key_free(path: str, late: str) -> None:
     cluster = ScriptedIngresses()
-    cluster.answers_late = "write"
+    cluster.answers_late = late
     unknown = {"samples": [{"task_name": "chess", "messages": [{"role": "user", "content": "q"}]}]}
     refused = await cluster.post(0, unknown, path=path, idempotency_key="k")
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "samples[0].task_name")
-
-
-@virtual_time.test
-async def test_a_request_that_is_refused_leaves_its_key_free() -> None:
-    cluster = ScriptedIngresses()
-    unknown = {"samples": [{"task_name": "chess", "messages": [{"role": "user", "content": "q"}]}]}
-    refused = await cluster.post(0, unknown, idempotency_key="k")
-    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "samples[0].task_name")
     assert (await cluster.post(1, REQUEST, idempotency_key="k")).status_code == 200
-    [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+    [job] = await cluster.all_jobs()
     assert job["state"] == "completed", "what was refused is forgotten"
 
 
 @virtual_time.test
-async def test_a_service_that_is_full_leaves_the_key_free() -> None:
-    full = AdmissionSettings(max_rollouts=3)
-    cluster = ScriptedIngresses(admission=full)
-    refused = await cluster.post(0, REQUEST, idempotency_key="k")
-    assert refused.status_code == 422, "four rollouts never fit"
-    fits = await cluster.post(0, request_of(groups=1, num_generations=3), idempotency_key="k")
-    assert fits.status_code == 200, "the request that waits for the job takes no room beside it"
-
-
-@virtual_time.test
 async def test_a_failed_request_fails_again_without_a_second_run() -> None:
-    from deployments.failures import GenerationRejected
-
-    generator = ScriptedGenerator([GenerationRejected("no")])
-    cluster = ScriptedIngresses(generator=generator)
+    cluster = ScriptedIngresses(generator=ScriptedGenerator([GenerationRejected("no")]))
     request = request_of(on_error="fail", groups=1, num_generations=1)
-    answers = [await cluster.post(replica, request, idempotency_key="k") for replica in (0, 1)]
-    assert [answer.status_code for answer in answers] == [502, 502]
-    assert [answer.json()["type"] for answer in answers] == ["urn:rollout:problem:sample-failed"] * 2
-    assert len(generator.requests) == 1
+    for replica in (0, 1):
+        answer = await cluster.post(replica, request, idempotency_key="k")
+        assert (answer.status_code, answer.json()["type"]) == (502, "urn:rollout:problem:sample-failed")
+    assert len(cluster.generator.requests) == 1
 
 
 @virtual_time.test
-async def test_a_caller_that_goes_away_finds_its_run_when_it_posts_again() -> None:
-    environment = ScriptedEnvironment([outcome("x", terminated=True)])
-    generator = ScriptedGenerator(["abc"], delay_s=10)
-    cluster = ScriptedIngresses(generator=generator, environment=environment)
-    first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key="k"))
-    await asyncio.sleep(2)
-    first.cancel()
-    await asyncio.sleep(2)
-    assert (await cluster.post(1, REQUEST, idempotency_key="k")).status_code == 200
-    assert len(generator.requests) == 4
-
-
-@virtual_time.test
-async def test_a_run_that_nobody_waits_for_goes_on_to_its_end_and_its_answer_is_kept() -> None:
-    environment = ScriptedEnvironment([outcome("x", reward=1.0), outcome("x", reward=2.0, terminated=True)])
-    generator = ScriptedGenerator(["abc"], delay_s=15)
-    cluster = ScriptedIngresses(generator=generator, environment=environment)
+async def test_a_run_that_nobody_waits_for_goes_on_to_its_end() -> None:
+    cluster = slow_cluster(15, outcome("x", reward=1.0), outcome("x", reward=2.0, terminated=True))
     request = request_of(groups=1, num_generations=1)
     first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
     await asyncio.sleep(2)
     first.cancel()
     await asyncio.sleep(1000)
-    [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
-    assert (job["state"], len(generator.requests), generator.cancelled) == ("completed", 2, 0)
+    [job] = await cluster.all_jobs()
+    assert (job["state"], cluster.generator.cancelled) == ("completed", 0)
     answer = (await cluster.post(1, request, idempotency_key="k")).json()
-    assert (answer["samples"][0]["total_reward"], len(generator.requests)) == (3.0, 2)
+    assert (answer["samples"][0]["total_reward"], len(cluster.generator.requests)) == (3.0, 2)
 
 
 @virtual_time.test
-async def test_a_write_of_before_the_job_was_given_to_the_replica_anew_does_not_stop_it() -> None:
-    environment = ScriptedEnvironment([outcome("x"), outcome("x", terminated=True)])
-    generator = ScriptedGenerator(["abc"], delay_s=19)
-    cluster = ScriptedIngresses(1, generator, environment)
+async def test_a_write_of_an_earlier_epoch_does_not_stop_a_job() -> None:
+    cluster = slow_cluster(19, outcome("x"), outcome("x", terminated=True), replicas=1)
     posted = asyncio.create_task(cluster.post(0, request_of(groups=1, num_generations=1), idempotency_key="k"))
     await asyncio.sleep(18.5)
     # The first turn ends at 19 s. Its write comes to the store at 22 s, when the replica has the job for a new epoch.
     cluster.arrives_late = "write"
     await asyncio.sleep(1.5)
-    [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+    [job] = await cluster.all_jobs()
     await cluster.store.release(cluster.replicas[0].jobs.owner, [job["job_id"]])
     assert (await posted).status_code == 200
-    assert (len(generator.requests), generator.cancelled) == (2, 0), "none was cancelled"
+    assert (len(cluster.generator.requests), cluster.generator.cancelled) == (2, 0), "none was cancelled"
 
 
 @virtual_time.test
 async def test_only_so_many_callers_gather_the_answer_of_one_key_at_once() -> None:
-    environment = ScriptedEnvironment([outcome("x", terminated=True)])
-    cluster = ScriptedIngresses(generator=ScriptedGenerator(["abc"], delay_s=10), environment=environment)
+    cluster = slow_cluster(10)
     waiting = [asyncio.create_task(cluster.post(0, REQUEST, idempotency_key="k")) for _ in range(MOST_GATHERING)]
     await asyncio.sleep(1)
     refused = await cluster.post(0, REQUEST, idempotency_key="k")
@@ -198,11 +150,9 @@ async def test_only_so_many_callers_gather_the_answer_of_one_key_at_once() -> No
     answers = await asyncio.gather(*waiting, streams, elsewhere)
     assert {answer.status_code for answer in answers} == {200}
     assert (await cluster.post(0, REQUEST, idempotency_key="k")).status_code == 200
-    assert not cluster.replicas[0].jobs._gathering
 
 
 def test_a_service_without_jobs_refuses_keys_and_jobs() -> None:
-    from tests.service.scripted_http import ScriptedHttp
 
     service = ScriptedHttp()
     refused = service.post(REQUEST, idempotency_key="k")

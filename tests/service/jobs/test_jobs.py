@@ -4,26 +4,18 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from service.access.access_control import AccessControl
 from service.access.keys import KeyRing, hash_of, parsed_keys
 from tests import virtual_time
-from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
-from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, slow_cluster
 
 REQUEST = request_of(groups=3)
 
 
-def slow_cluster() -> ScriptedIngresses:
-    """Each rollout takes 40 s."""
-    generator = ScriptedGenerator(["abc"], delay_s=40)
-    return ScriptedIngresses(generator=generator, environment=ScriptedEnvironment([outcome("x", terminated=True)]))
-
-
 @virtual_time.test
-async def test_a_job_is_accepted_with_its_place_and_its_state_can_be_asked_of_any_replica() -> None:
+async def test_a_job_is_accepted_and_known_to_any_replica() -> None:
     cluster = ScriptedIngresses()
     response = await cluster.post(0, REQUEST, path="/jobs", x_request_id="step-17")
     accepted = response.json()
@@ -37,55 +29,46 @@ async def test_a_job_is_accepted_with_its_place_and_its_state_can_be_asked_of_an
 
 
 @virtual_time.test
-async def test_the_events_are_the_groups_in_the_order_of_their_ends_and_then_the_summary() -> None:
+async def test_the_events_are_the_groups_and_then_the_summary() -> None:
     cluster = ScriptedIngresses()
     answer = (await cluster.post(0, REQUEST, idempotency_key="k")).json()
-    [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+    [job] = await cluster.all_jobs()
     events = await cluster.events(job["job_id"], replica=1)
     assert [event["event"] for event in events] == [1, 2, 3, 4]
     groups = [[each["position"] for each in event["samples"]] for event in events[:-1]]
     assert sorted(groups) == [[0, 1], [2, 3], [4, 5]]
-    by_position = {each["position"]: each["sample"] for event in events[:-1] for each in event["samples"]}
-    assert [by_position[position] for position in sorted(by_position)] == answer["samples"]
+    played = sorted(await cluster.samples(job["job_id"]), key=lambda each: int(each["position"]))
+    assert [each["sample"] for each in played] == answer["samples"]
     assert events[-1]["summary"]["metrics"] == answer["metrics"]
+    assert await cluster.events(job["job_id"], after=2, replica=1) == events[2:]
+    assert await cluster.events(job["job_id"], after=4) == []
 
 
 @virtual_time.test
-async def test_a_stream_goes_on_after_the_event_that_is_named() -> None:
+async def test_acknowledged_events_are_gone() -> None:
     cluster = ScriptedIngresses()
-    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-    whole = await cluster.events(job_id)
-    assert await cluster.events(job_id, after=2, replica=1) == whole[2:]
-    assert await cluster.events(job_id, after=4) == []
-
-
-@virtual_time.test
-async def test_acknowledged_events_are_gone_and_an_event_that_is_not_there_is_refused() -> None:
-    cluster = ScriptedIngresses()
-    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-    await cluster.ended(job_id)
-    path = f"/jobs/{job_id}"
+    path = f"/jobs/{await cluster.submit(REQUEST)}"
+    await cluster.ended(path.removeprefix("/jobs/"))
     acknowledged = await cluster.request(1, "POST", f"{path}/acknowledge", json={"last": 3})
     assert acknowledged.json()["acknowledged"] == 3
-    assert [event["event"] for event in await cluster.events(job_id, after=3)] == [4]
+    assert [event["event"] for event in await cluster.events(path.removeprefix("/jobs/"), after=3)] == [4]
     gone = await cluster.request(0, "GET", f"{path}/events", params={"after": 1})
     assert (gone.status_code, gone.json()["type"]) == (410, "urn:rollout:problem:events-acknowledged")
-    beyond = await cluster.request(0, "POST", f"{path}/acknowledge", json={"last": 9})
-    assert (beyond.status_code, beyond.json()["errors"][0]["field"]) == (422, "last")
-    wrong = await cluster.request(0, "POST", f"{path}/acknowledge", json={"last": -1})
-    assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "last")
+    for last in (9, -1):
+        refused = await cluster.request(0, "POST", f"{path}/acknowledge", json={"last": last})
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "last")
 
 
 @virtual_time.test
 async def test_a_deleted_job_stops_at_once_and_is_not_known_any_longer() -> None:
     cluster = slow_cluster()
-    job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+    job_id = await cluster.submit(REQUEST, idempotency_key="k")
     await asyncio.sleep(1)
     following = asyncio.create_task(cluster.request(1, "GET", f"/jobs/{job_id}/events", params={"follow": False}))
     assert (await following).text == ""
     assert (await cluster.request(1, "DELETE", f"/jobs/{job_id}")).status_code == 204
     await asyncio.sleep(0.1)
-    assert cluster.generator.cancelled == 6  # type: ignore[attr-defined]
+    assert cluster.generator.cancelled == 6
     assert (await cluster.request(0, "GET", f"/jobs/{job_id}")).status_code == 404
     again = await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")
     assert again.json()["job_id"] != job_id
@@ -94,14 +77,14 @@ async def test_a_deleted_job_stops_at_once_and_is_not_known_any_longer() -> None
 @virtual_time.test
 async def test_a_stream_that_is_silent_sends_heartbeats() -> None:
     cluster = slow_cluster()
-    job_id = (await cluster.post(0, request_of(groups=1), path="/jobs")).json()["job_id"]
+    job_id = await cluster.submit(request_of(groups=1))
     lines = (await cluster.request(0, "GET", f"/jobs/{job_id}/events")).text.split("\n")
     assert lines[:2] == ["", ""], "one after 15 s and one after 30 s"
     assert [json.loads(line)["event"] for line in lines[2:] if line] == [1, 2]
 
 
 @virtual_time.test
-async def test_the_stream_of_a_rollout_has_heartbeats_where_the_caller_asks_for_them() -> None:
+async def test_the_stream_of_a_rollout_has_the_heartbeats_that_are_asked_for() -> None:
     async def lines(**headers: str) -> list[str]:
         response = await slow_cluster().post(0, request_of(groups=1), accept="application/x-ndjson", **headers)
         return response.text.split("\n")
@@ -114,32 +97,27 @@ async def test_the_stream_of_a_rollout_has_heartbeats_where_the_caller_asks_for_
 
 
 @pytest.mark.parametrize("scope", ["rollout", "admin"])
-def test_the_jobs_and_keys_of_another_caller_are_unknown(scope: str) -> None:
-    def headers(key: str) -> dict[str, str]:
-        return {"authorization": f"Bearer {key}"}
-
-    async def scenario() -> None:
-        keys: Any = GivenKeys(entry("a", "key-a"), entry("b", "key-b", scope))
-        cluster = ScriptedIngresses(access=AccessControl(keys))
-        posted = await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k", **headers("key-a"))
-        path = f"/jobs/{posted.json()['job_id']}"
-        foreign: list[httpx.Response] = [
-            await cluster.request(1, "GET", path, headers=headers("key-b")),
-            await cluster.request(1, "GET", f"{path}/events", headers=headers("key-b")),
-            await cluster.request(1, "POST", f"{path}/acknowledge", json={"last": 0}, headers=headers("key-b")),
-            await cluster.request(1, "DELETE", path, headers=headers("key-b")),
-        ]
-        assert [response.status_code for response in foreign] == [404] * 4
-        assert (await cluster.request(1, "GET", "/jobs", headers=headers("key-b"))).json() == {"jobs": []}
-        other = await cluster.post(1, request_of(groups=1), path="/jobs", idempotency_key="k", **headers("key-b"))
-        assert other.status_code == 202, "the same key is another one there"
-        assert (await cluster.request(0, "GET", path, headers=headers("key-a"))).status_code == 200
-        assert (await cluster.request(0, "GET", path)).status_code == 401
-        keys.set(entry("a", "key-a"), entry("b", "key-b", scope), entry("a", "key-of-the-operator"))
-        deleted = await cluster.request(1, "DELETE", path, headers=headers("key-of-the-operator"))
-        assert deleted.status_code == 204, "a second key of the same name is the same caller"
-
-    run(scenario)
+@virtual_time.test
+async def test_the_jobs_and_keys_of_another_caller_are_unknown(scope: str) -> None:
+    own, others = ({"authorization": f"Bearer key-{name}"} for name in "ab")
+    keys: Any = GivenKeys(entry("a", "key-a"), entry("b", "key-b", scope))
+    cluster = ScriptedIngresses(access=AccessControl(keys))
+    path = f"/jobs/{await cluster.submit(REQUEST, idempotency_key='k', **own)}"
+    for method, below, body in (
+        ("GET", "", None),
+        ("GET", "/events", None),
+        ("POST", "/acknowledge", {"last": 0}),
+        ("DELETE", "", None),
+    ):
+        assert (await cluster.request(1, method, path + below, json=body, headers=others)).status_code == 404
+    assert (await cluster.request(1, "GET", "/jobs", headers=others)).json() == {"jobs": []}
+    other = await cluster.post(1, request_of(groups=1), path="/jobs", idempotency_key="k", **others)
+    assert other.status_code == 202, "the same key is another one there"
+    assert (await cluster.request(0, "GET", path, headers=own)).status_code == 200
+    assert (await cluster.request(0, "GET", path)).status_code == 401
+    keys.set(entry("a", "key-a"), entry("b", "key-b", scope), entry("a", "key-c"))
+    deleted = await cluster.request(1, "DELETE", path, headers={"authorization": "Bearer key-c"})
+    assert deleted.status_code == 204, "a second key of the same name is the same caller"
 
 
 class GivenKeys:
@@ -179,13 +157,10 @@ def access_of(**keys: str) -> AccessControl:
 async def test_a_job_that_goes_on_may_do_what_its_key_allows_then(
     now_in_the_file: list[dict[str, Any]], problem: str | None
 ) -> None:
-    keys = GivenKeys(entry("team", "old", "admin", max_rollouts=6))
-    generator = ScriptedGenerator(["abc"], delay_s=40)
-    environment = ScriptedEnvironment([outcome("x", terminated=True)])
-    access = AccessControl(keys)  # type: ignore[arg-type]
-    cluster = ScriptedIngresses(generator=generator, environment=environment, access=access)
+    keys: Any = GivenKeys(entry("team", "old", "admin", max_rollouts=6))
+    cluster = slow_cluster(access=AccessControl(keys))
     headers = {"authorization": "Bearer old"}
-    job_id = (await cluster.post(0, REQUEST, path="/jobs", **headers)).json()["job_id"]
+    job_id = await cluster.submit(REQUEST, **headers)
     before = keys.ring
     keys.set(*now_in_the_file)
     cluster.kill(0)

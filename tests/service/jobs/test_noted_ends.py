@@ -8,15 +8,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.protocols.generation import Generation, GenerationRequest
 from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.contract.rollouts import SampleResult
-from service.rollout_records.recorder import RolloutRecorder
 from service.rollouts.episode import Episode
 from service.rollouts.progress import RolloutObserver, Stage
 from tests import virtual_time
-from tests.service.jobs.scripted_ingresses import ScriptedIngress, ScriptedIngresses, request_of, run
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
 from tests.service.jobs.selected_groups import TableEnvironment, request_for
 from tests.service.jobs.test_cursor import Rows
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
@@ -44,25 +42,14 @@ class CountedIngresses(ScriptedIngresses):
 
     def __init__(self, **options: Any) -> None:
         self.observed = CountingObserver()
-        self.records = RolloutRecordStore(RolloutRecordsSettings(), virtual_time.now)
-        super().__init__(**options)
+        store = RolloutRecordStore(RolloutRecordsSettings(), virtual_time.now)
+        super().__init__(observer=self.observed, records=store, **options)
 
-    def _new(self) -> ScriptedIngress:
-        ingress = super()._new()
-        ingress.rollouts._observer = self.observed
-        store: Any = self.records
-        ingress.rollouts._records = RolloutRecorder(store, time_s=virtual_time.now)
-        return ingress
-
-    async def submitted(self, request: dict[str, Any]) -> str:
-        return str((await self.post(0, request, path="/jobs")).json()["job_id"])
+    async def delivered(self, job_id: str) -> list[dict[str, Any]]:
+        return [each["sample"] for each in await self.samples(job_id)]
 
     async def recorded(self) -> list[str]:
         return sorted(record["rollout_id"] for record in await self.records.newest("", 1000))
-
-
-async def delivered(cluster: CountedIngresses, job_id: str) -> list[dict[str, Any]]:
-    return [each["sample"] for event in await cluster.events(job_id) for each in event.get("samples", ())]
 
 
 def names(samples: list[dict[str, Any]]) -> list[Rollout]:
@@ -71,17 +58,17 @@ def names(samples: list[dict[str, Any]]) -> list[Rollout]:
 
 @settings(max_examples=15, deadline=None)
 @given(kills_after_s=st.lists(st.sampled_from([0.5, 1, 1.5, 2, 4, 7]), max_size=3))
-def test_the_end_of_each_rollout_is_counted_and_recorded_once_whatever_dies(kills_after_s: list[float]) -> None:
+def test_each_end_is_counted_and_recorded_once_whatever_dies(kills_after_s: list[float]) -> None:
     async def scenario() -> None:
         cluster = CountedIngresses()
-        job_id = await cluster.submitted(request_of(groups=8, max_rollout_turns=6))
+        job_id = await cluster.submit(request_of(groups=8, max_rollout_turns=6))
         for seconds in kills_after_s:
             await asyncio.sleep(seconds)
-            playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs._players]
+            playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs.playing]
             cluster.kill(playing[0] if playing else 0)
         await cluster.ended(job_id)
         await asyncio.sleep(1)
-        samples = await delivered(cluster, job_id)
+        samples = await cluster.delivered(job_id)
         assert len(samples) == 16
         assert cluster.observed.ended_rollouts == Counter(names(samples))
         assert await cluster.recorded() == sorted(sample["rollout_id"] for sample in samples)
@@ -90,29 +77,21 @@ def test_the_end_of_each_rollout_is_counted_and_recorded_once_whatever_dies(kill
 
 
 @virtual_time.test
-async def test_a_rollout_that_was_delivered_is_not_played_by_the_process_that_goes_on() -> None:
+async def test_a_rollout_that_was_delivered_is_not_played_again() -> None:
     cluster = CountedIngresses()
-    job_id = await cluster.submitted(request_of(groups=8, max_rollout_turns=6))
-    while len(before := await delivered(cluster, job_id)) < 8:
+    job_id = await cluster.submit(request_of(groups=8, max_rollout_turns=6))
+    while len(before := await cluster.delivered(job_id)) < 8:
         await asyncio.sleep(0.25)
     cluster.kill(0)
     await cluster.ended(job_id)
     assert {cluster.observed.played[rollout] for rollout in names(before)} == {1}
 
 
-class SecondIsSlow(ScriptedGenerator):
-    """The second rollout of each group takes 30 s, the first 10 s."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        self.delay_s = 30.0 if request.rollout_id.endswith("-1") else 10.0
-        return await super().generate(request)
-
-
 @virtual_time.test
-async def test_an_end_is_noted_when_its_group_is_delivered_with_the_time_at_which_the_rollout_ended() -> None:
-    judge = ScriptedEnvironment([outcome(terminated=True)])
-    cluster = CountedIngresses(generator=SecondIsSlow(["abc"]), environment=judge)
-    job_id = await cluster.submitted(request_of(groups=1))
+async def test_an_end_is_noted_when_its_group_is_delivered() -> None:
+    generator = ScriptedGenerator(["abc"], delay_of=lambda request: 30 if request.rollout_id.endswith("-1") else 10)
+    cluster = CountedIngresses(generator=generator, environment=ScriptedEnvironment([outcome(terminated=True)]))
+    job_id = await cluster.submit(request_of(groups=1))
     begun = virtual_time.now()
     await asyncio.sleep(20)
     assert (cluster.observed.ended_rollouts.total(), await cluster.recorded()) == (0, [])
@@ -127,7 +106,7 @@ async def test_an_end_is_noted_when_its_group_is_delivered_with_the_time_at_whic
 def test_the_ends_of_groups_that_are_dropped_are_counted_once_too(seed: int, kills_after_s: list[int]) -> None:
     async def scenario() -> None:
         cluster = CountedIngresses(generator=ScriptedGenerator(["A"]), environment=TableEnvironment(seed), data=Rows())
-        job_id = await cluster.submitted(request_for(4))
+        job_id = await cluster.submit(request_for(4))
         for seconds in kills_after_s:
             await asyncio.sleep(seconds)
             cluster.kill(0)

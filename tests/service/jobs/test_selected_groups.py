@@ -41,7 +41,7 @@ def without_ahead(groups: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in groups.items() if name != "ahead"}
 
 
-def test_the_first_groups_that_pass_are_the_answer_in_the_order_of_their_samples() -> None:
+def test_the_first_groups_that_pass_are_the_answer() -> None:
     answer = posted(request_for(4)).json()
     assert KEPT == [0, 3, 5, 7]
     assert ids_of(answer["samples"]) == ids(KEPT)
@@ -54,7 +54,7 @@ def test_the_first_groups_that_pass_are_the_answer_in_the_order_of_their_samples
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_neither_what_is_kept_nor_the_summary_depends_on_how_long_rollouts_take(seed: int) -> None:
+def test_what_is_kept_does_not_depend_on_how_long_rollouts_take(seed: int) -> None:
     first, other = (posted(request_for(5), seed).json() for seed in (0, seed))
     for answer in (first, other):
         del answer["groups"]["ahead"], answer["request_id"]
@@ -62,16 +62,14 @@ def test_neither_what_is_kept_nor_the_summary_depends_on_how_long_rollouts_take(
     assert first == other
 
 
-def test_requests_one_after_the_other_draw_each_sample_once() -> None:
-    async def scenario() -> list[str]:
-        service, request, kept = cluster(), request_for(2), list[str]()
-        for _ in range(4):
-            answer = (await service.post(0, request)).json()
-            kept += ids_of(answer["samples"])
-            request["samples_from"] = answer["next_samples_from"]
-        return kept
-
-    assert run(scenario) == ids(VARIED[:8])
+@virtual_time.test
+async def test_requests_one_after_the_other_draw_each_sample_once() -> None:
+    service, request, kept = cluster(), request_for(2), list[str]()
+    for _ in range(4):
+        answer = (await service.post(0, request)).json()
+        kept += ids_of(answer["samples"])
+        request["samples_from"] = answer["next_samples_from"]
+    assert kept == ids(VARIED[:8])
 
 
 def test_it_ends_with_fewer_groups_when_all_that_may_be_drawn_are() -> None:
@@ -107,37 +105,6 @@ def test_a_stream_and_arrow_have_the_rollouts_of_the_whole_answer() -> None:
         assert without_ahead(groups) == without_ahead(whole["groups"])
 
 
-def test_the_client_reads_answers_with_as_many_groups_as_were_kept() -> None:
-    async def scenario() -> tuple[list[str | None], list[str | None], int]:
-        client, options = cluster().client(0), request_for(4, keep={"draw_at_most": 5})
-        played = await client.rollout(**options)
-        async with client.stream(**options) as rollouts:
-            streamed = [sample.id async for sample in rollouts]
-        assert rollouts.summary.groups == played.groups
-        return [sample.id for sample in played.samples], streamed, rollouts.expected
-
-    assert run(scenario) == (ids([0, 3]), ids([0, 3]), 8)
-
-
-def test_at_the_deadline_what_has_passed_is_kept_and_nothing_is_drawn_any_more() -> None:
-    answer = posted(request_for(9, deadline_s=12)).json()
-    groups = answer["groups"]
-    assert 0 < groups["kept"] < 9
-    assert groups["dropped"]["not_full"] > 0
-    assert groups["drawn"] == groups["kept"] + sum(groups["dropped"].values())
-    assert all(sample["status"] == "completed" for sample in answer["samples"])
-
-
-def test_a_request_with_a_key_is_answered_again_as_it_was() -> None:
-    async def scenario() -> list[Any]:
-        service = cluster()
-        return [(await service.post(replica, request_for(4), idempotency_key="k")).json() for replica in (0, 1)]
-
-    first, again = run(scenario)
-    assert ids_of(first["samples"]) == ids(KEPT)
-    assert first == again
-
-
 class Job:
     """The events of a job that is submitted to replica 0, and cursors of it."""
 
@@ -145,7 +112,7 @@ class Job:
         self.service = cluster(seed)
 
     async def play(self, groups: int, kills_after_s: list[int]) -> list[dict[str, Any]]:
-        self.job_id = (await self.service.post(0, request_for(groups), "/jobs")).json()["job_id"]
+        self.job_id = await self.service.submit(request_for(groups))
         for seconds in kills_after_s:
             await asyncio.sleep(seconds)
             self.service.kill(0)
@@ -156,87 +123,54 @@ class Job:
 
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 99), kills_after_s=st.lists(st.integers(1, 25), max_size=3))
-def test_a_job_brings_each_group_once_in_order_whatever_dies(seed: int, kills_after_s: list[int]) -> None:
-    async def scenario() -> list[dict[str, Any]]:
-        return await Job(seed).play(5, kills_after_s)
-
-    *groups, last = run(scenario)
-    assert [ids_of(each["sample"] for each in event["samples"]) for event in groups] == [
-        [f"s{place}"] * 2 for place in VARIED[:5]
-    ]
+@virtual_time.test
+async def test_a_job_brings_each_group_once_in_order_whatever_dies(seed: int, kills_after_s: list[int]) -> None:
+    *groups, last = await Job(seed).play(5, kills_after_s)
+    played = [[each["sample"] for each in event["samples"]] for event in groups]
+    assert [ids_of(samples) for samples in played] == [[f"s{place}"] * 2 for place in VARIED[:5]]
     assert [each["position"] for event in groups for each in event["samples"]] == list(range(10))
-    assert without_ahead(last["summary"]["groups"]) == SUMMARY_OF_5
+    assert without_ahead(last["summary"]["groups"]) == {"drawn": 9, "kept": 5, "dropped": {"reward_std.gt": 4}}
     assert last["summary"]["metrics"]["total_turns"] == 18
 
 
-async def events_by(service: Any, job_id: str, events: int) -> float:
-    """The time at which the job has so many."""
-    while (await service.request(0, "GET", f"/jobs/{job_id}")).json()["last_event"] < events:
+@virtual_time.test
+async def test_a_summary_has_all_groups_whose_events_came_before_a_death() -> None:
+    service = cluster(slowest_s=2)
+    job_id = await service.submit(request_for(7))
+    while (await service.request(0, "GET", f"/jobs/{job_id}")).json()["last_event"] < 5:
         await asyncio.sleep(0.01)
-    return virtual_time.now()
+    service, began = cluster(slowest_s=2), virtual_time.now()
+    job_id = await service.submit(request_for(7, deadline_s=began + 0.3))
+    await asyncio.sleep(began + began + 0.2 - virtual_time.now())
+    service.kill(0)
+    service.kill(1)
+    service.generator.delay_s = 1000
+    await service.ended(job_id)
+    *groups, last = await service.events(job_id)
+    assert (len(groups), last["summary"]["groups"]["kept"]) == (5, 5)
 
 
-def test_a_job_whose_deadline_passes_when_its_replica_is_lost_has_all_groups_of_its_events_in_its_summary() -> None:
-    async def scenario() -> tuple[int, int]:
-        service = cluster(slowest_s=2)
-        job_id = (await service.post(0, request_for(7), "/jobs")).json()["job_id"]
-        takes_s = await events_by(service, job_id, 5)
-        service, began = cluster(slowest_s=2), virtual_time.now()
-        job_id = (await service.post(0, request_for(7, deadline_s=takes_s + 0.3), "/jobs")).json()["job_id"]
-        await asyncio.sleep(began + takes_s + 0.2 - virtual_time.now())
-        service.kill(0)
-        service.kill(1)
-        service.generator.delay_s = 1000  # type: ignore[attr-defined]
-        await service.ended(job_id)
-        *groups, last = await service.events(job_id)
-        return len(groups), last["summary"]["groups"]["kept"]
-
-    assert run(scenario) == (5, 5)
+@virtual_time.test
+async def test_the_cursor_of_a_job_begins_after_the_last_sample_of_its_events() -> None:
+    job = Job()
+    events = await job.play(3, [])
+    jobs = job.service.client(0).jobs
+    cursors = [await jobs.cursor(job.job_id, event) for event in range(len(events) + 1)]
+    assert [cursor.samples_from[0].revision for cursor in cursors] == ["1 with seed None"] * 5
+    assert await jobs.resume(cursors[-1], **request_for(3)) is None
+    assert await jobs.resume(cursors[1], **request_for(3)) == cursors[1]
+    places = [(cursor.kept, cursor.samples_from[0].start) for cursor in cursors]
+    assert places == [(None, 0), (1, 1), (2, 4), (3, 6), (3, 6)]
 
 
-SUMMARY_OF_5 = {"drawn": 9, "kept": 5, "dropped": {"reward_std.gt": 4}}
-
-
-def test_the_cursor_of_a_job_begins_after_the_last_sample_that_was_drawn_for_its_events() -> None:
-    async def scenario() -> list[tuple[int | None, int]]:
-        job = Job()
-        events = await job.play(3, [])
-        jobs = job.service.client(0).jobs
-        cursors = [await jobs.cursor(job.job_id, event) for event in range(len(events) + 1)]
-        assert [cursor.samples_from[0].revision for cursor in cursors] == ["1 with seed None"] * 5
-        assert await jobs.resume(cursors[-1], **request_for(3)) is None
-        assert await jobs.resume(cursors[1], **request_for(3)) == cursors[1]
-        return [(cursor.kept, cursor.samples_from[0].start) for cursor in cursors]
-
-    assert run(scenario) == [(None, 0), (1, 1), (2, 4), (3, 6), (3, 6)]
-
-
-def test_a_job_that_is_gone_goes_on_from_its_cursor_with_the_groups_that_are_still_wanted() -> None:
-    async def scenario() -> list[str]:
-        job = Job()
-        await job.play(3, [])
-        jobs = job.service.client(0).jobs
-        cursor = await jobs.cursor(job.job_id, 2)
-        await jobs.delete(job.job_id)
-        resumed = await jobs.resume(cursor, **request_for(1))
-        assert resumed is not None
-        await job.service.ended(resumed.job_id)
-        first, _ = await job.service.events(resumed.job_id)
-        return ids_of(each["sample"] for each in first["samples"])
-
-    assert run(scenario) == [f"s{VARIED[2]}"] * 2
-
-
-def test_dropped_groups_leave_the_journal_with_the_next_event() -> None:
-    async def scenario() -> set[int]:
-        service = cluster()
-        job_id = (await service.post(0, request_for(5), "/jobs")).json()["job_id"]
-        while (await service.request(0, "GET", f"/jobs/{job_id}")).json()["last_event"] < 2:
-            await asyncio.sleep(0.1)
-        entries = service.kept.entries[job_id]
-        return {json.loads(entry)["position"] for name, entry in entries.items() if name.kind == "journal"}
-
-    # The second event has the group of the fourth sample.
-    in_journal = run(scenario)
-    assert in_journal
-    assert min(in_journal) >= 8
+@virtual_time.test
+async def test_a_job_that_is_gone_goes_on_from_its_cursor() -> None:
+    job = Job()
+    await job.play(3, [])
+    jobs = job.service.client(0).jobs
+    cursor = await jobs.cursor(job.job_id, 2)
+    await jobs.delete(job.job_id)
+    resumed = await jobs.resume(cursor, **request_for(1))
+    assert resumed is not None
+    await job.service.ended(resumed.job_id)
+    assert ids_of(each["sample"] for each in await job.service.samples(resumed.job_id)) == [f"s{VARIED[2]}"] * 2

@@ -1,26 +1,32 @@
 """Ingress replicas and stores that die at any moment: every rollout ends as if nothing had happened."""
 
 import asyncio
-import math
 from collections import Counter
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.protocols.environments import StepRequest
-from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.environments import StepRequest, TaskDescription
 from deployments.storage.storage import StorageFailed, StoreReplaced
-from deployments.upstream.ray_serve import own_replica
+from rollout_env import StepOutcome
 from service.settings import AdmissionSettings
 from tests import virtual_time
-from tests.service.jobs.scripted_ingresses import ENDS_WITHIN_S, SETTINGS, ScriptedIngresses, request_of, run
-from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
-from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome, without_names
+from tests.service.jobs.scripted_ingresses import (
+    ENDS_WITHIN_S,
+    SETTINGS,
+    ScriptedIngresses,
+    request_of,
+    run,
+    slow_cluster,
+)
+from tests.service.rollouts.playing import RandomEnvironment
+from tests.service.scripted import outcome, without_names
 
 REQUEST = request_of(groups=3, max_rollout_turns=6)
+LONG = request_of(groups=1, num_generations=1, deadline_s=28, max_rollout_turns=50)
 deaths = st.lists(
     st.tuples(st.sampled_from([0.5, 1, 2, 3, 7]), st.sampled_from(["ingress", "store"])), min_size=1, max_size=6
 )
@@ -30,7 +36,7 @@ async def undisturbed() -> tuple[list[dict[str, Any]], dict[str, Any], int]:
     """The rollouts, the metrics, and how many generations they took."""
     cluster = ScriptedIngresses()
     answer = (await cluster.post(0, REQUEST, idempotency_key="k")).json()
-    return without_names(answer["samples"]), comparable(answer["metrics"]), len(cluster.generator.requests)  # type: ignore[attr-defined]
+    return without_names(answer["samples"]), comparable(answer["metrics"]), len(cluster.generator.requests)
 
 
 def comparable(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -44,12 +50,10 @@ EXPECTED = run(undisturbed)
 @pytest.mark.slow
 @given(deaths)
 @settings(max_examples=20)
-def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run_and_each_death_costs_at_most_one_turn_of_a_rollout(
-    deaths: list[tuple[float, str]],
-) -> None:
+def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(deaths: list[tuple[float, str]]) -> None:
     async def scenario() -> None:
-        cluster = ScriptedIngresses(replicas=2)
-        job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+        cluster = ScriptedIngresses()
+        job_id = await cluster.submit(REQUEST, idempotency_key="k")
         killed = 0
         for after_s, what in deaths:
             await asyncio.sleep(after_s)
@@ -58,7 +62,7 @@ def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run_and_each_deat
                 await asyncio.sleep(1)
                 cluster.start_store()
             else:
-                playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs._players]
+                playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs.playing]
                 cluster.kill(playing[0] if playing else 0)
                 killed += bool(playing)
         state = await cluster.ended(job_id)
@@ -67,7 +71,7 @@ def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run_and_each_deat
         samples, metrics, generations = EXPECTED
         assert without_names(answer["samples"]) == samples
         assert comparable(answer["metrics"]) == metrics
-        played: list[GenerationRequest] = cluster.generator.requests  # type: ignore[attr-defined]
+        played = cluster.generator.requests
         assert len(played) <= generations + killed * len(samples)
         turns = Counter((request.generation_id.split("-")[2], request.turn) for request in played)
         assert max(turns.values()) <= 1 + killed
@@ -76,8 +80,8 @@ def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run_and_each_deat
 
 
 @virtual_time.test
-async def test_the_metrics_of_a_run_that_went_on_elsewhere_have_the_tokens_of_each_replica() -> None:
-    cluster = ScriptedIngresses(replicas=2)
+async def test_metrics_of_a_run_that_went_on_have_the_tokens_of_each_replica() -> None:
+    cluster = ScriptedIngresses()
     await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")
     await asyncio.sleep(3)
     cluster.kill(0)
@@ -91,40 +95,39 @@ async def test_the_metrics_of_a_run_that_went_on_elsewhere_have_the_tokens_of_ea
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])
 @virtual_time.test
 async def test_a_job_whose_opening_was_stored_and_not_answered_is_played(path: str) -> None:
-    cluster = ScriptedIngresses(replicas=2)
+    cluster = ScriptedIngresses()
     cluster.dies_after = "open"
     assert (await cluster.post(0, REQUEST, path=path, idempotency_key="k")).status_code == 503
     async with asyncio.timeout(ENDS_WITHIN_S):
         again = await cluster.post(0, REQUEST, idempotency_key="k")
     assert (again.status_code, without_names(again.json()["samples"])) == (200, EXPECTED[0])
-    assert len((await cluster.request(0, "GET", "/jobs")).json()["jobs"]) == 1
+    assert len(await cluster.all_jobs()) == 1
 
 
-@pytest.mark.parametrize("what", ["claim not answered", "store away after the claim", "read fails", "read broken"])
+@pytest.mark.parametrize(
+    ("broken", "how"),
+    [
+        ("dies_after", "claim"),
+        ("away_after", "claim"),
+        ("read_errors", [StorageFailed("away")]),
+        ("read_errors", [StoreReplaced("by another")]),
+    ],
+)
 @virtual_time.test
-async def test_a_job_ends_whatever_breaks_while_it_is_taken_over(what: str) -> None:
-    cluster = ScriptedIngresses(replicas=2)
-    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+async def test_a_job_ends_whatever_breaks_while_it_is_taken_over(broken: str, how: Any) -> None:
+    cluster = ScriptedIngresses()
+    job_id = await cluster.submit(REQUEST)
     await asyncio.sleep(1)
-    match what:
-        case "claim not answered":
-            cluster.dies_after = "claim"
-        case "store away after the claim":
-            cluster.away_after = "claim"
-        case "read fails":
-            cluster.storage.read_errors = [StorageFailed("away")]
-        case "read broken":
-            cluster.storage.read_errors = [StoreReplaced("by another")]
+    setattr(cluster.storage if broken == "read_errors" else cluster, broken, how)
     cluster.kill(0)
     assert (await cluster.ended(job_id))["state"] == "completed"
-    answer = [event.get("samples", ()) for event in await cluster.events(job_id)]
-    assert sorted(each["position"] for group in answer for each in group) == list(range(6))
+    assert sorted(each["position"] for each in await cluster.samples(job_id)) == list(range(6))
 
 
 @virtual_time.test
 async def test_a_failing_database_costs_no_rollout_once_it_is_back() -> None:
-    cluster = ScriptedIngresses(replicas=2)
-    job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+    cluster = ScriptedIngresses()
+    job_id = await cluster.submit(REQUEST, idempotency_key="k")
     await asyncio.sleep(1)
     cluster.storage.is_failing = True
     refused = await cluster.post(1, REQUEST, path="/jobs")
@@ -137,19 +140,9 @@ async def test_a_failing_database_costs_no_rollout_once_it_is_back() -> None:
 
 
 @virtual_time.test
-async def test_a_write_that_breaks_unexpectedly_is_made_again_from_the_journal() -> None:
-    cluster = ScriptedIngresses(replicas=2)
-    job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
-    await asyncio.sleep(1)
-    cluster.storage.errors = [RuntimeError("a bug")]
-    await cluster.ended(job_id)
-    assert without_names((await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"]) == EXPECTED[0]
-
-
-@virtual_time.test
-async def test_events_that_are_asked_for_while_the_database_fails_are_refused_within_seconds() -> None:
+async def test_events_of_a_database_that_fails_are_refused_within_seconds() -> None:
     cluster = ScriptedIngresses()
-    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+    job_id = await cluster.submit(REQUEST)
     await cluster.ended(job_id)
     cluster.storage.is_failing = True
     asked_at = virtual_time.now()
@@ -161,98 +154,62 @@ async def test_events_that_are_asked_for_while_the_database_fails_are_refused_wi
     assert len(await cluster.events(job_id)) == 4
 
 
-@virtual_time.test
-async def test_a_stream_of_events_that_has_begun_outlasts_a_database_that_fails_for_a_while() -> None:
-    cluster = ScriptedIngresses()
-    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-    asked = asyncio.create_task(cluster.events(job_id))
-    await asyncio.sleep(0.5)
-    cluster.storage.is_failing = True
-    await asyncio.sleep(20)
-    cluster.storage.is_failing = False
-    assert [event["event"] for event in await asked] == [1, 2, 3, 4]
-
-
-@virtual_time.test
-async def test_events_that_are_asked_for_while_the_store_restarts_wait_for_it() -> None:
-    cluster = ScriptedIngresses()
-    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-    await cluster.ended(job_id)
-    cluster.store_is_away = True
-    asked = asyncio.create_task(cluster.events(job_id))
-    await asyncio.sleep(20)
-    cluster.start_store()
-    assert len(await asked) == 4
-
-
 def test_seeded_rollouts_go_on_with_the_seeds_of_their_turns() -> None:
     async def seeds(is_killed: bool) -> set[tuple[str, int, int | None]]:
-        cluster = ScriptedIngresses(replicas=2)
-        request = {**REQUEST, "sampling": {"max_new_tokens": 6, "seed": 7}}
-        job_id = (await cluster.post(0, request, path="/jobs")).json()["job_id"]
+        cluster = ScriptedIngresses()
+        job_id = await cluster.submit({**REQUEST, "sampling": {"max_new_tokens": 6, "seed": 7}})
         await asyncio.sleep(4)
         if is_killed:
             cluster.kill(0)
         await cluster.ended(job_id)
-        played: list[GenerationRequest] = cluster.generator.requests  # type: ignore[attr-defined]
+        played = cluster.generator.requests
         return {(request.generation_id.split("-")[2], request.turn, request.sampling.seed) for request in played}
 
     assert run(lambda: seeds(is_killed=True)) == run(lambda: seeds(is_killed=False))
 
 
-def test_a_start_is_made_once_whoever_goes_on() -> None:
+@virtual_time.test
+async def test_a_start_is_made_once_whoever_goes_on() -> None:
     class StartedEnvironment(RandomEnvironment):
         """Its starts differ, as those of a game with its own dice do."""
 
         starts = 0
 
-        async def describe(self) -> Any:
-            from dataclasses import replace
-
+        async def describe(self) -> TaskDescription:
             return replace(await super().describe(), has_start=True)
 
-        async def start(self, request: StepRequest) -> Any:
+        async def start(self, request: StepRequest) -> StepOutcome:
             self.starts += 1
             return outcome("x" * self.starts)
 
-    async def scenario() -> None:
-        environment = StartedEnvironment()
-        cluster = ScriptedIngresses(replicas=2, environment=environment)
-        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-        await asyncio.sleep(2)
-        before = environment.starts
-        cluster.kill(0)
-        await cluster.ended(job_id)
-        assert (before, environment.starts) == (3, 3)
-
-    run(scenario)
+    cluster = ScriptedIngresses(environment=(environment := StartedEnvironment()))
+    job_id = await cluster.submit(REQUEST)
+    await asyncio.sleep(2)
+    before = environment.starts
+    cluster.kill(0)
+    await cluster.ended(job_id)
+    assert (before, environment.starts) == (3, 3)
 
 
 @virtual_time.test
 async def test_a_replica_that_takes_a_job_over_gives_it_its_whole_deadline() -> None:
-    generator = ScriptedGenerator(["abc"], delay_s=10)
-    cluster = ScriptedIngresses(generator=generator, environment=ScriptedEnvironment([outcome("x")]))
-    request = request_of(groups=1, num_generations=1, deadline_s=28, max_rollout_turns=50)
-    await cluster.post(0, request, "/jobs", idempotency_key="k")
+    cluster = slow_cluster(10, outcome("x"))
+    await cluster.submit(LONG, idempotency_key="k")
     await asyncio.sleep(15)
     cluster.kill(0)
-    [sample] = (await cluster.post(1, request, idempotency_key="k")).json()["samples"]
-    assert (sample["status"], len(generator.requests)) == ("deadline", 2 + 3), "the second turn was lost"
-    [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+    [sample] = (await cluster.post(1, LONG, idempotency_key="k")).json()["samples"]
+    assert (sample["status"], len(cluster.generator.requests)) == ("deadline", 2 + 3), "the second turn was lost"
+    [job] = await cluster.all_jobs()
     assert job["ended_at"] - job["created_at"] == pytest.approx(15 + SETTINGS.lease_s + 28, abs=1.5)
 
 
 @virtual_time.test
 async def test_a_job_that_is_taken_over_waits_for_room_without_its_deadline() -> None:
-    generator = ScriptedGenerator(["abc"], delay_s=10)
-    environment = ScriptedEnvironment([outcome("x")])
-    room_for_one = AdmissionSettings(max_rollouts=1)
-    cluster = ScriptedIngresses(1, generator, environment, admission=room_for_one)
-    request = request_of(groups=1, num_generations=1, deadline_s=28, max_rollout_turns=50)
-    job_id = (await cluster.post(0, request, path="/jobs")).json()["job_id"]
+    cluster = slow_cluster(10, outcome("x"), replicas=1, admission=AdmissionSettings(max_rollouts=1))
+    job_id = await cluster.submit(LONG)
     await asyncio.sleep(20)
     cluster.kill(0)
-    await cluster.post(0, {**request, "deadline_s": 100})
+    await cluster.post(0, {**LONG, "deadline_s": 100})
     has_room_at = virtual_time.now()
     assert has_room_at > 20 + SETTINGS.lease_s + 20
     state = await cluster.ended(job_id)
@@ -261,93 +218,50 @@ async def test_a_job_that_is_taken_over_waits_for_room_without_its_deadline() ->
 
 @virtual_time.test
 async def test_a_replica_that_shuts_down_hands_its_jobs_over_at_once() -> None:
-    cluster = ScriptedIngresses(replicas=2)
-    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+    cluster = ScriptedIngresses()
+    job_id = await cluster.submit(REQUEST)
     await asyncio.sleep(2)
     await cluster.replicas[0].jobs.close()
     await asyncio.sleep(0.1)
-    assert list(cluster.replicas[1].jobs._players) == [job_id]
+    assert cluster.replicas[1].jobs.playing == [job_id]
     await cluster.ended(job_id)
-
-
-def test_a_replica_that_serve_shuts_down_hands_its_jobs_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Draining:
-        """As much of Serve's replica as its shutdown needs."""
-
-        _deployment_config = SimpleNamespace(graceful_shutdown_timeout_s=20)
-        drained = 0
-
-        async def perform_graceful_shutdown(self) -> None:
-            self.drained += 1
-            await asyncio.sleep(10)
-
-    async def scenario() -> None:
-        monkeypatch.setattr(own_replica, "Replica", Draining)
-        monkeypatch.setattr(own_replica, "_seconds_until_node_leaves", lambda: math.inf)
-        cluster = ScriptedIngresses(replicas=2)
-        own_replica.call_at_shutdown(cluster.replicas[0].jobs.hand_over)
-        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
-        await asyncio.sleep(2)
-        replica = Draining()
-        shutdowns = [asyncio.create_task(replica.perform_graceful_shutdown()) for _ in range(2)]
-        await asyncio.sleep(0.1)
-        closing = cluster.replicas[0].jobs._closing
-        assert closing is not None
-        await closing
-        await asyncio.sleep(0.1)
-        assert (list(cluster.replicas[0].jobs._players), list(cluster.replicas[1].jobs._players)) == ([], [job_id])
-        await asyncio.gather(*shutdowns)
-        assert (replica.drained, cluster.replicas[0].jobs._closing) == (2, closing)
-        events = await cluster.events(job_id, replica=1)
-        assert events[-1]["summary"]
-        assert sorted(each["position"] for event in events[:-1] for each in event["samples"]) == list(range(6))
-
-    run(scenario)
 
 
 @virtual_time.test
 async def test_a_replica_that_is_shut_down_while_the_store_is_away_loses_nothing() -> None:
-    cluster = ScriptedIngresses(replicas=2)
-    job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+    cluster = ScriptedIngresses()
+    job_id = await cluster.submit(REQUEST, idempotency_key="k")
     await asyncio.sleep(2)
     cluster.store_is_away = True
     await cluster.replicas[0].jobs.close()
     cluster.start_store()
     await asyncio.sleep(SETTINGS.lease_s + 2)
-    assert list(cluster.replicas[1].jobs._players) == [job_id]
+    assert cluster.replicas[1].jobs.playing == [job_id]
     await cluster.ended(job_id)
     assert without_names((await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"]) == EXPECTED[0]
 
 
 @virtual_time.test
 async def test_a_replica_that_was_only_slow_stops_playing_what_it_has_lost() -> None:
-    cluster = ScriptedIngresses(replicas=2)
-    job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+    cluster = ScriptedIngresses()
+    job_id = await cluster.submit(REQUEST)
     await asyncio.sleep(1)
     slow = cluster.replicas[0]
     slow.link.is_cut = True
     await asyncio.sleep(8)
     slow.link.restore()
     await asyncio.sleep(1)
-    assert not slow.jobs._players
+    assert slow.jobs.playing == []
     await cluster.ended(job_id)
     assert (await cluster.events(job_id, replica=1))[-1]["summary"]
 
 
-def test_early_stopping_counts_the_rollouts_that_ended_before_the_death() -> None:
-    async def samples(is_killed: bool) -> Any:
-        cluster = ScriptedIngresses(replicas=2, generator=RandomGenerator())
-        request = {**REQUEST, "num_generations": 1, "keep": {"groups": 2}}
-        job_id = (await cluster.post(0, request, path="/jobs")).json()["job_id"]
-        await asyncio.sleep(6)
-        if is_killed:
-            cluster.kill(0)
-        await cluster.ended(job_id)
-        events = await cluster.events(job_id)
-        return sorted(
-            (each["position"], each["sample"]["status"]) for event in events for each in event.get("samples", ())
-        )
-
-    kept = run(lambda: samples(is_killed=True))
-    assert [status for _, status in kept].count("cancelled") <= 1
-    assert len(kept) == 3
+@virtual_time.test
+async def test_early_stopping_counts_the_rollouts_that_ended_before_the_death() -> None:
+    cluster = ScriptedIngresses()
+    job_id = await cluster.submit({**REQUEST, "num_generations": 1, "keep": {"groups": 2}})
+    await asyncio.sleep(6)
+    cluster.kill(0)
+    await cluster.ended(job_id)
+    statuses = [each["sample"]["status"] for each in await cluster.samples(job_id)]
+    assert (len(statuses), statuses.count("cancelled") <= 1) == (3, True)

@@ -1,7 +1,5 @@
 """Several expositions in Prometheus' text format, merged into one."""
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from service.metrics.ingress_metrics import _merged
 
 ONE = """\
@@ -41,19 +39,6 @@ ray_rollout_turns_count{node="2"} 3.0
 ray_rollout_turns_sum{node="2"} 7.0
 """
     )
-
-
-def test_what_is_merged_can_be_parsed_by_prometheus_own_client() -> None:
-    families = {family.name: family for family in text_string_to_metric_families(_merged([ONE, OTHER], ("ray_",)))}
-    assert {name: (family.type, len(family.samples)) for name, family in families.items()} == {
-        "ray_node_cpu": ("gauge", 2),
-        "ray_rollout_in_flight": ("gauge", 2),
-        "ray_rollout_turns": ("histogram", 8),
-    }
-
-
-def test_metrics_of_other_names_are_left_out() -> None:
-    assert _merged([ONE], ("ray_serve_", "ray_vllm_")) == ""
 
 
 def test_a_metric_whose_heading_differs_between_nodes_keeps_the_first() -> None:

@@ -12,12 +12,9 @@ import pytest
 
 from deployments.failures import GenerationLost
 from deployments.protocols.model_server import ServedPart, ServedTokens
-from deployments.sessions.session_table import SessionsSettings
-from deployments.sessions.store import SessionStore
 from tests import virtual_time
-from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.fakes.model_server import ScriptedModelServer
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_model_server import ScriptedModelServer
 
 EVENTS = "text/event-stream; charset=utf-8"
 CHUNK = b'data: {"id":"a","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n'
@@ -81,15 +78,6 @@ def test_what_fails_before_a_heartbeat_was_sent_has_its_status() -> None:
     assert answer_to([14.0, GenerationLost("It is gone.")]).status_code == 503
 
 
-def late_error(path: str, failure: Sequence[ServedPart | Exception]) -> tuple[str, Any]:
-    """Whatever precedes the data of the last event, and the data."""
-    answer = answer_to([20.0, *failure], b'{"stream":  true}', path)
-    assert answer.status_code == 200
-    text = answer.text.removeprefix(":\n\n").removesuffix("\n\ndata: [DONE]\n\n")
-    before, _, data = text.partition("data: ")
-    return before, json.loads(data)
-
-
 GONE = {"type": "urn:rollout:problem:not-ready", "message": "It is gone.", "code": 503}
 
 
@@ -105,18 +93,16 @@ ERROR_EVENTS = [
 
 
 @pytest.mark.parametrize(("path", "event", "data"), ERROR_EVENTS)
-def test_what_fails_between_two_events_ends_the_stream_with_an_error_as_the_api_has_it(
-    path: str, event: str, data: Any
+@pytest.mark.parametrize(
+    ("parts", "before"),
+    [([20.0], BEATS), (events()[:1], CHUNK % b"Hi"), ([20.0, *events()[:1]], BEATS + CHUNK % b"Hi")],
+    ids=["a heartbeat", "an event", "both"],
+)
+def test_what_fails_after_the_begin_ends_a_stream_with_the_apis_own_error(
+    path: str, event: str, data: Any, parts: list[ServedPart | Exception | float], before: bytes
 ) -> None:
-    first, *_ = events()
-    answer = answer_to([first, GenerationLost("It is gone.")], path=path)
-    assert (answer.status_code, error_after(CHUNK % b"Hi", answer)) == (200, (event, data))
-
-
-@pytest.mark.parametrize(("path", "event", "data"), ERROR_EVENTS)
-def test_what_fails_after_a_heartbeat_and_an_event_ends_so_too(path: str, event: str, data: Any) -> None:
-    answer = answer_to([20.0, *events()[:1], GenerationLost("It is gone.")], path=path)
-    assert error_after(BEATS + CHUNK % b"Hi", answer) == (event, data)
+    answer = answer_to([*parts, GenerationLost("It is gone.")], path=path)
+    assert (answer.status_code, error_after(before, answer)) == (200, (event, data))
 
 
 def error_after(before: bytes, answer: httpx.Response) -> tuple[str, Any]:
@@ -171,7 +157,7 @@ def test_a_stream_that_fails_is_logged(
 
 
 @virtual_time.test
-async def test_a_caller_that_leaves_while_its_stream_cannot_be_sent_aborts_its_call() -> None:
+async def test_a_caller_that_leaves_a_stalled_stream_aborts_its_call() -> None:
     server = ScriptedModelServer(events())
     service = ScriptedHttp(model_server=server)
 
@@ -203,11 +189,6 @@ async def test_a_caller_that_leaves_while_its_stream_cannot_be_sent_aborts_its_c
     assert service.admission.in_flight.rollouts == 0
 
 
-@pytest.mark.parametrize(("path", "event", "data"), ERROR_EVENTS)
-def test_what_fails_later_ends_the_stream_with_an_error_as_the_api_has_it(path: str, event: str, data: Any) -> None:
-    assert late_error(path, [GenerationLost("It is gone.")]) == (event, data)
-
-
 @pytest.mark.parametrize(
     ("body", "error"),
     [
@@ -220,11 +201,11 @@ def test_what_fails_later_ends_the_stream_with_an_error_as_the_api_has_it(path: 
 )
 def test_what_the_model_server_refuses_later_is_such_an_error_too(body: bytes, error: dict[str, str]) -> None:
     refused = ServedPart(body, 404, "application/json", ServedTokens())
-    assert late_error("chat/completions", [refused]) == ("", {"error": {**error, "code": 404}})
+    assert error_after(BEATS, answer_to([20.0, refused])) == ("", {"error": {**error, "code": 404}})
 
 
 def test_an_exception_that_nobody_expected_shows_nothing_of_itself() -> None:
-    _, data = late_error("chat/completions", [KeyError("/secret/path")])
+    _, data = error_after(BEATS, answer_to([20.0, KeyError("/secret/path")]))
     assert data["error"]["type"] == "urn:rollout:problem:internal"
     assert "secret" not in data["error"]["message"]
 
@@ -245,21 +226,6 @@ async def test_a_caller_that_leaves_a_stream_that_waits_aborts_its_call(leaves_a
     assert service.admission.in_flight.rollouts == 0
 
 
-def test_a_stream_of_a_session_has_heartbeats() -> None:
-    server = ScriptedModelServer([20.0, *events()])
-    service = ScriptedHttp(model_server=server, session_store=SessionStore(SessionsSettings(), ScriptedStorage()))
-
-    async def scenario() -> bytes:
-        transport = httpx.ASGITransport(service.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-            session = (await http.post("/v1/sessions", json={})).json()
-            key = {"authorization": f"Bearer {session['api_key']}"}
-            path = f"/v1/sessions/{session['id']}/v1/chat/completions"
-            return (await http.post(path, json={"stream": True}, headers=key)).content
-
-    assert virtual_time.run(scenario()).startswith(BEATS + b"data: {")
-
-
 def read_by_official_client(parts: Sequence[ServedPart | Exception | float]) -> list[str]:
     content = answer_to(parts).content
     response = httpx2.Response(200, content=content, headers={"content-type": EVENTS})
@@ -277,9 +243,3 @@ def test_the_official_client_passes_over_heartbeats() -> None:
 def test_the_official_client_raises_an_error_that_comes_late() -> None:
     with pytest.raises(openai.APIError, match="It is gone"):
         read_by_official_client([40.0, GenerationLost("It is gone.")])
-
-
-def test_the_official_client_raises_an_error_that_comes_between_two_events() -> None:
-    first, *_ = events()
-    with pytest.raises(openai.APIError, match="It is gone"):
-        read_by_official_client([first, GenerationLost("It is gone.")])

@@ -30,9 +30,7 @@ def is_refused(body: bytes) -> bool:
 
 @example("\\ud800", True, "utf-8")
 @given(ANY_TEXT, st.booleans(), st.sampled_from(["utf-8", "utf-16", "utf-16-be", "utf-32", "utf-32-le"]))
-def test_what_is_refused_is_what_cannot_be_encoded_after_python_has_parsed_it(
-    text: str, is_ascii: bool, encoding: str
-) -> None:
+def test_what_cannot_be_encoded_after_parsing_is_refused(text: str, is_ascii: bool, encoding: str) -> None:
     body = json.dumps({"stop": [text]}, ensure_ascii=is_ascii).encode(encoding, "surrogatepass")
     try:
         json.dumps(json.loads(body), ensure_ascii=False).encode()

@@ -16,8 +16,8 @@ from service.model_server.call_images import _NO_SOURCE, _NOT_SHOWN, _images_of
 from service.settings import RequestLimits
 from tests.deployments.images.pictures import ImagesInProcess, picture
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.fakes.model_server import ScriptedModelServer
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_model_server import ScriptedModelServer
 
 RED, BLUE = picture("red"), picture("blue", "JPEG")
 RED_NAME, BLUE_NAME = name_of_image(RED), name_of_image(BLUE)
@@ -45,6 +45,7 @@ def responses(url: str) -> dict[str, Any]:
 
 
 BASE64 = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": RED_DATA}}
+CHAT, FIRST = "chat/completions", "messages[0].content[0]"
 
 
 class Service:
@@ -118,57 +119,26 @@ def test_a_call_without_images_is_passed_on_byte_for_byte() -> None:
     assert service.server.requests[0].body == body
 
 
-def test_an_image_whose_field_is_spelled_in_escapes_or_in_another_encoding_is_checked_too() -> None:
+def test_an_image_spelled_in_escapes_is_checked_too() -> None:
     body = json.dumps({"messages": [user(openai(f"sha256:{'0' * 64}"))]})
     for content in (body.replace("image", "\\u0069mage").encode(), body.encode("utf-16")):
         service = Service()
-        refused = service.call("chat/completions", content)
-        assert refused.status_code == 422
-        assert refused.json()["errors"][0]["field"] == "messages[0].content[0]"
+        refused = service.call(CHAT, content)
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, FIRST)
         assert not service.server.requests
 
 
 @pytest.mark.parametrize(
     ("endpoint", "body", "field", "message"),
     [
-        (
-            "chat/completions",
-            {"messages": [user(TEXT), user(TEXT, openai("data:image/png;base64,%%%"))]},
-            "messages[1].content[1]",
-            "its data URL is not base64",
-        ),
-        (
-            "chat/completions",
-            {"messages": [user(openai(f"sha256:{'0' * 64}"))]},
-            "messages[0].content[0]",
-            NOT_KEPT,
-        ),
-        (
-            "chat/completions",
-            {"messages": [user(openai("https://example.org/a.png"))]},
-            "messages[0].content[0]",
-            _NO_SOURCE,
-        ),
-        ("chat/completions", {"messages": [user(openai("file:///a.png"))]}, "messages[0].content[0]", _NO_SOURCE),
+        (CHAT, {"messages": [user(TEXT, openai("data:image/png;base64,%%%"))]}, "messages[0].content[1]", "not base64"),
+        (CHAT, {"messages": [user(openai(f"sha256:{'0' * 64}"))]}, FIRST, NOT_KEPT),
+        (CHAT, {"messages": [user(openai("https://example.org/a.png"))]}, FIRST, _NO_SOURCE),
+        (CHAT, {"messages": [user(openai("file:///a.png"))]}, FIRST, _NO_SOURCE),
+        (CHAT, {"messages": [user({"type": "text", "text": "Look", "image_url": RED_URL})]}, FIRST, _NO_SOURCE),
+        (CHAT, {"messages": [{"role": "assistant", "content": [openai(RED_URL)]}]}, FIRST, _NOT_SHOWN),
+        (CHAT, {"messages": [{"role": "tool", "content": [openai(RED_URL)]}]}, FIRST, _NOT_SHOWN),
         ("responses", {"input": [user({"type": "input_image", "file_id": "a"})]}, "input[0].content[0]", _NO_SOURCE),
-        (
-            "chat/completions",
-            {"messages": [user({"type": "text", "text": "Look", "image_url": RED_URL})]},
-            "messages[0].content[0]",
-            _NO_SOURCE,
-        ),
-        (
-            "chat/completions",
-            {"messages": [{"role": "assistant", "content": [openai(RED_URL)]}]},
-            "messages[0].content[0]",
-            _NOT_SHOWN,
-        ),
-        (
-            "chat/completions",
-            {"messages": [{"role": "tool", "content": [openai(RED_URL)]}]},
-            "messages[0].content[0]",
-            _NOT_SHOWN,
-        ),
         (
             "responses",
             {"input": [{"type": "function_call_output", "output": [responses(RED_URL)]}]},
@@ -185,20 +155,10 @@ def test_what_cannot_be_shown_is_refused_by_its_place(endpoint: str, body: Any, 
     [problem] = refused.json()["errors"]
     assert problem["field"] == field
     assert message in problem["message"]
-    assert not service.server.requests
-    assert not service.kept.puts
+    assert (service.server.requests, service.kept.puts) == ([], [])
 
 
-def test_a_session_of_a_service_without_images_refuses_them_by_their_place() -> None:
-    service = Service(takes_images=False)
-    refused = service.call("messages", {"messages": [user(TEXT, BASE64)]})
-    assert refused.status_code == 422
-    [problem] = refused.json()["errors"]
-    assert (problem["field"], problem["message"]) == ("messages[0].content[1]", NOT_TAKEN)
-    assert not service.server.requests
-
-
-def test_a_call_outside_of_sessions_is_left_to_the_model_server_where_the_service_takes_no_images() -> None:
+def test_a_service_without_images_leaves_calls_to_the_model_server() -> None:
     service = Service(takes_images=False)
     body = json.dumps({"messages": [user(TEXT, openai(RED_URL))]}).encode()
     assert service.call("chat/completions", body, in_session=False).status_code == 200
@@ -227,23 +187,20 @@ def test_the_sample_of_a_session_is_stored_with_names() -> None:
     stored = asyncio.run(service.sessions.opened(opened.json()["id"])).request.sample
     assert stored is not None
     assert stored.model_dump(exclude_unset=True)["messages"] == [user(TEXT, {"type": "image", "image": RED_NAME})]
-    none = Service(takes_images=False).http.request("POST", "/v1/sessions", json={"sample": sample})
-    assert none.status_code == 422
-    [problem] = none.json()["errors"]
-    assert (problem["field"], problem["message"]) == ("sample.messages[0].content[1].image", NOT_TAKEN)
 
 
-@pytest.mark.parametrize("in_session", [True, False])
-def test_calls_show_no_images_to_a_model_that_takes_none(in_session: bool) -> None:
-    service = Service(model_sees=False)
-    refused = service.call("chat/completions", {"messages": [user(TEXT, openai(RED_URL))]}, in_session)
-    assert refused.status_code == 422
-    [problem] = refused.json()["errors"]
-    assert (problem["field"], problem["message"]) == ("messages[0].content[1]", NOT_TAKEN)
-    assert service.call("chat/completions", {"messages": [user(TEXT)]}, in_session).status_code == 200
+@pytest.mark.parametrize(
+    ("service", "in_session"),
+    [({"takes_images": False}, True), ({"model_sees": False}, True), ({"model_sees": False}, False)],
+)
+def test_no_call_shows_images_where_none_are_taken(service: dict[str, bool], in_session: bool) -> None:
+    blind = Service(**service)
+    refused = blind.call("chat/completions", {"messages": [user(TEXT, openai(RED_URL))]}, in_session)
     sample = {"task_name": "math", "messages": [user(TEXT, {"type": "image", "image": RED_URL})]}
-    refused = service.http.request("POST", "/v1/sessions", json={"sample": sample})
-    assert refused.status_code == 422
-    [problem] = refused.json()["errors"]
-    assert (problem["field"], problem["message"]) == ("sample.messages[0].content[1].image", NOT_TAKEN)
-    assert (len(service.server.requests), service.kept.puts) == (1, [])
+    opened = blind.http.request("POST", "/v1/sessions", json={"sample": sample})
+    for answer, field in ((refused, "messages[0].content[1]"), (opened, "sample.messages[0].content[1].image")):
+        assert answer.status_code == 422
+        [problem] = answer.json()["errors"]
+        assert (problem["field"], problem["message"]) == (field, NOT_TAKEN)
+    assert blind.call("chat/completions", {"messages": [user(TEXT)]}, in_session).status_code == 200
+    assert (len(blind.server.requests), blind.kept.puts) == (1, [])

@@ -16,15 +16,15 @@ from service.model_server.calls import FORGET_AFTER_S, ModelCalls, _of_session
 from service.remote.policy import RemotePolicy
 from service.settings import AdmissionSettings
 from tests import virtual_time
-from tests.service.scripted_model_server import ScriptedModelServer
-from tests.service.scripted_store import ScriptedStore
+from tests.fakes.model_server import ScriptedModelServer
+from tests.fakes.policy_store import ScriptedStore
 
 TEAM = Caller("team", frozenset({"rollout"}))
 BODY = b"x" * 76
 
 
 class World:
-    def __init__(self, parts: Sequence[ServedPart | Exception] = ()) -> None:
+    def __init__(self, parts: Sequence[ServedPart | Exception | float] = ()) -> None:
         self.server = ScriptedModelServer(parts)
         self.admission = Admission(AdmissionSettings(), max_model_len=100)
         policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
@@ -35,8 +35,10 @@ class World:
 async def test_a_call_that_fails_is_no_longer_in_flight() -> None:
     world = World([GenerationLost("gone")])
     with pytest.raises(GenerationLost):
-        await world.calls.answer("chat/completions", BODY, "r", TEAM)
-    assert not world.calls._in_flight
+        await world.calls.answer("generate", BODY, "r", TEAM, routing_key="k")
+    assert world.calls.token_calls_of(TEAM) == 0
+    await asyncio.sleep(FORGET_AFTER_S)
+    assert len(world.server.released) == 1
 
 
 @virtual_time.test
@@ -45,7 +47,6 @@ async def test_a_call_that_is_left_before_its_body_is_read_is_aborted() -> None:
     answer = await world.calls.answer("chat/completions", BODY, "r", ANYBODY)
     await answer.aclose()
     assert world.server.was_left
-    assert not world.calls._in_flight
     assert len(world.server.released) == 1
 
 
@@ -57,7 +58,7 @@ def seed_of(session: str, generation_index: int, body: bytes = b"{}") -> int | N
     return sampling.seed
 
 
-def test_the_sessions_of_a_group_sample_differently_and_a_session_that_is_played_again_alike() -> None:
+def test_the_sessions_of_a_group_sample_differently_and_each_alike_again() -> None:
     seeds = [seed_of("a", 0), seed_of("b", 1), seed_of("c", 2), seed_of("a", 0, b"{ }")]
     assert len(set(seeds)) == 4
     assert seed_of("d", 1) == seeds[1]
@@ -78,7 +79,7 @@ def test_the_sessions_of_one_request_share_its_turns() -> None:
 
 
 @virtual_time.test
-async def test_calls_of_a_routing_key_are_turns_of_one_party_until_it_is_silent_for_long() -> None:
+async def test_calls_of_a_routing_key_are_turns_of_one_party_until_it_is_silent() -> None:
     world = World([ServedPart(b"{}", 200, "application/json", ServedTokens(1, 1))])
     for key, caller in (("k", TEAM), ("k", TEAM), ("k", ANYBODY), (None, ANYBODY)):
         answer = await world.calls.answer("generate", BODY, "r", caller, routing_key=key)
@@ -88,3 +89,18 @@ async def test_calls_of_a_routing_key_are_turns_of_one_party_until_it_is_silent_
     assert world.server.released == [own]
     await asyncio.sleep(FORGET_AFTER_S)
     assert sorted(world.server.released) == sorted([own, first, other])
+
+
+@virtual_time.test
+async def test_a_call_that_is_under_way_keeps_its_party_where_its_prefix_is() -> None:
+    world = World(
+        [ServedPart(b"{", 200, "application/json"), 2 * FORGET_AFTER_S, ServedPart(tokens=ServedTokens(1, 1))]
+    )
+    first, second = [await world.calls.answer("generate", BODY, "r", TEAM, routing_key="k") for _ in range(2)]
+    await first.aclose()
+    rest = asyncio.create_task(second.whole())
+    await asyncio.sleep(1.5 * FORGET_AFTER_S)
+    assert world.server.released == []
+    await rest
+    await asyncio.sleep(FORGET_AFTER_S)
+    assert len(world.server.released) == 1

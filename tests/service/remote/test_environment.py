@@ -15,7 +15,7 @@ from service.remote.environment import RemoteEnvironment
 from service.rollouts.loop import RolloutContext
 from service.rollouts.pacing import LockstepSchedule
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedEnvironmentHandle, ScriptedResponse
+from tests.fakes.serve_handle import ScriptedEnvironmentHandle, ScriptedResponse
 from tests.service.rollouts.playing import collect
 from tests.service.scripted import EpisodeRecipe, ScriptedGenerator, outcome
 
@@ -59,7 +59,7 @@ async def test_the_retry_of_a_lost_step_goes_to_another_replica() -> None:
 
 
 @virtual_time.test
-async def test_an_abandoned_step_is_aborted_on_its_own_replica_while_the_others_go_on() -> None:
+async def test_an_abandoned_step_is_aborted_on_its_own_replica() -> None:
     handle = ScriptedEnvironmentHandle([[], [(0, outcome("a"))]])
     environment = environment_over(handle, "one")
 
@@ -71,7 +71,7 @@ async def test_an_abandoned_step_is_aborted_on_its_own_replica_while_the_others_
 
 
 @virtual_time.test
-async def test_the_first_steps_ask_a_replica_for_its_description_so_that_all_are_known_and_share_them() -> None:
+async def test_the_first_steps_ask_which_replicas_there_are() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle)
     described = 0
@@ -90,7 +90,7 @@ async def test_the_first_steps_ask_a_replica_for_its_description_so_that_all_are
 
 
 @virtual_time.test
-async def test_a_first_step_whose_environment_does_not_answer_is_lost_and_its_retry_asks_again() -> None:
+async def test_a_first_step_that_is_lost_asks_again() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle)
     handle.describe.remote = lambda: ScriptedResponse(ActorDiedError())
@@ -101,27 +101,7 @@ async def test_a_first_step_whose_environment_does_not_answer_is_lost_and_its_re
     assert await environment.step(request("a")) == outcome()
 
 
-def test_as_long_as_no_replica_is_known_a_call_names_none() -> None:
-    handle = ScriptedEnvironmentHandle()
-    environment = environment_over(handle)
-    assert virtual_time.run(environment.step(request("a"))) == outcome()
-    assert handle.stepped == [("", ["a"])]
-
-
-@virtual_time.test
-async def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
-    handle = ScriptedEnvironmentHandle()
-    environment = environment_over(handle, "one")
-
-    await environment.step(request("a"))
-    record_live_replicas(handle.deployment_id, ["two"])
-    await environment.step(request("b"))
-    assert [destination.replica for destination in environment._steps] == ["two"]
-
-
-def test_a_replica_that_dies_during_a_step_is_a_lost_environment_that_names_its_task(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_replica_that_dies_during_a_step_is_a_lost_environment(caplog: pytest.LogCaptureFixture) -> None:
     environment = environment_over(ScriptedEnvironmentHandle([ActorDiedError()]), "one")
     with pytest.raises(EnvironmentLost, match=r"^The replica of environment 'task' died during the call\.$"):
         virtual_time.run(environment.step(request("a")))
@@ -187,7 +167,7 @@ async def test_an_updated_environment_describes_itself_again() -> None:
     assert len(described) == 2
 
 
-def test_many_samples_are_checked_in_calls_within_the_bounds_of_a_message_until_one_is_refused() -> None:
+def test_many_samples_are_checked_until_one_is_refused() -> None:
     handle = ScriptedEnvironmentHandle()
     handle.refuses = lambda info: info["number"] == 600
     environment = environment_over(handle, "one")
@@ -217,7 +197,7 @@ async def test_two_requests_in_lockstep_are_shared_by_the_replicas() -> None:
 
 
 @virtual_time.test
-async def test_steps_in_lockstep_that_are_too_large_for_one_message_go_to_one_replica_in_several() -> None:
+async def test_large_steps_in_lockstep_go_to_one_replica_in_several_messages() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle, "one", "two")
     half = "x" * (MOST_BYTES_PER_MESSAGE // 2)

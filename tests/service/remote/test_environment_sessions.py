@@ -14,7 +14,7 @@ from deployments.protocols.environments import StepRequest, TaskDescription
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.environment import RemoteEnvironment
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedEnvironmentHandle, ScriptedResponse
+from tests.fakes.serve_handle import ScriptedEnvironmentHandle, ScriptedResponse
 
 DESCRIPTION = TaskDescription("task", "Holds sessions.", fields={}, has_sessions=True)
 
@@ -81,7 +81,7 @@ def test_a_session_counts_as_load_until_it_is_released() -> None:
     told(handle, "one", "two", story=story)
 
 
-def test_sessions_of_one_iteration_are_released_in_one_call_at_their_replica_and_unknown_ones_in_none() -> None:
+def test_sessions_of_one_iteration_are_released_in_one_call() -> None:
     handle = ScriptedEnvironmentHandle()
 
     async def story(environment: RemoteEnvironment) -> None:
@@ -107,7 +107,7 @@ def test_a_rollout_whose_replica_is_gone_goes_to_another_one() -> None:
     assert handle.released == [("two", ["a"])]
 
 
-def test_a_step_that_was_lost_releases_its_session_and_its_retry_goes_to_another_replica() -> None:
+def test_a_step_that_was_lost_releases_its_session() -> None:
     handle = ScriptedEnvironmentHandle([ActorDiedError()])
 
     async def story(environment: RemoteEnvironment) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +12,16 @@ from deployments.failures import GenerationLost, GenerationRejected, OtherVersio
 from deployments.protocols.generation import (
     Generation,
     GenerationRequest,
-    GenerationResults,
     RequestShare,
     SamplingOptions,
     ScoringRequest,
 )
-from deployments.protocols.replicas import ReplicaLoad
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import RemoteGenerator
-from service.scheduling.window import SUSPECT_AFTER, EngineCapacity
+from service.scheduling.window import SUSPECT_AFTER
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedGeneratorHandle, ScriptedResponse
+from tests.fakes.in_process_handle import InProcessResponse
+from tests.fakes.serve_handle import ScriptedGeneratorHandle, ScriptedResponse
 from tests.service.scripted import DESCRIPTION
 
 DONE = Generation([1], [0.0], "stop")
@@ -45,180 +43,99 @@ def request(name: str, rollout_id: str = "", group: str = "") -> GenerationReque
 async def test_every_turn_of_a_rollout_goes_to_the_same_replica() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = generator_over(handle, "a", "b")
-
     for turn in range(10):
         assert await generator.generate(request(f"turn {turn}", rollout_id="one")) == DONE
     assert len({replica for replica, _ in handle.generated}) == 1
 
 
-@virtual_time.test
-async def test_a_generation_says_when_it_was_asked_for() -> None:
-    asked_at = time.time()
-    made = await generator_over(ScriptedGeneratorHandle(DONE), "a").generate(request("one"))
-    assert asked_at <= made.began_at <= time.time()
-
-
-@virtual_time.test
-async def test_a_released_rollout_no_longer_counts_as_load_of_its_replica() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle, "a", "b")
-
-    await generator.generate(request("stays"))
-    for number in range(10):
-        await generator.generate(request(f"{number}"))
-        generator.release(f"{number}")
-    [(busy, _), *others] = handle.generated
-    assert [replica for replica, _ in others] == [{"a": "b", "b": "a"}[busy]] * 10
-
-
-async def windowed(handle: ScriptedGeneratorHandle, *replicas: str, **options: Any) -> RemoteGenerator:
+async def windowed(*replicas: str) -> tuple[ScriptedGeneratorHandle, RemoteGenerator]:
     """Two generations at a time on each replica."""
-    generator = generator_over(handle, *replicas, window_factor=1.0, **options)
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle, *replicas, window_factor=1.0)
     handle.describe.remote = lambda: ScriptedResponse(replace(DESCRIPTION, max_num_seqs=2))
     await generator.describe()
-    return generator
+    return handle, generator
 
 
-def test_generations_beyond_the_window_wait_and_are_sent_when_others_end() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = virtual_time.run(windowed(handle, "a"))
+def begun(generator: RemoteGenerator, *names: str) -> list[asyncio.Task[Generation]]:
+    return [asyncio.create_task(generator.generate(request(name))) for name in names]
 
-    async def run() -> float:
-        names = ("one", "two", "three", "four", "five")
-        assert await asyncio.gather(*(generator.generate(request(name)) for name in names)) == [DONE] * 5
-        return virtual_time.now()
 
-    assert virtual_time.run(run()) == 3.0
+@virtual_time.test
+async def test_generations_beyond_the_window_wait_and_are_sent_when_others_end() -> None:
+    handle, generator = await windowed("a")
+    began = virtual_time.now()
+    assert await asyncio.gather(*begun(generator, "one", "two", "three", "four", "five")) == [DONE] * 5
+    assert virtual_time.now() - began == 3.0
     assert handle.generated == [("a", ["one", "two"]), ("a", ["three", "four"]), ("a", ["five"])]
     assert handle.waiting == [3, 1, 0], "each call tells how many wait"
 
 
 @virtual_time.test
 async def test_a_cancelled_generation_that_waits_is_never_sent() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
-
-    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
+    handle, generator = await windowed("a")
+    running = begun(generator, "one", "two", "three", "four")
     await virtual_time.settled()
     running[2].cancel()
     await asyncio.gather(*running, return_exceptions=True)
-    assert generator._turns == {}
     assert handle.generated == [("a", ["one", "two"]), ("a", ["four"])]
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
 @virtual_time.test
-async def test_a_generation_that_is_cancelled_in_the_iteration_in_which_it_starts_leaves_its_place_to_others() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
-
-    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three")]
+async def test_one_that_ends_in_the_iteration_in_which_it_starts_is_not_sent(is_cancelled: bool) -> None:
+    """It leaves its place to others."""
+    handle, generator = await windowed("a")
+    running = begun(generator, "one", "two", "three")
     await virtual_time.settled()
-    running[2].cancel()
-    generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
-    assert generator._scheduler._replicas.windows["a"].generations == 3
-    await virtual_time.settled()
-    assert generator._scheduler._replicas.windows["a"].generations == 2
+    handle.describe.remote = lambda: InProcessResponse(asyncio.sleep(0, replace(DESCRIPTION, max_num_seqs=3)))
+    await generator.describe()
+    assert generator.waiting_generations == 0
+    assert running[2].cancel() if is_cancelled else generator.interrupt("three")
     await asyncio.gather(*running, return_exceptions=True)
-    assert handle.generated == [("a", ["one", "two"])]
+    await asyncio.gather(*begun(generator, "four", "five", "six"))
+    assert handle.generated == [("a", ["one", "two"]), ("a", ["four", "five", "six"])]
 
 
 @virtual_time.test
-async def test_a_waiting_generation_that_is_interrupted_returns_at_once_without_tokens_and_is_never_sent() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
+async def test_a_waiting_generation_that_is_interrupted_is_never_sent() -> None:
+    handle, generator = await windowed("a")
     began = virtual_time.now()
-
-    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
+    running = begun(generator, "one", "two", "three", "four")
     await virtual_time.settled()
     assert [generator.interrupt("three"), generator.interrupt("three")] == [True, True]
     assert await running[2] == Generation([], [], "abort")
     assert virtual_time.now() == began
     assert not generator.interrupt("three"), "it has ended"
     await asyncio.gather(*running)
-    assert (generator._turns, generator._waiting, generator._interrupted) == ({}, {}, set())
     assert handle.generated == [("a", ["one", "two"]), ("a", ["four"])]
 
 
 @virtual_time.test
-async def test_a_generation_that_is_interrupted_in_the_iteration_in_which_it_starts_is_not_sent() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
-
-    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three")]
-    await virtual_time.settled()
-    generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
-    assert generator.interrupt("three")
-    assert await running[2] == Generation([], [], "abort")
-    assert generator._scheduler._replicas.windows["a"].generations == 2
-    await asyncio.gather(*running)
-    assert handle.generated == [("a", ["one", "two"])]
-
-
-@virtual_time.test
 async def test_waiting_generations_go_to_a_new_replica_as_soon_as_it_is_known() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
+    handle, generator = await windowed("a")
     began = virtual_time.now()
-
-    running = asyncio.gather(*(generator.generate(request(f"{number}")) for number in range(4)))
+    running = begun(generator, *"0123")
     await asyncio.sleep(0.5)
     record_live_replicas(handle.deployment_id, ["a", "b"])
-    await running
+    await asyncio.gather(*running)
     assert virtual_time.now() - began < 2.0
     assert {replica: sorted(names) for replica, names in handle.generated} == {"a": ["0", "1"], "b": ["2", "3"]}
 
 
 @virtual_time.test
-async def test_a_heartbeat_tells_the_scheduler_of_other_ingresses_before_any_result() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
-    busy = ReplicaLoad(ongoing_generations=3, ingresses=2, virtual_time=70)
-    generator._results_of("a", GenerationResults([], busy))
-
-    await asyncio.gather(*(generator.generate(request(name)) for name in ("one", "two")))
-    assert [names for _, names in handle.generated] == [["one"], ["two"]]
-    assert {sent.virtual_time for sent in handle.requests} == {70, 71}
-
-
-@virtual_time.test
 async def test_the_virtual_time_that_was_charged_is_sent_with_the_generation() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
-
-    share = RequestShare("r", weight=0.5)
+    handle, generator = await windowed("a")
     for name in ("one", "two", "three"):
-        await generator.generate(replace(request(name), share=share, prompt_token_ids=[]))
+        asked = replace(request(name), share=RequestShare("r", weight=0.5), prompt_token_ids=[])
+        await generator.generate(asked)
     assert [sent.virtual_time for sent in handle.requests] == [0, 2, 4]
-
-
-@virtual_time.test
-async def test_all_calls_of_an_ingress_replica_name_the_same_caller() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generators = [generator_over(handle, "a"), generator_over(handle, "a")]
-
-    for generator in generators:
-        for name in ("one", "two"):
-            await generator.generate(request(name))
-    first, again, other, other_again = handle.callers
-    assert (first, other) == (again, other_again)
-    assert first != other
-
-
-@virtual_time.test
-async def test_the_rollouts_of_a_group_share_a_replica() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle, "a", "b", "c")
-
-    await asyncio.gather(*(generator.generate(request(name, group="group")) for name in ("one", "two", "three")))
-    [(_, names)] = handle.generated
-    assert names == ["one", "two", "three"]
 
 
 @virtual_time.test
 async def test_before_any_replica_is_known_a_call_names_none() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = generator_over(handle)
-
     first = await generator.generate(request("turn 0", rollout_id="one"))
     record_live_replicas(handle.deployment_id, ["a"])
     second = await generator.generate(request("turn 1", rollout_id="one"))
@@ -244,9 +161,7 @@ CUT_BY_WEIGHTS = Generation([1], [0.0], "abort")
 @virtual_time.test
 async def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(result: Any, replicas: set[str]) -> None:
     handle = ScriptedGeneratorHandle(result)
-    record_live_replicas(handle.deployment_id, ["a"])
     generator = generator_over(handle, "a")
-
     for number in range(2):
         again = generator.generate(request(f"try {number}", rollout_id="one"))
         await asyncio.gather(again, return_exceptions=True)
@@ -255,61 +170,33 @@ async def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(re
 
 
 @virtual_time.test
-async def test_a_rollout_leaves_a_replica_of_another_version_which_is_not_suspect_for_that() -> None:
+async def test_a_rollout_leaves_a_replica_of_another_version_not_as_suspect() -> None:
     handle = ScriptedGeneratorHandle(OtherVersionLoaded("It has version 4."))
-    record_live_replicas(handle.deployment_id, ["a"])
     generator = generator_over(handle, "a")
-
     for number in range(2 * SUSPECT_AFTER):
         await asyncio.gather(generator.generate(request(f"{number}", f"rollout {number}")), return_exceptions=True)
     record_live_replicas(handle.deployment_id, ["a", "b"])
     pinned = [generator.generate(request(f"again {number}", f"rollout {number}")) for number in range(4)]
     await asyncio.gather(*pinned, return_exceptions=True)
     handle.generated.clear()
-    others = [generator.generate(request(f"new {number}")) for number in range(2)]
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*begun(generator, "new 0", "new 1"), return_exceptions=True)
     assert {replica for replica, _ in handle.generated} == {"a", "b"}
 
 
-def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> None:
-    generator = virtual_time.run(windowed(ScriptedGeneratorHandle(DONE), "a"))
-
-    async def run() -> list[dict[str, bool]]:
-        names = [f"{number}" for number in range(3)]
-        running = [asyncio.create_task(generator.generate(request(name))) for name in names]
-        seen = list[dict[str, bool]]()
-        await virtual_time.settled()
-        seen.append({name: generator.is_generating(name) for name in [*names, "unknown"]})
-        await asyncio.gather(*running)
-        seen.append({name: generator.is_generating(name) for name in names})
-        return seen
-
-    begun, ended = virtual_time.run(run())
-    assert begun == {"0": True, "1": True, "2": False, "unknown": False}
-    assert ended == {"0": False, "1": False, "2": False}
+@virtual_time.test
+async def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> None:
+    _, generator = await windowed("a")
+    running = begun(generator, *"012")
+    await virtual_time.settled()
+    assert [generator.is_generating(name) for name in (*"012", "unknown")] == [True, True, False, False]
+    await asyncio.gather(*running)
+    assert [generator.is_generating(name) for name in "012"] == [False] * 3
 
 
 @virtual_time.test
-async def test_one_that_is_interrupted_in_the_iteration_in_which_it_starts_is_not_sent() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
-
-    ended = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")]
-    waiting = asyncio.create_task(generator.generate(request("three")))
-    await asyncio.sleep(0)
-    assert generator.waiting_generations == 1
-    generator._wake(generator._scheduler.set_capacity(EngineCapacity(4)))
-    assert generator.interrupt("three")
-    assert await waiting == Generation([], [], "abort")
-    await asyncio.gather(*ended)
-    assert (handle.generated, generator._turns, generator._waiting) == ([("a", ["one", "two"])], {}, {})
-
-
-@virtual_time.test
-async def test_interrupted_generations_are_named_to_their_replicas_in_one_call_each() -> None:
+async def test_interrupted_generations_are_named_in_one_call_for_a_replica() -> None:
     handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
     generator = generator_over(handle, "a")
-
     names = ("one", "two", "three")
     running = [asyncio.create_task(generator.generate(request(f"{name}-0", rollout_id=name))) for name in names]
     await asyncio.sleep(0.5)
@@ -323,12 +210,10 @@ async def test_interrupted_generations_are_named_to_their_replicas_in_one_call_e
 async def test_a_generation_arrives_before_its_interruption() -> None:
     handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
     generator = generator_over(handle, "a")
-
-    running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")]
+    running = begun(generator, "one", "two")
     await asyncio.sleep(0)
     assert generator.interrupt("one")
-    running += [asyncio.create_task(generator.generate(request("three")))]
-    await asyncio.gather(*running)
+    await asyncio.gather(*running, *begun(generator, "three"))
     assert handle.events[:2] == [("generate", ["one", "two"]), ("interrupt", ["one"])]
     assert sorted(handle.events[2:]) == [("generate", ["three"])]
 
@@ -336,28 +221,15 @@ async def test_a_generation_arrives_before_its_interruption() -> None:
 @virtual_time.test
 async def test_a_cancelled_generation_is_aborted_on_its_own_replica() -> None:
     handle = ScriptedGeneratorHandle()
-    generator = generator_over(handle, "a")
-
-    running = {name: asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")}
+    one, two = begun(generator_over(handle, "a"), "one", "two")
     await asyncio.sleep(1)
-    running["two"].cancel()
+    two.cancel()
     await asyncio.sleep(1)
     assert handle.aborted == [("a", ["two"])]
-    running["one"].cancel()
-    await asyncio.gather(*running.values(), return_exceptions=True)
+    one.cancel()
+    await asyncio.gather(one, two, return_exceptions=True)
     await virtual_time.settled()
     assert handle.calls[0].cancelled
-
-
-@virtual_time.test
-async def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle, "a")
-
-    await generator.generate(request("one"))
-    record_live_replicas(handle.deployment_id, ["b"])
-    await generator.generate(request("two"))
-    assert list(generator._calls) == ["b"]
 
 
 def test_a_replica_that_dies_is_a_lost_generation_and_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -369,25 +241,11 @@ def test_a_replica_that_dies_is_a_lost_generation_and_is_named_in_the_log(caplog
     assert [vars(record)["replica_id"] for record in caplog.records] == ["a"]
 
 
-def test_no_replica_that_describes_itself_is_a_lost_generation() -> None:
-    handle = ScriptedGeneratorHandle()
-    handle.describe.remote = lambda: ScriptedResponse(ActorDiedError())
-    with pytest.raises(GenerationLost, match=r"^The generator replica died during the call\.$"):
-        virtual_time.run(generator_over(handle).describe())
-
-
-def test_the_description_is_that_of_a_replica() -> None:
-    generator = generator_over(ScriptedGeneratorHandle())
-    assert virtual_time.run(generator.describe()) == DESCRIPTION
-
-
 @virtual_time.test
-async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others_as_one_party_and_count_for_no_key() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a", "b")
+async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others() -> None:
+    handle, generator = await windowed("a", "b")
     score = ScoringRequest("score", [1, 2], 1, (), SamplingOptions(), rollout_id="score", group="score")
-
-    busy = [asyncio.create_task(generator.generate(request(f"{number}"))) for number in range(8)]
+    busy = begun(generator, *"01234567")
     await virtual_time.settled()
     assert await asyncio.gather(*(generator.score_on("b", score) for _ in range(3))) == [DONE] * 3
     await asyncio.gather(*busy)
@@ -396,42 +254,21 @@ async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others_as_one
     assert [replica for replica, name in places if name == "score"] == ["b"] * 3
     assert [name for _, name in places].index("score") < 8, "the first one does not wait for all others"
     assert [name for _, name in places[-2:]] == ["score"] * 2, "they share a sixteenth"
-    assert (generator.waiting_generations, generator._running) == (0, {})
-
-
-def of_key(name: str, key: str, key_weight: float) -> GenerationRequest:
-    return replace(request(name), share=RequestShare(name, 16.0, key, key_weight))
+    assert generator.waiting_generations == 0
 
 
 @virtual_time.test
-async def test_generations_for_a_replica_that_is_named_have_the_share_and_the_turn_of_their_key() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a")
-
-    replays = [generator.generate_on("a", of_key(f"light {number}", "light", 0.001)) for number in range(6)]
-    others = [generator.generate(of_key(f"heavy {number}", "heavy", 1.0)) for number in range(6)]
-    assert await asyncio.gather(*map(asyncio.ensure_future, replays + others)) == [DONE] * 12
-    assert max(len(names) for _, names in handle.generated) == 2
-    order = [name.split()[0] for _, names in handle.generated for name in names]
-    # Two start before anything else is there.
-    assert order == ["light"] * 2 + ["heavy"] * 6 + ["light"] * 4
-
-
-@virtual_time.test
-async def test_a_generation_for_a_replica_that_goes_while_it_waits_fails_and_is_sent_to_no_other() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = await windowed(handle, "a", "b")
-
+async def test_a_generation_for_a_replica_that_goes_is_sent_to_no_other() -> None:
+    handle, generator = await windowed("a", "b")
     running = [asyncio.create_task(generator.generate_on("b", request(f"{number}"))) for number in range(3)]
     await virtual_time.settled()
     record_live_replicas(handle.deployment_id, ["a"])
     ends = await asyncio.gather(*running, generator.generate_on("b", request("later")), return_exceptions=True)
     assert ends[:2] == [DONE, DONE]
-    for end in ends[2:]:
-        assert isinstance(end, GenerationLost)
-        assert str(end) == "Generator replica b takes no calls: it has ended, or is replaced."
+    message = "Generator replica b takes no calls: it has ended, or is replaced."
+    assert [(type(end), str(end)) for end in ends[2:]] == [(GenerationLost, message)] * 2
     assert {replica for replica, _ in handle.generated} == {"b"}
-    assert generator._scheduler._requests == {}
+    assert generator.waiting_generations == 0
 
 
 @pytest.mark.parametrize(
@@ -444,9 +281,7 @@ async def test_a_replica_is_told_that_it_is_out_of_service(
     caplog.set_level(logging.INFO)
     handle = ScriptedGeneratorHandle(DONE)
     handle.take_out_result = result
-    generator = generator_over(handle, "a", "b")
-
-    generator.take_out_of_service("b", "it differs")
+    generator_over(handle, "a", "b").take_out_of_service("b", "it differs")
     await asyncio.sleep(2)
     assert handle.taken_out == [("b", "it differs")]
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == logged

@@ -54,7 +54,7 @@ async def test_an_item_of_one_call_proves_that_the_replica_of_all_of_them_lives(
 
 
 @virtual_time.test
-async def test_a_call_that_is_made_while_the_replica_is_silent_is_lost_with_the_others() -> None:
+async def test_a_call_that_is_made_to_a_silent_replica_is_lost_with_the_others() -> None:
     silence = ReplicaWatch(lost_after=10)
     first = asyncio.create_task(end_of_call(silence, [0.5], ends_at=3600))
     await asyncio.sleep(8)
@@ -64,7 +64,7 @@ async def test_a_call_that_is_made_while_the_replica_is_silent_is_lost_with_the_
 
 
 @virtual_time.test
-async def test_a_replica_that_starts_anew_after_a_loss_may_be_silent_until_its_first_item() -> None:
+async def test_a_replica_that_starts_anew_may_be_silent_until_its_first_item() -> None:
     silence = ReplicaWatch(lost_after=10)
     await end_of_call(silence, [0.5], ends_at=3600)
     assert await end_of_call(silence, [], ends_at=300) == ("ended", 300)

@@ -51,7 +51,7 @@ async def iterations(count: int = 5) -> None:
 
 
 @virtual_time.test
-async def test_responses_of_one_iteration_travel_together_and_each_gets_its_own_result() -> None:
+async def test_responses_of_one_iteration_travel_together() -> None:
     workers = ScriptedWorkers()
     workers.let_end()
     tasks = started(ProcessResponseParser(workers.parse, 1), [1, 2, 3])
@@ -61,7 +61,7 @@ async def test_responses_of_one_iteration_travel_together_and_each_gets_its_own_
 
 
 @virtual_time.test
-async def test_what_comes_while_all_processes_work_waits_for_the_first_that_ends_and_goes_together() -> None:
+async def test_what_comes_while_all_processes_work_goes_together() -> None:
     workers = ScriptedWorkers()
     parser = ProcessResponseParser(workers.parse, 2)
     tasks = []

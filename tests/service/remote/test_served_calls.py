@@ -13,14 +13,12 @@ import pytest
 from deployments.failures import GenerationLost, GenerationRejected, OtherVersionLoaded, RolloutFailure
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import CallsToAbort, ServedPart, ServedParts, ServedRequest, ServedTokens
-from deployments.protocols.replicas import ReplicaLoad
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.generator import SERVE_RETRIES, RemoteGenerator
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse
+from tests.fakes.serve_handle import LOAD, ScriptedCall, ScriptedHandle, ScriptedResponse
 from tests.service.scripted import DESCRIPTION
 
-LOAD = ReplicaLoad(0)
 WHOLE = [ServedPart(b"a", 200, "text/event-stream"), ServedPart(b"b", tokens=ServedTokens(3, 2))]
 SERVE_ENDS_S = 1.0
 """After its last item."""
@@ -28,44 +26,31 @@ Answer = Sequence[ServedPart | RolloutFailure | None]
 """Its parts, or what ends it; `None` for a heartbeat."""
 
 
-class ScriptedServingHandle:
+class ScriptedServingHandle(ScriptedHandle):
     """Each request gets the next of `answers`, the last one again and again, with a part of all in each item."""
 
     def __init__(self, *answers: Answer) -> None:
-        self.deployment_id = object()
+        super().__init__()
         self._answers = list(answers)
         self.sent: list[tuple[str, ServedRequest]] = []
         self.batches: list[list[str]] = []
-        self.calls: list[ScriptedCall] = []
-        self.aborted: list[str] = []
         self.told: list[tuple[str, CallsToAbort]] = []
         """Of which calls each replica was told to abort."""
         self.gone: set[str] = set()
         """Replicas that do not answer."""
         self.describe = SimpleNamespace(remote=lambda: ScriptedResponse(replace(DESCRIPTION, max_num_seqs=1)))
 
-    def options(self, session_id: str = "", stream: bool = False) -> Any:
-        def start(requests: list[ServedRequest], _caller: str, _waiting: int, _named: str) -> ScriptedCall:
-            self.sent += [(replica, request) for request in requests]
-            self.batches.append([request.generation_id for request in requests])
-            answers = [self._answers.pop(0) if len(self._answers) > 1 else self._answers[0] for _ in requests]
-            self.calls.append(ScriptedCall(items_of(requests, answers)))
-            return self.calls[-1]
+    def on_serve(
+        self, replica: str, requests: list[ServedRequest], _caller: str, _waiting: int, _named: str
+    ) -> ScriptedCall:
+        self.sent += [(replica, request) for request in requests]
+        self.batches.append([request.generation_id for request in requests])
+        answers = [self._answers.pop(0) if len(self._answers) > 1 else self._answers[0] for _ in requests]
+        return self.start(items_of(requests, answers))
 
-        def abort(generation_ids: list[str]) -> ScriptedResponse:
-            self.aborted += generation_ids
-            return ScriptedResponse(None)
-
-        replica = session_id
-
-        def abort_calls(calls: CallsToAbort) -> ScriptedResponse:
-            self.told.append((replica, calls))
-            return ScriptedResponse(GenerationLost("It is gone.") if replica in self.gone else None)
-
-        methods = {"serve": start, "generate": None, "abort": abort, "interrupt": None, "abort_calls": abort_calls}
-        named = SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in methods.items()})
-        named.options = lambda stream: named  # noqa: ARG005
-        return named
+    def on_abort_calls(self, replica: str, calls: CallsToAbort) -> ScriptedResponse:
+        self.told.append((replica, calls))
+        return ScriptedResponse(GenerationLost("It is gone.") if replica in self.gone else None)
 
 
 def items_of(requests: Sequence[ServedRequest], answers: Sequence[Answer]) -> list[ServedParts]:
@@ -133,7 +118,7 @@ async def test_calls_of_one_moment_go_together_and_each_has_its_own_answer() -> 
 
 
 @virtual_time.test
-async def test_a_call_that_is_left_is_aborted_while_others_that_were_sent_with_it_go_on() -> None:
+async def test_a_call_that_is_left_is_aborted_while_others_go_on() -> None:
     handle = ScriptedServingHandle(WHOLE)
     generator = generator_over(handle, "a")
 
@@ -141,7 +126,7 @@ async def test_a_call_that_is_left_is_aborted_while_others_that_were_sent_with_i
     await asyncio.sleep(1.5)
     one.cancel()
     assert await two == b"ab"
-    assert handle.aborted == ["one"]
+    assert handle.aborted == [("a", ["one"])]
 
 
 def test_a_call_that_ends_without_its_last_part_is_lost() -> None:
@@ -211,19 +196,17 @@ async def test_a_call_that_is_cancelled_while_it_waits_is_never_sent() -> None:
 
 
 def test_a_replica_that_falls_silent_is_lost() -> None:
-    class SilentCall(ScriptedCall):
-        async def __anext__(self) -> ServedParts:
-            await asyncio.sleep(1 if self._batches else 3600)
-            item: ServedParts = self._batches.pop(0)
-            return item
+    class Silent(ScriptedServingHandle):
+        def start(self, batches: Any, never_answers: bool = False) -> ScriptedCall:
+            return SilentCall([ServedParts([], [], LOAD)])
 
-    heartbeat = ServedParts([], [], LOAD)
-    handle = ScriptedServingHandle(WHOLE)
-    named = handle.options()
-    named.serve = SimpleNamespace(remote=lambda *_: SilentCall([heartbeat]))
-    handle.options = lambda **_: named  # type: ignore[method-assign]
+    class SilentCall(ScriptedCall):
+        async def __anext__(self) -> Any:
+            await asyncio.sleep(1 if self._batches else 3600)
+            return self._batches.pop(0)
+
     with pytest.raises(GenerationLost, match="silent for 10 heartbeats"):
-        virtual_time.run(answered(generator_over(handle, "a"), request("one")))
+        virtual_time.run(answered(generator_over(Silent(WHOLE), "a"), request("one")))
 
 
 ALL_CALLS = CallsToAbort(None, "", "ingress", 1.0)

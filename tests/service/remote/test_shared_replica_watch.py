@@ -2,24 +2,22 @@
 other, and all are lost when it hangs. Both halves of the heartbeats are real. In virtual time."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from deployments.environments.host import EnvironmentHost
-from deployments.failures import EnvironmentLost, GenerationLost, RolloutFailure
-from deployments.generation.generator_replica_base import GeneratorReplicaBase
+from deployments.failures import EnvironmentLost, GenerationLost
 from deployments.protocols.environments import StepRequest
-from deployments.protocols.generation import Engine, Generation, GenerationRequest, SamplingOptions
+from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
-from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from tests import virtual_time
-from tests.service.remote.in_process_handles import InProcessHandle
+from tests.fakes.in_process_handle import InProcessHandle, ReadyReplica, TimedEngine
 from tests.service.scripted import outcome
 
 PART_EVERY_S = 0.05
@@ -27,32 +25,20 @@ DONE = Generation([1], [0.0], "stop")
 ENDED = "ended"
 
 
-class SleepingEngine(Engine):
+class SleepingEngine(TimedEngine):
     """A generation takes as many seconds as it may have tokens."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         await asyncio.sleep(request.max_new_tokens)
         return DONE
 
-    async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
-        raise NotImplementedError
 
-    def describe(self) -> GeneratorDescription:
-        return GeneratorDescription("sleeping", max_model_len=10, vocab_size=2)
-
-    def load(self) -> ReplicaLoad:
-        return ReplicaLoad(1)
-
-
-class SleepingReplica(GeneratorReplicaBase):
+class SleepingReplica(ReadyReplica):
     """A call of a model server's API takes as many seconds as it may have tokens: it streams parts all the time, or
     one at its begin if it is named "quiet"."""
 
     def __init__(self) -> None:
         super().__init__(SleepingEngine())
-
-    def refuse_other_weights(self, request: GenerationRequest) -> None:
-        """Every generation may be made with its weights."""
 
     async def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
         yield ServedPart(b"begin", 200, "text/event-stream")
@@ -107,8 +93,7 @@ class Fleet:
     async def chat(self, name: str, seconds: int) -> None:
         async def read() -> None:
             request = ServedRequest(name, [1], seconds, (), SamplingOptions(), rollout_id=name)
-            # Without the retries of `serve`.
-            async for _ in self.generator._serve(request):
+            async for _ in self.generator.serve(request):
                 pass
 
         await self._end(name, read())
@@ -194,19 +179,6 @@ def test_traffic_of_every_kind_is_lost_when_the_replica_hangs() -> None:
         "step": (silent_step, 50),
         "lockstep": (silent_step, 50),
     }
-
-
-def test_calls_outlast_calls_that_were_made_before_their_replica_was_known() -> None:
-    async def play(fleet: Fleet) -> None:
-        fleet.generators.list_replicas()
-        await all_at(
-            (0, fleet.generation("unnamed", 60)),
-            (1, relist(fleet)),
-            (2, fleet.generation("short", 2)),
-            (2, fleet.generation("named", 60)),
-        )
-
-    assert ends(play) == {"short": (ENDED, 4), "unnamed": (ENDED, 60), "named": (ENDED, 62)}
 
 
 def test_calls_outlast_calls_that_name_another_replica_and_came_to_theirs() -> None:

@@ -31,13 +31,13 @@ def give(steps: StepSpreading, replicas: list[str], count: int) -> dict[str, int
 
 
 @given(st.integers(1, 8), st.integers(0, 200))
-def test_replicas_that_are_equally_busy_get_shares_that_differ_by_at_most_one(replicas: int, count: int) -> None:
+def test_equally_busy_replicas_get_shares_that_differ_by_at_most_one(replicas: int, count: int) -> None:
     shares = give(spreading(), [f"{number}" for number in range(replicas)], count).values()
     assert sum(shares) == count
     assert max(shares) - min(shares) <= 1
 
 
-def test_a_replica_that_lost_a_step_gets_none_for_a_while_if_there_is_another() -> None:
+def test_a_replica_that_lost_a_step_gets_none_for_a_while() -> None:
     clock = Clock()
     steps = spreading(clock)
     steps.mark_failed("a")
@@ -73,8 +73,6 @@ def test_steps_in_lockstep_share_a_replica_until_all_have_ended() -> None:
         steps.end(first, "lockstep")
     assert steps.begin(replicas) == first
     assert {steps.begin(replicas, "lockstep") for _ in range(2)} == {first}
-    steps.begin(replicas)
-    assert steps._own.total() == 7
 
 
 def test_steps_in_lockstep_move_from_a_replica_that_is_gone() -> None:
@@ -85,7 +83,7 @@ def test_steps_in_lockstep_move_from_a_replica_that_is_gone() -> None:
     assert steps.begin(["b"], "lockstep") == "b"
     steps.end("b", "lockstep")
     steps.end("b", "lockstep")
-    assert steps._own.total() == 0
+    assert give(steps, ["a", "b"], 4) == {"a": 2, "b": 2}
 
 
 def test_without_replicas_there_is_none() -> None:

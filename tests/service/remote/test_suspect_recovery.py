@@ -5,18 +5,16 @@ The scheduler, the loop around it and the replicas are real. In virtual time.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from deployments.failures import GenerationLost, RolloutFailure
-from deployments.generation.generator_replica_base import GeneratorReplicaBase
-from deployments.protocols.generation import Engine, Generation, GenerationRequest, SamplingOptions
-from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
+from deployments.failures import GenerationLost
+from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
 from service.remote.generator import TRY_SUSPECTS_S, RemoteGenerator
 from tests import virtual_time
-from tests.service.remote.in_process_handles import InProcessHandle
+from tests.fakes.in_process_handle import InProcessHandle, ReadyReplica, TimedEngine
 
 SEQUENCES = 4
 GENERATION_S = 2.5
@@ -24,8 +22,10 @@ BREAKS_AT, WORKS_AT = 11.0, 51.0
 ENDS_AT = 100.0
 
 
-class BreakingEngine(Engine):
+class BreakingEngine(TimedEngine):
     """Fails every generation at once while it is broken, after it has made the others for `GENERATION_S`."""
+
+    description = replace(TimedEngine.description, max_num_seqs=SEQUENCES)
 
     def __init__(self) -> None:
         self.is_broken = False
@@ -43,23 +43,11 @@ class BreakingEngine(Engine):
             self.ongoing -= 1
         return Generation([1], [0.0], "stop")
 
-    async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
-        raise NotImplementedError
 
-    def describe(self) -> GeneratorDescription:
-        return GeneratorDescription("breaking", max_model_len=10, vocab_size=2, max_num_seqs=SEQUENCES)
-
-    def load(self) -> ReplicaLoad:
-        return ReplicaLoad(self.ongoing)
-
-
-class BreakingReplica(GeneratorReplicaBase):
+class BreakingReplica(ReadyReplica):
     def __init__(self) -> None:
         self.engine = BreakingEngine()
         super().__init__(self.engine)
-
-    def refuse_other_weights(self, request: GenerationRequest) -> None:
-        """Every generation may be made with its weights."""
 
 
 class Fleet:
@@ -151,7 +139,7 @@ async def test_a_replica_that_hung_for_a_while_gets_its_share_again() -> None:
 
 
 @virtual_time.test
-async def test_a_failing_replica_is_tried_again_after_a_try_that_its_caller_cancelled() -> None:
+async def test_a_failing_replica_is_tried_again_after_a_cancelled_try() -> None:
     fleet = Fleet(2.0)
     engine = fleet.replicas["a"].engine
     engine.is_broken = True

@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +13,11 @@ from hypothesis import strategies as st
 from deployments.failures import GenerationLost
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
-from rollout_client import RolloutResponse, read_rollouts
 from rollout_client.contract.base import VersionLabel
 from rollout_client.contract.messages import MediaRange, WeightVersionSpan
 from rollout_client.contract.origins import ReplayRecord
-from rollout_client.contract.records import ReplayResponse
-from rollout_client.contract.rollouts import PolicyVersions, SampleResult
+from rollout_client.contract.records import ReplayResponse, TokenDifference
+from rollout_client.contract.rollouts import SampleResult
 from service.access.keys import ANYBODY
 from service.problems import RequestProblem
 from service.replay.recorded_parts import DRAWS_UNKNOWN, NOT_DRAWN, ReplayableRollout
@@ -44,25 +42,26 @@ def played(
 ) -> SampleResult:
     """As a caller gets it."""
     asked = EpisodeRecipe(sampling=sampling, max_rollout_turns=turns, retries=100, **recipe)
-    result = play(
-        asked, SeededGenerator(cuts=cuts, versions=versions), ScriptedEnvironment([outcome("O"), outcome("PQ")])
-    )
+    generator = SeededGenerator(cuts=cuts, versions=versions)
+    return as_read(play(asked, generator, ScriptedEnvironment([outcome("O"), outcome("PQ")])))
+
+
+def as_read(result: SampleResult) -> SampleResult:
     return SampleResult.model_validate(_plain_fields(result))
 
 
 def replayed(
-    result: SampleResult, replicas: SeededReplicas | None = None, served: ServedVersions | None = None, **further: Any
+    result: SampleResult, replicas: SeededReplicas | None = None, served: ServedVersions | None = None
 ) -> ReplayResponse:
     seeded: Any = replicas or SeededReplicas()
-    replayer = Replayer(
-        seeded,
-        served or ServedVersions(),
-        CharacterChatTokenizer(),
-        DESCRIPTION,
-        ServiceBuild(),
-        **further,
-    )
+    build = CharacterChatTokenizer(), DESCRIPTION, ServiceBuild()
+    replayer = Replayer(seeded, served or ServedVersions(), *build)
     return asyncio.run(replayer.replay(replayer.read(result), "r", ANYBODY))
+
+
+def difference_in(again: ReplayResponse) -> TokenDifference:
+    assert again.difference is not None
+    return again.difference
 
 
 def record_of(result: SampleResult) -> ReplayRecord:
@@ -86,7 +85,7 @@ lengths = st.integers(1, 12)
     stop_strings=st.lists(st.sampled_from(["a", "bc", "dd"]), max_size=2).map(tuple),
     turns=st.integers(1, 4),
 )
-def test_a_rollout_is_equal_whatever_interrupted_it_and_whichever_versions_made_it(
+def test_a_rollout_is_equal_whatever_interrupted_it(
     sampling: SamplingOptions,
     cuts: Sequence[int | None],
     versions: Sequence[int],
@@ -125,21 +124,16 @@ def test_a_changed_token_log_probability_or_end_is_found_at_its_place(
     else:
         return
     again = replayed(result)
-    assert again.difference is not None
-    assert (again.difference.message, again.difference.token) == (message, token)
-    assert again.verdict == ("equal_ids" if change == "l" and token_alone(again) else "parts")
+    assert (difference_in(again).message, difference_in(again).token) == (message, token)
+    is_alone = all(each.verdict in ("equal", "equal_ids") for each in again.generations)
+    assert again.verdict == ("equal_ids" if change == "l" and is_alone else "parts")
 
 
-def token_alone(again: ReplayResponse) -> bool:
-    return all(each.verdict in ("equal", "equal_ids") for each in again.generations)
-
-
-def test_where_it_parts_both_tokens_have_their_probabilities_at_the_temperature() -> None:
+def test_where_it_parts_both_tokens_have_their_probabilities() -> None:
     result = played(turns=1)
     ids = result.message_log[1].token_ids
     was, ids[2] = ids[2], other_letter(ids[2])
-    difference = replayed(result).difference
-    assert difference is not None
+    difference = difference_in(replayed(result))
     after = logprobs_after("0", [ord("Q"), *ids[:2]], 0.5)
     assert (difference.recorded_id, difference.recorded_text) == (ids[2], chr(ids[2]))
     assert (difference.replayed_id, difference.replayed_text) == (was, chr(was))
@@ -161,24 +155,7 @@ def test_a_changed_number_of_the_record_is_found(name: str) -> None:
     CHANGES[name](record_of(result))
     again = replayed(result)
     assert again.verdict in ("parts", "equal_ids")
-    assert again.difference is not None
-
-
-def test_generations_after_one_that_parts_are_compared_all_the_same() -> None:
-    result = played()
-    result.message_log[1].token_ids[0] = other_letter(result.message_log[1].token_ids[0])
-    verdicts = [each.verdict for each in replayed(result).generations]
-    assert (verdicts[0], len(verdicts)) == ("parts", 3)
-
-
-def test_other_weights_are_found_at_the_first_token() -> None:
-    result = played(GREEDY, turns=1)
-    for span in result.message_log[1].weight_versions or ():
-        span.version = "9"
-    again = replayed(result)
-    assert again.difference is not None
-    assert again.difference.message == 1
-    assert again.generations[0].weight_version == "9"
+    assert difference_in(again)
 
 
 def test_what_cannot_be_drawn_again_says_why() -> None:
@@ -187,7 +164,7 @@ def test_what_cannot_be_drawn_again_says_why() -> None:
     assert {each.reason for each in again.generations} == {NOT_DRAWN}
 
 
-def test_what_other_weights_went_on_with_is_drawn_again_only_if_it_was_greedy() -> None:
+def test_what_other_weights_went_on_with_is_drawn_again_if_greedy() -> None:
     for sampling, reason in ((GREEDY, None), (SEEDED, DRAWS_UNKNOWN), (SamplingOptions(seed=7), DRAWS_UNKNOWN)):
         result = played(sampling, turns=1)
         length = len(result.message_log[1].token_ids)
@@ -231,7 +208,7 @@ def test_a_version_that_is_gone_is_told_beside_what_could_be_compared() -> None:
         replayed(result, served=gone)
 
 
-def test_weights_that_change_in_the_middle_of_a_replay_are_not_taken_for_those_of_the_record() -> None:
+def test_weights_that_change_in_the_middle_of_a_replay_are_noticed() -> None:
     again = replayed(played(turns=1), SeededReplicas(other_version="4"))
     assert again.verdict == "not_compared"
     assert again.generations[0].reason == "Other weights took the place of version 0 in the middle of the replay."
@@ -266,7 +243,7 @@ def test_each_part_is_asked_for_with_its_seed_and_the_tokens_before_it() -> None
     replicas, generator = SeededReplicas(), SeededGenerator(cuts=[2, None])
     recipe = EpisodeRecipe(sampling=SEEDED, max_rollout_turns=2, max_new_tokens=5, retries=9)
     result = play(recipe, generator, ScriptedEnvironment([outcome("O")]))
-    replayed(SampleResult.model_validate(_plain_fields(result)), replicas)
+    replayed(as_read(result), replicas)
     asked = list(generator.requests)
     again = [request for _, request in replicas.requests]
     assert [(one.sampling, list(one.prompt_token_ids), one.turn) for one in again] == [
@@ -341,14 +318,4 @@ def test_a_log_probability_that_is_not_a_number_is_never_equal() -> None:
             return replace(made, logprobs=[math.nan, *made.logprobs[1:]])
 
     again = replayed(played(turns=1), NotFinite())
-    assert again.difference is not None
-    assert (again.verdict, again.difference.token) == ("equal_ids", 0)
-
-
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_a_file_of_rollouts_keeps_what_a_replay_needs(ending: str, tmp_path: Path) -> None:
-    result, path = played(turns=2), tmp_path / f"rollouts{ending}"
-    policy = PolicyVersions(oldest="0", newest="0", current="0")
-    RolloutResponse(request_id="r", metrics={}, policy=policy, samples=[result]).save(path)
-    [kept] = read_rollouts(path)
-    assert (kept.replay, kept.rollout_id) == (result.replay, result.rollout_id)
+    assert (again.verdict, difference_in(again).token) == ("equal_ids", 0)

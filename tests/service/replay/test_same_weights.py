@@ -35,11 +35,7 @@ def state(
         (5, state(6, info(5, rollback_of=3), info(6, rollback_of=3)), 6),
         (0, state(4, info(4, rollback_of=0)), 4),
         (3, state(4, info(3, checksum="c"), info(4, checksum="c")), 4),
-        (
-            3,
-            state(7, info(1), info(3, "adapter", "c", base=1), info(7, "adapter", "c", base=1, rollback_of=3)),
-            7,
-        ),
+        (3, state(7, info(1), info(3, "adapter", "c", base=1), info(7, "adapter", "c", base=1, rollback_of=3)), 7),
     ],
 )
 def test_the_same_weights_under_another_number_will_do(version: int, known: PolicyState, now: int) -> None:

@@ -7,65 +7,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deployments.policy.failures import VersionRefused
 from rollout_client.contract.base import FieldProblem, Problem
 from rollout_client.contract.rollouts import RolloutRequest
 from service import problems
 from service.http.middlewares import problem_response
-from service.problems import RequestProblem, dotted, shown, validation_problem
+from service.problems import dotted, shown, validation_problem
 
 HERE = FieldProblem(field="samples", message="there are too many", value=7)
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "type_", "errors"),
-    [
-        (problems.invalid_request(HERE), 422, "invalid-request", [HERE]),
-        (
-            problems.unreadable_body("it is not JSON"),
-            400,
-            "unreadable-body",
-            [FieldProblem(field="body", message="it is not JSON")],
-        ),
-        (
-            problems.body_too_large("it is too large"),
-            413,
-            "body-too-large",
-            [FieldProblem(field="body", message="it is too large")],
-        ),
-        (
-            problems.unsupported_media_type("content-type", "text/plain", ["a/b", "c/d"]),
-            415,
-            "unsupported-media-type",
-            [
-                FieldProblem(
-                    field="content-type", message="'text/plain' is not supported; send a/b or c/d", value="text/plain"
-                )
-            ],
-        ),
-        (problems.problem_of(VersionRefused(HERE)), 409, "version-refused", [HERE]),
-        (problems.not_ready("It died."), 503, "not-ready", [FieldProblem(field="", message="It died")]),
-        (
-            problems.internal_error(ZeroDivisionError("by zero")),
-            500,
-            "internal",
-            [
-                FieldProblem(
-                    field="",
-                    message="ZeroDivisionError: the service's log has the message and the traceback under the "
-                    "request's id",
-                )
-            ],
-        ),
-    ],
-)
-def test_each_kind_of_error_has_its_status_type_and_fields(
-    error: RequestProblem, status: int, type_: str, errors: list[FieldProblem]
-) -> None:
-    problem = error.problem
-    assert (problem.status, problem.type, problem.errors) == (status, f"urn:rollout:problem:{type_}", errors)
-    assert problem.title
-    assert problem.detail == str(error)
 
 
 def test_the_detail_says_all_errors_with_their_fields() -> None:

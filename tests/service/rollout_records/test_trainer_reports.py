@@ -5,7 +5,6 @@ import pickle
 from collections.abc import Sequence
 from typing import Any, cast
 
-import httpx
 import numpy as np
 import pytest
 
@@ -21,6 +20,7 @@ from service.access.keys import ANYBODY
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import ONE_REPORT, TrainerReports
 from service.settings import RequestLimits
+from tests import virtual_time
 from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import LIMITS, ScriptedHttp
 
@@ -52,18 +52,15 @@ class ScriptedReplicas:
         self.taken_out.append(replica)
 
 
+def reports_over(replicas: ScriptedReplicas, served: int = 3) -> tuple[RolloutRecordStore, TrainerReports]:
+    store, unchecked = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0), cast("Any", replicas)
+    return store, TrainerReports(store, unchecked, lambda: {"": served})
+
+
 def reporting_http(limits: RequestLimits = LIMITS) -> ScriptedHttp:
-    store: Any = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
-    replicas: Any = ScriptedReplicas()
-    reports = TrainerReports(store, replicas, lambda: {"": 99})
-    return ScriptedHttp(
-        limits or RequestLimits(), generator=ScriptedGenerator(["AB"]), recorder=RolloutRecorder(store), reports=reports
-    )
-
-
-async def with_client(http: ScriptedHttp, scenario: Any) -> Any:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app)) as http_client:
-        return await scenario(AsyncRolloutClient("http://service", retries=0, http_client=http_client))
+    store, reports = reports_over(ScriptedReplicas(), served=99)
+    recorder = RolloutRecorder(cast("Any", store))
+    return ScriptedHttp(limits, generator=ScriptedGenerator(["AB"]), recorder=recorder, reports=reports)
 
 
 async def recorded(client: AsyncRolloutClient, **options: Any) -> list[SampleResult]:
@@ -84,7 +81,7 @@ async def reported(client: AsyncRolloutClient) -> tuple[ReportAnswer, Any, Any]:
 
 
 def test_what_a_trainer_reports_is_in_the_answer_the_record_and_the_ledger() -> None:
-    answer, record, ledger = asyncio.run(with_client(reporting_http(), reported))
+    answer, record, ledger = reporting_http().call(reported)
     assert (answer.compared, answer.causes) == (2, [])
     assert answer.mean_ratio == pytest.approx((np.exp(0.5) + 3) / 4)
     assert answer.largest_ratio == pytest.approx(np.exp(0.5))
@@ -106,26 +103,22 @@ def test_what_a_trainer_has_cut_is_not_compared_where_it_gives_a_start() -> None
         answer = await client.report_logprobs([result], [[-1.5]], starts=[len(prompt)], token_ids=[ids])
         return answer, await client.rollout_record(result.rollout_id or "")
 
-    answer, record = asyncio.run(with_client(reporting_http(), scenario))
+    answer, record = reporting_http().call(scenario)
     assert (answer.refused, answer.causes) == ([], [])
     assert answer.mean_ratio == pytest.approx(np.exp(0.5))
     assert (record.mismatch.logprobs, record.mismatch.start, record.mismatch.tokens) == ([-1.5], 0, 1)
 
 
 def test_a_report_of_another_length_is_refused_beside_one_that_fits() -> None:
-    async def scenario(client: AsyncRolloutClient) -> tuple[httpx.Response, httpx.Response]:
+    async def scenario(client: AsyncRolloutClient) -> tuple[ReportAnswer, ReportAnswer]:
         [result] = await recorded(client, request_id="step/1")
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app), base_url="http://service") as plain:
-            report = {"rollout_id": result.rollout_id}
-            path, numbers = "/v1/rollouts/logprobs", ([-1.0, -1.0], [-1.0])
-            fits, refused = [{"reports": [{**report, "logprobs": logprobs}]} for logprobs in numbers]
-            return await plain.post(path, json=fits), await plain.post(path, json=refused)
+        fits = await client.report_logprobs([result], [[-1.0, -1.0]])
+        return fits, await client.report_logprobs([result], [[-1.0]])
 
-    http = reporting_http()
-    fits, refused = asyncio.run(with_client(http, scenario))
-    assert (fits.status_code, fits.json()["compared"], fits.json()["mean_ratio"]) == (200, 1, 1.0)
-    [told] = refused.json()["refused"]
-    assert "1 logprobs for a rollout of 2 generated tokens" in told["message"]
+    fits, refused = reporting_http().call(scenario)
+    assert (fits.compared, fits.mean_ratio) == (1, 1.0)
+    [told] = refused.refused
+    assert "1 logprobs for a rollout of 2 generated tokens" in told.message
 
 
 @pytest.mark.parametrize(
@@ -161,10 +154,18 @@ def record_by(replica: str, name: str, temperature: float = 1.0) -> dict[str, An
     }
 
 
-async def after_reports(replicas: ScriptedReplicas, temperature: float = 1.0) -> tuple[RolloutRecordStore, list[str]]:
-    """Reports 64 rollouts on four replicas, of which `c` has sampled with other log-probabilities than the trainer."""
-    store, scripted = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0), cast("Any", replicas)
-    reports = TrainerReports(store, scripted, lambda: {"": 3})
+async def others_ended() -> None:
+    """The checks of replicas, which are made beside the reports."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
+
+
+async def after_reports(replicas: ScriptedReplicas, temperature: float = 1.0) -> list[str]:
+    """Reports 64 rollouts on four replicas, of which `c` has sampled with other log-probabilities than the trainer.
+
+    Returns the causes that the ledger names.
+    """
+    store, reports = reports_over(replicas)
     random = np.random.default_rng(3)
     for number in range(64):
         name = f"r{number}"
@@ -172,84 +173,71 @@ async def after_reports(replicas: ScriptedReplicas, temperature: float = 1.0) ->
         await store.keep([KeptRecord(name, "", pickle.dumps(fields))])
         trained = -1.0 + random.normal(0, 0.002, 8)
         await reports.report([TrainerReport(name, trained)], ANYBODY)
-        await reports._checks.ended()
-    mismatch = await store.mismatch("")
-    return store, [cause["kind"] for cause in mismatch["causes"]]
+        await others_ended()
+    return [cause["kind"] for cause in (await store.mismatch(""))["causes"]]
 
 
-def test_a_replica_that_scores_as_it_has_sampled_and_as_no_other_is_taken_out_of_service_and_named() -> None:
+class Agreeing(ScriptedReplicas):
+    async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
+        tokens = len(request.prompt_token_ids) - request.start
+        return ScoredPrompt([], [], "stop", prompt_logprobs=[-1.2] * tokens, weight_version="3")
+
+
+def test_a_replica_that_scores_as_no_other_is_taken_out_of_service() -> None:
     replicas = ScriptedReplicas(faulty="c")
-    _, causes = asyncio.run(after_reports(replicas))
-    assert replicas.taken_out == ["c"]
-    assert causes == ["replica"]
+    causes = asyncio.run(after_reports(replicas))
+    assert (replicas.taken_out, causes) == (["c"], ["replica"])
     # Four rollouts, each scored by the replica itself and by two others.
     assert [replicas.asked.count("c"), len(replicas.asked)] == [4, 12]
 
 
-def test_a_replica_that_scores_as_the_others_do_stays_in_service() -> None:
-    """What its trainer says of it is as before, and so is what it has sampled."""
-    replicas = ScriptedReplicas()
-    _, causes = asyncio.run(after_reports(replicas))
-    assert (replicas.taken_out, causes) == ([], [])
-    assert "c" in replicas.asked
+@pytest.mark.parametrize(
+    ("replicas", "temperature", "is_asked"),
+    [
+        (ScriptedReplicas(), 1.0, True),
+        (Agreeing(), 1.0, False),
+        (ScriptedReplicas(faulty="c", running="ac"), 1.0, False),
+        (ScriptedReplicas(faulty="c", fails=True), 1.0, False),
+        (ScriptedReplicas(faulty="c"), 0.7, False),
+    ],
+    ids=["as before", "others agree", "of two", "scores fail", "another temperature"],
+)
+def test_a_replica_that_is_not_shown_to_differ_stays_in_service(
+    replicas: ScriptedReplicas, temperature: float, is_asked: bool
+) -> None:
+    assert asyncio.run(after_reports(replicas, temperature)) == []
+    assert (replicas.taken_out, "c" in replicas.asked) == ([], is_asked)
 
 
-def test_a_replica_that_others_agree_with_stays_in_service() -> None:
-    class Agreeing(ScriptedReplicas):
-        async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
-            tokens = len(request.prompt_token_ids) - request.start
-            return ScoredPrompt([], [], "stop", prompt_logprobs=[-1.2] * tokens, weight_version="3")
-
-    replicas = Agreeing()
-    _, causes = asyncio.run(after_reports(replicas))
-    assert (replicas.taken_out, causes) == ([], [])
-
-
-def test_of_two_replicas_that_run_none_is_taken_out_of_service() -> None:
-    replicas = ScriptedReplicas(faulty="c", running="ac")
-    _, causes = asyncio.run(after_reports(replicas))
-    assert (replicas.taken_out, causes, replicas.asked) == ([], [], [])
-
-
-async def lied_to(replicas: ScriptedReplicas) -> None:
-    """A trainer says of the rollouts of one replica, which are sound, what it likes."""
-    store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
-    scripted: Any = replicas
-    reports = TrainerReports(store, scripted, lambda: {"": 3})
+@virtual_time.runs
+async def test_what_a_trainer_says_takes_no_sound_replica_out_of_service() -> None:
+    """It says of the rollouts of one replica, which are sound, what it likes."""
+    store, reports = reports_over(replicas := ScriptedReplicas())
     for number in range(240):
         fields, name = record_by("abd"[number % 3], f"r{number}"), f"r{number}"
         await store.keep([KeptRecord(name, "", pickle.dumps(fields))])
         trained = np.full(8, -9.0 if number % 3 == 0 else -1.001)
         await reports.report([TrainerReport(name, trained)], ANYBODY)
-        await reports._checks.ended()
-
-
-def test_what_a_trainer_says_takes_no_sound_replica_out_of_service() -> None:
-    replicas = ScriptedReplicas()
-    asyncio.run(lied_to(replicas))
+        await others_ended()
     assert replicas.taken_out == []
     # It is looked at, and at a bounded rate: 16 rollouts, each on three replicas.
     assert len(replicas.asked) == 48
 
 
-def test_a_report_without_numbers_or_a_second_one_of_a_rollout_is_refused_and_costs_no_record() -> None:
-    async def scenario() -> tuple[Any, list[str]]:
-        store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
-        replicas: Any = ScriptedReplicas()
-        await store.keep([KeptRecord("r", "", pickle.dumps(record_by("a", "r")))])
-        read: list[str] = []
+@virtual_time.runs
+async def test_a_report_without_numbers_or_a_second_one_costs_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    record = RecordBook.record
 
-        class CountingBook(RecordBook):
-            def record(self, rollout_id: str, owner: str) -> KeptRecord:
-                read.append(rollout_id)
-                return super().record(rollout_id, owner)
+    def counted(book: RecordBook, rollout_id: str, owner: str) -> KeptRecord:
+        read.append(rollout_id)
+        return record(book, rollout_id, owner)
 
-        store._book.__class__ = CountingBook
-        reports = TrainerReports(store, replicas, lambda: {"": 3})
-        given = [np.zeros(0), np.full(8, -1.0), np.full(8, -9.0), np.zeros(0)]
-        return await reports.report([TrainerReport("r", numbers) for numbers in given], ANYBODY), read
-
-    outcome, read = asyncio.run(scenario())
+    store, reports = reports_over(ScriptedReplicas())
+    await store.keep([KeptRecord("r", "", pickle.dumps(record_by("a", "r")))])
+    monkeypatch.setattr(RecordBook, "record", counted)
+    given = [np.zeros(0), np.full(8, -1.0), np.full(8, -9.0), np.zeros(0)]
+    outcome = await reports.report([TrainerReport("r", numbers) for numbers in given], ANYBODY)
     assert (outcome["compared"], outcome["mean_ratio"], read) == (1, 1.0, ["r"])
     assert outcome["refused"] == [{"rollout_id": "r", "message": ONE_REPORT}] * 3
 
@@ -260,21 +248,9 @@ def test_a_report_larger_than_the_bound_of_bodies_is_refused() -> None:
     assert (response.status_code, response.json()["errors"][0]["field"]) == (413, "body")
 
 
-def test_a_label_of_a_version_that_was_never_served_is_unknown_in_the_ledger() -> None:
-    async def scenario() -> Any:
-        store = RolloutRecordStore(RolloutRecordsSettings(), lambda: 60.0)
-        replicas: Any = ScriptedReplicas()
-        reports = TrainerReports(store, replicas, lambda: {"": 2})
-        await store.keep([KeptRecord("r", "", pickle.dumps(record_by("a", "r")))])
-        await reports.report([TrainerReport("r", np.full(8, -1.0))], ANYBODY)
-        return await store.mismatch("")
-
-    told = asyncio.run(scenario())
-    assert list(told["by"]["version"]) == ["unknown"]
-
-
-@pytest.mark.parametrize("case", ["scores fail", "another temperature"])
-def test_a_replica_that_cannot_be_checked_stays_in_service(case: str) -> None:
-    replicas = ScriptedReplicas(faulty="c", fails=case == "scores fail")
-    _, causes = asyncio.run(after_reports(replicas, temperature=0.7 if case == "another temperature" else 1.0))
-    assert (replicas.taken_out, causes) == ([], [])
+@virtual_time.runs
+async def test_a_version_that_was_never_served_is_unknown_in_the_ledger() -> None:
+    store, reports = reports_over(ScriptedReplicas(), served=2)
+    await store.keep([KeptRecord("r", "", pickle.dumps(record_by("a", "r")))])
+    await reports.report([TrainerReport("r", np.full(8, -1.0))], ANYBODY)
+    assert list((await store.mismatch(""))["by"]["version"]) == ["unknown"]

@@ -1,10 +1,8 @@
 """Results of agents with several conversations, in every form of an answer."""
 
-from deployments.protocols.token_columns import packed_rows
 from rollout_client.calls.arrow_bodies import read_response
 from rollout_client.contract.rollouts import PolicyVersions, RolloutResponse, RolloutSummary
 from rollout_client.contract.sessions import SessionSample
-from rollout_client.tensors import to_tensors
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.result_encoding import JsonResponseEncoder, ResponseEncoder
 from service.rollouts.agent_episode import AgentRunOutcome
@@ -36,27 +34,3 @@ def test_json_and_arrow_have_the_same_branches() -> None:
     assert (list(last.token_ids), last.generation_logprobs) == (ids_of("D"), [-0.5])
     assert last.weight_versions is not None
     assert [span.version for span in last.weight_versions] == ["3"]
-
-
-def with_columns(sample: SessionSample) -> SessionSample:
-    """Experts of each token say its place in the log, and entropies that of a generated one."""
-    log, first = [], 0
-    for message in sample.message_log:
-        places = range(first, first + len(message.token_ids))
-        first += len(message.token_ids)
-        columns = {"routed_experts": packed_rows(places, "uint8", [1, 1])}
-        if message.generation_logprobs is not None:
-            columns["entropy"] = packed_rows(places, "float32")
-        log.append(message.model_copy(update=columns))
-    return sample.model_copy(update={"message_log": log})
-
-
-def test_columns_of_a_log_are_tensors_of_either_answer() -> None:
-    main, left = with_columns(TWO_CALLS), with_columns(LEFT)
-    by_json = RolloutResponse.model_validate_json(body(JsonResponseEncoder(), main, left))
-    by_arrow = read_response(body(ArrowResponseEncoder(), main, left))
-    assert by_arrow.to_response().samples == by_json.samples
-    for response in (by_json, by_arrow):
-        batch = to_tensors(response, pad_token_id=0, not_final="mask")
-        assert batch.included["routed_experts"][..., 0, 0].tolist() == [[0, 1, 2, 3, 4]]
-        assert batch.included["entropy"].tolist() == [[0, 1, 2, 0, 4]]

@@ -60,7 +60,7 @@ def test_turns_that_a_request_asks_for_bound_the_calls() -> None:
     assert [session.limits.max_calls for session in sessions_of({}, max_rollout_turns=50)] == [30]
 
 
-def test_a_sample_of_an_agent_needs_no_prompt_and_one_that_is_too_long_for_the_model_is_the_agents_matter() -> None:
+def test_a_sample_of_an_agent_may_have_no_prompt_or_a_long_one() -> None:
     [without] = made({})
     [long] = made({"messages": [{"role": "user", "content": "Q" * 1000}]})
     assert (without.status, long.status) == (None, None)
@@ -74,7 +74,7 @@ def test_an_agent_cannot_go_on_with_a_log() -> None:
     assert "post the sample's messages in its place" in message
 
 
-def test_the_session_of_an_agent_includes_what_the_request_does_and_stores_no_field_without_it() -> None:
+def test_the_session_of_an_agent_includes_what_the_request_does() -> None:
     [session] = sessions_of({}, include=["top_logprobs:2"])
     [plain] = sessions_of({})
     assert (session.include, plain.include) == (["top_logprobs:2"], [])

@@ -1,7 +1,5 @@
 """From a valid request to its episodes: prompts, options and seeds of each rollout."""
 
-import tracemalloc
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +8,8 @@ from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import EnvironmentLost
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
-from deployments.protocols.generation import Generation, SamplingOptions, derived_seed
-from rollout_client.contract.rollouts import RolloutRequest, SampleError, SampleInput, Sampling
-from rollout_env import StepOutcome
+from deployments.protocols.generation import SamplingOptions, derived_seed
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
 from service.problems import RequestProblem
 from service.rollout_requests.episodes import (
     EpisodeFactory,
@@ -22,16 +19,12 @@ from service.rollout_requests.episodes import (
     _stop_strings_of,
 )
 from service.rollouts.episode import Episode
-from service.settings import RequestLimits
-from tests.deployments.chat.observed import observed
 from tests.service.rollout_requests.episode_making import made_episodes
+from tests.service.rollouts.playing import error_of, generation_due
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
-LOGGED: dict[str, Any] = {
-    "task_name": "math",
-    "message_log": [{"role": "user", "content": "a", "token_ids": [64, 65]}],
-}
+LOGGED: dict[str, Any] = {"task_name": "math", "message_log": [{"role": "user", "content": "a", "token_ids": [64, 65]}]}
 FACTORY = EpisodeFactory(frozenset({"math"}), DESCRIPTION, tokenizer, LIMITS)
 
 
@@ -50,32 +43,25 @@ def request_of(sample: SampleInput, **fields: Any) -> RolloutRequest:
 def test_the_rollouts_of_one_sample_stand_next_to_each_other() -> None:
     episodes = made({"samples": [{**SAMPLE, "id": "a"}, {**SAMPLE, "idx": 31}], "num_generations": 2})
     identities = [episode.identity for episode in episodes]
-    assert [(each.position, each.group, each.generation_index) for each in identities] == [
-        (0, 0, 0),
-        (1, 0, 1),
-        (2, 1, 0),
-        (3, 1, 1),
+    assert [(each.position, each.group, each.generation_index, each.id, each.idx) for each in identities] == [
+        (0, 0, 0, "a", 0),
+        (1, 0, 1, "a", 0),
+        (2, 1, 0, None, 31),
+        (3, 1, 1, None, 31),
     ]
-    assert [(each.id, each.idx, each.task_name) for each in identities] == [("a", 0, "math")] * 2 + [
-        (None, 31, "math")
-    ] * 2
-    assert {each.request_id for each in identities} == {"mine"}
+    assert {(each.request_id, each.task_name) for each in identities} == {("mine", "math")}
 
 
-def test_rollout_ids_begin_with_the_callers_id_and_differ_between_requests_of_one_id() -> None:
+def test_rollout_ids_differ_between_requests_of_one_id() -> None:
     first, second = ([episode.identity for episode in made({"num_generations": 2})] for _ in range(2))
     assert len({each.rollout_id for each in (*first, *second)}) == 4
     assert len({each.group_id for each in (*first, *second)}) == 2
     assert all(each.rollout_id.startswith("mine-") for each in (*first, *second))
 
 
-def test_all_rollouts_of_a_request_have_the_share_that_its_priority_stands_for() -> None:
+def test_all_rollouts_of_a_request_have_the_share_of_its_priority() -> None:
     first, second = (
-        [
-            generation.share
-            for episode in made({"num_generations": 2, **priority})
-            if (generation := episode.next_generation())
-        ]
+        [generation_due(episode).share for episode in made({"num_generations": 2, **priority})]
         for priority in ({}, {"priority": "interactive"})
     )
     assert ([share.weight for share in first], [share.weight for share in second]) == ([1.0, 1.0], [16.0, 16.0])
@@ -83,39 +69,39 @@ def test_all_rollouts_of_a_request_have_the_share_that_its_priority_stands_for()
     assert first[0].id != second[0].id
 
 
-def test_further_fields_come_with_every_rollout() -> None:
-    episodes = made({"samples": [{**SAMPLE, "note": [1, None]}], "num_generations": 2})
-    assert [episode.identity.further_fields for episode in episodes] == [{"note": [1, None]}] * 2
-
-
 def test_a_message_log_is_taken_as_it_is_and_messages_are_rendered() -> None:
-    [logged, rendered] = made({"samples": [LOGGED, SAMPLE]})
-    first, second = logged.next_generation(), rendered.next_generation()
-    assert first is not None
-    assert second is not None
-    assert list(first.prompt_token_ids) == [64, 65]
-    [message] = tokenizer.prompt(sample_input().messages or [], ChatOptions(), 100)
-    assert list(second.prompt_token_ids) == list(message.token_ids)
-
-
-def test_options_of_the_request_bound_its_episodes() -> None:
-    [episode] = made(
-        {
-            "samples": [LOGGED],
-            "max_seq_len": 50,
-            "sampling": {"max_new_tokens": 7, "stop_strings": ["."]},
-            "policy": {"min_version": 3, "version": 5},
-        }
+    logged, rendered = (
+        list(generation_due(episode).prompt_token_ids) for episode in made({"samples": [LOGGED, SAMPLE]})
     )
-    generation = episode.next_generation()
-    assert generation is not None
-    assert (generation.max_new_tokens, generation.stop_strings, generation.min_weight_version) == (7, (".",), 5)
-    assert generation.weight_version == 5
-    [episode] = made({"samples": [LOGGED], "max_seq_len": 50})
-    generation = episode.next_generation()
-    assert generation is not None
-    assert (generation.max_new_tokens, generation.stop_strings, generation.min_weight_version) == (48, (), 0)
-    assert generation.weight_version is None
+    [message] = tokenizer.prompt(sample_input().messages or [], ChatOptions(), 100)
+    assert (logged, rendered) == ([64, 65], list(message.token_ids))
+
+
+@pytest.mark.parametrize(
+    ("options", "most", "stop_strings", "least_version", "version"),
+    [
+        (
+            {
+                "max_seq_len": 50,
+                "sampling": {"max_new_tokens": 7, "stop_strings": ["."]},
+                "policy": {"min_version": 3, "version": 5},
+            },
+            7,
+            (".",),
+            5,
+            5,
+        ),
+        ({"max_seq_len": 50}, 48, (), 0, None),
+        ({}, DESCRIPTION.max_model_len - 2, (), 0, None),
+    ],
+)
+def test_options_of_the_request_bound_its_episodes(
+    options: dict[str, Any], most: int, stop_strings: tuple[str, ...], least_version: int, version: int | None
+) -> None:
+    [episode] = made({"samples": [LOGGED], **options})
+    generation = generation_due(episode)
+    assert (generation.max_new_tokens, generation.stop_strings) == (most, stop_strings)
+    assert (generation.min_weight_version, generation.weight_version) == (least_version, version)
 
 
 def test_the_episodes_of_a_request_share_its_bounds_of_versions() -> None:
@@ -124,29 +110,17 @@ def test_the_episodes_of_a_request_share_its_bounds_of_versions() -> None:
     assert (bounds.version, bounds.max_staleness) == (None, 3)
 
 
-def test_without_max_seq_len_the_models_own_limit_holds() -> None:
-    [episode] = made({"samples": [LOGGED]})
-    generation = episode.next_generation()
-    assert generation is not None
-    assert generation.max_new_tokens == DESCRIPTION.max_model_len - 2
-
-
 def test_turns_and_retries_are_those_of_the_request() -> None:
     [episode] = made({"samples": [LOGGED], "max_rollout_turns": 1, "retries": 2})
     assert [episode.retries.take() for _ in range(3)] == [True, True, False]
 
 
-@pytest.mark.parametrize(("max_seq_len", "status"), [(2, None), (1, "error")])
-def test_a_prompt_may_fill_max_seq_len_and_not_exceed_it(max_seq_len: int, status: str | None) -> None:
-    [episode] = made({"samples": [LOGGED], "max_seq_len": max_seq_len})
-    assert episode.status == status
-    if status == "error":
-        assert episode.error is not None
-        assert (episode.error.kind, episode.error.retryable) == ("request", False)
-        assert episode.error.message == (
-            "The prompt has 2 tokens and max_seq_len is 1: shorten the prompt or raise max_seq_len."
-        )
-        assert episode.result().message_log == []
+def test_a_prompt_may_fill_max_seq_len_and_not_exceed_it() -> None:
+    fits, exceeds = (made({"samples": [LOGGED], "max_seq_len": length})[0] for length in (2, 1))
+    assert (fits.status, exceeds.status) == (None, "error")
+    message = "The prompt has 2 tokens and max_seq_len is 1: shorten the prompt or raise max_seq_len."
+    assert error_of(exceeds.result()) == {"kind": "request", "message": message, "retryable": False}
+    assert exceeds.result().message_log == []
 
 
 def test_a_request_with_a_problem_makes_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +131,8 @@ def test_a_request_with_a_problem_makes_no_episode(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RequestProblem) as raised:
         made({"samples": [SAMPLE, {**SAMPLE, "task_name": "go"}], "max_seq_len": 101})
     problem = raised.value.problem
-    assert (problem.status, [error.field for error in problem.errors]) == (
-        422,
-        ["max_seq_len", "samples[1].task_name"],
-    )
+    assert problem.status == 422
+    assert [error.field for error in problem.errors] == ["max_seq_len", "samples[1].task_name"]
 
 
 # Options of one sample
@@ -201,7 +173,7 @@ def test_a_samples_own_stop_strings_come_first(own: list[str] | None, expected: 
     assert _stop_strings_of(request_of(given, sampling=Sampling(stop_strings=["."])), given) == expected
 
 
-def test_the_seed_of_a_group_is_the_samples_own_or_derived_from_the_requests_by_position() -> None:
+def test_the_seed_of_a_group_is_the_samples_own_or_derived_by_position() -> None:
     own, other = sample_input(seed=5), sample_input()
     seeded = request_of(other, sampling=Sampling(seed=0))
     assert _group_seed(seeded, 3, own) == 5
@@ -222,42 +194,32 @@ def test_sampling_options_are_those_of_the_engine() -> None:
 # What a group shares
 
 
-def test_the_rollouts_of_a_group_differ_in_their_seeds_and_otherwise_have_one_start() -> None:
+def test_the_rollouts_of_a_group_differ_in_their_seeds_alone() -> None:
     seeded = made({"samples": [{**LOGGED, "seed": 7}], "num_generations": 2, "sampling": {"top_p": 0.5}})
-    assert [sampling_of(episode) for episode in seeded] == [
+    assert [generation_due(episode).sampling for episode in seeded] == [
         SamplingOptions(top_p=0.5, seed=derived_seed(derived_seed(7, place), 0)) for place in range(2)
     ]
     unseeded = made({"samples": [LOGGED], "num_generations": 2})
-    assert [sampling_of(episode) for episode in unseeded] == [SamplingOptions()] * 2
-
-
-def sampling_of(episode: Episode) -> SamplingOptions:
-    request = episode.next_generation()
-    assert request is not None
-    return request.sampling
+    assert [generation_due(episode).sampling for episode in unseeded] == [SamplingOptions()] * 2
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-def test_the_episodes_of_a_group_refer_to_one_prompt_and_to_one_object_for_each_field(seed: int | None) -> None:
-    sample = {
-        **LOGGED,
-        "seed": seed,
+def test_the_episodes_of_a_group_share_their_prompt_and_fields(seed: int | None) -> None:
+    shared = {
         "id": "a name",
         "note": ["far"],
-        "stop_strings": ["!"],
         "extra_env_info": {"state": [1]},
         "tools": [{"name": "add"}],
         "chat_template_kwargs": {"a": 1},
     }
+    sample = {**LOGGED, "seed": seed, "stop_strings": ["!"], **shared}
     first, second = made({"samples": [sample], "num_generations": 2})
-    generations = first.next_generation(), second.next_generation()
-    assert generations[0] is not None
-    assert generations[1] is not None
-    assert generations[0].prompt_token_ids is generations[1].prompt_token_ids
-    assert generations[0].stop_strings is generations[1].stop_strings
+    one, other = generation_due(first), generation_due(second)
+    assert one.prompt_token_ids is other.prompt_token_ids
+    assert one.stop_strings is other.stop_strings
     ours, theirs = first.result(), second.result()
     assert ours.message_log[0] is theirs.message_log[0]
-    for name in ("id", "extra_env_info", "tools", "chat_template_kwargs", "note"):
+    for name in shared:
         assert getattr(ours, name) is getattr(theirs, name)
 
 
@@ -275,52 +237,7 @@ def test_the_tools_of_a_task_are_those_of_its_samples_without_tools(own: dict[st
     assert first.result().tools is second.result().tools
 
 
-def test_tools_of_a_task_reach_the_prompt() -> None:
-    [plain] = made_episodes(FACTORY, request_of(sample_input()), "mine")
-    [own] = made_episodes(FACTORY, request_of(sample_input(tools=TOOLS)), "mine")
-    [of_task] = made_episodes(FACTORY, request_of(sample_input()), "mine", {"math": TASK})
-    tools_reach_the_prompt = own.result().message_log != plain.result().message_log
-    assert of_task.result().message_log == own.result().message_log
-    assert of_task.result().tools == TOOLS
-    assert plain.result().tools is None
-    assert tools_reach_the_prompt == ("tools" in tokenizer._tokenizer.chat_template)
-
-
 def test_samples_of_a_task_that_is_not_known_fail_and_the_others_do_not() -> None:
     lost = EnvironmentLost("The replica of environment 'math' is gone.")
     [episode] = made_episodes(FACTORY, request_of(sample_input()), "mine", {"math": lost})
-    assert episode.status == "error"
-    assert episode.error == SampleError(kind="environment", message=str(lost), retryable=True)
-
-
-def test_an_episode_adds_its_own_tokens_to_the_prompt_without_changing_it() -> None:
-    first, second = made({"samples": [LOGGED], "num_generations": 2})
-    first.add_generation(Generation([66], [-1.0], "stop"))
-    first.add_outcome(StepOutcome({"role": "user", "content": "b"}, 0.0, terminated=False))
-    later, begun = first.next_generation(), second.next_generation()
-    assert later is not None
-    assert begun is not None
-    assert (list(later.prompt_token_ids), list(begun.prompt_token_ids)) == (
-        [64, 65, 66, *observed(tokenizer, {"role": "user", "content": "b"}, [66], ChatOptions("raw"), 9).token_ids],
-        [64, 65],
-    )
-
-
-def test_an_episode_of_a_long_prompt_takes_less_than_3_kb() -> None:
-    """The prompt has a megabyte of text, of token ids and of echoed fields."""
-    description = replace(DESCRIPTION, max_model_len=2**30)
-    factory = EpisodeFactory(frozenset({"math"}), description, tokenizer, RequestLimits())
-    log = [{"role": "user", "content": "a" * 128, "token_ids": [64] * 32}] * 8192
-    given = sample_input(messages=None, message_log=log, stop_strings=["!" * 1024] * 128, note=["far" * 2**18])
-    tracemalloc.start()
-    try:
-        sizes = []
-        for count in (1, 1001):
-            before = tracemalloc.get_traced_memory()[0]
-            episodes = made_episodes(factory, request_of(given, num_generations=count), "mine")
-            generations = [episode.next_generation() for episode in episodes]
-            sizes.append(tracemalloc.get_traced_memory()[0] - before)
-            del episodes, generations
-    finally:
-        tracemalloc.stop()
-    assert (sizes[1] - sizes[0]) / 1000 < 3000
+    assert error_of(episode.result()) == {"kind": "environment", "message": str(lost), "retryable": True}

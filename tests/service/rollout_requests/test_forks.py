@@ -8,14 +8,13 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.protocols.environments import StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
 from deployments.rollout_records.book import RolloutRecordsNotConfigured, RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
-from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
 from rollout_env import ChatMessage, StepOutcome
 from service.problems import RequestProblem
@@ -23,6 +22,7 @@ from service.rollout_records import recorder
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.result_encoding import json_of
 from service.settings import RequestLimits
+from tests.service.rollouts.playing import error_of
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp, tokenizer
 
@@ -69,9 +69,10 @@ class WalkingEnvironment(ScriptedEnvironment):
         return StepOutcome(said, {"a": number % 5, "b": 1.0}, number % 7 == 0, state, stop)
 
 
-def forking_http(keeps: bool = True) -> ScriptedHttp:
+def forking_http(keeps: bool = True, generator: ScriptedGenerator | None = None) -> ScriptedHttp:
     store: Any = RolloutRecordStore(RolloutRecordsSettings())
-    http = ScriptedHttp(LIMITS, generator=HashedGenerator(), recorder=RolloutRecorder(store) if keeps else None)
+    recorder = RolloutRecorder(store) if keeps else None
+    http = ScriptedHttp(LIMITS, generator=generator or HashedGenerator(), recorder=recorder)
     http.environments["math"] = WalkingEnvironment()
     return http
 
@@ -149,11 +150,8 @@ def drawn_fork(http: ScriptedHttp, parent: SampleResult, draw: Any) -> tuple[dic
     return {"token": before + kept}, at_token(http, parent, turn, kept)
 
 
-@settings(max_examples=100)
 @given(st.integers(0, 2**31), st.data())
-def test_a_thousand_random_forks_are_played_as_their_logs_are_when_they_are_posted(
-    seed: int, data: st.DataObject
-) -> None:
+def test_random_forks_are_played_as_their_logs_are_when_they_are_posted(seed: int, data: st.DataObject) -> None:
     async def story() -> None:
         http = forking_http()
         [parent] = await played(http, [{**SAMPLE, "seed": seed}])
@@ -171,36 +169,42 @@ def test_a_thousand_random_forks_are_played_as_their_logs_are_when_they_are_post
             if last.get("finish_reason", "") is None and given_log["stop_strings"]:
                 # Each stop string begins with an s, which is generated again.
                 tokens -= len(last["content"]) - len(last["content"].rstrip("s"))
-            assert fork.parent == parent.rollout_id
-            assert fork.forked_at is not None
-            assert fork.forked_at.token == tokens
+            assert (fork.parent, forked_at(fork)["token"]) == (parent.rollout_id, tokens)
 
     asyncio.run(story())
+
+
+def play_one(http: ScriptedHttp, sample: dict[str, Any], **options: Any) -> SampleResult:
+    [result] = asyncio.run(played(http, [sample], **options))
+    return result
 
 
 def parent_of(http: ScriptedHttp, turns: int, **options: Any) -> SampleResult:
     """A rollout of so many turns that its environment has not ended."""
     for seed in range(1000):
-        [parent] = asyncio.run(played(http, [{**SAMPLE, "seed": seed}], max_rollout_turns=turns, **options))
+        parent = play_one(http, {**SAMPLE, "seed": seed}, max_rollout_turns=turns, **options)
         if not parent.terminated and len(turns_of(parent.message_log)) == turns:
             return parent
     raise AssertionError("No such rollout was drawn.")
+
+
+def forked_at(result: SampleResult) -> dict[str, int]:
+    assert result.forked_at is not None
+    return result.forked_at.model_dump()
 
 
 def fork_of(parent: SampleResult, **point: int) -> dict[str, Any]:
     return {"task_name": "math", "fork": {"rollout": parent.rollout_id, **point}}
 
 
-def test_a_fork_keeps_tokens_log_probabilities_versions_and_rewards_of_its_parent_and_says_where_it_left_it() -> None:
+def test_a_fork_keeps_the_log_of_its_parent_and_says_where_it_left_it() -> None:
     http = forking_http()
     parent = parent_of(http, 3)
     forked = asyncio.run(played(http, [{**fork_of(parent, turn=2), "seed": 1}], num_generations=3))
     before = parent.message_log[: turns_of(parent.message_log)[2]]
     for fork in forked:
-        assert fork.message_log[: len(before)] == before
-        assert fork.parent == parent.rollout_id
-        assert fork.forked_at is not None
-        assert fork.forked_at.model_dump() == {"turn": 2, "token": sum(len(message.token_ids) for message in before)}
+        assert (fork.message_log[: len(before)], fork.parent) == (before, parent.rollout_id)
+        assert forked_at(fork) == {"turn": 2, "token": sum(len(message.token_ids) for message in before)}
     assert len({tuple(fork.message_log[len(before)].token_ids) for fork in forked}) > 1
     assert (parent.parent, parent.forked_at) == (None, None)
 
@@ -208,46 +212,31 @@ def test_a_fork_keeps_tokens_log_probabilities_versions_and_rewards_of_its_paren
 def test_a_fork_of_a_fork_has_the_fork_as_its_parent() -> None:
     http = forking_http()
     parent = parent_of(http, 3)
-    [child] = asyncio.run(played(http, [fork_of(parent, turn=1)]))
-    [grandchild] = asyncio.run(played(http, [fork_of(child, turn=1)]))
+    child = play_one(http, fork_of(parent, turn=1))
+    grandchild = play_one(http, fork_of(child, turn=1))
     assert grandchild.parent == child.rollout_id
     assert grandchild.message_log[:3] == parent.message_log[:3]
+    problem = refusal(http, fork_of(child, turn=0))
+    assert problem["field"] == "samples[0].fork"
+    assert "are known from turn 1 on" in problem["message"]
+    assert f"or fork {parent.rollout_id}" in problem["message"]
 
 
 def test_fields_of_the_sample_take_precedence_over_those_of_the_rollout() -> None:
     http = forking_http()
     parent = parent_of(http, 2)
     given_fields = {"extra_env_info": {"steps": [7], "n": 40}, "stop_strings": ["x"], "id": "mine", "color": "blue"}
-    [fork] = asyncio.run(played(http, [{**fork_of(parent, turn=1), **given_fields}], max_rollout_turns=2))
+    fork = play_one(http, {**fork_of(parent, turn=1), **given_fields}, max_rollout_turns=2)
     assert fork.extra_env_info["n"] in (40, 41)
     assert http.generator.requests[-1].stop_strings == ("x",)
     assert (fork.id, fork.model_extra) == ("mine", {"color": "blue"})
 
 
 def test_a_posted_log_may_name_its_parent_without_a_record() -> None:
-    http = forking_http(keeps=False)
     log = {"task_name": "math", "message_log": [{"role": "user", "content": "Go", "token_ids": [71, 111]}]}
     sample = {**log, "extra_env_info": SAMPLE["extra_env_info"], "fork": {"rollout": "elsewhere"}}
-    [result] = asyncio.run(played(http, [sample]))
-    assert result.parent == "elsewhere"
-    assert result.forked_at is not None
-    assert result.forked_at.model_dump() == {"turn": 0, "token": 2}
-
-
-def test_a_fork_in_arrow_is_the_fork_in_json() -> None:
-    http = forking_http()
-    parent = parent_of(http, 3)
-    sample = {**fork_of(parent, turn=2), "seed": 1}
-
-    async def calls(client: AsyncRolloutClient) -> tuple[SampleResult, SampleResult]:
-        [in_arrow] = (await client.rollout_arrow([sample])).samples
-        [in_json] = (await client.rollout([sample])).samples
-        return in_arrow, in_json
-
-    in_arrow, in_json = http.call(calls)
-    assert in_arrow.model_dump(exclude={"rollout_id"}) == in_json.model_dump(exclude={"rollout_id"})
-    assert in_arrow.parent == parent.rollout_id
-    assert in_arrow.forked_at == in_json.forked_at
+    result = play_one(forking_http(keeps=False), sample)
+    assert (result.parent, forked_at(result)) == ("elsewhere", {"turn": 0, "token": 2})
 
 
 # Stop strings
@@ -272,10 +261,8 @@ class StoryGenerator(ScriptedGenerator):
 
 def story_http() -> tuple[ScriptedHttp, SampleResult]:
     """With a rollout that has told the story up to its stop string."""
-    http = forking_http()
-    http.rollouts._generator = StoryGenerator([])
-    sample = {**SAMPLE, "stop_strings": ["</answer>"]}
-    [parent] = asyncio.run(played(http, [sample], max_rollout_turns=1))
+    http = forking_http(generator=StoryGenerator([]))
+    parent = play_one(http, {**SAMPLE, "stop_strings": ["</answer>"]}, max_rollout_turns=1)
     assert parent.message_log[1].content == STORY[:ANSWERED]
     return http, parent
 
@@ -301,39 +288,30 @@ def test_a_response_that_goes_on_anywhere_ends_at_its_stop_string() -> None:
             assert len(response.generation_logprobs or ()) == ANSWERED
 
 
-def test_a_fork_inside_a_stop_string_says_that_it_left_its_parent_before_it() -> None:
+def test_a_fork_inside_a_stop_string_left_its_parent_before_it() -> None:
     http, parent = story_http()
     before = len(parent.message_log[0].token_ids)
     inside = fork_of(parent, token=before + len("so it is 7</ans"))
-    [fork] = asyncio.run(played(http, [inside], max_rollout_turns=1))
-    assert fork.forked_at is not None
-    assert fork.forked_at.model_dump() == {"turn": 0, "token": before + len("so it is 7")}
+    fork = play_one(http, inside, max_rollout_turns=1)
+    assert forked_at(fork) == {"turn": 0, "token": before + len("so it is 7")}
 
 
 def test_a_partial_response_of_which_nothing_stays_is_generated_anew() -> None:
     http, parent = story_http()
-    posted_log = {**cut_log(parent, 1), "stop_strings": ["so far"]}
-    [result] = asyncio.run(played(http, [posted_log], max_rollout_turns=1))
-    [generation] = http.rollouts._generator.requests[-1:]  # type: ignore[attr-defined]
+    sample = {**cut_log(parent, 1), "stop_strings": ["so far"]}
+    result = play_one(http, sample, max_rollout_turns=1)
+    generation = http.generator.requests[-1]
     assert (list(generation.prompt_token_ids), generation.turn) == (parent.message_log[0].token_ids, 0)
     assert result.message_log[1].content == STORY
+    alone = play_one(http, {**sample, "message_log": sample["message_log"][1:]}, max_rollout_turns=1)
+    assert error_of(alone)["kind"] == "request"
+    assert "post the messages before it too" in error_of(alone)["message"]
 
 
-def test_a_log_of_nothing_but_what_could_begin_a_stop_string_is_rejected() -> None:
-    http, parent = story_http()
-    sample = cut_log(parent, 1)
-    alone = {**sample, "message_log": sample["message_log"][1:], "stop_strings": ["so far"]}
-    [result] = asyncio.run(played(http, [alone], max_rollout_turns=1))
-    assert result.error is not None
-    assert result.error.kind == "request"
-    assert "post the messages before it too" in result.error.message
-
-
-def test_the_part_of_a_response_that_stays_keeps_its_marks_and_loses_what_was_of_the_whole() -> None:
+def test_the_part_of_a_response_that_stays_keeps_its_marks() -> None:
     http, parent = story_http()
     marked = cut_log(parent, ANSWERED - 1, constrained=True, reasoning_content="so", parse_error="It is not whole.")
-    [result] = asyncio.run(played(http, [{**marked, "stop_strings": ["</answer>"]}], max_rollout_turns=1))
-    response = result.message_log[1]
+    response = play_one(http, {**marked, "stop_strings": ["</answer>"]}, max_rollout_turns=1).message_log[1]
     assert response.content == STORY[:ANSWERED]
     assert (response.constrained, response.reasoning_content, response.parse_error) == (True, None, None)
 
@@ -349,51 +327,38 @@ def refusal(http: ScriptedHttp, sample: dict[str, Any]) -> Mapping[str, Any]:
     return {"field": error.field, "message": error.message}
 
 
+WITHIN = "it is within what was said before turn 0, where nothing is generated; fork at that turn"
+
+
 @pytest.mark.parametrize(
-    ("point", "said"),
+    ("sample", "limit", "said"),
     [
-        ({"turn": 3}, "the last turn that it can be forked at is 2"),
-        ({"token": 10_000}, "tokens; send at most as many"),
-        ({"token": 1}, "it is within what was said before turn 0, where nothing is generated; fork at that turn"),
+        ({"fork": {"turn": 3}}, None, "the last turn that it can be forked at is 2"),
+        ({"fork": {"token": 10_000}}, None, "tokens; send at most as many"),
+        ({"fork": {"token": 1}}, None, WITHIN),
+        ({"task_name": "sliding_puzzle", "fork": {"turn": 0}}, None, "and the sample's task is 'sliding_puzzle'"),
+        ({"fork": {"turn": 0}}, 1000, "take more than 1000 bytes"),
     ],
 )
-def test_a_point_that_the_rollout_does_not_have_is_refused_in_a_sentence(point: dict[str, int], said: str) -> None:
+def test_a_point_that_cannot_be_forked_at_is_refused(sample: dict[str, Any], limit: int | None, said: str) -> None:
     http = forking_http()
-    problem = refusal(http, fork_of(parent_of(http, 2), **point))
-    assert problem["field"] == "samples[0].fork"
+    parent = parent_of(http, 2)
+    if limit is not None:
+        http.rollouts.limits = LIMITS.model_copy(update={"max_body_bytes": limit})
+    problem = refusal(http, fork_of(parent, **sample["fork"]) | {"task_name": sample.get("task_name", "math")})
+    assert problem["field"] == ("samples" if limit else "samples[0].fork")
     assert said in problem["message"]
 
 
 def test_a_rollout_that_its_environment_has_ended_has_no_turn_after_it() -> None:
     http = forking_http()
-    parents = (asyncio.run(played(http, [{**SAMPLE, "seed": seed}]))[0] for seed in range(1000))
+    parents = (play_one(http, {**SAMPLE, "seed": seed}) for seed in range(1000))
     parent = next(parent for parent in parents if parent.terminated)
     turns = len(turns_of(parent.message_log))
-    assert refusal(http, fork_of(parent, turn=turns))["message"] == (
-        f"the last turn that it can be forked at is {turns - 1}: the environment ended it there"
-    )
+    assert f"at is {turns - 1}: the environment ended it there" in refusal(http, fork_of(parent, turn=turns))["message"]
 
 
-def test_a_turn_before_the_own_log_of_a_fork_is_refused_with_the_name_of_the_rollout_that_has_it() -> None:
-    http = forking_http()
-    parent = parent_of(http, 3)
-    [child] = asyncio.run(played(http, [fork_of(parent, turn=2)]))
-    problem = refusal(http, fork_of(child, turn=1))
-    assert problem["field"] == "samples[0].fork"
-    assert "are known from turn 2 on" in problem["message"]
-    assert f"or fork {parent.rollout_id}" in problem["message"]
-
-
-def test_a_rollout_of_another_task_is_refused() -> None:
-    http = forking_http()
-    parent = parent_of(http, 1)
-    problem = refusal(http, {**fork_of(parent, turn=0), "task_name": "sliding_puzzle"})
-    assert problem["message"] == (
-        "it is a rollout of task 'math', and the sample's task is 'sliding_puzzle'; send its task_name"
-    )
-
-
-def test_a_task_whose_sessions_begin_only_at_a_prompt_forks_at_its_first_turn_alone() -> None:
+def test_a_task_whose_sessions_begin_at_a_prompt_forks_at_its_first_turn() -> None:
     http = forking_http()
     parent = parent_of(http, 2)
     held = TaskDescription("math", "Holds sessions.", fields={}, has_sessions=True)
@@ -401,7 +366,7 @@ def test_a_task_whose_sessions_begin_only_at_a_prompt_forks_at_its_first_turn_al
     problem = refusal(http, fork_of(parent, turn=1))
     assert problem["field"] == "samples[0].fork"
     assert "it has no fork_session; fork at turn 0" in problem["message"]
-    assert asyncio.run(played(http, [fork_of(parent, turn=0)]))[0].error is None
+    assert play_one(http, fork_of(parent, turn=0)).error is None
 
 
 def test_a_rollout_without_a_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,13 +382,6 @@ def test_a_service_without_records_says_what_to_add_to_its_config() -> None:
         asyncio.run(played(forking_http(keeps=False), [sample]))
 
 
-def test_forks_whose_logs_are_larger_than_a_body_may_be_are_refused() -> None:
-    http = forking_http()
-    parent = parent_of(http, 1)
-    http.rollouts.limits = LIMITS.model_copy(update={"max_body_bytes": 1000})
-    assert "take more than 1000 bytes" in refusal(http, fork_of(parent, turn=0))["message"]
-
-
 def test_the_bytes_of_a_fork_count_as_those_of_a_body_do() -> None:
     http = forking_http()
     parent = parent_of(http, 1)
@@ -434,21 +392,18 @@ def test_the_bytes_of_a_fork_count_as_those_of_a_body_do() -> None:
     assert size > 100 + 2 * 512
 
 
+LOG = [{"role": "user", "content": "Q", "token_ids": [1]}]
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, "fork needs turn or token: send one of them"),
-        ({"turn": 1, "token": 1}, "fork needs turn or token: send one of them"),
+        ({"fork": {"rollout": "a"}}, "fork needs turn or token: send one of them"),
+        ({"fork": {"rollout": "a", "turn": 1, "token": 1}}, "fork needs turn or token: send one of them"),
+        ({**SAMPLE, "fork": {"rollout": "a", "turn": 1}}, "messages and fork are both given"),
+        ({"message_log": LOG, "fork": {"rollout": "a", "turn": 1}}, "the log ends at it, leave out turn, token"),
     ],
 )
-def test_a_fork_has_one_point(fields: dict[str, int], said: str) -> None:
+def test_a_fork_has_one_point_and_is_the_only_prompt(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        SampleInput.model_validate({"task_name": "math", "fork": {"rollout": "a", **fields}})
-
-
-def test_a_fork_is_the_only_prompt() -> None:
-    with pytest.raises(ValueError, match="messages and fork are both given"):
-        SampleInput.model_validate({**SAMPLE, "fork": {"rollout": "a", "turn": 1}})
-    log = [{"role": "user", "content": "Q", "token_ids": [1]}]
-    with pytest.raises(ValueError, match="the log ends at it, leave out turn, token"):
-        SampleInput.model_validate({"task_name": "math", "message_log": log, "fork": {"rollout": "a", "turn": 1}})
+        SampleInput.model_validate({"task_name": "math", **fields})

@@ -7,13 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from service.rollout_requests import garbage_collection as garbage
-from service.rollout_requests.garbage_collection import (
-    IDLE_S,
-    LONGEST_WAIT_S,
-    PORTION_S,
-    PacedCollections,
-    free_items,
-)
+from service.rollout_requests.garbage_collection import IDLE_S, LONGEST_WAIT_S, PORTION_S, PacedCollections
 from tests import virtual_time
 
 FULL = 2
@@ -42,9 +36,7 @@ def full(made: list[tuple[int, float]]) -> list[float]:
 
 
 @virtual_time.test
-async def test_new_objects_are_collected_at_intervals_while_a_request_is_in_flight(
-    made: list[tuple[int, float]],
-) -> None:
+async def test_new_objects_are_collected_while_a_request_is_in_flight(made: list[tuple[int, float]]) -> None:
     collections = PacedCollections()
     with collections.request_in_flight():
         await asyncio.sleep(3.5 * PORTION_S)
@@ -55,9 +47,7 @@ async def test_new_objects_are_collected_at_intervals_while_a_request_is_in_flig
 
 
 @virtual_time.test
-async def test_a_full_collection_is_made_when_no_request_was_in_flight_for_a_while(
-    made: list[tuple[int, float]],
-) -> None:
+async def test_a_full_collection_is_made_after_a_while_without_requests(made: list[tuple[int, float]]) -> None:
     collections = PacedCollections()
     with collections.request_in_flight():
         with collections.request_in_flight():
@@ -73,7 +63,7 @@ async def test_a_full_collection_is_made_when_no_request_was_in_flight_for_a_whi
 
 
 @virtual_time.test
-async def test_after_long_a_full_collection_is_made_although_requests_are_in_flight(
+async def test_after_long_a_full_collection_is_made_beside_requests(
     made: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(garbage, "PORTION_S", 1.0)
@@ -88,9 +78,3 @@ def test_python_itself_collects_new_objects_alone() -> None:
     garbage.freeze_and_tune_collector()
     assert gc.get_threshold() == (2_000, 2**30, 2**30)
     assert gc.get_freeze_count() > 0
-
-
-def test_a_list_is_emptied() -> None:
-    items = [object()] * 200
-    free_items(items)
-    assert items == []

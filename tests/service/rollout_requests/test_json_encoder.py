@@ -13,7 +13,6 @@ from service.problems import internal_error
 from service.rollout_requests import result_encoding
 from service.rollout_requests.result_encoding import (
     JsonResponseEncoder,
-    _plain,
     json_of,
     problem_line,
     sample_line,
@@ -50,16 +49,6 @@ def test_a_response_comes_in_parts_of_at_most_part_bytes(monkeypatch: pytest.Mon
     assert len(small) < len(whole) // 50
 
 
-def test_what_was_sent_is_held_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_encoding, "PART_BYTES", 100)
-    encoder = JsonResponseEncoder()
-    for position in range(3):
-        encoder.add(position, sample(position))
-    body = encoder.body(SUMMED_UP)
-    next(body)
-    assert list(encoder._encoded) == [1, 2]
-
-
 def test_only_fields_that_were_set_are_written_and_nulls_survive() -> None:
     message = Message.model_construct(role="user", content="a", token_ids=array("i", [1, 2]), reward=None)
     assert json.loads(json_of(message)) == {"role": "user", "content": "a", "token_ids": [1, 2], "reward": None}
@@ -70,11 +59,6 @@ def test_an_integer_of_more_than_64_bits_is_written_beside_packed_numbers() -> N
     message = Message.model_construct(role="user", content="a", token_ids=array("i", [1]), further=2**64)
     expected = {"role": "user", "content": "a", "token_ids": [1], "further": 2**64}
     assert json.loads(json_of(message)) == expected
-
-
-def test_what_has_no_json_form_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="object has no JSON form"):
-        _plain(object())
 
 
 def test_lines_are_those_that_the_client_reads() -> None:

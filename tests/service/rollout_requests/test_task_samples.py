@@ -1,7 +1,8 @@
 """Samples that the service takes from a task: pages of them, and requests that ask for them."""
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -85,13 +86,6 @@ def test_a_page_of_a_benchmark_says_how_many_samples_there_are() -> None:
     assert counts == [[None, None], [3, None]]
 
 
-def test_a_page_can_be_posted_as_it_is() -> None:
-    http = service()
-    page = http.request("GET", "/tasks/math/samples?count=1&start=8").json()
-    assert page["next_start"] == 9
-    assert [sample["id"] for sample in http.post(page).json()["samples"]] == ["8"]
-
-
 def test_the_tasks_say_which_splits_their_data_have() -> None:
     tasks = service().call(lambda client: client.tasks())
     assert [task.splits for task in tasks] == [{"train": ROWS}, {}]
@@ -102,7 +96,7 @@ def test_a_page_ends_where_the_bytes_end_that_a_response_may_take() -> None:
     assert (len(page.samples), page.next_start) == (1, 1)
 
 
-def test_a_request_plays_ranges_in_order_and_its_answer_says_where_the_next_ones_begin() -> None:
+def test_a_request_plays_ranges_in_order_and_names_the_next_ones() -> None:
     async def play(client: AsyncRolloutClient) -> RolloutResponse:
         games = {"task_name": "sliding_puzzle", "count": 1, "seed": 3}
         return await client.rollout(
@@ -126,7 +120,7 @@ def test_the_next_ranges_of_an_answer_can_be_asked_for_as_they_are() -> None:
     assert service().call(play) == ["2", "3"]
 
 
-def test_a_range_of_the_revision_that_the_data_have_is_played_and_the_next_one_has_it_too() -> None:
+def test_a_range_of_the_revision_that_the_data_have_is_played() -> None:
     wanted = {"task_name": "math", "count": 1, "seed": 3, "revision": "revision of seed 3"}
     answer = service().post({"samples_from": [wanted]})
     assert answer.json()["next_samples_from"] == [{**wanted, "start": 1}]
@@ -165,7 +159,7 @@ def test_ranges_can_be_streamed_and_asked_for_in_arrow() -> None:
     assert response.next_samples_from[0].start == 2
 
 
-def test_what_the_environment_makes_for_a_start_is_the_same_each_time_and_differs_between_starts() -> None:
+def test_samples_of_an_environment_depend_on_the_start_alone() -> None:
     def texts(start: int) -> list[Any]:
         page = service().call(lambda client: client.task_samples("sliding_puzzle", 2, start))
         return [sample.messages and sample.messages[0].content for sample in page.samples]
@@ -175,84 +169,68 @@ def test_what_the_environment_makes_for_a_start_is_the_same_each_time_and_differ
     assert len({*texts(0), *texts(2), *texts(4)}) == 6
 
 
-def refusal(**options: Any) -> tuple[int, str, str]:
+@pytest.mark.parametrize(
+    ("options", "status", "field", "says"),
+    [
+        ({"split": "eval"}, 422, "samples_from[0].split", "task 'math' has no such split"),
+        ({"split": "lost"}, 503, "", "The data are lost."),
+        ({"count": 100}, 422, "samples_from[0].count", f"take more than {LIMITS.max_body_bytes} bytes; ask for fewer"),
+    ],
+)
+def test_data_that_cannot_give_the_samples_refuse_the_request(
+    options: dict[str, Any], status: int, field: str, says: str
+) -> None:
     http = service()
     response = http.post({"samples_from": [{"task_name": "math", "count": 1, **options}]})
-    assert not http.has_started_something
     document = response.json()
-    return response.status_code, document["errors"][0]["field"], document["detail"]
+    assert (response.status_code, document["errors"][0]["field"]) == (status, field)
+    assert says in document["detail"]
+    assert not http.has_started_something
 
 
-def test_data_that_cannot_give_the_samples_refuse_the_request() -> None:
-    assert refusal(split="eval") == (
-        422,
-        "samples_from[0].split",
-        "samples_from[0].split: task 'math' has no such split.",
-    )
-    assert refusal(split="lost") == (503, "", "The data are lost.")
+@dataclass
+class OtherGames(Games):
+    """Makes another number of samples than it was asked for, or longer ones."""
+
+    makes: Callable[[int], int] = int
+    id_length: int = 1
+
+    async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        samples = await super().example_samples(self.makes(count), seed)
+        return [{**sample, "id": "x" * self.id_length} for sample in samples]
 
 
-def test_more_samples_than_a_body_may_have_bytes_are_refused() -> None:
-    assert refusal(count=100) == (
-        422,
-        "samples_from[0].count",
-        f"samples_from[0].count: the samples take more than {LIMITS.max_body_bytes} bytes; ask for fewer.",
-    )
-
-
-def test_an_environment_that_makes_too_few_samples_is_named_as_the_reason() -> None:
-    class FewGames(Games):
-        async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-            return await super().example_samples(min(count, 3), seed)
-
+@pytest.mark.parametrize(
+    ("makes", "id_length", "count", "on_page", "refused"),
+    [
+        (lambda _: 3, 1, 4, 3, "the environment of task 'sliding_puzzle' makes only 3 samples; ask for fewer."),
+        (int, LIMITS.max_body_bytes // 3, 4, 2, f"take more than {LIMITS.max_body_bytes} bytes; ask for fewer."),
+        (lambda count: count + 1, 1, 2, 2, None),
+    ],
+)
+def test_an_environment_makes_too_few_too_long_or_too_many_samples(
+    makes: Callable[[int], int], id_length: int, count: int, on_page: int, refused: str | None
+) -> None:
     http = service()
-    http.environments["sliding_puzzle"] = FewGames([outcome(terminated=True)])
-    response = http.post({"samples_from": [{"task_name": "sliding_puzzle", "count": 4}]})
-    assert (response.status_code, response.json()["detail"]) == (
-        422,
-        "samples_from[0].count: the environment of task 'sliding_puzzle' makes only 3 samples; ask for fewer.",
-    )
-    page = http.call(lambda client: client.task_samples("sliding_puzzle", 4))
-    assert (len(page.samples), page.next_start) == (3, 3)
+    http.environments["sliding_puzzle"] = OtherGames([outcome(terminated=True)], makes=makes, id_length=id_length)
+    page = http.call(lambda client: client.task_samples("sliding_puzzle", count))
+    assert (len(page.samples), page.next_start) == (on_page, on_page)
+    response = http.post({"samples_from": [{"task_name": "sliding_puzzle", "count": count}]})
+    assert response.status_code == (200 if refused is None else 422)
+    if refused is not None:
+        assert response.json()["detail"].startswith("samples_from[0].count: ")
+        assert response.json()["detail"].endswith(refused)
 
 
-def test_samples_of_an_environment_end_where_the_bytes_end_too() -> None:
-    class LongGames(Games):
-        async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-            samples = await super().example_samples(count, seed)
-            return [{**sample, "id": "x" * (LIMITS.max_body_bytes // 3)} for sample in samples]
-
-    http = service()
-    http.environments["sliding_puzzle"] = LongGames([outcome(terminated=True)])
-    page = http.call(lambda client: client.task_samples("sliding_puzzle", 4))
-    assert (len(page.samples), page.next_start) == (2, 2)
-    response = http.post({"samples_from": [{"task_name": "sliding_puzzle", "count": 4}]})
-    assert (response.status_code, response.json()["detail"]) == (
-        422,
-        f"samples_from[0].count: the samples take more than {LIMITS.max_body_bytes} bytes; ask for fewer.",
-    )
-
-
-def test_an_environment_that_makes_more_samples_than_asked_gives_those_that_were_asked_for() -> None:
-    class ManyGames(Games):
-        async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-            return await super().example_samples(count + 1, seed)
-
-    http = service()
-    http.environments["sliding_puzzle"] = ManyGames([outcome(terminated=True)])
-    page = http.call(lambda client: client.task_samples("sliding_puzzle", 2))
-    assert (len(page.samples), page.next_start) == (2, 2)
-
-
-def test_the_samples_count_for_admission_like_those_of_a_body() -> None:
-    bounds = {"max_rollouts": 3}
+@pytest.mark.parametrize(
+    ("bounds", "status", "says"),
+    [
+        ({"max_rollouts": 3}, 422, "samples: 4 rollouts are more than admission.max_rollouts allows, which is 3"),
+        ({"max_body_bytes": 100}, 413, ""),
+    ],
+)
+def test_the_samples_count_for_admission_like_those_of_a_body(bounds: dict[str, int], status: int, says: str) -> None:
     http = service(admission=AdmissionSettings.model_validate(bounds))
     response = http.post({"samples_from": [{"task_name": "math", "count": 4}]})
-    assert (response.status_code, response.json()["detail"]) == (
-        422,
-        "samples: 4 rollouts are more than admission.max_rollouts allows, which is 3; split the request.",
-    )
-    bounds = {"max_body_bytes": 100}
-    http = service(admission=AdmissionSettings.model_validate(bounds))
-    response = http.post({"samples_from": [{"task_name": "math", "count": 4}]})
-    assert response.status_code == 413
+    assert response.status_code == status
+    assert says in response.json()["detail"]

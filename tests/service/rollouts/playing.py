@@ -2,9 +2,10 @@
 
 import asyncio
 import random
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from hypothesis import strategies as st
 
@@ -48,17 +49,36 @@ def play(recipe: EpisodeRecipe, generator: Generator, environment: Environment) 
     return virtual_time.run(_play_sample(recipe.make(), async_context(generator, environment))).result()
 
 
+def playing(
+    episodes: list[Episode], context: RolloutContext, keep: Keep = KEEP_ALL, deadline_s: float | None = None
+) -> aclosing[AsyncGenerator[Episode, None]]:
+    """A request whose episodes are played as long as this context is open."""
+    early_stopping = EarlyStopping(keep, {episode: episode.identity.group for episode in episodes})
+    return aclosing(play_request(episodes, context, early_stopping, deadline_s))
+
+
 def collect(
     episodes: list[Episode], context: RolloutContext, keep: Keep = KEEP_ALL, deadline_s: float | None = None
 ) -> dict[int, SampleResult]:
     """Plays a request. Gives its results by position, in the order in which they were yielded."""
-    early_stopping = EarlyStopping(keep, {episode: episode.identity.group for episode in episodes})
 
     async def drain() -> dict[int, SampleResult]:
-        async with aclosing(play_request(episodes, context, early_stopping, deadline_s)) as ended:
+        async with playing(episodes, context, keep, deadline_s) as ended:
             return {episode.identity.position: episode.result() async for episode in ended}
 
     return virtual_time.run(drain())
+
+
+def error_of(result: SampleResult) -> dict[str, Any]:
+    assert result.error is not None
+    return result.error.model_dump()
+
+
+def generation_due(episode: Episode) -> GenerationRequest:
+    """The generation that comes next; there must be one."""
+    request = episode.next_generation()
+    assert request is not None
+    return request
 
 
 def texts(result: SampleResult) -> list[str]:

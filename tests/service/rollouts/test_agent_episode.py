@@ -11,13 +11,13 @@ from rollout_client.contract.messages import MediaRange
 from rollout_client.contract.rollouts import Keep, SampleInput
 from rollout_client.contract.sessions import SessionRequest
 from rollout_env import StepOutcome
-from service.rollouts.agent_episode import AgentRunOutcome, AgentTask
+from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest, AgentTask
 from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext
 from service.rollouts.pacing import Schedule
 from service.rollouts.staleness import VersionBounds
 from tests.service.agents.agent_runs import TWO_CALLS, AgentRecipe, ScriptedAgents, branch, generated, said
-from tests.service.rollouts.playing import KEEP_ALL, collect, texts
+from tests.service.rollouts.playing import KEEP_ALL, collect, error_of, texts
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, ids_of
 
 ENDED = AgentRunOutcome([TWO_CALLS], calls=2, metrics={"agent_s": 1.5})
@@ -39,46 +39,30 @@ def test_the_environment_judges_the_last_conversation_in_one_step() -> None:
     judge = ScriptedEnvironment([RIGHT])
     result = played(AgentRecipe(), ENDED, environment=judge)
     [request] = judge.requests
-    assert [(message["role"], message["content"]) for message in request.message_log] == [
-        ("user", "Q"),
-        ("assistant", "AB"),
-        ("tool", "T"),
-        ("assistant", "C"),
-    ]
+    log = [("user", "Q"), ("assistant", "AB"), ("tool", "T"), ("assistant", "C")]
+    assert [(message["role"], message["content"]) for message in request.message_log] == log
     assert (request.extra_env_info, request.turn) == ({"state": 0}, 0)
-    assert texts(result) == ["Q", "AB", "T", "C"]
     assert (result.status, result.terminated, result.total_reward, result.answer) == ("completed", True, 1.0, "C")
-    assert result.message_log[-1].reward == 1.0
-    assert result.extra_env_info == {"state": 9}
+    assert (result.message_log[-1].reward, result.extra_env_info) == (1.0, {"state": 9})
 
 
 def test_the_result_has_the_engines_own_tokens_and_counts_them() -> None:
     result = played(AgentRecipe(), ENDED)
-    assert [list(message.token_ids) for message in result.message_log] == [
-        ids_of(text) for text in ("Q", "AB", "T", "C")
-    ]
-    assert [message.generation_logprobs and len(message.generation_logprobs) for message in result.message_log] == [
-        None,
-        2,
-        None,
-        1,
-    ]
+    assert [list(message.token_ids) for message in result.message_log] == [*map(ids_of, ("Q", "AB", "T", "C"))]
+    assert [len(message.generation_logprobs or ()) for message in result.message_log] == [0, 2, 0, 1]
     metrics = result.metrics
     assert (metrics.turn_count, metrics.assistant_tokens, metrics.env_tokens) == (2, 3, 1)
     assert (metrics.turn_gen_tokens, metrics.turn_input_tokens) == ([2, 1], [1, 4])
     assert metrics.environment == {"agent_s": 1.5, "agent_calls": 2.0, "agent_branches": 1.0, "checks": 2.0}
 
 
-def test_responses_of_the_agents_calls_that_were_cut_by_their_length_are_clipped_turns() -> None:
-    cut = generated("AB")
-    cut.finish_reason = "length"
-    result = played(
-        AgentRecipe(), AgentRunOutcome([branch(said("user", "Q"), cut, said("tool", "T"), generated("C"))], calls=2)
-    )
+def test_responses_of_calls_cut_by_their_length_are_clipped_turns() -> None:
+    log = branch(said("user", "Q"), generated("AB", finish_reason="length"), said("tool", "T"), generated("C"))
+    result = played(AgentRecipe(), AgentRunOutcome([log], calls=2))
     assert (result.metrics.turn_count, result.metrics.clipped_turns) == (2, 1)
 
 
-def test_the_branch_that_ended_last_is_the_log_and_the_others_are_beside_it() -> None:
+def test_the_branch_that_ended_last_is_the_log() -> None:
     summary = branch(said("user", "S"), generated("sum"))
     left = branch(said("user", "Q"), generated("AB"), said("tool", "X"), generated("D"))
     result = played(AgentRecipe(), AgentRunOutcome([summary, left, TWO_CALLS], calls=5))
@@ -90,7 +74,7 @@ def test_the_branch_that_ended_last_is_the_log_and_the_others_are_beside_it() ->
     assert second["message_log"][1]["generation_logprobs"] == [-0.5, -0.5]
 
 
-def test_each_seat_of_a_game_has_a_log_and_rewards_of_its_own_and_the_first_is_the_rollouts() -> None:
+def test_each_seat_of_a_game_has_a_log_and_rewards_of_its_own() -> None:
     won = branch(said("user", "0"), generated("AB"), rewards={"seat_0": 1.0})
     lost = branch(said("user", "1"), generated("C"), rewards={"seat_1": -1.0})
     result = played(AgentRecipe(task=SCORED_BY_AGENT), AgentRunOutcome([won, lost], calls=2))
@@ -106,7 +90,7 @@ def test_branches_of_an_agent_that_share_rewards_are_no_seats() -> None:
     assert (texts(result), "rewards" in result.branches[0]) == (["Q", "AB"], False)
 
 
-def test_images_are_in_the_log_in_branches_and_in_what_the_environment_judges() -> None:
+def test_images_are_in_logs_branches_and_what_is_judged() -> None:
     shown = MediaRange(media=name_of_image(b"red"), start=0, end=1)
     asks = said("user", "Q").model_copy(update={"mm_ranges": [shown]})
     beside, judge = branch(asks, generated("D")), ScriptedEnvironment([RIGHT])
@@ -117,15 +101,9 @@ def test_images_are_in_the_log_in_branches_and_in_what_the_environment_judges() 
     assert judge.requests[0].message_log[0]["images"] == [shown.media]
 
 
-def test_a_rollout_of_one_conversation_has_no_field_for_others() -> None:
-    assert "branches" not in played(AgentRecipe(), ENDED).model_fields_set
-
-
 def test_an_agent_that_scores_its_task_is_not_judged() -> None:
-    judge = ScriptedEnvironment([RIGHT])
-    run = replace(
-        ENDED, branches=[branch(said("user", "Q"), generated("A"), rewards={"style": 0.25})], reward={"right": 1.0}
-    )
+    judge, log = ScriptedEnvironment([RIGHT]), branch(said("user", "Q"), generated("A"), rewards={"style": 0.25})
+    run = replace(ENDED, branches=[log], reward={"right": 1.0})
     result = played(AgentRecipe(task=SCORED_BY_AGENT), run, environment=judge)
     assert (result.status, result.rewards, judge.requests) == ("completed", {"style": 0.25, "right": 1.0}, [])
 
@@ -142,24 +120,18 @@ def test_an_agent_that_never_calls_the_model_has_failed() -> None:
     assert "without a call of the model" in result.error.message
 
 
-def test_a_crash_is_the_error_of_its_rollout_beside_what_was_generated() -> None:
-    agents = ScriptedAgents([replace(ENDED, failure=CRASHED)])
+@pytest.mark.parametrize(
+    ("failure", "retryable"), [(CRASHED, False), (AgentTimedOut("The agent was ended after 5 s, its timeout_s."), True)]
+)
+def test_a_crash_is_the_error_of_its_rollout_beside_what_was_generated(failure: AgentFailed, retryable: bool) -> None:
+    agents = ScriptedAgents([replace(ENDED, failure=failure)])
     result = collect([AgentRecipe(retries=3).make()], context_of(agents))[0]
-    assert (result.status, result.total_reward) == ("error", None)
-    assert result.error is not None
-    assert result.error.model_dump() == {"kind": "environment", "message": str(CRASHED), "retryable": False}
-    assert texts(result) == ["Q", "AB", "T", "C"]
+    assert (result.status, result.total_reward, texts(result)) == ("error", None, ["Q", "AB", "T", "C"])
+    assert error_of(result) == {"kind": "environment", "message": str(failure), "retryable": retryable}
     assert len(agents.requests) == 1
 
 
-def test_a_run_that_is_ended_after_its_time_is_retryable_but_not_made_again() -> None:
-    agents = ScriptedAgents([replace(ENDED, failure=AgentTimedOut("The agent was ended after 5 s, its timeout_s."))])
-    result = collect([AgentRecipe(retries=3).make()], context_of(agents))[0]
-    assert result.error is not None
-    assert (result.error.kind, result.error.retryable, len(agents.requests)) == ("environment", True, 1)
-
-
-def test_a_run_whose_replica_is_lost_is_made_again_and_leaves_nothing_behind() -> None:
+def test_a_run_whose_replica_is_lost_is_made_again() -> None:
     lost = AgentRunOutcome([branch(said("user", "Q"), generated("lost"))], calls=1, failure=EnvironmentLost("It died."))
     agents = ScriptedAgents([lost, ENDED])
     result = collect([AgentRecipe(retries=1).make()], context_of(agents))[0]
@@ -173,15 +145,17 @@ def test_a_run_that_a_replica_hands_over_costs_no_retry() -> None:
     assert collect([AgentRecipe(retries=0).make()], context_of(agents))[0].status == "completed"
 
 
-@pytest.mark.parametrize(("limit", "status"), [("max_calls", "max_turns"), ("max_tokens", "truncated")])
-def test_a_run_that_fails_at_a_limit_of_its_session_ends_by_it_and_is_judged(limit: Any, status: str) -> None:
-    result = played(AgentRecipe(), replace(ENDED, failure=CRASHED, limit=limit))
-    assert (result.status, result.error, result.total_reward, result.terminated) == (status, None, 1.0, False)
-    assert (result.truncated, result.max_turns_reached) == (status == "truncated", status == "max_turns")
-
-
-def test_a_run_that_ends_well_at_a_limit_is_complete() -> None:
-    assert played(AgentRecipe(), replace(ENDED, limit="max_calls")).status == "completed"
+@pytest.mark.parametrize(
+    ("limit", "failure", "status"),
+    [("max_calls", CRASHED, "max_turns"), ("max_tokens", CRASHED, "truncated"), ("max_calls", None, "completed")],
+)
+def test_a_run_that_fails_at_a_limit_ends_by_it_and_is_judged(
+    limit: Any, failure: AgentFailed | None, status: str
+) -> None:
+    result = played(AgentRecipe(), replace(ENDED, failure=failure, limit=limit))
+    assert (result.status, result.error, result.total_reward) == (status, None, 1.0)
+    flags = (result.terminated, result.truncated, result.max_turns_reached)
+    assert flags == (status == "completed", status == "truncated", status == "max_turns")
 
 
 def test_tokens_that_are_too_old_at_the_end_make_the_rollout_stale() -> None:
@@ -191,7 +165,7 @@ def test_tokens_that_are_too_old_at_the_end_make_the_rollout_stale() -> None:
     assert (result.status, texts(result)) == ("stale", ["Q", "AB", "T", "C"])
 
 
-def test_a_deadline_ends_runs_with_what_was_generated_and_without_a_judgement() -> None:
+def test_a_deadline_ends_runs_without_a_judgement() -> None:
     judge, agents = ScriptedEnvironment([RIGHT]), ScriptedAgents([ENDED], delay_s=100)
     results = collect([AgentRecipe().make()], context_of(agents, judge), deadline_s=7)
     assert (results[0].status, texts(results[0]), judge.requests) == ("deadline", ["Q", "AB", "T", "C"], [])
@@ -199,15 +173,13 @@ def test_a_deadline_ends_runs_with_what_was_generated_and_without_a_judgement() 
 
 
 def test_early_stopping_ends_the_runs_that_are_not_needed() -> None:
+    class Uneven(ScriptedAgents):
+        async def run(self, request: AgentRunRequest) -> AgentRunOutcome:
+            self.delay_s = 0 if request.rollout_id in ("request-1-0", "request-2-0") else 100
+            return await super().run(request)
+
     episodes: list[Episode] = [AgentRecipe(position=position).make() for position in range(4)]
-    agents = ScriptedAgents([ENDED], delay_s=0)
-
-    async def slow_run(request: Any) -> AgentRunOutcome:
-        agents.delay_s = 0 if request.rollout_id in ("request-1-0", "request-2-0") else 100
-        return await ScriptedAgents.run(agents, request)
-
-    agents.run = slow_run  # type: ignore[method-assign]
-    results = collect(episodes, context_of(agents), Keep(per_group=2))
+    results = collect(episodes, context_of(Uneven([ENDED])), Keep(per_group=2))
     assert [results[position].status for position in range(4)] == ["cancelled", "completed", "completed", "cancelled"]
 
 

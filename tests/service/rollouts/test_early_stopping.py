@@ -38,7 +38,7 @@ def test_enough_full_groups_cancel_all_others() -> None:
     assert unneeded(keep, "a1", "b1") == [{"a2", "a3"}, {"b2", "b3", "c1", "c2", "c3"}]
 
 
-def test_without_per_group_a_group_is_full_when_all_of_its_rollouts_have_succeeded() -> None:
+def test_without_per_group_a_full_group_is_a_whole_one() -> None:
     keep = Keep(groups=1)
     assert unneeded(keep, "a1", "b1", "a2", "a3") == [NOBODY, NOBODY, NOBODY, {"b2", "b3", "c1", "c2", "c3"}]
 

@@ -1,7 +1,5 @@
 """The state machine of one rollout: its laws, its limits, its statuses."""
 
-from array import array
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +10,8 @@ from hypothesis import strategies as st
 from deployments.failures import EnvironmentRejected, failure_of
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
 from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan, derived_seed
-from rollout_client.contract.messages import Message, WeightVersionSpan
-from rollout_client.contract.rollouts import SampleMetrics, SampleResult
+from rollout_client.contract.messages import FinishReason, Message, WeightVersionSpan
+from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import resumed
 from rollout_env import ChatMessage, StepOutcome
 from service.rollout_records.recorder import _plain_fields
@@ -23,6 +21,8 @@ from tests.service.rollouts.playing import (
     InterruptedGenerator,
     RandomEnvironment,
     RandomGenerator,
+    error_of,
+    generation_due,
     outcomes,
     play,
     recipes,
@@ -49,8 +49,8 @@ def concatenated(messages: list[Message]) -> list[int]:
     return [token_id for message in messages for token_id in message.token_ids]
 
 
-def generation(text: str = "A") -> Generation:
-    return Generation(ids_of(text), [-1.0] * len(text), "stop")
+def generation(text: str = "A", *spans: WeightSpan) -> Generation:
+    return Generation(ids_of(text), [-1.0] * len(text), "stop", spans)
 
 
 def test_an_episode_goes_on_until_its_environment_terminates_it() -> None:
@@ -58,69 +58,15 @@ def test_an_episode_goes_on_until_its_environment_terminates_it() -> None:
     environment = ScriptedEnvironment([outcome("O1", 0.5), outcome("O2", 1.0, terminated=True)])
     result = play(EpisodeRecipe(), generator, environment)
     assert texts(result) == ["Q", "A1", "O1", "A2", "O2"]
-    assert [message.role for message in result.message_log] == ["user", "assistant", "user", "assistant", "user"]
     assert [message.reward for message in result.message_log] == [None, 0.5, None, 1.0, None]
-    assert (result.status, result.terminated, result.truncated, result.max_turns_reached) == (
-        "completed",
-        True,
-        False,
-        False,
-    )
-    assert (result.total_reward, result.rewards, result.error) == (1.5, {"reward": 1.5}, None)
-
-
-def test_a_response_carries_what_the_engine_said_of_it() -> None:
-    episode = EpisodeRecipe().make()
-    spans = (WeightSpan("3", 0, 1), WeightSpan("4", 1, 2))
-    episode.add_generation(Generation([65, 66], [-0.5, -0.25], "stop", spans))
-    response = episode.result().message_log[1]
-    assert response.model_dump(exclude_none=True) == {
-        "role": "assistant",
-        "content": "AB",
-        "token_ids": [65, 66],
-        "generation_logprobs": [-0.5, -0.25],
-        "finish_reason": "stop",
-        "weight_versions": [
-            {"version": "3", "start": 0, "end": 1},
-            {"version": "4", "start": 1, "end": 2},
-        ],
-    }
-
-
-def test_the_metrics_of_a_sample_count_its_turns_and_tokens() -> None:
-    environment = ScriptedEnvironment([outcome("O1", 0.5), outcome("O23", 1.0, terminated=True)])
-    result = play(EpisodeRecipe(), ScriptedGenerator(["A1", "A"]), environment)
-    assert result.metrics == SampleMetrics(
-        turn_count=2,
-        total_tokens=8,
-        assistant_tokens=3,
-        env_tokens=5,
-        terminated=True,
-        truncated=False,
-        max_turns_reached=False,
-        total_reward=1.5,
-        turn_gen_tokens=[2, 1],
-        turn_input_tokens=[1, 5],
-    )
-
-
-def test_the_metrics_of_a_rollout_without_clipped_turns_are_on_the_wire_as_they_were_before_there_were_any() -> None:
-    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
-    metrics = play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment).metrics
-    assert "clipped_turns" not in metrics.model_dump(exclude_unset=True)
-
-
-def test_a_response_that_was_cut_before_it_was_posted_is_no_turn_of_this_request() -> None:
-    cut = UNSTEPPED.model_copy(update={"finish_reason": "length"})
-    posted = EpisodeRecipe(message_log=lambda _: [user_message("Q"), cut])
-    result = play(posted, ScriptedGenerator([]), ScriptedEnvironment([outcome("O", terminated=True)]))
-    assert (result.metrics.turn_count, result.metrics.clipped_turns) == (0, 0)
+    assert (result.status, result.terminated, result.truncated) == ("completed", True, False)
+    assert (result.rewards, result.error, result.max_turns_reached) == ({"reward": 1.5}, None, False)
+    assert result.metrics.turn_input_tokens == [1, 5]
 
 
 def test_clipped_turns_outlive_the_process_that_counted_them() -> None:
-    recipe = EpisodeRecipe(max_new_tokens=1)
-    episode, other = recipe.make(), recipe.make()
-    episode.add_generation(Generation([65], [-1.0], "length"))
+    episode, other = EpisodeRecipe().make(), EpisodeRecipe().make()
+    episode.add_generation(replace(generation(), finish_reason="length"))
     other.restore(episode.state())
     assert other.result().metrics.clipped_turns == 1
 
@@ -128,21 +74,17 @@ def test_clipped_turns_outlive_the_process_that_counted_them() -> None:
 def test_a_generation_is_requested_with_the_limits_and_ids_of_its_rollout() -> None:
     recipe = EpisodeRecipe(prompt="QQ", max_seq_len=10, max_new_tokens=20, stop_strings=("s",), position=5, group=2)
     episode = recipe.make()
-    first = episode.next_generation()
-    assert first is not None
-    assert (list(first.prompt_token_ids), first.max_new_tokens, first.stop_strings) == (ids_of("QQ"), 8, ("s",))
+    first = generation_due(episode)
     assert (first.generation_id, first.rollout_id, first.group) == ("request-5-0-0", "request-5-0", "request-2")
-    assert first.turn == 0
-    assert first.request_id == "request"
+    assert (first.turn, first.request_id, first.max_new_tokens, first.stop_strings) == (0, "request", 8, ("s",))
     episode.add_generation(generation("A"))
     episode.add_outcome(outcome("OO"))
-    second = episode.next_generation()
-    assert second is not None
+    second = generation_due(episode)
     assert (second.generation_id, second.max_new_tokens, second.turn) == ("request-5-0-1", 5, 1)
     assert list(first.prompt_token_ids) == ids_of("QQ"), "a request is not changed by later turns"
 
 
-def test_the_environment_gets_roles_and_contents_the_length_of_the_response_and_its_own_state() -> None:
+def test_the_environment_gets_the_conversation_and_its_own_state() -> None:
     episode = EpisodeRecipe(position=5).make()
     episode.add_generation(generation("A"))
     request = episode.step_request()
@@ -154,92 +96,34 @@ def test_the_environment_gets_roles_and_contents_the_length_of_the_response_and_
     assert (request.request_id, request.rollout_id, request.sample) == ("request", "request-5-0", 5)
 
 
-def test_max_turns_is_the_status_only_when_the_turn_limit_ended_the_episode() -> None:
-    stopped = play(
-        EpisodeRecipe(max_rollout_turns=3), ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("O", 1.0)])
-    )
-    assert (stopped.status, stopped.max_turns_reached, stopped.metrics.turn_count) == ("max_turns", True, 3)
-    assert (stopped.metrics.max_turns_reached, stopped.total_reward) == (True, 3.0)
-    terminating = ScriptedEnvironment([outcome("O"), outcome("O", terminated=True)])
-    completed = play(EpisodeRecipe(max_rollout_turns=2), ScriptedGenerator(["A"]), terminating)
-    assert (completed.status, completed.max_turns_reached, completed.metrics.max_turns_reached) == (
-        "completed",
-        False,
-        False,
-    )
-
-
-def test_metadata_and_stop_strings_of_an_outcome_replace_those_before_and_none_keeps_them() -> None:
-    first = replace(outcome("O"), metadata={"state": 1}, next_stop_strings=["b"])
-    generator = ScriptedGenerator(["A"])
-    environment = ScriptedEnvironment([first, outcome("O"), outcome("O", terminated=True)])
-    result = play(EpisodeRecipe(stop_strings=("a",)), generator, environment)
-    assert [request.extra_env_info for request in environment.requests] == [{"state": 0}, {"state": 1}, {"state": 1}]
-    assert [request.stop_strings for request in generator.requests] == [("a",), ("b",), ("b",)]
-    assert (result.extra_env_info, list(result.stop_strings)) == ({"state": 1}, ["b"])
-
-
-def test_an_empty_list_of_stop_strings_clears_them() -> None:
-    generator = ScriptedGenerator(["A"])
-    environment = ScriptedEnvironment([replace(outcome("O"), next_stop_strings=[]), outcome(terminated=True)])
-    play(EpisodeRecipe(stop_strings=("a",)), generator, environment)
-    assert [request.stop_strings for request in generator.requests] == [("a",), ()]
-
-
-def test_the_answer_of_the_last_step_is_reported() -> None:
-    environment = ScriptedEnvironment([replace(outcome(), answer="x"), replace(outcome(terminated=True), answer="y")])
-    assert play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment).answer == "y"
-
-
-def test_rewards_by_name_are_summed_by_name_and_in_total() -> None:
-    environment = ScriptedEnvironment(
-        [outcome(reward={"format": 0.25, "answer": 0.5}), outcome(reward={"answer": 1.0}, terminated=True)]
-    )
-    result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment)
-    assert result.rewards == {"format": 0.25, "answer": 1.5}
+def test_rewards_by_name_are_summed_and_the_last_answer_is_reported() -> None:
+    first = replace(outcome(reward={"format": 0.25, "answer": 0.5}), answer="x")
+    last = replace(outcome(reward={"answer": 1.0}, terminated=True), answer="y")
+    result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), ScriptedEnvironment([first, last]))
+    assert (result.rewards, result.answer) == ({"format": 0.25, "answer": 1.5}, "y")
     assert (result.total_reward, result.metrics.total_reward) == (1.75, 1.75)
     assert [message.reward for message in result.message_log] == [None, 0.75, None, 1.0, None]
 
 
-@pytest.mark.parametrize("max_seq_len", [3, 2])
-def test_a_prompt_without_room_for_a_token_is_truncated_before_generating(max_seq_len: int) -> None:
-    generator = ScriptedGenerator(["A"])
-    result = play(EpisodeRecipe(prompt="QQQ", max_seq_len=max_seq_len), generator, ScriptedEnvironment([outcome()]))
-    assert generator.requests == []
-    assert (result.status, result.truncated, result.metrics.turn_count) == ("truncated", True, 0)
-
-
 @pytest.mark.parametrize(
-    ("limits", "first_part", "room"),
+    ("limits", "part", "room"),
     [
+        ({"prompt": "QQQ", "max_seq_len": 2}, "", None),
+        ({"prompt": "QQQ", "max_seq_len": 3}, "", None),
         ({"prompt": "QQQ", "max_seq_len": 4}, "", 1),
         ({"prompt": "QQ", "max_seq_len": 10, "max_new_tokens": 3}, "", 3),
         ({"prompt": "Q", "max_seq_len": 6}, "AB", 3),
     ],
 )
-def test_a_generation_has_the_room_that_its_limits_leave(limits: dict[str, Any], first_part: str, room: int) -> None:
+def test_a_generation_has_the_room_that_its_limits_leave(limits: dict[str, Any], part: str, room: int | None) -> None:
     episode = EpisodeRecipe(**limits).make()
-    episode.add_generation(interrupted(first_part))
+    episode.add_generation(interrupted(part))
     request = episode.next_generation()
-    assert request is not None
-    assert request.max_new_tokens == room
+    assert (request and request.max_new_tokens) == room
+    assert episode.status == ("truncated" if room is None else None)
 
 
-@pytest.mark.parametrize(("terminated", "status"), [(False, "truncated"), (True, "completed")])
-def test_a_generation_cut_by_max_seq_len_is_stepped_and_its_observation_has_no_room(
-    terminated: bool, status: str
-) -> None:
-    environment = ScriptedEnvironment([outcome("O", 1.0, terminated)])
-    result = play(EpisodeRecipe(max_seq_len=4), ScriptedGenerator(["AAAAAA"]), environment)
-    assert len(environment.requests) == 1
-    assert texts(result) == ["Q", "AAA", ""]
-    assert list(result.message_log[2].token_ids) == []
-    assert (result.status, result.terminated, result.truncated) == (status, terminated, True)
-    assert (result.message_log[1].finish_reason, result.message_log[1].reward) == ("length", 1.0)
-    assert (result.total_reward, result.metrics.total_reward, result.metrics.truncated) == (1.0, 1.0, True)
-
-
-def test_an_observation_is_tokenized_after_the_response_with_the_room_that_is_left() -> None:
+def test_an_observation_is_tokenized_with_the_room_that_is_left() -> None:
     tokenizer = RecordingChatTokenizer()
     episode = EpisodeRecipe(tokenizer=tokenizer, max_seq_len=10, observation_format="chat").make()
     episode.add_generation(generation("AB"))
@@ -254,68 +138,42 @@ TOOL_RESULTS: list[ChatMessage] = [
 ]
 
 
-def test_all_messages_of_an_observation_are_appended_and_reach_the_environment_and_the_result() -> None:
+def test_all_messages_of_an_observation_are_appended() -> None:
     episode = EpisodeRecipe(prompt="Q").make()
     episode.add_generation(generation("A"))
     episode.add_outcome(StepOutcome(TOOL_RESULTS, 0.0, terminated=False))
-    following = episode.next_generation()
-    assert following is not None
-    assert list(following.prompt_token_ids) == ids_of("QA427Go on.")
+    assert list(generation_due(episode).prompt_token_ids) == ids_of("QA427Go on.")
     episode.add_generation(generation("B"))
     assert episode.step_request().message_log[2:5] == TOOL_RESULTS
-    log = episode.result().message_log
-    assert [(m.role, m.content, m.name, m.tool_call_id) for m in log[2:5]] == [
-        ("tool", "42", "add", "a"),
-        ("tool", "7", None, "b"),
-        ("user", "Go on.", None, None),
-    ]
-    assert [m.model_fields_set & {"name", "tool_call_id"} for m in log[2:5]] == [
-        {"name", "tool_call_id"},
-        {"tool_call_id"},
-        set(),
-    ]
+    log = episode.result().message_log[2:5]
+    fields = [message.model_fields_set - {"token_ids", "reward"} for message in log]
+    assert [{name: getattr(message, name) for name in names} for message, names in zip(log, fields, strict=True)] == (
+        TOOL_RESULTS
+    )
     assert episode.result().metrics.env_tokens == len("427Go on.")
 
 
 def test_messages_of_an_observation_that_have_no_room_are_left_out() -> None:
     episode = EpisodeRecipe(prompt="Q", max_seq_len=5).make()
     episode.add_generation(generation("A"))
-    episode.add_outcome(
-        StepOutcome([*TOOL_RESULTS[:1], {"role": "tool", "content": "789"}, *TOOL_RESULTS[2:]], 0.0, False)
-    )
-    assert episode.status == "truncated"
-    assert [message.content for message in episode.result().message_log] == ["Q", "A", "42", "7"]
-
-
-def test_a_generation_that_ends_by_itself_at_max_seq_len_is_stepped() -> None:
-    episode = EpisodeRecipe(max_seq_len=3).make()
-    episode.add_generation(Generation(ids_of("AA"), [-1.0] * 2, "stop"))
-    assert not episode.done
-
-
-def test_a_generation_cut_by_max_new_tokens_is_stepped_and_reported() -> None:
-    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
-    result = play(EpisodeRecipe(max_new_tokens=2), ScriptedGenerator(["AAAAAA"]), environment)
-    assert texts(result) == ["Q", "AA", "O"]
-    assert (result.status, result.message_log[1].finish_reason, result.total_reward) == ("completed", "length", 1.0)
+    said = [TOOL_RESULTS[0], ChatMessage(role="tool", content="789"), TOOL_RESULTS[2]]
+    episode.add_outcome(StepOutcome(said, 0.0, terminated=False))
+    assert (episode.status, texts(episode.result())) == ("truncated", ["Q", "A", "42", "7"])
 
 
 @pytest.mark.parametrize(
     ("max_seq_len", "kept", "status"),
     [(8, "OOOO", "max_turns"), (7, "OOOO", "truncated"), (5, "OO", "truncated"), (4, "O", "truncated")],
 )
-def test_an_observation_keeps_what_fits_and_its_text_is_cut_to_its_tokens(
-    max_seq_len: int, kept: str, status: str
-) -> None:
+def test_the_text_of_an_observation_is_cut_to_its_tokens(max_seq_len: int, kept: str, status: str) -> None:
     recipe = EpisodeRecipe(max_seq_len=max_seq_len, max_rollout_turns=1)
     result = play(recipe, ScriptedGenerator(["AA"]), ScriptedEnvironment([outcome("OOOO")]))
     assert text_of(result.message_log[2].token_ids) == result.message_log[2].content == kept
-    assert (result.status, result.truncated) == (status, status == "truncated")
-    assert result.metrics.env_tokens == len(kept)
+    assert (result.status, result.truncated, result.metrics.env_tokens) == (status, status == "truncated", len(kept))
 
 
 @pytest.mark.parametrize(("max_seq_len", "truncated"), [(1000, False), (3, True)])
-def test_a_terminated_episode_without_an_observation_ends_with_its_response(max_seq_len: int, truncated: bool) -> None:
+def test_an_episode_may_end_without_an_observation(max_seq_len: int, truncated: bool) -> None:
     last = StepOutcome(None, {"right": 1.0}, terminated=True, answer="2")
     recipe = EpisodeRecipe(max_seq_len=max_seq_len)
     result = play(recipe, ScriptedGenerator(["AA"]), ScriptedEnvironment([last]))
@@ -325,38 +183,22 @@ def test_a_terminated_episode_without_an_observation_ends_with_its_response(max_
     assert (result.metrics.env_tokens, result.metrics.total_tokens) == (0, 2)
 
 
-def test_each_turn_samples_with_a_seed_of_its_own() -> None:
-    generator = ScriptedGenerator(["A"])
-    play(EpisodeRecipe(seed=7, max_rollout_turns=3), generator, ScriptedEnvironment([outcome("O")]))
-    assert [request.sampling.seed for request in generator.requests] == [derived_seed(7, turn) for turn in range(3)]
-
-
-def test_the_given_message_log_is_not_changed() -> None:
-    given_log = [user_message("Q")]
-    before = [message.model_copy(deep=True) for message in given_log]
-    recipe = EpisodeRecipe(message_log=lambda _prompt: given_log)
-    play(recipe, ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("O", 1.0, terminated=True)]))
-    assert given_log == before
-
-
 def test_a_result_is_not_changed_by_what_is_played_after_it() -> None:
     episode = EpisodeRecipe().make()
     episode.add_generation(generation())
     before = episode.result()
     copy = before.model_copy(deep=True)
     episode.add_outcome(outcome("O", 1.0))
-    episode.add_generation(generation())
     assert before == copy
 
 
 def test_the_fields_of_the_sample_come_back_unchanged() -> None:
     recipe = EpisodeRecipe(position=4, group=1, observation_format="chat")
-    episode = recipe.make()
-    identity = replace(episode.identity, id="mine", generation_index=3, idx=17, further_fields={"self": 1, "cls": 2})
+    further = {"self": 1, "cls": 2}
+    identity = replace(recipe.identity(), id="mine", generation_index=3, idx=17, further_fields=further)
     result = Episode(identity, recipe.start(), recipe.limits(), recipe.tokenizer).result()
     assert (result.id, result.idx, result.generation_index, result.task_name) == ("mine", 17, 3, "task")
-    assert result.observation_format == "chat"
-    assert result.model_extra == {"self": 1, "cls": 2}
+    assert (result.observation_format, result.model_extra) == ("chat", further)
     assert result.model_dump(exclude_unset=True)["self"] == 1
 
 
@@ -366,12 +208,8 @@ def test_chat_options_come_back_only_if_they_were_given() -> None:
     assert plain.model_fields_set.isdisjoint({"id", "answer", "error", "tools", "chat_template_kwargs"})
     chat = ChatOptions("raw", tools=[{"name": "t"}], chat_template_kwargs={"k": True})
     episode = Episode(recipe.identity(), replace(recipe.start(), chat=chat), recipe.limits(), recipe.tokenizer)
-    assert episode.result().model_dump(include={"tools", "chat_template_kwargs"}) == {
-        "tools": [{"name": "t"}],
-        "chat_template_kwargs": {"k": True},
-    }
-    again = resumed(episode.result())
-    assert (again.tools, again.chat_template_kwargs) == ([{"name": "t"}], {"k": True})
+    for options in (episode.result(), resumed(episode.result())):
+        assert (options.tools, options.chat_template_kwargs) == ([{"name": "t"}], {"k": True})
 
 
 def test_a_failed_episode_keeps_its_log_and_has_no_reward() -> None:
@@ -381,17 +219,8 @@ def test_a_failed_episode_keeps_its_log_and_has_no_reward() -> None:
     episode.fail(failure_of(EnvironmentRejected("no")))
     result = episode.result()
     assert (result.status, texts(result)) == ("error", ["Q", "A", "O"])
-    assert result.error is not None
-    assert result.error.model_dump() == {"kind": "environment", "message": "no", "retryable": False}
+    assert error_of(result) == {"kind": "environment", "message": "no", "retryable": False}
     assert (result.total_reward, result.metrics.total_reward) == (None, None)
-
-
-def test_an_episode_that_fails_before_its_first_step_is_neither_terminated_nor_truncated() -> None:
-    episode = EpisodeRecipe().make()
-    episode.fail(failure_of(EnvironmentRejected("no")))
-    result = episode.result()
-    assert (result.terminated, result.truncated, result.max_turns_reached) == (False, False, False)
-    assert (result.metrics.terminated, result.metrics.truncated) == (False, False)
 
 
 @pytest.mark.parametrize("end", ["deadline", "cancelled", "error"])
@@ -413,14 +242,7 @@ def test_nothing_changes_an_episode_that_has_ended(end: str) -> None:
 
 def test_an_observation_that_cannot_be_tokenized_changes_nothing() -> None:
     class Refusing(CharacterChatTokenizer):
-        def observations(
-            self,
-            messages: Sequence[ChatMessage],
-            after: Sequence[int],
-            options: ChatOptions,
-            room: int,
-            calls: Sequence[Mapping[str, Any]] = (),
-        ) -> list[TokenizedObservation]:
+        def observations(self, *_args: Any, **_options: Any) -> list[TokenizedObservation]:
             raise EnvironmentRejected("no such role")
 
     episode = EpisodeRecipe(tokenizer=Refusing()).make()
@@ -431,47 +253,35 @@ def test_an_observation_that_cannot_be_tokenized_changes_nothing() -> None:
     assert episode.result() == before
 
 
-def test_a_posted_log_that_ends_with_a_response_begins_with_its_step() -> None:
-    recipe = EpisodeRecipe(message_log=lambda _: [user_message("Q"), UNSTEPPED], max_rollout_turns=1)
-    generator, environment = ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("O", 1.0)])
-    result = play(recipe, generator, environment)
-    assert (texts(result), result.status, result.total_reward) == (["Q", "a", "O"], "max_turns", 1.0)
-    assert (generator.requests, len(environment.requests)) == ([], 1)
+@pytest.mark.parametrize(
+    ("finish_reason", "limits", "status"),
+    [("stop", {"max_rollout_turns": 1}, "max_turns"), ("length", {"max_seq_len": 2}, "truncated")],
+)
+def test_a_posted_log_that_ends_with_a_response_begins_with_its_step(
+    finish_reason: FinishReason, limits: dict[str, Any], status: str
+) -> None:
+    unstepped = UNSTEPPED.model_copy(update={"finish_reason": finish_reason})
+    recipe = EpisodeRecipe(message_log=lambda _: [user_message("Q"), unstepped], **limits)
+    result = play(recipe, generator := ScriptedGenerator(["A"]), ScriptedEnvironment([outcome(reward=1.0)]))
+    assert generator.requests == []
+    assert (texts(result), result.status, result.total_reward) == (["Q", "a", ""], status, 1.0)
 
 
-def test_turns_of_a_posted_log_count_towards_the_limit_and_not_in_the_metrics() -> None:
+@pytest.mark.parametrize(("most", "played"), [(1, []), (2, ["A", "P"])])
+def test_turns_of_a_posted_log_count_towards_the_limit(most: int, played: list[str]) -> None:
     log = [user_message("Q"), UNSTEPPED, user_message("O")]
-    full = play(
-        EpisodeRecipe(message_log=lambda _: log, max_rollout_turns=1), ScriptedGenerator(["A"]), ScriptedEnvironment([])
-    )
-    assert (full.status, full.metrics.turn_count) == ("max_turns", 0)
-    one_more = play(
-        EpisodeRecipe(message_log=lambda _: log, max_rollout_turns=2, seed=7),
-        generator := ScriptedGenerator(["A"]),
-        ScriptedEnvironment([outcome("P")]),
-    )
-    assert (one_more.status, one_more.metrics.turn_count, texts(one_more)) == (
-        "max_turns",
-        1,
-        ["Q", "a", "O", "A", "P"],
-    )
-    assert [request.sampling.seed for request in generator.requests] == [derived_seed(7, 1)]
+    recipe = EpisodeRecipe(message_log=lambda _: log, max_rollout_turns=most, seed=7)
+    result = play(recipe, generator := ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("P")]))
+    assert (result.status, result.metrics.turn_count) == ("max_turns", most - 1)
+    assert texts(result) == ["Q", "a", "O", *played]
+    assert [request.sampling.seed for request in generator.requests] == [derived_seed(7, 1)][: most - 1]
 
 
-def test_a_posted_log_that_ends_with_a_message_of_another_author_begins_with_a_new_response() -> None:
+def test_a_posted_message_of_another_author_is_answered() -> None:
     given = UNSTEPPED.model_copy(update={"generation_logprobs": None})
     recipe = EpisodeRecipe(message_log=lambda _: [user_message("Q"), given])
     result = play(recipe, ScriptedGenerator(["B"]), ScriptedEnvironment([outcome("O", terminated=True)]))
     assert texts(result) == ["Q", "a", "B", "O"]
-
-
-def test_a_posted_log_that_max_seq_len_had_cut_begins_with_the_step() -> None:
-    cut = Message(role="assistant", content="AAA", token_ids=ids_of("AAA"), generation_logprobs=[-1.0] * 3)
-    unstepped = cut.model_copy(update={"finish_reason": "length"})
-    recipe = EpisodeRecipe(max_seq_len=4, message_log=lambda _: [user_message("Q"), unstepped])
-    result = play(recipe, generator := ScriptedGenerator(["B"]), ScriptedEnvironment([outcome("O", 1.0)]))
-    assert generator.requests == []
-    assert (result.status, result.truncated, result.total_reward) == ("truncated", True, 1.0)
 
 
 PARTIAL = Message(
@@ -494,32 +304,24 @@ def test_an_interrupted_generation_goes_on_as_the_same_message() -> None:
     assert (episode.step_is_due, episode.done) == (False, False)
     partial = episode.result().message_log[1]
     assert (partial.content, partial.finish_reason, len(partial.generation_logprobs or ())) == ("AB", None, 2)
-    request = episode.next_generation()
-    assert request is not None
+    request = generation_due(episode)
     assert (request.generation_id, list(request.prompt_token_ids)) == ("request-0-0-0-2", ids_of("QAB"))
     assert (request.max_new_tokens, request.sampling.seed) == (3, derived_seed(7, 0, 2))
-    episode.add_generation(
-        Generation(ids_of("CD"), [-1.0, -2.0], "stop", (WeightSpan("1", 0, 1), WeightSpan("2", 1, 2)))
-    )
+    episode.add_generation(generation("CD", WeightSpan("1", 0, 1), WeightSpan("2", 1, 2)))
     assert episode.step_is_due
-    assert episode.result().message_log[1] == Message.model_construct(
-        role="assistant",
-        content="ABCD",
-        token_ids=array("i", ids_of("ABCD")),
-        generation_logprobs=array("f", [-0.25, -0.25, -1.0, -2.0]),
-        finish_reason="stop",
-        weight_versions=[
-            WeightVersionSpan(version="1", start=0, end=3),
-            WeightVersionSpan(version="2", start=3, end=4),
-        ],
-    )
-    metrics = episode.result().metrics
+    result = episode.result()
+    response = result.message_log[1]
+    assert (response.content, list(response.token_ids), response.finish_reason) == ("ABCD", ids_of("ABCD"), "stop")
+    assert list(response.generation_logprobs or ()) == [-0.25, -0.25, -1.0, -1.0]
+    spans = [(span.version, span.start, span.end) for span in response.weight_versions or ()]
+    assert spans == [("1", 0, 3), ("2", 3, 4)]
+    metrics = result.metrics
     assert (metrics.turn_count, metrics.turn_gen_tokens, metrics.turn_input_tokens) == (1, [4], [1])
 
 
 def test_a_generation_interrupted_before_its_first_token_leaves_no_trace() -> None:
     episode = EpisodeRecipe(seed=7).make()
-    before, request = episode.result(), episode.next_generation()
+    before, request = episode.result(), generation_due(episode)
     episode.add_generation(interrupted(""))
     assert episode.result() == before
     assert episode.next_generation() == request
@@ -530,23 +332,9 @@ def test_the_beginning_of_a_stop_string_is_generated_again() -> None:
     episode.add_generation(interrupted("ABX", WeightSpan("1", 0, 1), WeightSpan("2", 1, 3)))
     partial = episode.result().message_log[1]
     assert (partial.content, partial.token_ids, partial.generation_logprobs) == ("AB", ids_of("AB"), [-0.25] * 2)
-    assert partial.weight_versions == [
-        WeightVersionSpan(version="1", start=0, end=1),
-        WeightVersionSpan(version="2", start=1, end=2),
-    ]
+    assert [(span.version, span.end) for span in partial.weight_versions or ()] == [("1", 1), ("2", 2)]
     assert episode.result().metrics.turn_gen_tokens == [2]
-    request = episode.next_generation()
-    assert request is not None
-    assert list(request.prompt_token_ids) == ids_of("QAB")
-
-
-def test_the_response_after_one_that_was_interrupted_at_its_limit_counts_as_a_turn_of_its_own() -> None:
-    episode = EpisodeRecipe(max_new_tokens=2).make()
-    episode.add_generation(interrupted("AB"))
-    episode.add_outcome(outcome("O", 0.0))
-    episode.add_generation(generation("C"))
-    metrics = episode.result().metrics
-    assert (metrics.turn_count, metrics.turn_gen_tokens) == (2, [2, 1])
+    assert list(generation_due(episode).prompt_token_ids) == ids_of("QAB")
 
 
 def test_a_posted_partial_response_goes_on_as_the_same_message_and_turn() -> None:
@@ -568,7 +356,7 @@ def test_a_posted_partial_response_that_is_full_is_stepped(limits: dict[str, int
 
 
 @pytest.mark.parametrize("part", [interrupted("AB"), interrupted(""), generation("AB")])
-def test_an_interrupted_episode_ends_with_the_generation_that_is_under_way(part: Generation) -> None:
+def test_an_interrupted_episode_ends_with_its_generation(part: Generation) -> None:
     episode = EpisodeRecipe().make()
     episode.next_generation()
     episode.interrupt("deadline")
@@ -587,9 +375,7 @@ def test_an_interrupted_episode_whose_generation_failed_begins_no_other() -> Non
 
 
 @given(recipe=recipes, seed=st.integers(0, 10_000))
-def test_an_episode_whose_generations_are_interrupted_anywhere_ends_like_the_uninterrupted_one(
-    recipe: EpisodeRecipe, seed: int
-) -> None:
+def test_an_interrupted_episode_ends_like_the_uninterrupted_one(recipe: EpisodeRecipe, seed: int) -> None:
     whole = play(recipe, RandomGenerator(), RandomEnvironment())
     interrupted = play(replace(recipe, retries=10_000), InterruptedGenerator(seed), RandomEnvironment())
     assert merged(origins(interrupted)) == origins(whole), "only the generations differ, which made the same tokens"
@@ -615,21 +401,21 @@ def merged(parts: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return whole
 
 
-def test_each_generation_of_a_replay_has_its_stop_strings_where_they_change() -> None:
+def test_a_replay_has_stop_strings_where_they_change() -> None:
     outcomes = [replace(outcome("O"), next_stop_strings=stops) for stops in (["x"], ["x"], [])]
-    recipe = EpisodeRecipe(stop_strings=("s",), max_rollout_turns=4, sampling=SamplingOptions(0.5, 0.9, 3, 0.1, seed=7))
+    sampling: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 7}
+    recipe = EpisodeRecipe(stop_strings=("s",), max_rollout_turns=4, sampling=SamplingOptions(**sampling))
     result = play(recipe, ScriptedGenerator(["AB"]), ScriptedEnvironment(outcomes))
-    assert _plain_fields(result)["replay"] == {
+    changes: list[dict[str, Any]] = [{"stop_strings": ["s"]}, {"stop_strings": ["x"]}, {}, {"stop_strings": []}]
+    assert _plain_fields(result)["replay"] == sampling | {
         "service_version": "",
         "engine": "",
-        **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "ignore_eos": False, "seed": 7},
+        "ignore_eos": False,
         "max_seq_len": 1000,
         "max_new_tokens": None,
         "generations": [
-            {"message": 1, "start": 0, "end": 2, "replica": "", "stop_strings": ["s"]},
-            {"message": 3, "start": 0, "end": 2, "replica": "", "stop_strings": ["x"]},
-            {"message": 5, "start": 0, "end": 2, "replica": ""},
-            {"message": 7, "start": 0, "end": 2, "replica": "", "stop_strings": []},
+            {"message": 1 + 2 * turn, "start": 0, "end": 2, "replica": "", **stops}
+            for turn, stops in enumerate(changes)
         ],
     }
 
@@ -639,29 +425,12 @@ def test_each_generation_of_a_replay_has_its_stop_strings_where_they_change() ->
     responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
     script=st.lists(outcomes, min_size=1, max_size=5),
 )
-def test_the_generations_of_a_replay_are_all_generated_tokens_in_order(
-    recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
-) -> None:
-    result = play(recipe, ScriptedGenerator(responses), ScriptedEnvironment(script))
-    generated = [
-        (place, 0, len(message.token_ids))
-        for place, message in enumerate(result.message_log)
-        if message.generation_logprobs is not None
-    ]
-    assert origins(result) == generated
-
-
-@given(
-    recipe=recipes,
-    responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
-    script=st.lists(outcomes, min_size=1, max_size=5),
-)
-def test_tokens_are_only_appended_and_given_back_to_the_engine_exactly(
+def test_every_episode_appends_tokens_and_ends_within_its_limits(
     recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
 ) -> None:
     generator = ScriptedGenerator(responses)
     result = play(recipe, generator, ScriptedEnvironment(script))
-    log = result.message_log
+    log, metrics = result.message_log, result.metrics
     turns = [place for place, message in enumerate(log) if message.generation_logprobs is not None]
     assert [list(request.prompt_token_ids) for request in generator.requests] == [
         concatenated(log[:turn]) for turn in turns
@@ -670,32 +439,21 @@ def test_tokens_are_only_appended_and_given_back_to_the_engine_exactly(
     for turn in turns:
         assert len(log[turn].token_ids) == len(log[turn].generation_logprobs or [])
         assert len(log[turn].token_ids) <= (recipe.max_new_tokens or recipe.max_seq_len)
-
-
-@given(
-    recipe=recipes,
-    responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
-    script=st.lists(outcomes, min_size=1, max_size=5),
-)
-def test_every_episode_ends_in_one_status_within_its_limits(
-    recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
-) -> None:
-    result = play(recipe, ScriptedGenerator(responses), ScriptedEnvironment(script))
+    assert origins(result) == [(turn, 0, len(log[turn].token_ids)) for turn in turns]
     assert result.status in ("completed", "truncated", "max_turns")
-    assert result.metrics.turn_count <= recipe.max_rollout_turns
+    assert metrics.turn_count <= recipe.max_rollout_turns
     assert result.max_turns_reached == (result.status == "max_turns")
-    assert len(concatenated(result.message_log)) <= recipe.max_seq_len
+    assert len(concatenated(log)) <= recipe.max_seq_len
     assert result.terminated == (result.status == "completed")
     assert result.truncated >= (result.status == "truncated")
-    metrics = result.metrics
     assert metrics.assistant_tokens == sum(metrics.turn_gen_tokens)
-    assert metrics.clipped_turns == sum(message.finish_reason == "length" for message in result.message_log)
-    assert len(concatenated(result.message_log)) == len(recipe.prompt) + metrics.total_tokens
-    assert result.total_reward == sum(message.reward or 0.0 for message in result.message_log)
+    assert metrics.clipped_turns == sum(message.finish_reason == "length" for message in log)
+    assert len(concatenated(log)) == len(recipe.prompt) + metrics.total_tokens
+    assert result.total_reward == sum(message.reward or 0.0 for message in log)
 
 
 @given(recipe=recipes, turns_before_the_cut=st.integers(0, 5), tokens=st.none() | st.integers(0, 6))
-def test_an_episode_cut_off_anywhere_and_posted_again_ends_like_the_uncut_one(
+def test_an_episode_cut_off_and_posted_again_ends_like_the_uncut_one(
     recipe: EpisodeRecipe, turns_before_the_cut: int, tokens: int | None
 ) -> None:
     whole = play(recipe, RandomGenerator(), RandomEnvironment())

@@ -75,9 +75,7 @@ def test_the_first_groups_that_pass_are_kept_in_whatever_order_groups_end(
 
 
 @given(verdicts=verdicts_of_many, groups=st.integers(1, 12), most=st.integers(1, 3), seed=st.integers())
-def test_engines_never_wait_for_a_verdict_and_no_more_is_in_flight_than_allowed(
-    verdicts: list[Verdict], groups: int, most: int, seed: int
-) -> None:
+def test_engines_never_wait_for_a_verdict(verdicts: list[Verdict], groups: int, most: int, seed: int) -> None:
     played = play(GroupSelection(groups, len(verdicts), most * groups), groups, verdicts, seed)
     assert all(1 <= count <= most * groups for count in played.in_flight)
     assert max(played.undrawn_needs) <= 0
@@ -127,7 +125,7 @@ def test_without_further_draws_it_ends_with_the_groups_that_were_begun() -> None
     assert (selection.is_done, selection.draw()) == (True, range(2, 2))
 
 
-def test_what_an_earlier_process_has_begun_begins_at_once_though_it_is_more_than_is_in_flight_otherwise() -> None:
+def test_what_an_earlier_process_has_begun_begins_at_once() -> None:
     assert GroupSelection(2, 10, 4).draw(at_least=9) == range(9)
     assert GroupSelection(2, 10, 4).draw(at_least=12) == range(10)
 

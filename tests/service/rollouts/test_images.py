@@ -25,6 +25,7 @@ from service.rollouts.loop import RolloutContext, _play_sample
 from service.rollouts.messages import ImageReader
 from service.rollouts.pacing import Schedule
 from tests import virtual_time
+from tests.service.rollouts.playing import error_of
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
 from tests.vision_model import vision_tokenizer
 
@@ -63,10 +64,10 @@ def recipe(prompt: Sequence[str], **fields: Any) -> EpisodeRecipe:
     )
 
 
-def play(episode: Episode, generator: ScriptedGenerator, outcomes: Sequence[StepOutcome]) -> Episode:
-    reader = ImageReader(generator)
-    context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, Schedule(), images=reader)
-    return virtual_time.run(_play_sample(episode, context))
+def play(recipe: EpisodeRecipe, generator: ScriptedGenerator, *outcomes: StepOutcome) -> Episode:
+    images = ImageReader(generator) if isinstance(generator, SeeingGenerator) else None
+    context = RolloutContext(generator, {"task": ScriptedEnvironment(outcomes)}, Schedule(), images=images)
+    return virtual_time.run(_play_sample(recipe.make(), context))
 
 
 def check_places(requests: Sequence[GenerationRequest], shown: Sequence[Sequence[str]]) -> None:
@@ -82,35 +83,29 @@ def check_places(requests: Sequence[GenerationRequest], shown: Sequence[Sequence
 
 
 @given(st.lists(st.lists(st.sampled_from(NAMES), max_size=3), min_size=1, max_size=5))
-def test_each_generation_has_the_images_of_all_messages_before_it_and_each_is_asked_for_once(
-    shown: list[list[str]],
-) -> None:
+def test_each_generation_has_the_images_of_all_messages_before_it(shown: list[list[str]]) -> None:
     prompt, *observed = shown
     generator = SeeingGenerator(["ab"])
-    episode = recipe(prompt, max_rollout_turns=len(observed) + 1).make()
     # The images of the prompt were learned before it was tokenized.
-    episode.start.chat.images.update({name: TOKENS[name] for name in prompt})
+    looking = recipe(prompt, images={name: TOKENS[name] for name in prompt}, max_rollout_turns=len(observed) + 1)
     outcomes = [outcome(f"turn {turn}", images) for turn, images in enumerate([*observed, []])]
-    play(episode, generator, outcomes)
-    assert episode.status == "max_turns"
+    assert play(looking, generator, *outcomes).status == "max_turns"
     check_places(generator.requests, [list(chain(*shown[: turn + 1])) for turn in range(len(shown))])
     assert sorted(generator.asked) == sorted({*chain(*observed)} - {*prompt})
 
 
 @given(st.lists(st.lists(st.sampled_from(NAMES), max_size=2), min_size=2, max_size=4))
-def test_a_rollout_that_another_process_takes_up_has_the_same_images_in_the_same_places(
-    shown: list[list[str]],
-) -> None:
+def test_a_rollout_that_is_taken_up_has_its_images_in_their_places(shown: list[list[str]]) -> None:
     prompt, *observed = shown
-    played = recipe(prompt, max_rollout_turns=len(observed)).make()
-    play(played, SeeingGenerator(["ab"]), [outcome("next", images) for images in observed])
-    taken_up = recipe(prompt, max_rollout_turns=9).make()
+    looking = recipe(prompt, max_rollout_turns=len(observed))
+    played = play(looking, SeeingGenerator(["ab"]), *(outcome("next", images) for images in observed))
+    taken_up = looking.make()
     taken_up.restore(_state_of(from_json(json_of(_fields_of(played.state())))))
     assert taken_up.log.images == played.log.images
     assert [message.mm_ranges for message in taken_up.log] == [message.mm_ranges for message in played.log]
 
 
-def test_an_image_within_a_posted_response_has_one_place_after_a_takeover_too() -> None:
+def test_an_image_within_a_posted_response_has_one_place() -> None:
     shown = MediaRange(media=NAMES[0], start=1, end=5)
     response = {"role": "assistant", "content": "a", "token_ids": [72, *TOKENS[NAMES[0]].token_ids]}
     log = [
@@ -125,48 +120,37 @@ def test_an_image_within_a_posted_response_has_one_place_after_a_takeover_too() 
     assert taken_up.log.images == episode.log.images
 
 
-def test_images_are_asked_for_again_when_the_engine_was_lost_and_cost_their_rollout_when_it_refuses() -> None:
+def test_images_are_asked_for_again_when_the_engine_was_lost() -> None:
     generator = SeeingGenerator(["ab"], failures=[GenerationLost("The replica died.")])
-    again = play(recipe([], max_rollout_turns=2, retries=1).make(), generator, [outcome("look", NAMES[:1])])
+    again = play(recipe([], max_rollout_turns=2, retries=1), generator, outcome("look", NAMES[:1]))
     assert (again.status, generator.asked) == ("max_turns", [NAMES[0]] * 2)
-    refused = play(
-        recipe([], max_rollout_turns=2, retries=1).make(),
-        SeeingGenerator(["ab"], failures=[GenerationRejected("It is no picture.")]),
-        [outcome("look", NAMES[:1])],
-    )
-    assert refused.error is not None
-    assert (refused.error.kind, refused.error.message) == ("generation", "It is no picture.")
 
 
-def test_a_model_that_sees_nothing_fails_the_rollout_whose_environment_shows_images() -> None:
-    episode = recipe([], max_rollout_turns=2).make()
-    environment = ScriptedEnvironment([outcome("look", NAMES[:2])])
-    context = RolloutContext(ScriptedGenerator(["ab"]), {"task": environment}, Schedule())
-    virtual_time.run(_play_sample(episode, context))
-    assert episode.error is not None
-    assert episode.error.message == "The model takes no images, and 2 are shown to it: serve a model that sees."
+@pytest.mark.parametrize(
+    ("generator", "message"),
+    [
+        (SeeingGenerator(["ab"], failures=[GenerationRejected("It is no picture.")]), "It is no picture."),
+        (ScriptedGenerator(["ab"]), "The model takes no images, and 2 are shown to it: serve a model that sees."),
+    ],
+)
+def test_a_model_that_cannot_see_what_is_shown_fails_the_rollout(generator: ScriptedGenerator, message: str) -> None:
+    failed = play(recipe([], max_rollout_turns=2, retries=1), generator, outcome("look", NAMES[:2]))
+    assert error_of(failed.result())["message"] == message
 
 
-def test_requests_that_wait_for_one_image_share_the_answer_and_one_that_leaves_takes_it_from_nobody() -> None:
-    generator = SeeingGenerator([""])
-
-    async def learn() -> tuple[dict[str, ImageTokens], dict[str, ImageTokens]]:
-        reader = ImageReader(generator, most_known=1)
-        leaving: dict[str, ImageTokens] = {}
-        staying: dict[str, ImageTokens] = {}
-        later: dict[str, ImageTokens] = {}
-        first = asyncio.create_task(reader.learn(NAMES[:1], leaving))
-        second = asyncio.create_task(reader.learn(NAMES[:2], staying))
-        await asyncio.sleep(0)
-        first.cancel()
-        await second
-        await reader.learn(NAMES[1:2], later)
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        await reader.learn(NAMES[:1], leaving)
-        return staying, leaving
-
-    staying, leaving = virtual_time.run(learn())
+@virtual_time.test
+async def test_requests_that_wait_for_one_image_share_the_answer() -> None:
+    reader = ImageReader(generator := SeeingGenerator([""]), most_known=1)
+    leaving, staying, later = dict[str, ImageTokens](), dict[str, ImageTokens](), dict[str, ImageTokens]()
+    first = asyncio.create_task(reader.learn(NAMES[:1], leaving))
+    second = asyncio.create_task(reader.learn(NAMES[:2], staying))
+    await asyncio.sleep(0)
+    first.cancel()
+    await second
+    await reader.learn(NAMES[1:2], later)
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await reader.learn(NAMES[:1], leaving)
     assert staying == {name: TOKENS[name] for name in NAMES[:2]}
     assert leaving == {NAMES[0]: TOKENS[NAMES[0]]}
     # The first was dropped for the second: one image is known at a time.

@@ -2,37 +2,27 @@
 
 import re
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from rollout_client.contract.messages import Message, WeightVersionSpan
-from rollout_client.contract.rollouts import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult
-from service.rollouts.metrics import (
-    FREED_IN_ONE_STEP,
-    RequestMetricsAccumulator,
-)
+from rollout_client.contract.rollouts import RequestMetrics, SampleMetrics, SampleResult
+from service.rollouts.metrics import FREED_IN_ONE_STEP, RequestMetricsAccumulator
 from tests.paths import REPOSITORY
 
 
 def result(
-    turn_gen_tokens: list[int],
-    env_tokens: int,
-    total_reward: float,
+    turn_gen_tokens: Sequence[int] = (1,),
+    env_tokens: int = 0,
+    total_reward: float = 0.0,
     *,
     status: str = "completed",
     versions: str = "",
     rewards: dict[str, float] | None = None,
-    parse_errors: int = 0,
-    clipped_turns: int = 0,
-    environment: dict[str, float] | None = None,
+    **counted: Any,
 ) -> SampleResult:
-    assistant_tokens = sum(turn_gen_tokens)
-    flags = {
-        "terminated": status == "completed",
-        "truncated": status == "truncated",
-        "max_turns_reached": status == "max_turns",
-    }
     spans = [WeightVersionSpan(version=version, start=0, end=1) for version in versions.split()]
     return SampleResult.model_construct(
         status=status,
@@ -40,43 +30,42 @@ def result(
         message_log=[Message(role="assistant", content="", token_ids=[], weight_versions=spans)],
         metrics=SampleMetrics(
             turn_count=len(turn_gen_tokens),
-            total_tokens=assistant_tokens + env_tokens,
-            assistant_tokens=assistant_tokens,
+            total_tokens=sum(turn_gen_tokens) + env_tokens,
+            assistant_tokens=sum(turn_gen_tokens),
             env_tokens=env_tokens,
             total_reward=total_reward,
-            turn_gen_tokens=turn_gen_tokens,
+            turn_gen_tokens=list(turn_gen_tokens),
             turn_input_tokens=[100 + turn for turn in range(len(turn_gen_tokens))],
-            parse_errors=parse_errors,
-            clipped_turns=clipped_turns,
-            environment=environment or {},
-            **flags,
+            terminated=status == "completed",
+            truncated=status == "truncated",
+            max_turns_reached=status == "max_turns",
+            **counted,
         ),
     )
 
 
-def accumulated(results: Iterable[SampleResult]) -> RequestMetricsAccumulator:
-    metrics_accumulator = RequestMetricsAccumulator()
+def accumulated(*results: SampleResult, policy: str | None = None) -> RequestMetricsAccumulator:
+    metrics_accumulator = RequestMetricsAccumulator(policy)
     for each in results:
         metrics_accumulator.add(each)
     return metrics_accumulator
 
 
-def metrics_of(results: Iterable[SampleResult]) -> RequestMetrics:
-    return accumulated(results).metrics()
+def metrics_of(*results: SampleResult) -> RequestMetrics:
+    return accumulated(*results).metrics()
 
 
 SAMPLES = [
-    result([3, 5], env_tokens=4, total_reward=1.0, clipped_turns=2),
-    result([10], env_tokens=0, total_reward=-0.5, status="truncated", parse_errors=1),
-    result([1, 1, 1], env_tokens=6, total_reward=0.0, status="max_turns", parse_errors=2),
-    result([2, 2], env_tokens=2, total_reward=2.5),
+    result([3, 5], 4, 1.0, clipped_turns=2),
+    result([10], 0, -0.5, status="truncated", parse_errors=1),
+    result([1, 1, 1], 6, 0.0, status="max_turns", parse_errors=2),
+    result([2, 2], 2, 2.5),
 ]
 
 
-def test_metrics_of_the_environments_own_have_their_spread_over_the_rollouts_that_have_them() -> None:
+def test_metrics_of_the_environments_own_have_their_spread() -> None:
     of_rollouts: list[dict[str, float]] = [{"calls": 2}, {"calls": 5, "seconds": 0.5}, {}]
-    results = [result([1], env_tokens=0, total_reward=0.0, environment=named) for named in of_rollouts]
-    metrics = metrics_of(results)
+    metrics = metrics_of(*(result(environment=named) for named in of_rollouts))
     assert (metrics["environment/calls/mean"], metrics["environment/calls/max"]) == (3.5, 5)
     assert metrics["environment/seconds/min"] == 0.5
 
@@ -84,7 +73,7 @@ def test_metrics_of_the_environments_own_have_their_spread_over_the_rollouts_tha
 def test_metrics_carry_the_fields_names_and_exact_values() -> None:
     by_field = ("turns_per_sample", "total_tokens_per_sample", "gen_tokens_per_sample", "env_tokens_per_sample")
     plain = {
-        name: value for name, value in metrics_of(SAMPLES).items() if not name.startswith((*by_field, "total_reward/"))
+        name: value for name, value in metrics_of(*SAMPLES).items() if not name.startswith((*by_field, "total_reward/"))
     }
     assert plain == {
         "total_turns": 8,
@@ -119,7 +108,7 @@ def test_generated_tokens_are_counted_by_the_replica_that_generated_them() -> No
     accumulator = RequestMetricsAccumulator()
     accumulator.add(SAMPLES[0], tokens_by_replica={"a": 3, "b": 5})
     accumulator.add(SAMPLES[1], tokens_by_replica={"b": 10})
-    accumulator.add(result([7], env_tokens=0, total_reward=0.0, status="error"), tokens_by_replica={"c": 7})
+    accumulator.add(result([7], status="error"), tokens_by_replica={"c": 7})
     metrics = accumulator.metrics()
     assert metrics["per_worker_token_counts"] == {"a": 3, "b": 15}
     assert metrics["total_generated_tokens"] == 18
@@ -138,55 +127,63 @@ def test_generated_tokens_are_counted_by_the_replica_that_generated_them() -> No
 def test_each_field_has_its_spread(
     field: str, mean: float, highest: float, lowest: float, median: float, stddev: float
 ) -> None:
-    metrics = metrics_of(SAMPLES)
+    metrics = metrics_of(*SAMPLES)
     assert [metrics[f"{field}/{name}"] for name in ("mean", "max", "min", "median")] == [mean, highest, lowest, median]
     assert metrics[f"{field}/stddev"] == pytest.approx(stddev, abs=1e-6)
 
 
-def test_each_reward_with_a_name_has_its_spread_over_the_samples_that_have_it() -> None:
+def test_each_reward_with_a_name_has_its_spread() -> None:
     samples = [
-        result([1], 0, 3.5, rewards={"right": 3.0, "format": 0.5}),
-        result([1], 0, 1.0, rewards={"right": 1.0}),
-        result([1], 0, 7.0),
-        result([1], 0, 9.0, rewards={"right": 9.0}, status="cancelled"),
+        result(rewards={"right": 3.0, "format": 0.5}),
+        result(rewards={"right": 1.0}),
+        result(),
+        result(rewards={"right": 9.0}, status="cancelled"),
     ]
-    metrics = metrics_of(samples)
-    assert {name: value for name, value in metrics.items() if name.startswith("rewards/")} == {
+    assert {name: value for name, value in metrics_of(*samples).items() if name.startswith("rewards/")} == {
         "rewards/right/mean": 2.0,
         "rewards/right/max": 3.0,
         "rewards/right/min": 1.0,
         "rewards/right/median": 2.0,
         "rewards/right/stddev": pytest.approx(2**0.5),
-        "rewards/format/mean": 0.5,
-        "rewards/format/max": 0.5,
-        "rewards/format/min": 0.5,
-        "rewards/format/median": 0.5,
+        **{f"rewards/format/{name}": 0.5 for name in ("mean", "max", "min", "median")},
         "rewards/format/stddev": 0.0,
     }
 
 
 def test_percentiles_of_the_turns_interpolate() -> None:
-    metrics = metrics_of([result([1] * turns, env_tokens=0, total_reward=0.0) for turns in range(1, 102)])
+    metrics = metrics_of(*(result([1] * turns) for turns in range(1, 102)))
     assert (metrics["turns_per_sample/p95"], metrics["turns_per_sample/p99"]) == (96.0, 100.0)
 
 
-def test_the_versions_of_a_named_policy_are_told_by_their_labels_and_those_of_others_are_not() -> None:
-    accumulator = RequestMetricsAccumulator("run-b")
-    accumulator.add(result([1], env_tokens=0, total_reward=0.0, versions="3 run-a/1 run-b/9 run-b/10"))
-    assert accumulator.policy(11) == PolicyVersions(oldest="run-b/9", newest="run-b/10", current="run-b/11")
-    assert RequestMetricsAccumulator("run-b").policy() == PolicyVersions()
+@pytest.mark.parametrize(
+    ("policy", "versions", "current", "said"),
+    [
+        (None, ["9 10", "11"], 12, ("9", "11", "12")),
+        (None, ["9 10", "11"], None, ("9", "11", None)),
+        (None, [""], 0, (None, None, "0")),
+        (None, [], None, (None, None, None)),
+        ("run-b", ["3 run-a/1 run-b/9 run-b/10"], 11, ("run-b/9", "run-b/10", "run-b/11")),
+        ("run-b", [], None, (None, None, None)),
+    ],
+)
+def test_the_policy_is_that_of_all_tokens_and_the_current_one(
+    policy: str | None, versions: list[str], current: int | None, said: tuple[str | None, ...]
+) -> None:
+    samples = [result(versions=labels, status="error" if labels == "11" else "completed") for labels in versions]
+    told = accumulated(*samples, policy=policy).policy(current)
+    assert (told.oldest, told.newest, told.current) == said
 
 
 @pytest.mark.parametrize("status", ["error", "deadline", "cancelled"])
 def test_a_sample_without_its_final_reward_is_in_no_average(status: str) -> None:
-    good = result([4], env_tokens=2, total_reward=1.0)
-    unfinished = result([400], env_tokens=200, total_reward=0.0, status=status)
-    assert metrics_of([good, unfinished]) == metrics_of([good])
+    good, unfinished = result([4], 2, 1.0), result([400], 200, 0.0, status=status)
+    assert metrics_of(good, unfinished) == metrics_of(good)
+    assert metrics_of(unfinished) == {}
 
 
-def test_samples_that_were_freed_are_held_no_longer_and_the_weight_versions_stay() -> None:
+def test_of_samples_that_were_freed_the_weight_versions_stay() -> None:
     accumulator = RequestMetricsAccumulator()
-    results = [result([1], env_tokens=0, total_reward=0.0, versions="7") for _ in range(2 * FREED_IN_ONE_STEP + 1)]
+    results = [result(versions="7") for _ in range(2 * FREED_IN_ONE_STEP + 1)]
     held = [weakref.ref(each.metrics) for each in results]
     while results:
         accumulator.add(results.pop())
@@ -197,32 +194,21 @@ def test_samples_that_were_freed_are_held_no_longer_and_the_weight_versions_stay
 
 
 def test_stale_samples_are_in_no_average_and_their_share_is_reported() -> None:
-    good, other = (result([tokens], env_tokens=0, total_reward=1.0) for tokens in (4, 6))
-    stale = result([400], env_tokens=200, total_reward=9.0, status="stale")
-    cancelled = result([400], env_tokens=200, total_reward=9.0, status="cancelled")
-    metrics_accumulator = accumulated([])
+    good, other = result([4], 0, 1.0), result([6], 0, 1.0)
+    stale, cancelled = result([400], 200, 9.0, status="stale"), result([400], 200, 9.0, status="cancelled")
+    metrics_accumulator = accumulated()
     for each, staleness in ((good, 0), (stale, 3), (other, 2), (cancelled, 1), (good, None)):
         metrics_accumulator.add(each, staleness)
-    metrics = metrics_accumulator.metrics()
-    averages = metrics_of([good, other, good])
-    assert metrics == averages | {"histogram/staleness": [0, 2], "stale_rate": 0.25}
+    averages = metrics_of(good, other, good)
+    assert metrics_accumulator.metrics() == averages | {"histogram/staleness": [0, 2], "stale_rate": 0.25}
+    assert metrics_of(stale) == {"histogram/staleness": [], "stale_rate": 1.0}
 
 
-def test_a_request_of_stale_samples_alone_has_no_averages() -> None:
-    assert metrics_of([result([4], env_tokens=2, total_reward=0.0, status="stale")]) == {
-        "histogram/staleness": [],
-        "stale_rate": 1.0,
-    }
-
-
-def test_a_request_of_failures_alone_has_no_metrics() -> None:
-    assert metrics_of([result([4], env_tokens=2, total_reward=0.0, status="error")]) == {}
-
-
-def test_responses_cut_by_max_new_tokens_show_in_the_clipped_ratio_and_in_neither_rate_of_the_rollouts() -> None:
-    metrics = metrics_of([result([8], env_tokens=0, total_reward=0.0, clipped_turns=1) for _ in range(3)])
-    names = ("clipped_ratio", "truncation_rate", "natural_termination_rate")
-    assert [metrics[name] for name in names] == [1.0, 0.0, 1.0]
+def test_samples_that_generated_nothing_have_metrics_too() -> None:
+    metrics = metrics_of(result([], status="truncated"))
+    assert metrics["clipped_ratio"] == 0.0
+    assert (metrics["mean_generation_length"], metrics["max_gen_tokens_per_turn/max"]) == (0.0, 0)
+    assert metrics["turns_per_sample/stddev"] == 0.0
 
 
 def test_every_metric_is_documented() -> None:
@@ -234,26 +220,5 @@ def test_every_metric_is_documented() -> None:
         for part in ([f"/{choice}" for choice in choices.split(",")] if choices else [""])
     }
     spreads = re.compile(r"/(mean|max|min|median|stddev)$")
-    found = {name if name in names else spreads.sub("", name) for name in metrics_of(SAMPLES)}
+    found = {name if name in names else spreads.sub("", name) for name in metrics_of(*SAMPLES)}
     assert found == names - {"rewards/NAME", "environment/NAME", "per_worker_token_counts"}
-
-
-def test_samples_that_generated_nothing_have_metrics_too() -> None:
-    metrics = metrics_of([result([], env_tokens=0, total_reward=0.0, status="truncated")])
-    assert metrics["clipped_ratio"] == 0.0
-    assert (metrics["mean_generation_length"], metrics["max_gen_tokens_per_turn/max"]) == (0.0, 0)
-    assert metrics["turns_per_sample/stddev"] == 0.0
-
-
-def test_the_policy_is_that_of_all_tokens_and_the_current_one() -> None:
-    samples = [
-        result([1], 0, 0.0, versions="9 10"),
-        result([1], 0, 0.0, versions="11", status="error"),
-    ]
-    assert accumulated(samples).policy(12) == PolicyVersions(oldest="9", newest="11", current="12")
-    assert accumulated(samples).policy() == PolicyVersions(oldest="9", newest="11", current=None)
-
-
-def test_without_tokens_only_the_current_policy_is_known() -> None:
-    assert accumulated([result([], 0, 0.0)]).policy(0) == PolicyVersions(oldest=None, newest=None, current="0")
-    assert accumulated([]).policy() == PolicyVersions(oldest=None, newest=None, current=None)

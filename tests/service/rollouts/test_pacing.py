@@ -1,45 +1,38 @@
 """Many episodes go on over several iterations of the event loop, a bounded number in each, in order."""
 
 import asyncio
-import gc
-import weakref
 from collections import Counter
-from contextlib import aclosing
+from typing import Any
 
 import pytest
 
-from deployments.failures import RolloutFailure
 from deployments.protocols.generation import Generation, GenerationRequest
-from service.rollouts.group_selection import EarlyStopping
-from service.rollouts.loop import RolloutContext, play_request
-from service.rollouts.pacing import (
-    EPISODES_PER_ITERATION,
-    TOKENS_PER_EPISODE,
-    LoopPacer,
-    PacedWork,
-    Schedule,
-)
+from service.rollouts.pacing import EPISODES_PER_ITERATION, TOKENS_PER_EPISODE, LoopPacer, PacedWork
 from tests import virtual_time
-from tests.service.rollouts.playing import KEEP_ALL
-from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.rollouts.playing import async_context, playing
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
 
 
-async def go_on(pacer: LoopPacer, count: int, new_tokens: int = 0) -> tuple[list[int], list[int]]:
-    """Lets so many episodes go on at once. Returns their order, and how many went on in each iteration."""
-    order, by_iteration = list[int](), Counter[int]()
+class Turns:
+    """Who went on with the pacer, in order, and how many in each iteration."""
 
-    async def one(number: int) -> None:
-        await pacer.wait_for_turn(number, new_tokens)
-        order.append(number)
-        by_iteration[virtual_time.iteration()] += 1
+    def __init__(self, pacer: LoopPacer) -> None:
+        self.pacer = pacer
+        self.order: list[Any] = []
+        self.by_iteration = Counter[int]()
 
-    await asyncio.gather(*map(one, range(count)))
-    return order, list(by_iteration.values())
+    async def take(self, name: object, new_tokens: int = 0) -> None:
+        await self.pacer.wait_for_turn(name, new_tokens)
+        self.order.append(name)
+        self.by_iteration[virtual_time.iteration()] += 1
 
 
-def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration_and_all_in_order() -> None:
-    order, by_iteration = virtual_time.run(go_on(LoopPacer(per_iteration=3), 10))
-    assert (order, max(by_iteration)) == (list(range(10)), 3)
+@pytest.mark.parametrize(("new_tokens", "at_once"), [(0, 3), (2 * TOKENS_PER_EPISODE, 1)])
+@virtual_time.test
+async def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration(new_tokens: int, at_once: int) -> None:
+    turns = Turns(LoopPacer(per_iteration=3))
+    await asyncio.gather(*(turns.take(number, new_tokens) for number in range(10)))
+    assert (turns.order, max(turns.by_iteration.values())) == (list(range(10)), at_once)
 
 
 @virtual_time.test
@@ -53,49 +46,34 @@ async def test_a_pacer_delays_nobody_below_its_bound() -> None:
 
 
 @virtual_time.test
-async def test_those_that_come_while_others_wait_go_on_after_them_and_no_iteration_has_more_of_both() -> None:
-    pacer = LoopPacer(per_iteration=3)
-    order, by_iteration = list[str](), Counter[int]()
-
-    async def one(name: str) -> None:
-        await pacer.wait_for_turn(name)
-        order.append(name)
-        by_iteration[virtual_time.iteration()] += 1
-
-    early = [asyncio.create_task(one("early")) for _ in range(8)]
+async def test_those_that_come_while_others_wait_go_on_after_them() -> None:
+    turns = Turns(LoopPacer(per_iteration=3))
+    early = [asyncio.create_task(turns.take("early")) for _ in range(8)]
     late: list[asyncio.Task[None]] = []
-    while len(order) < 8:
+    while len(turns.order) < 8:
         await asyncio.sleep(0)
-        late.append(asyncio.create_task(one("late")))
+        late.append(asyncio.create_task(turns.take("late")))
     await asyncio.gather(*early, *late)
-    assert order[:8] == ["early"] * 8
-    assert len(order) > 8
-    assert max(by_iteration.values()) == 3
+    assert turns.order[:8] == ["early"] * 8
+    assert len(turns.order) > 8
+    assert max(turns.by_iteration.values()) == 3
 
 
-def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one() -> None:
-    async def iterations_of_turns(cancelled: str) -> dict[str, int]:
-        pacer = LoopPacer(per_iteration=1)
-        went_on: dict[str, int] = {}
-
-        async def one(name: str) -> None:
-            await pacer.wait_for_turn(name)
-            went_on[name] = virtual_time.iteration()
-
-        tasks = {name: asyncio.create_task(one(name)) for name in ("first", "second", "third")}
-        await asyncio.sleep(0)
-        tasks[cancelled].cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
-        return went_on
-
-    without_second = virtual_time.run(iterations_of_turns("second"))
-    without_third = virtual_time.run(iterations_of_turns("third"))
-    assert (list(without_second), list(without_third)) == (["first", "third"], ["first", "second"])
-    assert without_second["third"] == without_third["second"]
+@pytest.mark.parametrize("cancelled", ["second", "third"])
+@virtual_time.test
+async def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one(cancelled: str) -> None:
+    turns = Turns(LoopPacer(per_iteration=1))
+    tasks = {name: asyncio.create_task(turns.take(name)) for name in ("first", "second", "third")}
+    await asyncio.sleep(0)
+    tasks[cancelled].cancel()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    assert turns.order == [name for name in tasks if name != cancelled]
+    first, second = turns.by_iteration
+    assert second == first + 2
 
 
 @virtual_time.test
-async def test_a_pacer_that_nobody_waits_for_lets_all_of_the_next_iteration_go_on() -> None:
+async def test_a_pacer_without_a_queue_lets_the_next_iteration_go_on() -> None:
     pacer = LoopPacer(per_iteration=2)
     await asyncio.gather(*(pacer.wait_for_turn(number) for number in range(3)))
     await virtual_time.settled()
@@ -115,13 +93,8 @@ async def test_an_episode_waits_until_it_has_gone_on() -> None:
     await first
 
 
-def test_an_episode_with_many_new_tokens_counts_for_several() -> None:
-    _, by_iteration = virtual_time.run(go_on(LoopPacer(per_iteration=3), 5, new_tokens=2 * TOKENS_PER_EPISODE))
-    assert by_iteration == [1] * 5
-
-
 @virtual_time.test
-async def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
+async def test_paced_work_is_begun_at_once_and_done_in_order() -> None:
     done: list[int] = []
     by_iteration = Counter[int]()
 
@@ -135,19 +108,11 @@ async def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterat
     paced.add(do, [5])
     assert done == [0, 1]
     await paced.finish()
-    assert done == [0, 1, 2, 3, 4, 5]
-    assert list(by_iteration.values()) == [2, 2, 2]
-
-
-@virtual_time.test
-async def test_paced_work_that_was_finished_goes_on_with_what_is_added_later() -> None:
-    done: list[int] = []
-    paced = PacedWork[int](per_iteration=1)
-    paced.add(done.append, [0, 1])
+    assert done == list(range(6))
+    paced.add(do, [6, 7, 8])
     await paced.finish()
-    paced.add(done.append, [2, 3])
-    await paced.finish()
-    assert done == [0, 1, 2, 3]
+    assert done == list(range(9))
+    assert list(by_iteration.values())[:3] == [2, 2, 2]
 
 
 class NotingGenerator(ScriptedGenerator):
@@ -172,86 +137,13 @@ class NotingGenerator(ScriptedGenerator):
 
 @pytest.mark.parametrize("ignores_interrupts", [False, True])
 @virtual_time.test
-async def test_no_iteration_starts_interrupts_or_cancels_more_than_its_share_of_a_large_request(
-    ignores_interrupts: bool,
-) -> None:
+async def test_no_iteration_does_more_than_its_share_of_a_large_request(ignores_interrupts: bool) -> None:
     generator = NotingGenerator(ignores_interrupts)
     episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
-    context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, Schedule())
-    early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
-    async with aclosing(play_request(episodes, context, early_stopping, deadline_s=1.5)) as ended:
+    async with playing(episodes, async_context(generator, ScriptedEnvironment([])), deadline_s=1.5) as ended:
         statuses = Counter([episode.status async for episode in ended])
     assert statuses == {"deadline": 500}
     assert generator.begun.total() == generator.asked.total() == 500
     assert max(generator.begun.values()) == max(generator.asked.values()) == EPISODES_PER_ITERATION
     assert generator.cut.total() == (500 if ignores_interrupts else 0)
     assert max(generator.cut.values(), default=EPISODES_PER_ITERATION) == EPISODES_PER_ITERATION
-
-
-class BrokenGenerator(ScriptedGenerator):
-    """Fails all generations in one instant, and counts the episodes that end, by iteration of the event loop."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-        self.broken, self.ended = asyncio.Event(), Counter[int]()
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        await self.broken.wait()
-        raise RolloutFailure("The replica is gone.")
-
-    def release(self, rollout_id: str) -> None:
-        self.ended[virtual_time.iteration()] += 1
-
-
-@virtual_time.test
-async def test_no_iteration_ends_more_than_its_share_of_a_large_request_whose_generations_fail_at_once() -> None:
-    generator = BrokenGenerator()
-    episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
-    context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, Schedule())
-    early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
-    async with aclosing(play_request(episodes, context, early_stopping)) as ended:
-        asyncio.get_running_loop().call_later(1.0, generator.broken.set)
-        statuses = Counter([episode.status async for episode in ended])
-
-    assert statuses == {"error": 500}
-    assert generator.ended.total() == 500
-    assert max(generator.ended.values()) == EPISODES_PER_ITERATION
-
-
-def test_what_a_request_held_is_freed_when_it_has_ended_without_the_garbage_collector() -> None:
-    async def play() -> "weakref.ref[ScriptedGenerator]":
-        generator = ScriptedGenerator(["A"])
-        environment = ScriptedEnvironment([outcome(terminated=True)])
-        context = RolloutContext(generator, {"task": environment}, Schedule())
-        episodes = [EpisodeRecipe(position=position).make() for position in range(2 * EPISODES_PER_ITERATION)]
-        early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
-        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=60)) as ended:
-            assert Counter([episode.status async for episode in ended]) == {"completed": len(episodes)}
-        return weakref.ref(generator)
-
-    gc.disable()
-    try:
-        assert virtual_time.run(play())() is None
-    finally:
-        gc.enable()
-
-
-@virtual_time.test
-async def test_no_iteration_frees_more_than_its_share_of_a_large_request_that_is_given_up() -> None:
-    freed = Counter[int]()
-    episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
-    for episode in episodes:
-        weakref.finalize(episode, lambda: freed.update([virtual_time.iteration()]))
-    context = RolloutContext(
-        ScriptedGenerator(["A"]), {"task": ScriptedEnvironment([outcome(terminated=True)])}, Schedule()
-    )
-    playing = play_request(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)))
-    del episode, episodes
-    async with aclosing(playing):
-        await anext(playing)
-        # Most of them end meanwhile, and nobody takes them.
-        for _ in range(40):
-            await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert freed.total() >= 499
-    assert max(freed.values()) <= 2 * EPISODES_PER_ITERATION

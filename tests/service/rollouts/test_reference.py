@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 from hypothesis import event, given
-from hypothesis import strategies as st
 
 from rollout_client.contract.rollouts import SampleMetrics, SampleResult
 from tests import virtual_time
-from tests.service.rollouts.playing import InterruptedGenerator, RandomEnvironment, RandomGenerator, play, recipes
+from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator, play, recipes
 from tests.service.rollouts.reference_loop import ReferenceSample, reference_rollout
 from tests.service.scripted import EpisodeRecipe
 
@@ -43,12 +42,4 @@ def test_a_random_episode_is_that_of_the_reference(recipe: EpisodeRecipe) -> Non
     result = play(recipe, RandomGenerator(), RandomEnvironment())
     lengths = [message.finish_reason == "length" for message in result.message_log]
     event("a response was cut by max_seq_len" if any(lengths) and result.truncated else "none was cut")
-    assert_equal(result, reference(recipe))
-
-
-@given(recipe=raw_recipes, seed=st.integers(0, 10_000))
-def test_a_random_episode_with_interrupted_generations_is_that_of_the_reference(
-    recipe: EpisodeRecipe, seed: int
-) -> None:
-    result = play(replace(recipe, retries=10_000), InterruptedGenerator(seed), RandomEnvironment())
     assert_equal(result, reference(recipe))

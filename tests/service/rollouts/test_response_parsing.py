@@ -3,16 +3,11 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.protocols.chat import (
-    ParsedResponse,
-    ResponseParser,
-    ResponseToParse,
-)
+from deployments.protocols.chat import ParsedResponse, ResponseParser, ResponseToParse
 from rollout_client.contract.messages import GivenMessage
 from rollout_client.contract.rollouts import SampleResult
-from rollout_env import StepOutcome
 from service.rollouts.loop import RolloutContext, _play_sample
-from service.rollouts.pacing import LockstepSchedule, Schedule
+from service.rollouts.pacing import Schedule
 from tests import virtual_time
 from tests.service.rollouts.playing import collect
 from tests.service.scripted import (
@@ -25,6 +20,7 @@ from tests.service.scripted import (
     text_of,
 )
 
+TEXT = "<think>Hm.</think>So:<call>"
 CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 FOUND = ParsedResponse([CALL], "Hm.", "So:", None)
 BROKEN = ParsedResponse(parse_error="JSONDecodeError: no")
@@ -46,28 +42,27 @@ class ScriptedParser(ResponseParser):
         return found
 
 
+def context_of(parser: ResponseParser | None, environment: ScriptedEnvironment) -> RolloutContext:
+    generator = ScriptedGenerator([TEXT, "B"])
+    return RolloutContext(generator, {"task": environment}, Schedule(), response_parser=parser)
+
+
 def played(
-    parser: ScriptedParser, environment: ScriptedEnvironment, recipe: EpisodeRecipe | None = None
+    parser: ScriptedParser | None, environment: ScriptedEnvironment, recipe: EpisodeRecipe | None = None
 ) -> SampleResult:
-    generator = ScriptedGenerator(["<think>Hm.</think>So:<call>", "B"])
-    context = RolloutContext(generator, {"task": environment}, Schedule(), response_parser=parser)
-    return virtual_time.run(_play_sample((recipe or EpisodeRecipe()).make(), context)).result()
+    episode = (recipe or EpisodeRecipe()).make()
+    return virtual_time.run(_play_sample(episode, context_of(parser, environment))).result()
 
 
 def two_turns() -> ScriptedEnvironment:
     return ScriptedEnvironment([outcome("O"), outcome("P", terminated=True)])
 
 
-def test_what_is_read_out_of_a_response_reaches_the_environment_and_the_answer_beside_the_whole_text() -> None:
+def test_what_is_read_out_of_a_response_is_beside_its_text() -> None:
     environment = two_turns()
     result = played(ScriptedParser([FOUND, NOTHING]), environment)
-    seen = {
-        "role": "assistant",
-        "content": "<think>Hm.</think>So:<call>",
-        "tool_calls": [CALL],
-        "reasoning_content": "Hm.",
-        "parsed_content": "So:",
-    }
+    found = {"tool_calls": [CALL], "reasoning_content": "Hm.", "parsed_content": "So:"}
+    seen = {"role": "assistant", "content": TEXT, **found}
     judged = {"finish_reason": "stop", "token_count": 27}
     assert environment.requests[0].message_log[-1] == {**seen, **judged}
     assert environment.requests[1].message_log[1] == seen
@@ -75,41 +70,32 @@ def test_what_is_read_out_of_a_response_reaches_the_environment_and_the_answer_b
     response = result.message_log[1]
     assert {name: getattr(response, name) for name in seen} == seen
     assert text_of(response.token_ids) == response.content
-    assert not result.message_log[3].model_fields_set & {"tool_calls", "reasoning_content", "parsed_content"}
+    assert not result.message_log[3].model_fields_set & found.keys()
     assert result.metrics.parse_errors == 0
 
 
-def test_what_cannot_be_read_is_shown_and_counted_and_stepped_like_any_other_response() -> None:
+def test_what_cannot_be_read_is_counted_and_stepped() -> None:
     environment = two_turns()
     result = played(ScriptedParser([BROKEN, FOUND]), environment)
     assert environment.requests[0].message_log[-1].get("parse_error") == "JSONDecodeError: no"
-    assert result.status == "completed"
+    assert (result.status, result.metrics.parse_errors) == ("completed", 1)
     assert result.message_log[1].parse_error == "JSONDecodeError: no"
-    assert result.metrics.parse_errors == 1
 
 
 def test_the_parser_is_told_the_turn_and_what_came_before_the_response() -> None:
     parser = ScriptedParser([NOTHING])
     played(parser, two_turns(), EpisodeRecipe(prompt="Q"))
-    first, second = parser.asked
-    assert (text_of(first.prompt_token_ids), text_of(first.token_ids), first.turn) == (
-        "Q",
-        "<think>Hm.</think>So:<call>",
-        0,
-    )
-    assert (text_of(second.prompt_token_ids), second.turn) == ("Q<think>Hm.</think>So:<call>O", 1)
+    told = [(text_of(asked.prompt_token_ids), text_of(asked.token_ids), asked.turn) for asked in parser.asked]
+    assert told == [("Q", TEXT, 0), (f"Q{TEXT}O", "B", 1)]
 
 
 def test_tokens_and_rewards_are_the_same_with_and_without_a_parser() -> None:
-    without = RolloutContext(ScriptedGenerator(["<think>Hm.</think>So:<call>", "B"]), {"task": two_turns()}, Schedule())
-    plain = virtual_time.run(_play_sample(EpisodeRecipe().make(), without)).result()
-    parsed = played(ScriptedParser([FOUND]), two_turns())
-    assert [list(m.token_ids) for m in parsed.message_log] == [list(m.token_ids) for m in plain.message_log]
-    assert [m.content for m in parsed.message_log] == [m.content for m in plain.message_log]
-    assert parsed.rewards == plain.rewards
+    plain, parsed = played(None, two_turns()), played(ScriptedParser([FOUND]), two_turns())
+    for one, other in zip(plain.message_log, parsed.message_log, strict=True):
+        assert (list(one.token_ids), one.content, one.reward) == (list(other.token_ids), other.content, other.reward)
 
 
-def test_an_observation_is_tokenized_behind_the_calls_that_were_read_out_of_the_response() -> None:
+def test_an_observation_is_tokenized_behind_the_calls_of_the_response() -> None:
     tokenizer = RecordingChatTokenizer()
     played(ScriptedParser([FOUND, NOTHING]), two_turns(), EpisodeRecipe(tokenizer=tokenizer))
     assert [asked.calls for asked in tokenizer.asked] == [[CALL], ()]
@@ -125,32 +111,9 @@ def test_a_log_that_was_parsed_before_it_was_posted_is_not_parsed_again() -> Non
     assert environment.requests[0].message_log[-1]["tool_calls"] == [CALL]
 
 
-def test_in_lockstep_all_are_parsed_before_any_is_stepped() -> None:
-    order: list[str] = []
-
-    class Noting(ScriptedParser):
-        async def parse(self, response: ResponseToParse) -> ParsedResponse:
-            found = await super().parse(response)
-            order.append("parsed")
-            return found
-
-    class NotingEnvironment(ScriptedEnvironment):
-        async def step(self, request: object) -> StepOutcome:
-            order.append("stepped")
-            return outcome("O", terminated=True)
-
-    parser = Noting([NOTHING], delay_s=1.0)
-    context = RolloutContext(
-        ScriptedGenerator(["A"]), {"task": NotingEnvironment([])}, LockstepSchedule(), response_parser=parser
-    )
-    collect([EpisodeRecipe(position=position).make() for position in range(3)], context)
-    assert order == ["parsed"] * 3 + ["stepped"] * 3
-
-
-def test_a_deadline_that_passes_while_a_response_is_parsed_leaves_it_unparsed_and_to_be_stepped() -> None:
-    parser, environment = ScriptedParser([FOUND], delay_s=10.0), two_turns()
-    context = RolloutContext(ScriptedGenerator(["A"]), {"task": environment}, Schedule(), response_parser=parser)
+def test_a_deadline_may_leave_a_response_unparsed() -> None:
+    context = context_of(ScriptedParser([FOUND], delay_s=10.0), environment := two_turns())
     result = collect([EpisodeRecipe().make()], context, deadline_s=1.0)[0]
     assert (result.status, environment.requests) == ("deadline", [])
-    assert list(result.message_log[1].token_ids) == ids_of("A")
+    assert list(result.message_log[1].token_ids) == ids_of(TEXT)
     assert result.message_log[1].tool_calls is None

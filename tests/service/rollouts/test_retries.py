@@ -5,7 +5,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from itertools import count
+from itertools import count, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +23,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.pacing import LoopPacer
 from service.rollouts.retries import LONGEST_NOTE, MOST_NOTED, RetryBudget, _Retry, with_retries, with_timeout
 from tests import virtual_time
-from tests.service.rollouts.playing import play, texts
+from tests.service.rollouts.playing import error_of, play, texts
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome
 
 LOST = GenerationLost("The generator replica died during the call.")
@@ -49,37 +49,27 @@ def retried(call: Callable[[], Awaitable[str]], episode: Episode) -> str:
     return virtual_time.run(with_retries(call, episode.retries))
 
 
-@pytest.fixture
-def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random, "uniform", lambda low, _high: low)
-
-
-@pytest.mark.usefixtures("no_jitter")
-def test_the_pauses_double_from_a_tenth_of_a_second_to_five_seconds() -> None:
+@pytest.mark.parametrize(
+    ("jitter", "expected"),
+    [(min, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]), (max, [1.1, 1.2, 1.4, 1.8, 2.6, 4.2, 5.0, 5.0, 5.0])],
+)
+def test_the_pauses_double_up_to_five_seconds_with_a_jitter_of_a_second(
+    jitter: Callable[[float, float], float], expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "uniform", jitter)
     call = ScriptedCall(*[LOST] * 9, "done")
     assert retried(call, EpisodeRecipe(retries=9).make()) == "done"
-    pauses = [later - earlier for earlier, later in zip(call.made_at, call.made_at[1:], strict=False)]
-    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
-
-
-def test_jitter_adds_up_to_a_second_and_never_exceeds_the_longest_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random, "uniform", lambda _low, high: high)
-    call = ScriptedCall(*[LOST] * 7, "done")
-    retried(call, EpisodeRecipe(retries=7).make())
-    pauses = [later - earlier for earlier, later in zip(call.made_at, call.made_at[1:], strict=False)]
-    assert pauses == pytest.approx([1.1, 1.2, 1.4, 1.8, 2.6, 4.2, 5.0])
+    assert [later - earlier for earlier, later in pairwise(call.made_at)] == pytest.approx(expected)
 
 
 def test_a_call_that_succeeds_is_made_once_and_at_once() -> None:
-    episode = EpisodeRecipe(retries=1).make()
-    call = ScriptedCall("done")
+    episode, call = EpisodeRecipe(retries=1).make(), ScriptedCall("done")
     assert retried(call, episode) == "done"
-    assert call.made_at == [0.0]
-    assert episode.retries.take(), "the budget is untouched"
+    assert (call.made_at, episode.retries.take()) == ([0.0], True), "the budget is untouched"
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
-def test_a_call_is_retried_as_often_as_the_budget_says_and_raises_its_last_failure(retries: int) -> None:
+def test_a_call_is_retried_as_often_as_the_budget_says(retries: int) -> None:
     failures = [GenerationLost(f"{number}") for number in range(5)]
     call = ScriptedCall(*failures)
     with pytest.raises(GenerationLost) as raised:
@@ -90,18 +80,14 @@ def test_a_call_is_retried_as_often_as_the_budget_says_and_raises_its_last_failu
 
 
 def test_a_failure_that_costs_no_retry_is_retried_without_a_budget() -> None:
-    episode = EpisodeRecipe(retries=0).make()
-    assert retried(ScriptedCall(SHUT_DOWN, SHUT_DOWN, SHUT_DOWN, "done"), episode) == "done"
     call = ScriptedCall(SHUT_DOWN, LOST, "never reached")
     with pytest.raises(GenerationLost, match="died"):
-        retried(call, episode)
+        retried(call, EpisodeRecipe(retries=0).make())
     assert len(call.made_at) == 2
 
 
 @pytest.mark.parametrize("shut_down", [SHUT_DOWN, EnvironmentShuttingDown("The replica is being shut down.")])
-def test_what_a_replica_that_is_shut_down_hands_over_goes_on_at_once_and_refusals_after_it_wait(
-    shut_down: RolloutFailure,
-) -> None:
+def test_what_a_replica_that_is_shut_down_hands_over_goes_on_at_once(shut_down: RolloutFailure) -> None:
     call = ScriptedCall(shut_down, shut_down, shut_down, "done")
     assert retried(call, EpisodeRecipe(retries=0).make()) == "done"
     began, handed_over, second, third = call.made_at
@@ -112,13 +98,11 @@ def test_what_a_replica_that_is_shut_down_hands_over_goes_on_at_once_and_refusal
 
 @pytest.mark.parametrize("error", [GenerationRejected("no"), KeyError("bug"), RolloutFailure("unknown")])
 def test_what_is_not_retryable_is_raised_at_once_and_costs_no_retry(error: Exception) -> None:
-    episode = EpisodeRecipe(retries=1).make()
-    call = ScriptedCall(error, "never reached")
+    episode, call = EpisodeRecipe(retries=1).make(), ScriptedCall(error, "never reached")
     with pytest.raises(type(error)) as raised:
         retried(call, episode)
     assert raised.value is error
-    assert len(call.made_at) == 1
-    assert episode.retries.take()
+    assert (len(call.made_at), episode.retries.take()) == (1, True)
 
 
 def test_the_budget_is_shared_by_all_calls_of_an_episode() -> None:
@@ -129,8 +113,7 @@ def test_the_budget_is_shared_by_all_calls_of_an_episode() -> None:
     assert (result.status, texts(result), result.total_reward) == ("completed", ["Q", "A", "O"], 1.0)
     assert [list(request.prompt_token_ids) for request in generator.requests] == [ids_of("Q")] * 2
     exhausted = play(EpisodeRecipe(retries=1), ScriptedGenerator([LOST, "A"]), ScriptedEnvironment([gone]))
-    assert exhausted.error is not None
-    assert (exhausted.status, exhausted.error.kind, exhausted.error.retryable) == ("error", "environment", True)
+    assert error_of(exhausted) == {"kind": "environment", "message": str(gone), "retryable": True}
 
 
 def test_each_retry_is_one_line_of_log_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
@@ -171,13 +154,9 @@ def test_a_call_beyond_its_time_limit_is_cancelled() -> None:
     assert cancelled_at == [2.5]
 
 
-def test_a_call_within_its_time_limit_returns_its_result() -> None:
-    async def call() -> str:
-        await asyncio.sleep(2)
-        return "done"
-
-    assert virtual_time.run(with_timeout(2.5, call(), "The call")) == "done"
-    assert virtual_time.run(with_timeout(None, call(), "The call")) == "done"
+@pytest.mark.parametrize("seconds", [None, 2.5])
+def test_a_call_within_its_time_limit_returns_its_result(seconds: float | None) -> None:
+    assert virtual_time.run(with_timeout(seconds, asyncio.sleep(2, "done"), "The call")) == "done"
 
 
 @pytest.mark.parametrize("seconds", [None, 2.5])

@@ -80,14 +80,14 @@ async def test_a_group_that_ends_early_waits_for_those_before_it() -> None:
 
 
 @virtual_time.test
-async def test_further_groups_are_drawn_at_the_verdict_that_makes_them_needed_also_while_the_caller_is_slow() -> None:
+async def test_further_groups_are_drawn_at_the_verdict_that_needs_them() -> None:
     drawing = Drawing([(1, 0.0), (9, 1.0), (1, 0.0), (1, 0.0), (1, 1.0)])
     assert await drawing.play(pause_s=100) == [(0, False), (1, True), (2, False), (3, False), (4, True)]
     assert drawing.drawn == {0: 0, 1: 0, 2: 1, 3: 1, 4: 2}
 
 
 @virtual_time.test
-async def test_what_is_not_needed_is_cancelled_before_the_last_that_is_needed_has_ended() -> None:
+async def test_what_is_not_needed_is_cancelled_before_the_last_has_ended() -> None:
     drawing = Drawing([(9, 1.0), (1, 1.0), (2, 1.0), (60, 1.0)])
     assert await drawing.play(at_least=4) == [(0, True), (1, True)]
     assert drawing.ended == [1, 2, 3, 0]
@@ -95,7 +95,7 @@ async def test_what_is_not_needed_is_cancelled_before_the_last_that_is_needed_ha
 
 
 @virtual_time.test
-async def test_a_group_whose_drawing_ends_when_it_is_not_needed_any_more_is_never_played() -> None:
+async def test_a_group_that_is_drawn_too_late_is_never_played() -> None:
     plan = [(20, 1.0), *[(1, 0.0)] * 3, *[(5, 1.0)] * 2, (1, 1.0)]
     drawing = Drawing(plan, draw_s=10)
     judged = await drawing.play(at_least=6)
@@ -106,7 +106,7 @@ async def test_a_group_whose_drawing_ends_when_it_is_not_needed_any_more_is_neve
 
 
 @virtual_time.test
-async def test_at_the_deadline_what_runs_is_dropped_and_what_is_being_drawn_is_not_played() -> None:
+async def test_at_the_deadline_what_is_being_drawn_is_not_played() -> None:
     drawing = Drawing([(1, 0.0), (60, 1.0), (1, 1.0), (1, 1.0)], draw_s=10)
     assert await drawing.play(deadline_s=4) == [(0, False), (1, False), (2, False), (3, False)]
     assert drawing.selection.counts.dropped == {"reward_mean.gt": 1, "not_full": 3}

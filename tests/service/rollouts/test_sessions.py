@@ -1,20 +1,17 @@
 """Rollouts whose environment holds a session for them: they are played anew when it is lost, and release it."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import pytest
 
 from deployments.failures import EnvironmentLost, RestartableSessionLost, SessionLost
-from deployments.protocols.generation import Generation, GenerationRequest
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import Keep
 from rollout_env import StepOutcome
-from service.rollouts.group_selection import EarlyStopping
-from service.rollouts.loop import play_request
 from tests import virtual_time
-from tests.service.rollouts.playing import KEEP_ALL, async_context, collect, play, texts
-from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome
+from tests.service.rollouts.playing import async_context, collect, error_of, play, playing, texts
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome, user_message
 
 LOST = RestartableSessionLost("The session of the rollout is gone: it must be played anew from its prompt.")
 FIRST = StepOutcome({"role": "user", "content": "1"}, {"a": 0.5}, False, {"state": 1}, ["!"], "one")
@@ -56,87 +53,55 @@ def test_a_rollout_whose_session_is_lost_is_played_anew_from_its_prompt() -> Non
     assert result.metrics.turn_count == 2
 
 
-def test_playing_anew_costs_a_retry() -> None:
-    environment = SessionEnvironment([FIRST, LOST])
-    result = play(EpisodeRecipe(retries=1), ScriptedGenerator(["A"]), environment)
-    assert result.error is not None
-    assert result.error.model_dump() == {"kind": "environment", "message": str(LOST), "retryable": True}
-    assert texts(result) == ["Q", "A", "1", "A"]
-    assert len(environment.requests) == 4
-
-
-def test_the_step_whose_session_is_lost_is_not_made_again() -> None:
-    lost = SessionLost("The session of the rollout is gone, and with it the state of the rollout.")
+@pytest.mark.parametrize(
+    ("lost", "retries", "log", "steps"),
+    [
+        (LOST, 1, ["Q", "A", "1", "A"], 4),
+        (SessionLost("The session is gone, and with it the state of the rollout."), 5, ["Q", "A", "1", "A"], 2),
+    ],
+)
+def test_playing_anew_costs_a_retry_and_is_not_done_for_every_loss(
+    lost: SessionLost, retries: int, log: list[str], steps: int
+) -> None:
     environment = SessionEnvironment([FIRST, lost])
-    result = play(EpisodeRecipe(retries=5), ScriptedGenerator(["A"]), environment)
-    assert result.error is not None
-    assert result.error.model_dump() == {"kind": "environment", "message": str(lost), "retryable": True}
-    assert len(environment.requests) == 2
+    result = play(EpisodeRecipe(retries=retries), ScriptedGenerator(["A"]), environment)
+    assert error_of(result) == {"kind": "environment", "message": str(lost), "retryable": True}
+    assert (texts(result), len(environment.requests)) == (log, steps)
 
 
-def test_a_lost_replica_costs_a_retry_of_the_step_and_one_of_the_rollout() -> None:
+@pytest.mark.parametrize(("retries", "status"), [(2, "completed"), (1, "error")])
+def test_a_lost_replica_costs_a_retry_of_the_step_and_one_of_the_rollout(retries: int, status: str) -> None:
     environment = SessionEnvironment([FIRST, EnvironmentLost("The replica died."), LOST, FIRST, LAST])
-    assert play(EpisodeRecipe(retries=2), ScriptedGenerator(["A"]), environment).status == "completed"
-    environment = SessionEnvironment([FIRST, EnvironmentLost("The replica died."), LOST, FIRST, LAST])
-    assert play(EpisodeRecipe(retries=1), ScriptedGenerator(["A"]), environment).status == "error"
+    assert play(EpisodeRecipe(retries=retries), ScriptedGenerator(["A"]), environment).status == status
 
 
-def test_a_posted_log_whose_steps_were_made_elsewhere_is_not_played_anew() -> None:
-    def posted(prompt: str) -> list[Message]:
-        response = Message(
-            role="assistant", content="A", token_ids=[65], generation_logprobs=[-1.0], finish_reason="stop"
-        )
-        observed = Message(role="user", content="1", token_ids=[49])
-        return [Message(role="user", content=prompt, token_ids=ids_of(prompt)), response, observed]
-
-    environment = SessionEnvironment([LOST])
-    result = play(EpisodeRecipe(retries=5, message_log=posted), ScriptedGenerator(["B"]), environment)
-    assert result.error is not None
-    assert sessions_of(environment) == [("request-0-0-0", 1)]
-    assert texts(result) == ["Q", "A", "1", "B"]
-
-
-def test_a_posted_log_that_ends_with_a_first_response_is_played_anew_from_that_response() -> None:
-    def posted(prompt: str) -> list[Message]:
-        response = Message(
-            role="assistant", content="A", token_ids=[65], generation_logprobs=[-1.0], finish_reason="stop"
-        )
-        return [Message(role="user", content=prompt, token_ids=ids_of(prompt)), response]
-
-    environment = SessionEnvironment([FIRST, LOST, FIRST, LAST])
-    result = play(EpisodeRecipe(retries=5, message_log=posted), ScriptedGenerator(["B", "C"]), environment)
-    assert texts(result) == ["Q", "A", "1", "C", "2"]
+@pytest.mark.parametrize(
+    ("observed", "texts_of_log"), [([user_message("1")], ["Q", "A", "1", "B"]), ([], ["Q", "A", "1", "C", "2"])]
+)
+def test_only_a_posted_log_without_steps_is_played_anew(observed: list[Message], texts_of_log: list[str]) -> None:
+    response = Message(role="assistant", content="A", token_ids=[65], generation_logprobs=[-1.0], finish_reason="stop")
+    recipe = EpisodeRecipe(retries=5, message_log=lambda _: [user_message("Q"), response, *observed])
+    environment = SessionEnvironment([LOST] if observed else [FIRST, LOST, FIRST, LAST])
+    result = play(recipe, ScriptedGenerator(["B", "C"]), environment)
+    assert texts(result) == texts_of_log
+    assert (result.status, sessions_of(environment)[0]) == (
+        ("error", ("request-0-0-0", 1)) if observed else ("completed", ("request-0-0-0", 0))
+    )
 
 
 def test_every_end_of_a_rollout_releases_its_session() -> None:
-    class ForOne(ScriptedGenerator):
-        """Only the first rollout is quick."""
-
-        async def generate(self, request: GenerationRequest) -> Generation:
-            await asyncio.sleep(1 if request.rollout_id == "request-0-0" else 60)
-            return await super().generate(request)
-
     environment = SessionEnvironment([outcome("2", 1.0, terminated=True)])
-    recipes: Sequence[EpisodeRecipe] = [EpisodeRecipe(position=position) for position in range(3)]
-    collect(
-        [recipe.make() for recipe in recipes],
-        async_context(ForOne(["A"]), environment),
-        Keep(per_group=1),
-        deadline_s=9,
-    )
+    generator = ScriptedGenerator(["A"], delay_of=lambda request: 1 if request.rollout_id == "request-0-0" else 60)
+    episodes = [EpisodeRecipe(position=position).make() for position in range(3)]
+    collect(episodes, async_context(generator, environment), Keep(per_group=1), deadline_s=9)
     assert sorted(environment.released) == ["request-0-0-0", "request-1-0-0", "request-2-0-0"]
 
 
 @virtual_time.test
 async def test_a_request_that_is_cancelled_releases_its_sessions() -> None:
     environment = SessionEnvironment([outcome("1")])
-    episodes = [replace(EpisodeRecipe(max_rollout_turns=10**6), position=position).make() for position in range(2)]
-    early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
-
-    generator = ScriptedGenerator(["A"], delay_s=1.0)
-    async with aclosing(play_request(episodes, async_context(generator, environment), early_stopping)) as ended:
-        first = asyncio.ensure_future(anext(ended))
-        await asyncio.sleep(3)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
+    episodes = [EpisodeRecipe(position=position, max_rollout_turns=10**6).make() for position in range(2)]
+    async with playing(episodes, async_context(ScriptedGenerator(["A"], delay_s=1.0), environment)) as ended:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(ended), 3)
     assert sorted(environment.released) == ["request-0-0-0", "request-1-0-0"]

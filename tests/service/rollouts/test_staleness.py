@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -19,19 +18,12 @@ from rollout_client.contract.messages import FinishReason, Message, WeightVersio
 from rollout_client.contract.rollouts import Keep, SampleResult
 from rollout_env import StepOutcome
 from service.rollouts.episode import Episode
-from service.rollouts.group_selection import EarlyStopping
-from service.rollouts.loop import RolloutContext, play_request
+from service.rollouts.loop import RolloutContext
 from service.rollouts.metrics import STATUSES_WITH_FINAL_REWARD, RequestMetricsAccumulator
 from service.rollouts.pacing import Schedule
-from service.rollouts.staleness import (
-    RolloutVersions,
-    VersionBounds,
-    VersionFeed,
-    _tokens_of_version,
-    oldest_version,
-)
+from service.rollouts.staleness import RolloutVersions, VersionBounds, VersionFeed, _tokens_of_version, oldest_version
 from tests import virtual_time
-from tests.service.rollouts.playing import KEEP_ALL, greedy_generation
+from tests.service.rollouts.playing import KEEP_ALL, error_of, greedy_generation, playing
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, first_part, outcome
 
 
@@ -40,7 +32,13 @@ def spans(*versions: int) -> tuple[WeightSpan, ...]:
     return tuple(WeightSpan(str(version), place, place + 1) for place, version in enumerate(versions))
 
 
-def versions_at(current: int, *made: int, max_staleness: int | None = 1, version: int | None = None) -> RolloutVersions:
+def generation_of(*versions: int) -> Generation:
+    return Generation(packed_ids(versions), packed_logprobs([-1.0] * len(versions)), "stop", spans(*versions))
+
+
+def versions_at(
+    current: int | None, *made: int, max_staleness: int | None = 1, version: int | None = None
+) -> RolloutVersions:
     """Those of a rollout with tokens of the versions `made`."""
     versions = RolloutVersions(VersionBounds(version, max_staleness, current))
     versions.add(spans(*made))
@@ -48,12 +46,22 @@ def versions_at(current: int, *made: int, max_staleness: int | None = 1, version
 
 
 @pytest.mark.parametrize(
-    ("made", "is_stale"), [((), False), ((8,), False), ((7,), False), ((6,), True), ((9,), False), ((8, 6, 9), True)]
+    ("current", "made", "max_staleness", "is_stale"),
+    [
+        (8, (), 1, False),
+        (8, (8,), 1, False),
+        (8, (7,), 1, False),
+        (8, (6,), 1, True),
+        (8, (9,), 1, False),
+        (8, (8, 6, 9), 1, True),
+        (1000, (1,), None, False),
+        (None, (1,), 0, False),
+    ],
 )
-def test_a_rollout_is_stale_when_its_oldest_token_is_more_versions_behind_than_allowed(
-    made: tuple[int, ...], is_stale: bool
+def test_a_rollout_is_stale_by_its_oldest_token(
+    current: int | None, made: tuple[int, ...], max_staleness: int | None, is_stale: bool
 ) -> None:
-    assert versions_at(8, *made).is_stale == is_stale
+    assert versions_at(current, *made, max_staleness=max_staleness).is_stale == is_stale
 
 
 def test_versions_of_a_named_policy_are_those_of_its_label() -> None:
@@ -67,13 +75,14 @@ def test_versions_of_a_named_policy_are_those_of_its_label() -> None:
     assert (len(part.token_ids), part.finish_reason, part.weight_versions) == (2, "abort", labels[:1])
 
 
-def test_tokens_of_other_policies_have_no_part_in_the_staleness_of_a_posted_log() -> None:
-    spans = [WeightVersionSpan(version=label, start=0, end=1) for label in ("1", "run-a/2", "run-b/7", "run-b/9")]
-    log = [Message(role="assistant", content="a", token_ids=[1], generation_logprobs=[0.0], weight_versions=spans)]
+def test_a_posted_log_counts_with_the_tokens_that_its_policy_generated() -> None:
+    log = [generated_by("1"), generated_by("run-a/2"), generated_by("10", "run-b/9"), generated_by("run-b/7")]
     assert [oldest_version(log, policy) for policy in (None, "run-a", "run-b", "run-c")] == [1, 2, 7, None]
+    said = generated_by("1").model_copy(update={"role": "user", "generation_logprobs": None})
+    assert [oldest_version(log) for log in ([said], [generated_by()], [generated_by("10", "9")])] == [None, None, 9]
 
 
-def test_a_rollout_of_a_policy_that_was_dropped_asks_for_no_generation_until_there_is_a_version_again() -> None:
+def test_a_rollout_of_a_dropped_policy_asks_for_no_generation() -> None:
     bounds = VersionBounds(policy="run-b", current=7)
     versions = RolloutVersions(bounds)
     assert bounds.note_current(None) is None
@@ -83,61 +92,31 @@ def test_a_rollout_of_a_policy_that_was_dropped_asks_for_no_generation_until_the
     versions.begin_generation()
 
 
-def test_without_a_bound_or_a_known_current_version_no_rollout_is_stale() -> None:
-    assert not versions_at(1000, 1, max_staleness=None).is_stale
-    versions = RolloutVersions(VersionBounds(max_staleness=0))
-    versions.add(spans(1))
-    assert not versions.is_stale
-
-
 def test_the_current_version_never_goes_back() -> None:
     bounds = VersionBounds()
     assert [bounds.note_current(version) for version in (3, 3, 5, 4)] == [None, None, 3, None]
     assert bounds.current == 5
 
 
-def test_the_staleness_at_the_end_is_that_of_the_oldest_token_and_stays() -> None:
-    versions = versions_at(8, 7, 5, 8, max_staleness=None)
+@pytest.mark.parametrize(("made", "at_end"), [((7, 5, 8), 3), ((9,), 0)])
+def test_the_staleness_at_the_end_is_that_of_the_oldest_token_and_stays(made: tuple[int, ...], at_end: int) -> None:
+    versions = versions_at(8, *made, max_staleness=None)
     assert versions.at_end is None
     versions.note_end()
     versions.bounds.note_current(9)
-    assert versions.at_end == 3
+    assert versions.at_end == at_end
 
 
-def test_tokens_of_a_version_that_is_not_yet_called_current_have_a_staleness_of_0() -> None:
-    versions = versions_at(8, 9)
-    versions.note_end()
-    assert versions.at_end == 0
-
-
-def test_a_posted_log_counts_with_the_tokens_that_a_policy_generated() -> None:
-    log = [
-        Message(
-            role="user", content="", token_ids=[1], weight_versions=[WeightVersionSpan(version="1", start=0, end=1)]
-        ),
-        Message(
-            role="assistant",
-            content="",
-            token_ids=[1, 2],
-            generation_logprobs=[-1.0, -1.0],
-            weight_versions=[
-                WeightVersionSpan(version="10", start=0, end=1),
-                WeightVersionSpan(version="9", start=1, end=2),
-            ],
-        ),
-        Message(role="assistant", content="", token_ids=[1], generation_logprobs=[-1.0]),
-    ]
-    assert oldest_version(log) == 9
-    assert oldest_version(log[:1]) is None
-
-
-def test_what_generates_is_interrupted_once_its_first_token_may_be_stale() -> None:
+@pytest.mark.parametrize("begins_another", [False, True])
+def test_what_generates_is_interrupted_once_its_first_token_may_be_stale(begins_another: bool) -> None:
     versions = versions_at(4)
     versions.begin_generation()
     assert versions.bounds.note_current(5) == 4
     assert not versions.must_interrupt(before=4, is_at_replica=True)
+    if begins_another:
+        versions.begin_generation()
     assert versions.bounds.note_current(6) == 5
-    assert versions.must_interrupt(before=5, is_at_replica=True)
+    assert versions.must_interrupt(before=5, is_at_replica=True) != begins_another
 
 
 def test_a_generation_that_waits_is_not_interrupted_however_long() -> None:
@@ -154,17 +133,7 @@ def test_a_generation_that_waits_is_not_interrupted_however_long() -> None:
     assert versions.must_interrupt(before=8, is_at_replica=True)
 
 
-def test_the_next_generation_is_judged_by_its_own_beginning() -> None:
-    versions = versions_at(4)
-    versions.begin_generation()
-    versions.bounds.note_current(5)
-    assert not versions.must_interrupt(before=4, is_at_replica=True)
-    versions.begin_generation()
-    versions.bounds.note_current(6)
-    assert not versions.must_interrupt(before=5, is_at_replica=True)
-
-
-def test_a_rollout_of_an_exact_version_begins_no_generation_when_another_is_current() -> None:
+def test_a_rollout_of_an_exact_version_generates_with_no_other() -> None:
     versions = versions_at(7, version=7, max_staleness=None)
     versions.begin_generation()
     versions.bounds.note_current(8)
@@ -181,18 +150,10 @@ def test_a_rollout_of_an_exact_version_begins_no_generation_when_another_is_curr
 @pytest.mark.parametrize(("made", "kept"), [((7, 7, 7), 3), ((7, 7, 8), 2), ((8, 7, 7), 0), ((7, 8, 7), 1), ((), 0)])
 def test_only_the_tokens_before_those_of_another_version_count(made: tuple[int, ...], kept: int) -> None:
     assert _tokens_of_version(spans(*made), "7") == kept
-    generation = Generation(packed_ids(made), packed_logprobs([-1.0] * len(made)), "stop", spans(*made))
+    generation = generation_of(*made)
     part = versions_at(7, version=7).demanded_part(generation)
-    if kept == len(made):
-        assert part is generation
-    else:
-        assert part == replace(
-            generation,
-            token_ids=packed_ids(made[:kept]),
-            logprobs=packed_logprobs([-1.0] * kept),
-            finish_reason="abort",
-            weight_versions=spans(*made[:kept]),
-        )
+    assert part == (generation if kept == len(made) else replace(generation_of(*made[:kept]), finish_reason="abort"))
+    assert (part is generation) == (kept == len(made))
 
 
 @dataclass
@@ -276,11 +237,10 @@ def play_in(world: World, episodes: list[Episode], keep: Keep = KEEP_ALL) -> tup
     """Each episode with the moment of its end."""
     generator = TimedGenerator(world)
     context = RolloutContext(generator, {"task": SlowEnvironment([])}, Schedule(), versions=world)
-    early_stopping = EarlyStopping(keep, {episode: episode.identity.group for episode in episodes})
 
     async def play() -> Ended:
         publishing = asyncio.create_task(world.run())
-        async with aclosing(play_request(episodes, context, early_stopping)) as ended:
+        async with playing(episodes, context, keep) as ended:
             results = [(virtual_time.now(), episode, episode.result()) async for episode in ended]
         publishing.cancel()
         return results
@@ -300,18 +260,9 @@ def versions_of(result: SampleResult) -> list[int]:
     ]
 
 
-def episodes_with(bounds: VersionBounds, count: int, prompts: str = "qrst") -> list[Episode]:
-    return [
-        EpisodeRecipe(
-            prompt=prompts[position % len(prompts)] * (1 + position),
-            max_seq_len=60,
-            max_new_tokens=8,
-            max_rollout_turns=6,
-            position=position,
-            bounds=bounds,
-        ).make()
-        for position in range(count)
-    ]
+def episodes_with(bounds: VersionBounds, count: int) -> list[Episode]:
+    recipe = EpisodeRecipe(max_seq_len=60, max_new_tokens=8, max_rollout_turns=6, bounds=bounds)
+    return [replace(recipe, prompt="qrst"[at % 4] * (1 + at), position=at).make() for at in range(count)]
 
 
 # No two moments are whole seconds apart, so that no token is made in the moment in which a version becomes current.
@@ -326,9 +277,7 @@ worlds = st.builds(
 
 
 @given(worlds, st.integers(0, 4), st.integers(1, 8))
-def test_no_rollout_that_ended_by_itself_is_stale_and_a_stale_one_ends_when_it_becomes_stale(
-    world: World, max_staleness: int, count: int
-) -> None:
+def test_a_rollout_ends_when_it_becomes_stale(world: World, max_staleness: int, count: int) -> None:
     ended, generator = play_in(world, episodes_with(VersionBounds(max_staleness=max_staleness), count))
     assert len(ended) == count
     metrics = RequestMetricsAccumulator()
@@ -358,9 +307,7 @@ def world_version_at(world: World, moment: float) -> int:
 
 
 @given(worlds, st.integers(1, 8), st.sampled_from([0.0, 1.0, 3.0]))
-def test_every_token_of_a_rollout_of_an_exact_version_is_of_that_version(
-    world: World, count: int, ahead_s: float
-) -> None:
+def test_every_token_of_a_rollout_of_an_exact_version_is_of_it(world: World, count: int, ahead_s: float) -> None:
     world.ahead_s = ahead_s
     demanded = world.versions[0]
     ended, _ = play_in(world, episodes_with(VersionBounds(version=demanded), count))
@@ -368,87 +315,43 @@ def test_every_token_of_a_rollout_of_an_exact_version_is_of_that_version(
     for _, _, result in ended:
         assert set(versions_of(result)) <= {demanded}
         if result.status == "error":
-            assert result.error is not None
-            assert (result.error.kind, result.error.retryable) == ("policy", False)
+            assert error_of(result) | {"message": ""} == {"kind": "policy", "message": "", "retryable": False}
             assert world.current > demanded
         else:
             assert result.status in STATUSES_WITH_FINAL_REWARD
 
 
-@virtual_time.test
-async def test_a_rollout_in_a_step_is_cut_off_when_its_tokens_become_stale() -> None:
-    class Endless(ScriptedEnvironment):
-        async def step(self, request: StepRequest) -> StepOutcome:
-            try:
-                await asyncio.sleep(100)
-            except asyncio.CancelledError:
-                self.requests.append(request)
-                raise
-            return outcome(terminated=True)
-
-    world = World([3, 4], [20.5])
-    environment = Endless([])
-    [episode] = episodes_with(VersionBounds(max_staleness=0), 1)
-    generator = TimedGenerator(world)
-    context = RolloutContext(generator, {"task": environment}, Schedule(), versions=world)
-
-    publishing = asyncio.create_task(world.run())
-    early_stopping = EarlyStopping(KEEP_ALL, {episode: 0})
-    async with aclosing(play_request([episode], context, early_stopping)) as ended:
-        [only] = [each async for each in ended]
-    assert only.result().status == "stale"
-    await publishing
-    assert virtual_time.now() == 20.5
-    assert len(environment.requests) == 1, "the step was cancelled"
-    assert generator.released == [episode.identity.rollout_id]
-
-
-def generated_by(version: int, finish_reason: FinishReason | None = None) -> Message:
-    return Message(
-        role="assistant",
-        content="a",
-        token_ids=[97],
-        generation_logprobs=[-1.0],
-        finish_reason=finish_reason,
-        weight_versions=[WeightVersionSpan(version=str(version), start=0, end=1)],
-    )
+def generated_by(*labels: str, finish_reason: FinishReason | None = None) -> Message:
+    """A response with a token of each of these versions."""
+    versions = [WeightVersionSpan(version=label, start=at, end=at + 1) for at, label in enumerate(labels)]
+    response = Message(role="assistant", content="a", token_ids=[97], generation_logprobs=[-1.0])
+    return response.model_copy(update={"weight_versions": versions or None, "finish_reason": finish_reason})
 
 
 def test_stale_rollouts_do_not_count_for_early_stopping() -> None:
     bounds = VersionBounds(max_staleness=0)
-    stale = EpisodeRecipe(message_log=lambda _: [generated_by(3)], bounds=bounds)
+    stale = EpisodeRecipe(message_log=lambda _: [generated_by("3")], bounds=bounds)
     short = EpisodeRecipe(prompt="qq", bounds=bounds, position=2, max_rollout_turns=1)
     long = EpisodeRecipe(prompt="qqq", bounds=bounds, position=3, max_rollout_turns=1)
     ended, _ = play_in(World([4], []), [recipe.make() for recipe in (stale, short, long)], Keep(per_group=1))
     first, second, third = (result.status for _, _, result in ended)
-    assert first == "stale"
-    assert (second in STATUSES_WITH_FINAL_REWARD, third) == (True, "cancelled")
+    assert (first, second in STATUSES_WITH_FINAL_REWARD, third) == ("stale", True, "cancelled")
 
 
 @pytest.mark.parametrize("finish_reason", [None, "stop"])
 def test_a_posted_log_that_is_stale_already_is_not_played(finish_reason: FinishReason | None) -> None:
-    log = [generated_by(1, finish_reason)]
+    log = [generated_by("1", finish_reason=finish_reason)]
     episode = EpisodeRecipe(message_log=lambda _: log, bounds=VersionBounds(max_staleness=1)).make()
     [(moment, _, result)], generator = play_in(World([3], []), [episode])
     assert (moment, result.status, generator.requests) == (0.0, "stale", [])
     assert generator.released == [episode.identity.rollout_id]
 
 
-def test_without_bounds_new_versions_interrupt_nothing() -> None:
-    world = World([3, 4, 5, 6], [1.5, 2.5, 3.5])
-    ended, generator = play_in(world, episodes_with(VersionBounds(), 4))
-    assert {result.status for _, _, result in ended} <= set(STATUSES_WITH_FINAL_REWARD)
-    assert generator.interrupted == []
-    assert any(len(set(versions_of(result))) > 1 for _, _, result in ended)
-
-
-def test_a_replica_with_another_version_refuses_and_is_asked_again_until_the_version_is_replaced() -> None:
+def test_a_replica_with_another_version_is_asked_again() -> None:
     """Between the swap of the replicas and the moment in which the ingress learns of it."""
     world = World([3, 4], [10.5], ahead_s=10.0)
-    [episode] = episodes_with(VersionBounds(version=3), 1)
-    [(moment, _, result)], generator = play_in(world, [episode])
-    assert result.error is not None
-    assert (result.status, result.error.kind) == ("error", "policy")
+    [(moment, _, result)], generator = play_in(world, episodes_with(VersionBounds(version=3), 1))
+    assert error_of(result)["kind"] == "policy"
     assert moment >= 10.5
     assert len(generator.requests) > 1
     with pytest.raises(OtherVersionLoaded) as raised:
@@ -463,14 +366,12 @@ def test_what_ends_a_rollout_after_it_has_become_stale_leaves_it_stale() -> None
     ending_with_step, ending_with_generation = (EpisodeRecipe(bounds=bounds, max_new_tokens=2).make() for _ in range(2))
     for episode in (ending_with_step, ending_with_generation):
         assert episode.next_generation() is not None
-    whole = Generation(packed_ids([97, 98]), packed_logprobs([-1.0, -1.0]), "stop", spans(3, 3))
-    ending_with_step.add_generation(whole)
+    ending_with_step.add_generation(generation_of(3, 3))
     assert not ending_with_step.done
     bounds.note_current(4)
     ending_with_step.add_outcome(outcome(reward=1.0, terminated=True))
-    ending_with_generation.add_generation(whole)
-    statuses = [episode.result().status for episode in (ending_with_step, ending_with_generation)]
-    assert statuses == ["stale", "stale"]
+    ending_with_generation.add_generation(generation_of(3, 3))
+    assert [episode.status for episode in (ending_with_step, ending_with_generation)] == ["stale", "stale"]
 
 
 def test_tokens_without_a_version_are_lost_where_one_is_demanded() -> None:

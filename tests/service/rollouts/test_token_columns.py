@@ -1,6 +1,5 @@
 """Further numbers of each token: they stay with their tokens, whatever interrupts a generation."""
 
-import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,6 @@ from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, SampledWith
 from rollout_client.contract.rollouts import SampleResult
 from service.jobs.codec import _state_of, turn_entry
-from service.rollouts.episode import Episode
 from service.rollouts.loop import _play_sample
 from service.rollouts.messages import continued, first_tokens_of
 from tests import virtual_time
@@ -34,12 +32,14 @@ from tests.service.rollouts.playing import (
     RandomEnvironment,
     RandomGenerator,
     async_context,
+    error_of,
     play,
     recipes,
 )
-from tests.service.scripted import CharacterChatTokenizer, EpisodeRecipe, ids_of
+from tests.service.scripted import CharacterChatTokenizer, EpisodeRecipe, ids_of, user_message
 
 ALL = IncludedColumns(sampling_mask=True, entropy=True, routed_experts=True)
+ENTROPY, TOP = packed_rows([0.5], "float32"), packed_rows([0], "float32", [1])
 
 
 def mask_at(place: int) -> list[int]:
@@ -101,9 +101,7 @@ def assert_numbers_are_with_their_tokens(result: SampleResult) -> None:
 
 
 @given(recipes, st.integers(0, 2**32))
-def test_each_token_keeps_its_numbers_however_often_its_generation_is_interrupted(
-    recipe: EpisodeRecipe, seed: int
-) -> None:
+def test_each_token_keeps_its_numbers_through_interruptions(recipe: EpisodeRecipe, seed: int) -> None:
     recipe = replace(recipe, include=ALL, retries=10_000)
     whole = play(recipe, WholeGenerator(), RandomEnvironment())
     assert_numbers_are_with_their_tokens(whole)
@@ -123,22 +121,16 @@ def test_a_log_that_is_posted_again_goes_on_with_its_numbers(recipe: EpisodeReci
 
 
 def test_a_posted_log_without_experts_has_those_of_its_prompt_computed() -> None:
-    log = [Message(role="user", content="Q", token_ids=ids_of("Q"))]
-    generator = WholeGenerator()
-    recipe = EpisodeRecipe(message_log=lambda _: log, include=ALL, max_rollout_turns=1)
-    result = play(recipe, generator, RandomEnvironment())
+    recipe = EpisodeRecipe(message_log=lambda _: [user_message("Q")], include=ALL, max_rollout_turns=1)
+    result = play(recipe, generator := WholeGenerator(), RandomEnvironment())
     assert generator.requests[0].experts_from == 0
     assert result.message_log[0].routed_experts == packed_rows(experts_of(ids_of("Q"), 0), "uint8", [2, 1])
 
 
-def test_experts_of_another_shape_than_those_of_the_posted_log_fail_the_rollout_in_a_sentence() -> None:
-    log = [
-        Message(role="user", content="Q", token_ids=ids_of("Q"), routed_experts=packed_rows([1] * 3, "uint8", [3, 1]))
-    ]
-    recipe = EpisodeRecipe(message_log=lambda _: log, include=ALL)
-    result = play(recipe, WholeGenerator(), RandomEnvironment())
-    assert result.error is not None
-    assert (result.error.kind, result.error.message) == (
+def test_experts_of_another_shape_than_posted_fail_the_rollout() -> None:
+    log = [user_message("Q").model_copy(update={"routed_experts": packed_rows([1] * 3, "uint8", [3, 1])})]
+    result = play(EpisodeRecipe(message_log=lambda _: log, include=ALL), WholeGenerator(), RandomEnvironment())
+    assert (error_of(result)["kind"], error_of(result)["message"]) == (
         "generation",
         "The model's routed_experts are uint8 of shape [2, 1] a token, those of the posted message_log uint8 of "
         "[3, 1]: post the log without them.",
@@ -146,62 +138,41 @@ def test_experts_of_another_shape_than_those_of_the_posted_log_fail_the_rollout_
 
 
 def test_posted_experts_are_known_up_to_the_first_message_that_has_others() -> None:
-    log = [
-        Message(
-            role="user", content="Q", token_ids=ids_of("Q"), routed_experts=packed_rows([1] * width, "uint8", [width])
-        )
-        for width in (3, 2)
-    ]
-    assert RoutedExperts(log).packed() == packed_rows([1] * 3, "uint8", [3])
-
-
-def test_posted_experts_are_not_copied_for_each_rollout_of_a_group() -> None:
-    log = [
-        Message(role="user", content="Q", token_ids=[1] * 2**16, routed_experts=numbers_of(bytes(2**20), "uint8", [16]))
-    ]
-    tracemalloc.start()
-    groups = [RoutedExperts(log) for _ in range(4)]
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert [experts.rows for experts in groups] == [2**16] * 4
-    assert held < 2**16
-
-
-class BrokenTokenizer(CharacterChatTokenizer):
-    def decode(self, token_ids: Sequence[int]) -> str:
-        raise ValueError
+    rows = [packed_rows([1] * width, "uint8", [width]) for width in (3, 2)]
+    log = [user_message("Q").model_copy(update={"routed_experts": each}) for each in rows]
+    assert RoutedExperts(log).packed() == rows[0]
 
 
 def test_a_response_that_cannot_be_added_leaves_no_experts() -> None:
+    class BrokenTokenizer(CharacterChatTokenizer):
+        def decode(self, token_ids: Sequence[int]) -> str:
+            raise ValueError("no text")
+
     log = EpisodeRecipe().make().log
     generation = Generation(ids_of("b"), [-1.0], "stop", columns={EXPERTS: packed_rows([1], "uint8", [1, 1])})
-    with pytest.raises(ValueError):  # noqa: PT011 - it has no message
+    with pytest.raises(ValueError, match="no text"):
         log.add_response(generation, BrokenTokenizer())
     assert (log.experts.rows, len(log.added)) == (0, 0)
 
 
 @pytest.mark.parametrize(
-    ("posted", "included"),
+    ("posted", "included", "kept"),
     [
-        ({"entropy": packed_rows([0.5], "float32")}, {}),
-        ({"top_logprobs": packed_rows([0, -1], "float32", [2])}, {"top_logprobs": packed_rows([0], "float32", [1])}),
-        ({}, {"entropy": packed_rows([0.5], "float32")}),
-        (
-            {"entropy": packed_rows([0.5], "float32"), "sampling_mask": None},
-            {"entropy": packed_rows([0.5], "float32"), "top_logprobs": packed_rows([0], "float32", [1])},
-        ),
+        ({"entropy": ENTROPY}, {}, {}),
+        ({"top_logprobs": packed_rows([0, -1], "float32", [2])}, {"top_logprobs": TOP}, {}),
+        ({}, {"entropy": ENTROPY}, {}),
+        ({"entropy": ENTROPY, "sampling_mask": None}, {"entropy": ENTROPY, "top_logprobs": TOP}, {"entropy": 2}),
     ],
 )
 def test_a_partial_response_has_columns_with_a_row_for_each_token_alone(
-    posted: dict[str, Any], included: dict[str, PackedNumbers]
+    posted: dict[str, Any], included: dict[str, PackedNumbers], kept: dict[str, int]
 ) -> None:
     partial = Message(role="assistant", content="a", token_ids=ids_of("a"), generation_logprobs=[-1.0], **posted)
     part = Generation(ids_of("b"), [-1.0], "stop", columns=included)
     response = continued(partial, part, EpisodeRecipe().tokenizer)
     assert len(response.token_ids) == 2
     columns = {name: getattr(response, name) for name in COLUMN_FIELDS}
-    rows = {name: column.shape[0] for name, column in columns.items() if column is not None}
-    assert rows == {name: 2 for name in posted.keys() & included.keys() if name == "entropy"}
+    assert {name: column.shape[0] for name, column in columns.items() if column is not None} == kept
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
@@ -236,15 +207,11 @@ def test_rows_know_their_shape() -> None:
     assert RoutedExperts().packed() is None
 
 
-def ended_episode() -> Episode:
-    episode = EpisodeRecipe(include=ALL, max_rollout_turns=1).make()
-    return virtual_time.run(_play_sample(episode, async_context(WholeGenerator(), RandomEnvironment())))
-
-
 def test_a_journal_keeps_the_numbers_of_a_rollout_that_has_ended() -> None:
-    ended = ended_episode()
+    recipe = EpisodeRecipe(include=ALL, max_rollout_turns=1)
+    ended = virtual_time.run(_play_sample(recipe.make(), async_context(WholeGenerator(), RandomEnvironment())))
     entry = from_json(turn_entry(0, 0, ended.state()))
-    restored = EpisodeRecipe(include=ALL, max_rollout_turns=1).make()
+    restored = recipe.make()
     restored.restore(_state_of(entry["state"]))
     assert restored.result() == ended.result()
 
@@ -254,9 +221,3 @@ def test_a_journal_keeps_nulls_in_place_of_numbers_that_were_posted() -> None:
     state = EpisodeRecipe(message_log=lambda _: [posted]).make().state()
     [message] = _state_of(from_json(turn_entry(0, 0, state))["state"]).messages
     assert set_fields(message)["entropy"] is None
-
-
-@pytest.mark.parametrize("data", [b"\0" * 3, b"\0" * 5])
-def test_bytes_that_are_not_the_numbers_of_the_shape_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"bytes are not the numbers of shape \[2\] in uint16"):
-        PackedNumbers(dtype="uint16", shape=[2], data=data)

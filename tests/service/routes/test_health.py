@@ -9,11 +9,6 @@ from deployments.failures import EnvironmentLost, GenerationLost
 from tests.service.scripted_http import ScriptedHttp
 
 
-def test_a_service_whose_deployments_answer_is_ready() -> None:
-    response = ScriptedHttp().request("GET", "/readyz")
-    assert (response.status_code, response.json()) == (200, {"status": "ready", "degraded": []})
-
-
 def test_a_service_without_one_of_its_tasks_is_ready_and_degraded() -> None:
     service = ScriptedHttp()
 
@@ -21,22 +16,26 @@ def test_a_service_without_one_of_its_tasks_is_ready_and_degraded() -> None:
         raise EnvironmentLost("It died.")
 
     service.environments["math"].describe = lost  # type: ignore[method-assign]
-    response = service.request("GET", "/readyz")
     degraded = {"part": "environment", "task_name": "math", "replica_id": None, "reason": "It died."}
-    assert (response.status_code, response.json()) == (200, {"status": "ready", "degraded": [degraded]})
+    for path in ("/readyz", "/health", "/health_generate"):
+        response = service.request("GET", path)
+        assert (response.status_code, response.json()) == (200, {"status": "ready", "degraded": [degraded]})
 
 
-def test_a_service_is_not_ready_when_the_generator_is_lost() -> None:
+def test_a_service_is_not_ready_and_yet_alive_when_the_generator_is_lost() -> None:
     service = ScriptedHttp()
 
     async def lost() -> Any:
         raise GenerationLost("It died.")
 
     service.generator.describe = lost  # type: ignore[method-assign]
-    response = service.request("GET", "/readyz")
-    assert (response.status_code, response.headers["content-type"]) == (503, "application/problem+json")
-    assert response.headers["retry-after"] == "2"
-    assert response.json()["errors"] == [{"field": "", "message": "It died", "value": None}]
+    for path in ("/readyz", "/health", "/health_generate"):
+        response = service.request("GET", path)
+        assert (response.status_code, response.headers["content-type"]) == (503, "application/problem+json")
+        assert response.headers["retry-after"] == "2"
+        assert response.json()["errors"] == [{"field": "", "message": "It died", "value": None}]
+    response = service.request("GET", "/healthz")
+    assert (response.status_code, response.json()) == (200, {"status": "alive"})
 
 
 def test_a_service_is_not_ready_when_the_generator_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,14 +49,3 @@ def test_a_service_is_not_ready_when_the_generator_does_not_answer_in_time(monke
     response = service.request("GET", "/readyz")
     assert response.status_code == 503
     assert "The answer of the generator took longer" in response.json()["detail"]
-
-
-def test_a_service_is_alive_also_when_it_is_not_ready() -> None:
-    service = ScriptedHttp()
-
-    async def lost() -> Any:
-        raise GenerationLost("It died.")
-
-    service.generator.describe = lost  # type: ignore[method-assign]
-    response = service.request("GET", "/healthz")
-    assert (response.status_code, response.json()) == (200, {"status": "alive"})

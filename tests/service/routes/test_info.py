@@ -62,10 +62,6 @@ def test_the_vocabulary_is_listed_by_id() -> None:
     assert (response.status_code, response.json()) == (200, {"tokens": tokens_by_id(tokenizer)})
 
 
-def test_a_client_with_the_same_tokenizer_finds_no_difference() -> None:
-    ScriptedHttp().call(lambda client: client.check_tokenizer(tokenizer))
-
-
 def test_every_response_names_the_version_of_the_contract() -> None:
     service = ScriptedHttp()
     for response in (service.request("GET", "/healthz"), service.request("GET", "/nowhere"), service.post(b"{")):

@@ -98,7 +98,7 @@ def test_a_version_that_is_gone_is_a_409_that_says_what_can_be_had() -> None:
     assert "version 3 made tokens of it, and version 4 is current" in response.json()["detail"]
 
 
-def test_images_that_the_service_does_not_take_are_refused_before_anything_is_generated() -> None:
+def test_images_that_the_service_does_not_take_are_refused() -> None:
     http = http_with()
     result, _ = asyncio.run(replayed(http))
     document = json.loads(result.model_dump_json())

@@ -12,8 +12,8 @@ import pytest
 from deployments.failures import GenerationRejected
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import read_response
-from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from service.rollout_requests import result_encoding, running_rollout
+from rollout_client.contract.rollouts import RolloutResponse
+from service.rollout_requests import result_encoding
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.garbage_collection import PacedCollections
 from service.rollout_requests.result_encoding import JsonResponseEncoder, sample_line
@@ -54,23 +54,9 @@ def test_the_first_failure_ends_a_request_that_asked_for_it() -> None:
     service = ScriptedHttp()
     service.generator.script = [GenerationRejected("The engine refused the generation: no.")]
     response = service.post({"samples": [GOOD], "on_error": "fail"})
-    assert (response.status_code, response.json()["errors"]) == (
-        502,
-        [
-            {
-                "field": "samples[0]",
-                "message": "generation 0 failed: The engine refused the generation: no.",
-                "value": "generation",
-            }
-        ],
-    )
-
-
-def test_a_failed_sample_has_no_reward() -> None:
-    service = ScriptedHttp()
-    service.generator.script = [GenerationRejected("no")]
-    sample = service.post({"samples": [GOOD]}).json()["samples"][0]
-    assert (sample["status"], sample["total_reward"], sample["metrics"]["total_reward"]) == ("error", None, None)
+    message = "generation 0 failed: The engine refused the generation: no."
+    assert response.status_code == 502
+    assert response.json()["errors"] == [{"field": "samples[0]", "message": message, "value": "generation"}]
 
 
 # Formats
@@ -97,13 +83,10 @@ def test_a_stream_has_a_line_per_rollout_as_it_ends_and_then_the_summary() -> No
     response = service.post({"samples": [GOOD, GOOD], "num_generations": 2}, accept=NDJSON, x_request_id="mine")
     assert (response.status_code, response.headers["content-type"]) == (200, NDJSON)
     *samples, summary = [json.loads(line) for line in response.text.splitlines()]
-    assert sorted(line["position"] for line in samples) == [0, 1, 2, 3]
-    for line in samples:
-        assert line.keys() == {"position", "sample"}
-        assert line["sample"]["idx"] == line["position"] // 2
-        assert line["sample"]["generation_index"] == line["position"] % 2
-    assert summary.keys() == {"summary"}
-    assert summary["summary"]["request_id"] == "mine"
+    places = [(line["position"], line["sample"]["idx"], line["sample"]["generation_index"]) for line in samples]
+    assert sorted(places) == [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]
+    assert {*map(tuple, samples)} == {("position", "sample")}
+    assert (list(summary), summary["summary"]["request_id"]) == (["summary"], "mine")
     assert summary["summary"]["metrics"]["total_turns"] == 2
 
 
@@ -141,16 +124,14 @@ def test_a_rollout_of_many_tokens_is_encoded_in_another_thread(
 def test_a_large_response_is_made_in_parts_in_threads_and_is_the_same(
     accept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.rollout_requests.result_encoding.PART_BYTES", 100)
+    monkeypatch.setattr(result_encoding, "PART_BYTES", 100)
     monkeypatch.setattr("service.rollout_requests.arrow_encoder.NUMBERS_PER_BATCH", 40)
     monkeypatch.setattr("service.rollout_requests.episodes.uuid4", lambda: UUID(int=7))
-    whole, parts = ScriptedHttp(), ScriptedHttp()
     body = {"samples": [GOOD] * 3, "num_generations": 2}
-    at_once = whole.post(body, accept=accept, x_request_id="mine")
-    assert "content-length" in at_once.headers
+    at_once = ScriptedHttp().post(body, accept=accept, x_request_id="mine")
     monkeypatch.setattr(result_encoding, "MOST_TOKENS_INLINE", 10)
-    streamed = parts.post(body, accept=accept, x_request_id="mine")
-    assert "content-length" not in streamed.headers
+    streamed = ScriptedHttp().post(body, accept=accept, x_request_id="mine")
+    assert ["content-length" in answer.headers for answer in (at_once, streamed)] == [True, False]
     assert streamed.content == at_once.content
     assert (streamed.status_code, streamed.headers["content-type"]) == (200, accept)
 
@@ -166,33 +147,8 @@ def test_an_error_while_the_first_part_is_made_is_still_a_problem(monkeypatch: p
         assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
 
 
-def test_the_size_of_a_rollout_is_its_tokens_and_its_text_and_what_it_repeats() -> None:
-    service = ScriptedHttp()
-    sample = SampleResult.model_validate(service.post({"samples": [GOOD]}).json()["samples"][0])
-    tokens = sum(len(message.token_ids) for message in sample.message_log)
-    text = sum(len(message.content) for message in sample.message_log)
-    assert min(tokens, text) > 1
-    assert result_encoding.size_of(sample, echoed_bytes=160_000 - text) == tokens + 10_000
-
-
-def test_the_summary_of_many_rollouts_is_computed_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
-    metrics = RequestMetricsAccumulator.metrics
-
-    def noted(self: RequestMetricsAccumulator) -> Any:
-        threads.append(threading.get_ident())
-        return metrics(self)
-
-    monkeypatch.setattr(RequestMetricsAccumulator, "metrics", noted)
-    monkeypatch.setattr(running_rollout, "MOST_ROLLOUTS_INLINE", 2)
-    for accept in (JSON, NDJSON):
-        for count in (2, 3):
-            assert ScriptedHttp().post({"samples": [GOOD] * count}, accept=accept).status_code == 200
-    assert [thread == threading.get_ident() for thread in threads] == [True, False] * 2
-
-
 @pytest.mark.parametrize("accept", [JSON, NDJSON, ARROW])
-def test_a_request_is_in_flight_for_the_garbage_collector_until_it_is_answered(
+def test_a_request_is_in_flight_for_the_collector_until_it_is_answered(
     accept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_flight: list[bool] = []

@@ -8,12 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.failures import GenerationLost
 from deployments.protocols.model_server import CallsToAbort
 from service.access.access_control import OPEN_TO_ALL, AccessControl
+from tests.fakes.model_server import JSON_PARTS, ScriptedModelServer
 from tests.service.keyed_http import access_of_a_key
 from tests.service.scripted_http import ScriptedHttp
-from tests.service.scripted_model_server import JSON_PARTS, ScriptedModelServer
 
 TOKENS = ("generate", "inference/v1/generate")
 
@@ -90,22 +89,10 @@ def test_each_prompt_and_each_sample_counts(endpoint: str, body: dict[str, Any],
     assert http.server.requests[0].choices == choices
 
 
-def test_more_samples_than_a_request_may_have_are_refused() -> None:
+def test_the_calls_of_a_trainer_share_the_engines_as_one_party() -> None:
     http = Http()
-    refused = http.post("/generate", {"input_ids": [[5]] * 51, "sampling_params": {"n": 2}})
-    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "n")
-
-
-def test_the_calls_of_a_trainer_share_the_engines_as_one_party_of_the_priority_that_they_ask_for() -> None:
-    http = Http()
-    for path in (
-        "/generate",
-        "/generate",
-        "/inference/v1/generate",
-        "/generate?priority=batch",
-        "/generate?priority=2.5",
-    ):
-        assert http.post(path, {}).status_code == 200
+    for path in ("generate", "generate", "inference/v1/generate", "generate?priority=batch", "generate?priority=2.5"):
+        assert http.post(f"/{path}", {}).status_code == 200
     shares = [request.share for request in http.server.requests]
     assert [share.weight for share in shares] == [1.0, 1.0, 1.0, 1 / 16, 2.5]
     assert shares[0].id == shares[1].id == shares[2].id
@@ -124,8 +111,7 @@ def test_the_calls_of_a_trainer_share_the_engines_as_one_party_of_the_priority_t
     ],
 )
 def test_an_abort_names_calls_of_its_caller_up_to_now(tmp_path: Path, body: dict[str, Any], rid: str) -> None:
-    access, key = access_of_a_key(tmp_path)
-    http = Http(access, key)
+    http = Http(*access_of_a_key(tmp_path))
     http.post("/generate", {})
     answer = http.post("/abort_request", body)
     assert (answer.status_code, answer.content) == (200, b"")
@@ -155,56 +141,40 @@ def test_an_abort_that_names_no_calls_is_refused(body: dict[str, Any]) -> None:
     assert (http.post("/abort_request", body).status_code, http.server.aborted) == (422, [])
 
 
-def test_a_trainer_finds_one_worker_and_sees_that_its_calls_have_ended() -> None:
-    http = Http()
-    assert http.get("/workers") == {
-        "workers": [{"url": "http://service", "worker_type": "regular", "is_healthy": True}]
-    }
-    load = {"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0}
-    assert http.get("/v1/loads?include=core") == {"loads": [load]}
+MODEL = {
+    "model_path": "tiny",
+    "tokenizer_path": "tiny",
+    "is_generation": True,
+    "preferred_sampling_params": None,
+    "weight_version": "0",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/workers", {"workers": [{"url": "http://service", "worker_type": "regular", "is_healthy": True}]}),
+        ("/v1/loads?include=core", {"loads": [{"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0}]}),
+        ("/model_info", MODEL),
+        ("/get_model_info", MODEL),
+    ],
+)
+def test_a_trainer_finds_one_worker_and_its_model(path: str, answer: dict[str, Any]) -> None:
+    assert Http().get(path) == answer
 
 
 def test_calls_in_flight_are_counted_until_they_end() -> None:
     server = ScriptedModelServer([0.05, *JSON_PARTS])
-    service = ScriptedHttp(model_server=server)
 
     async def counted() -> list[int]:
-        transport = httpx.ASGITransport(service.app)
+        transport = httpx.ASGITransport(ScriptedHttp(model_server=server).app)
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-            calls = [asyncio.create_task(http.post(f"/{endpoint}", json={})) for endpoint in TOKENS]
-            chat = asyncio.create_task(http.post("/v1/chat/completions", json={}))
+            paths = (*TOKENS, "v1/chat/completions")
+            calls = [asyncio.create_task(http.post(f"/{path}", json={})) for path in paths]
             while len(server.requests) < 3:
                 await asyncio.sleep(0)
             during = (await http.get("/loads")).json()["loads"][0]["num_running_reqs"]
-            await asyncio.gather(*calls, chat)
+            await asyncio.gather(*calls)
             return [during, (await http.get("/loads")).json()["loads"][0]["num_running_reqs"]]
 
     assert asyncio.run(counted()) == [2, 0]
-
-
-@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
-def test_the_model_is_described_with_the_version_of_its_weights(path: str) -> None:
-    assert Http().get(path) == {
-        "model_path": "tiny",
-        "tokenizer_path": "tiny",
-        "is_generation": True,
-        "preferred_sampling_params": None,
-        "weight_version": "0",
-    }
-
-
-@pytest.mark.parametrize("path", ["/health", "/health_generate"])
-def test_health_is_readiness(path: str) -> None:
-    http = Http()
-    assert http.service.request("GET", path).status_code == 200
-
-    async def lost() -> Any:
-        raise GenerationLost("It died.")
-
-    http.service.generator.describe = lost  # type: ignore[method-assign]
-    assert http.service.request("GET", path).status_code == 503
-
-
-def test_nothing_is_flushed_and_that_is_said() -> None:
-    answer = Http().post("/flush_cache", {})
-    assert (answer.status_code, answer.text.split(":")[0]) == (200, "Nothing was flushed")

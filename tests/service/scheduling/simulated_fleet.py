@@ -58,9 +58,7 @@ class Replica:
 
     def load(self) -> ReplicaLoad:
         return ReplicaLoad(
-            len(self.ingress_of),
-            ingresses=len(set(self.ingress_of.values())),
-            virtual_time=self.virtual_time,
+            len(self.ingress_of), ingresses=len(set(self.ingress_of.values())), virtual_time=self.virtual_time
         )
 
     @property

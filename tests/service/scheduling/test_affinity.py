@@ -1,12 +1,14 @@
 """Which replica each turn of a rollout goes to."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.scheduling.affinity import GROUP_SLACK, ReplicaAffinity
+from service.scheduling.affinity import GROUP_SLACK, Assignment, ReplicaAffinity
+from tests.kept_objects import kept
 
 REPLICAS = ("a", "b", "c")
 
@@ -27,7 +29,7 @@ def test_a_rollout_keeps_its_replica() -> None:
     assert replica_of(affinity, "one", "g", REPLICAS) == first
 
 
-def test_a_group_shares_a_replica_until_its_load_exceeds_the_least_by_the_slack() -> None:
+def test_a_group_shares_a_replica_up_to_the_slack() -> None:
     affinity = new_affinity()
     replicas = [replica_of(affinity, f"{number}", "group", REPLICAS) for number in range(GROUP_SLACK + 2)]
     assert len(set(replicas[: GROUP_SLACK + 1])) == 1
@@ -54,15 +56,14 @@ def test_a_group_that_has_ended_is_forgotten() -> None:
 
 
 def test_when_all_rollouts_are_released_nothing_is_kept() -> None:
-    affinity = new_affinity()
+    affinity, before = new_affinity(), kept(Assignment)
     for name in ("one", "two", "three"):
         replica_of(affinity, name, "group", REPLICAS)
     replica_of(affinity, "without a replica", "other group", ())
     affinity.mark_failed("two")
     for name in ("one", "two", "three", "without a replica"):
         affinity.release(name)
-    kept = {name: value for name, value in vars(affinity).items() if name != "_choose" and value}
-    assert kept == {}
+    assert kept(Assignment) == before
 
 
 def test_a_rollout_whose_replica_is_gone_moves_to_another_and_keeps_that() -> None:
@@ -74,7 +75,7 @@ def test_a_rollout_whose_replica_is_gone_moves_to_another_and_keeps_that() -> No
     assert replica_of(affinity, "one", "g", REPLICAS) == second
 
 
-def test_a_rollout_whose_replica_failed_moves_to_another_although_the_failed_one_is_listed() -> None:
+def test_a_rollout_whose_replica_failed_moves_to_another() -> None:
     affinity = new_affinity()
     first = replica_of(affinity, "one", "g", REPLICAS)
     affinity.mark_failed("one")
@@ -98,10 +99,11 @@ Moves = st.lists(st.tuples(st.sampled_from(["turn", "fail", "release"]), st.inte
 
 
 @given(moves=Moves, groups=st.integers(1, 12), replicas=st.integers(1, 5))
-def test_the_load_of_a_replica_is_the_number_of_rollouts_assigned_to_it(
+def test_a_new_rollout_goes_to_a_replica_with_the_fewest_rollouts(
     moves: list[tuple[str, int]], groups: int, replicas: int
 ) -> None:
-    affinity, assigned, names = new_affinity(), {}, [f"{number}" for number in range(replicas)]
+    affinity, names = new_affinity(), [f"{number}" for number in range(replicas)]
+    assigned: dict[str, str | None] = {}
     for move, rollout in moves:
         name = f"{rollout}"
         if move == "turn":
@@ -112,15 +114,14 @@ def test_the_load_of_a_replica_is_the_number_of_rollouts_assigned_to_it(
         else:
             affinity.release(name)
             assigned.pop(name, None)
-        assert {replica: affinity._load[replica] for replica in names} == {
-            replica: list(assigned.values()).count(replica) for replica in names
-        }
+        load = Counter(assigned.values())
+        assert load[replica_of(affinity, "probe", "probe", names)] == min(load[replica] for replica in names)
+        affinity.release("probe")
 
 
 @given(rollouts=st.integers(1, 60), replicas=st.integers(1, 7))
 def test_without_groups_no_two_replicas_differ_by_more_than_one(rollouts: int, replicas: int) -> None:
     affinity, names = new_affinity(), [f"{number}" for number in range(replicas)]
-    for number in range(rollouts):
-        replica_of(affinity, f"{number}", f"{number}", names)
-    loads = [affinity._load[name] for name in names]
+    load = Counter(replica_of(affinity, f"{number}", f"{number}", names) for number in range(rollouts))
+    loads = [load[name] for name in names]
     assert max(loads) - min(loads) <= 1

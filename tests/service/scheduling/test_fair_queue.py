@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.scheduling.fair_queue import FairQueue
+from rollout_client.contract.base import Priority
+from service.scheduling.fair_queue import FairQueue, _ItemsInLane, _weight_of, counts_by_priority
+from tests.kept_objects import kept
 
 
 def queue_with(weights: dict[str, float], items: int) -> "FairQueue[str, str]":
@@ -69,7 +71,7 @@ def test_a_flow_that_begins_late_is_next() -> None:
     assert start_next(queue) == "b"
 
 
-def test_within_a_flow_the_highest_rank_is_first_and_among_equal_ranks_the_oldest() -> None:
+def test_within_a_flow_the_highest_rank_is_first_then_the_oldest() -> None:
     queue: FairQueue[str, str] = FairQueue()
     flow = queue.flow("a", 1)
     for item, rank in (("new 1", 0), ("begun 1", 2), ("new 2", 0), ("begun 2", 2), ("middle", 1)):
@@ -102,13 +104,13 @@ def test_the_longest_lane_is_that_with_most_items() -> None:
     assert (queue.longest_lane(), queue.size_of("two"), queue.first_of("two")) == ("one", 0, None)
 
 
-def test_a_flow_that_leaves_and_joins_a_lane_many_times_leaves_nothing_behind() -> None:
-    queue = queue_with({"a": 1}, 1)
+def test_a_flow_that_leaves_a_lane_many_times_leaves_nothing_behind() -> None:
+    queue, before = queue_with({"a": 1}, 1), kept(_ItemsInLane)
     flow = queue.flow("b", 1)
     for number in range(1000):
         queue.add(f"b{number}", "l", flow, rank=0)
         queue.remove(f"b{number}")
-    assert len(queue._lanes["l"].flows) <= 3
+    assert kept(_ItemsInLane) <= before + 2
 
 
 def test_removing_an_item_that_does_not_wait_is_an_error() -> None:
@@ -229,3 +231,15 @@ def test_each_item_of_a_part_is_returned_once_or_removed(steps: list[tuple[str, 
         assert queue.size_of(lane) == len(left)
         assert sorted(start_next(queue, lane=lane) for _ in left) == sorted(left)
     assert len(queue) == 0
+
+
+@pytest.mark.parametrize(
+    ("priority", "weight"), [("interactive", 16.0), ("train", 1.0), ("batch", 0.0625), (2.5, 2.5), (1, 1.0)]
+)
+def test_a_priority_is_a_weight_in_proportion_to_training(priority: Priority, weight: float) -> None:
+    assert _weight_of(priority) == weight
+
+
+def test_counts_by_priority_miss_no_class() -> None:
+    counts = counts_by_priority({16.0: 2, 0.0625: 1, 2.5: 3, 0.5: 4})
+    assert counts == {"interactive": 2, "train": 0, "batch": 1, "other": 7}

@@ -49,7 +49,7 @@ def test_each_choice_of_a_call_takes_a_place() -> None:
 
 @pytest.mark.parametrize(("running", "has_room"), [(0, True), (1, True), (10, True), (11, False), (20, False)])
 @pytest.mark.parametrize("choices", [10, 20, 128])
-def test_a_call_of_more_choices_than_half_of_the_window_starts_when_half_of_it_is_free(
+def test_a_call_of_many_choices_starts_when_half_of_the_window_is_free(
     choices: int, running: int, has_room: bool
 ) -> None:
     window = ReplicaWindow(CAPACITY, 2.0)
@@ -58,7 +58,7 @@ def test_a_call_of_more_choices_than_half_of_the_window_starts_when_half_of_it_i
     assert window.has_room(1.0, choices) is has_room
 
 
-def test_a_call_whose_choices_take_more_tokens_than_half_of_the_cache_starts_when_half_of_it_is_free() -> None:
+def test_a_call_of_many_tokens_starts_when_half_of_the_cache_is_free() -> None:
     window = ReplicaWindow(CAPACITY, 2.0)
     window.add(500.0)
     assert window.has_room(5000.0, sequences=4)
@@ -67,7 +67,7 @@ def test_a_call_whose_choices_take_more_tokens_than_half_of_the_cache_starts_whe
     assert not window.has_room(5000.0, sequences=4)
 
 
-def test_after_a_call_that_is_larger_than_the_window_nothing_starts_before_its_end() -> None:
+def test_beside_a_call_larger_than_the_window_nothing_starts() -> None:
     window = ReplicaWindow(CAPACITY, 2.0)
     window.add(1.0, sequences=128)
     assert not window.has_room(1.0)
@@ -119,7 +119,7 @@ def test_the_only_ingress_has_the_whole_window_whatever_the_count_says() -> None
     assert (window.of_others, room_of(window)) == (0, 20)
 
 
-def test_after_failures_without_a_success_one_generation_at_a_time_tries_the_replica() -> None:
+def test_after_failures_one_generation_at_a_time_tries_the_replica() -> None:
     window = ReplicaWindow(CAPACITY, 2.0)
     for _ in range(SUSPECT_AFTER - 1):
         window.note_failure()
@@ -133,7 +133,7 @@ def test_after_failures_without_a_success_one_generation_at_a_time_tries_the_rep
     assert (window.is_suspect, room_of(window), window.has_free_sequence) == (False, 20, True)
 
 
-def test_a_sequence_is_free_while_the_generations_of_all_are_fewer_than_the_batch() -> None:
+def test_a_sequence_is_free_while_generations_are_fewer_than_the_batch() -> None:
     window = ReplicaWindow(CAPACITY, 2.0)
     window.observe(ReplicaLoad(ongoing_generations=8, ingresses=2), ended=0)
     window.add(1.0)
@@ -190,7 +190,7 @@ def test_shares_are_in_proportion_to_the_weights_of_the_requests() -> None:
     assert fleet.turns_ended["a"] / fleet.turns_ended["b"] == pytest.approx(3.0, rel=0.25)
 
 
-def test_a_policy_that_comes_later_waits_for_a_turn_and_not_for_the_end_of_the_others() -> None:
+def test_a_policy_that_comes_later_waits_for_a_turn() -> None:
     fleet = fleet_of("a", 1)
     fleet.at(5.0, lambda: fleet.post(Batch("late", rollouts=8, turns=2, policy="late")))
     fleet.run(lambda: "late" in fleet.ended)
@@ -230,7 +230,7 @@ batches = st.lists(
 
 
 @given(batches, st.integers(1, 3), st.integers(1, 3))
-def test_every_generation_ends_and_no_replica_has_more_policies_than_its_engine_holds(
+def test_no_replica_has_more_policies_than_its_engine_holds(
     given_batches: list[tuple[str | None, int, int, float]], replicas: int, max_loras: int
 ) -> None:
     fleet = Fleet(replicas, Timing(time_per_token_s=0.01, max_num_seqs=4), max_loras=max_loras)

@@ -41,18 +41,6 @@ def test_warnings_and_printed_lines_are_shown_with_their_deployment(tmp_path: Pa
     ]
 
 
-def test_a_record_without_a_rollout_shows_its_request_and_one_without_both_neither(tmp_path: Path) -> None:
-    of_request = {**WARNING, "level": "ERROR"}
-    del of_request["rollout_id"], of_request["exception"]
-    of_neither = dict(of_request)
-    del of_neither["request_id"]
-    write(tmp_path / "a.jsonl", of_request, of_neither)
-    assert list(_ReplicaLogs(tmp_path).new_texts()) == [
-        "[math] error: The step failed. (request_id r1)",
-        "[math] error: The step failed.",
-    ]
-
-
 def test_each_line_is_shown_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
     logs = _ReplicaLogs(tmp_path)
     assert list(logs.new_texts()) == []
@@ -83,9 +71,7 @@ def test_a_flood_of_one_replica_is_cut_and_the_file_named(tmp_path: Path) -> Non
     assert texts[50:] == [f"10 more lines are in {tmp_path / 'a.jsonl'}"]
 
 
-def test_progress_bars_of_datasets_stay_in_the_log_and_printed_lines_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_bars_of_datasets_stay_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = logging.Logger("stderr")
     log.addHandler(handler := _json_lines_handler(tmp_path / "a.jsonl"))
     handler.setFormatter(_JsonLinesFormatter("math", "r"))
@@ -106,12 +92,6 @@ def test_where_nothing_is_drawn_anew_each_stage_is_a_line() -> None:
     written = io.StringIO()
     stages_of(Console(file=written, width=20))
     assert written.getvalue().splitlines() == ["Starting Ray", "Starting [math]", "Starting Ingress"]
-
-
-def test_on_a_terminal_the_stages_share_a_line() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=40, record=True)
-    stages_of(console)
-    assert [line.endswith("Starting Ingress") for line in console.export_text().splitlines()] == [True]
 
 
 def test_what_was_written_last_is_shown_before_the_block_is_left(tmp_path: Path) -> None:

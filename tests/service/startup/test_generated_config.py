@@ -19,7 +19,6 @@ from service.startup.generated_config import (
     EMBEDDED_MODEL_THAT_SEES,
     ServedModel,
     engine_fields,
-    environments_of,
     generated_config,
     sees,
 )
@@ -57,7 +56,7 @@ def test_the_embedded_model_with_its_tasks_is_the_shipped_config() -> None:
     assert replicas(made) == replicas(shipped)
 
 
-def test_gpus_are_divided_between_replicas_and_the_model_says_how_long_its_context_is() -> None:
+def test_gpus_are_divided_between_replicas() -> None:
     made = application(ServedModel("Qwen/Qwen3-8B", gpus=8, tensor_parallel_size=2), "math")
     engine = made["args"]["engine"]
     [shipped] = shipped_config("serve_config.yaml")["applications"]
@@ -117,14 +116,6 @@ def test_a_task_is_a_built_in_one_or_an_environment_by_its_import_path() -> None
         "guess_the_number": {"import_path": "my_package.games:GuessTheNumberEnv"},
         "hard": {"import_path": "my_package.games:GuessTheNumberEnv"},
     }
-
-
-@pytest.mark.parametrize(
-    ("class_name", "task_name"),
-    [("MathEnvironment", "math"), ("MyEnv", "my"), ("Environment", "environment"), ("Gsm8kTask", "gsm8k_task")],
-)
-def test_a_task_without_a_name_gets_that_of_its_class(class_name: str, task_name: str) -> None:
-    assert [*environments_of([f"my_package.games:{class_name}"])] == [task_name]
 
 
 @pytest.mark.parametrize("task_name", BUILT_IN)

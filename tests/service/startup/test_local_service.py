@@ -12,7 +12,7 @@ from ray.serve.schema import DeploymentSchema, ServeApplicationSchema
 
 from service.startup import local_service
 from service.startup.config import ServiceNotStarted
-from service.startup.local_service import _drain_replicas, _refuse_taken_port, _shutdown_bound_s
+from service.startup.local_service import _drain_replicas, _refuse_taken_port, _shutdown_bound_s, _start_ray
 
 
 class HandleThatLearnsItsReplicas:
@@ -45,11 +45,6 @@ def test_the_rollouts_have_as_long_as_the_ingress_has_to_shut_down() -> None:
     assert _shutdown_bound_s(application(graceful_shutdown_timeout_s=3600)) == 3600
 
 
-def test_without_a_setting_they_have_as_long_as_ray_serve_gives() -> None:
-    assert _shutdown_bound_s(application()) == 20
-    assert _shutdown_bound_s(ServeApplicationSchema(import_path="service.app:build")) == 20
-
-
 def test_a_handle_that_does_not_know_its_replicas_yet_is_asked_again() -> None:
     handle = HandleThatLearnsItsReplicas(calls_before=2, left_by_replica=[3, 4])
     assert _drain_replicas(handle, 20) == 7
@@ -70,11 +65,11 @@ def test_whatever_ray_raises_is_said(error: Exception) -> None:
         patch.object(ray, "init", side_effect=error),
         pytest.raises(ServiceNotStarted) as raised,
     ):
-        local_service._start_ray(8000)
+        _start_ray(8000)
     assert str(raised.value) == f"Ray did not start: {error}"
 
 
-def test_a_port_that_something_listens_on_is_refused_and_is_accepted_afterwards() -> None:
+def test_a_port_that_something_listens_on_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -34,22 +34,6 @@ def test_the_config_is_printed_and_nothing_is_started() -> None:
     assert list(config["applications"][0]["args"]["environments"]) == ["math"]
 
 
-def test_fields_of_the_engine_are_options() -> None:
-    options = (
-        "--engine",
-        "max_num_seqs=8",
-        "--engine",
-        "max_num_seqs=16",
-        "--engine",
-        "max-model-len=auto",
-        "--engine",
-        "seed=1",
-    )
-    _, printed, _ = invoke("org/model", "--gpus", "1", *options, "--print-config")
-    engine = yaml.safe_load(printed)["applications"][0]["args"]["engine"]
-    assert (engine["max_num_seqs"], engine["max_model_len"], engine["seed"]) == (16, "auto", 1)
-
-
 def test_a_models_folder_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -79,13 +63,6 @@ def test_a_model_that_sees_is_served_with_images(
     assert args.get("images") == ({} if takes_images else None)
 
 
-def test_what_cannot_work_is_one_sentence() -> None:
-    code, printed, told = invoke("--env", "maths", "--gpus", "0")
-    assert (code, printed) == (1, "")
-    assert told.startswith("--env: 'maths' is not a task.")
-    assert "Traceback" not in told
-
-
 def test_environments_of_the_working_directory_can_be_imported_in_replicas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +87,7 @@ def test_the_generated_config_is_that_which_is_served(monkeypatch: pytest.Monkey
     assert config.applications[0].args == application["args"]
 
 
-def test_the_servers_package_brings_the_command_to_the_clients_command_line() -> None:
+def test_the_servers_package_brings_the_command() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     module, _, function = project["entry-points"][command_line.SERVER_COMMANDS]["serve"].partition(":")
     assert getattr(import_module(module), function) is serve

@@ -32,8 +32,8 @@ from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.task_samples import TaskSampler
 from service.settings import AccessSettings, AdmissionSettings, RequestLimits
+from tests.fakes.policy_store import ScriptedStore
 from tests.service.scripted_http import VOCAB_SIZE, app_of, tokenizer
-from tests.service.scripted_store import ScriptedStore
 from tests.service.ui.played_parts import TalkingGenerator, tasks
 from tests.service.ui.scripted_metrics import scripted_metrics
 
@@ -69,7 +69,7 @@ def scripted_app(access: AccessControl) -> FastAPI:
     not_compared: Any = None
     reports = TrainerReports(in_process, not_compared, lambda: {"": 7})
     rollouts = RolloutService(generator, environments, policy, factory, limits, admission, sampler, records=recorder)
-    return app_of(rollouts, access, sets_request_id_header=True, recorder=recorder, reports=reports)
+    return app_of(generator, rollouts, access, records=recorder, reports=reports)
 
 
 def access_of(folder: Path, key: str | None) -> AccessControl:

@@ -1,11 +1,36 @@
 """Serve handles of real replica objects that live in the test's own process: both halves of the calls are real."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from deployments.failures import RolloutFailure
+from deployments.generation.generator_replica_base import GeneratorReplicaBase
+from deployments.protocols.generation import Engine, GenerationRequest
+from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.rpc.handle_calls import record_live_replicas
+
+
+class TimedEngine(Engine):
+    """An engine of a test's own: `generate` is left to its class."""
+
+    description = GeneratorDescription("timed", max_model_len=10, vocab_size=2)
+    ongoing = 1
+
+    async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
+        raise NotImplementedError
+
+    def describe(self) -> GeneratorDescription:
+        return self.description
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(self.ongoing)
+
+
+class ReadyReplica(GeneratorReplicaBase):
+    def refuse_other_weights(self, request: GenerationRequest) -> None:
+        """Every generation may be made with its weights."""
 
 
 class InProcessStream:

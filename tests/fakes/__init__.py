@@ -1,0 +1,1 @@
+"""Stand-ins for the ports of the product, one module a port."""
