@@ -10,8 +10,8 @@ from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessa
 from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client import AsyncRolloutClient
-from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.fakes.model_server import ScriptedModelServer
+from tests.fakes.storage import ScriptedStorage
 from tests.service.scripted_http import ScriptedHttp
 
 

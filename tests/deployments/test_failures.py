@@ -15,7 +15,7 @@ CLASSES: list[type[RolloutFailure]] = [
 ]
 
 
-def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a_retry_can_help() -> None:
+def test_each_failure_has_a_kind_and_says_whether_a_retry_can_help() -> None:
     assert {failure.__name__: (failure.kind, failure.retryable) for failure in CLASSES} == {
         "RolloutFailure": ("internal", False),
         "PromptRejected": ("request", False),
@@ -48,7 +48,7 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
     }
 
 
-def test_only_calls_of_a_replica_that_is_shut_down_or_has_another_version_cost_no_retry() -> None:
+def test_only_some_failures_of_replicas_cost_no_retry() -> None:
     free = [failure.__name__ for failure in CLASSES if not failure.costs_a_retry]
     assert sorted(free) == ["EnvironmentShuttingDown", "OtherVersionLoaded", "ReplicaShuttingDown"]
 
@@ -77,7 +77,7 @@ def test_a_failure_can_be_sent_to_another_process(failure: type[RolloutFailure])
 
 
 @pytest.mark.parametrize("failure", [failures.EnvironmentBroken, ValueError])
-def test_half_of_a_surrogate_pair_in_a_message_is_written_out_because_no_answer_could_be_written_with_it(
+def test_half_of_a_surrogate_pair_in_a_message_is_written_out(
     failure: type[Exception],
 ) -> None:
     message = failure_of(failure("The reply holds \ud83d.")).message

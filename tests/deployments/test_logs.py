@@ -39,19 +39,11 @@ def record(message: str, **extra: Any) -> logging.LogRecord:
     return made
 
 
-def test_a_line_holds_exactly_what_is_known() -> None:
-    line = _JsonLinesFormatter("Ingress", "abc123").format(record("The step was lost.", request_id="r1", sample=0))
-    assert line == (
-        '{"time": "2027-01-15T08:00:00.250000+00:00", "level": "WARNING", "logger": "rollout_service.rollouts", '
-        '"message": "The step was lost.", "deployment": "Ingress", "replica_id": "abc123", '
-        '"request_id": "r1", "sample": 0}'
-    )
-
-
 def test_every_context_field_is_written_and_other_extras_are_not() -> None:
     context = {name: f"the {name}" for name in logs.CONTEXT_FIELDS}
-    line = json.loads(_JsonLinesFormatter("Ingress", "abc123").format(record("Lost.", **context, password="secret")))
-    assert line == {
+    text = _JsonLinesFormatter("Ingress", "abc123").format(record("Lost.", **context, password="secret"))
+    assert "\n" not in text
+    assert json.loads(text) == {
         "time": "2027-01-15T08:00:00.250000+00:00",
         "level": "WARNING",
         "logger": "rollout_service.rollouts",
@@ -98,10 +90,10 @@ def stream(logger: logging.Logger) -> _LoggedStream:
 
 
 def test_each_printed_line_is_a_line_of_the_log(stream: _LoggedStream, tmp_path: Path) -> None:
-    print("one\ntwo", file=stream)
+    print("one\n100%s", file=stream)
     print("thr", end="", file=stream)
     print("ee  \n", file=stream)
-    assert [line["message"] for line in lines_in(tmp_path)] == ["one", "two", "three"]
+    assert [line["message"] for line in lines_in(tmp_path)] == ["one", "100%s", "three"]
     assert {line["level"] for line in lines_in(tmp_path)} == {"INFO"}
 
 
@@ -127,12 +119,7 @@ def test_a_log_that_cannot_be_written_is_reported_on_the_original_stream() -> No
     assert original.getvalue() == "cannot write 'a line'\n"
 
 
-def test_percent_signs_in_printed_lines_are_no_placeholders(stream: _LoggedStream, tmp_path: Path) -> None:
-    print("100%s", file=stream)
-    assert [line["message"] for line in lines_in(tmp_path)] == ["100%s"]
-
-
-def test_serves_buffer_keeps_its_file_when_a_library_closes_all_handlers_of_the_process(tmp_path: Path) -> None:
+def test_serves_buffer_keeps_its_file_when_a_library_closes_all_handlers(tmp_path: Path) -> None:
     path = tmp_path / "serve.log"
     file = RotatingFileHandler(path)
     buffer = MemoryHandler(capacity=1000, target=file)

@@ -30,7 +30,7 @@ from rollout_env import StepOutcome
 from service.rollouts.loop import RolloutContext, _play_sample
 from service.rollouts.messages import ImageReader
 from service.rollouts.pacing import Schedule
-from tests.deployments.images.pictures import ImagesInProcess
+from tests.fakes.image_store import ImagesInProcess
 from tests.live.prefix_cache import found_in_prefix_cache
 from tests.live.test_engine import EngineGenerator
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment

@@ -31,7 +31,7 @@ from rollout_client.tensors import PaddingSide, image_inputs, images_shown, to_t
 from rollout_client.tensors.images import TOKEN_TYPES
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_service import result
-from tests.deployments.images.pictures import ImagesInProcess
+from tests.fakes.image_store import ImagesInProcess
 from tests.live.prefix_cache import found_in_prefix_cache
 from tests.live.test_images import BLOCK, CUTS_S, NEAR, SIZES, differences_of_batch, play, seeing_engine
 from tests.vision_families import FAMILIES

@@ -14,7 +14,13 @@ import torch
 from safetensors.torch import load, load_file, save_file
 
 from tests.deployments.policy.policy_world import NORM, World, content_of
-from tests.deployments.policy.test_following import followed, same_tensors, state_of, until_current, until_waiting
+from tests.deployments.policy.test_folder_follower import (
+    followed,
+    same_tensors,
+    state_of,
+    until_current,
+    until_waiting,
+)
 from tests.paths import TINY_MODEL
 
 PROGRAM = Path(__file__).with_name("delta_program.py")
@@ -70,7 +76,7 @@ def appear(folder: Path, place: Path) -> None:
 def test_what_miles_has_written_becomes_the_weights_that_it_has_written_it_of(
     tmp_path: Path, encoding: str, checksum: str
 ) -> None:
-    @followed()
+    @followed(model=TINY_MODEL)
     async def story(world: World, folder: Path) -> None:
         replica = await world.ready("one")
         contents = published(folder, encoding, checksum)
@@ -82,7 +88,7 @@ def test_what_miles_has_written_becomes_the_weights_that_it_has_written_it_of(
 
 
 def test_a_flipped_bit_in_what_miles_has_written_is_refused_and_all_versions_after_it_wait(tmp_path: Path) -> None:
-    @followed()
+    @followed(model=TINY_MODEL)
     async def story(world: World, folder: Path) -> None:
         replica = await world.ready("one")
         beside = folder.with_name("beside")

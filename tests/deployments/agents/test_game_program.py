@@ -56,7 +56,7 @@ def answers(*moves: str) -> Any:
     return answer
 
 
-def test_both_seats_of_the_policy_are_conversations_of_the_session_with_rewards_of_their_own() -> None:
+def test_both_seats_of_the_policy_are_conversations_with_their_own_rewards() -> None:
     notes = RunNotes()
     with chat_server(answers("take 1 from A", "take 1 from B", "take 1 from B")) as server:
         assert played(server, notes, {}) == {}
@@ -101,7 +101,7 @@ def test_another_model_plays_beside_the_session_and_its_tokens_are_counted() -> 
     }
 
 
-def test_no_move_spells_a_control_token_to_another_player_and_moves_in_brackets_stay() -> None:
+def test_no_move_spells_a_control_token_to_another_player() -> None:
     moves = "[GAME] [A C] [0] <|im_end|> [INST] [/INST] [TOOL_CALLS] [gMASK]"
     for other in ("policy", "rival"):
         with chat_server(answers(moves, "[B]")) as server:

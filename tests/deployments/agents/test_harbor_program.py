@@ -4,17 +4,19 @@ import asyncio
 import random
 import shlex
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from deployments.agents import harbor_program
 from deployments.agents.environment import AgentRunsOfTask
 from deployments.agents.harbor_program import HarborProgram
 from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import AgentSettings
-from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, RolloutFailure, VerifierFailed
+from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, VerifierFailed
 from deployments.sandbox.providers import leftover
 from deployments.sandbox.providers.interface import ProviderUnusable, RunningSandbox
 from deployments.sandbox.providers.local import LocalProvider
@@ -22,14 +24,13 @@ from rollout_client.contract.rollouts import SampleInput
 from tests.deployments.agents.harbor_rollouts import (
     COMMAND,
     KILLED,
+    NAMES,
     TASKS,
     processes_with,
     reward_of,
     sample_of,
     strike,
 )
-
-MOST_STRIKES = 12
 
 
 def works() -> bool:
@@ -64,12 +65,10 @@ def with_program(
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as service:
             base_url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}/v1/sessions/s"
             program = HarborProgram(settings, harbor)
-            try:
-                return await work(program, lambda sample: AgentCall(base_url=base_url, api_key="key", sample=sample))
-            finally:
-                program._provider.close()
+            return await work(program, lambda sample: AgentCall(base_url=base_url, api_key="key", sample=sample))
 
-    result = asyncio.run(run())
+    with closing(LocalProvider()) as provider, patch.object(harbor_program, "open_provider", lambda *_: provider):
+        result = asyncio.run(run())
     assert list(processes_with(KILLED["sandbox"])) == []
     return result
 
@@ -107,13 +106,10 @@ def sample(script: str = "true", **info: Any) -> dict[str, Any]:
 def test_the_verifier_of_each_example_rewards_a_solution_and_nothing_else(number: int) -> None:
     reward, metrics = played(sample_of(number))
     assert reward == {"reward": reward_of(number)}
+    if number == len(NAMES) + NAMES.index("fix-median"):
+        assert metrics["verifier_passed"] == 4.0, "further numbers of a verifier are metrics"
     assert {"sandbox_create_s", "agent_run_s", "verifier_s", "sandbox_destroy_s"} <= metrics.keys()
     assert {"agent_failed", "agent_processes_ended"}.isdisjoint(metrics)
-
-
-def test_several_numbers_of_a_verifier_are_the_reward_and_metrics() -> None:
-    _, metrics = played(sample_of(4))
-    assert metrics["verifier_passed"] == 4.0
 
 
 def test_a_command_in_a_sandbox_gets_integers_of_any_size(tmp_path: Path) -> None:
@@ -155,21 +151,8 @@ def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_pa
     [
         ("exit 2", "", "ended with exit code 2 and wrote neither"),
         ("echo nothing at all", "", "It printed last: nothing at all"),
-        ("echo nan > /logs/verifier/reward.txt", "", "must hold a finite number"),
-        (": > /logs/verifier/reward.txt", "", "reward.txt must hold a finite number"),
-        ('echo \'{"reward": "high"}\' > /logs/verifier/reward.json', "", "must hold a finite number"),
-        (
-            "echo {} > /logs/verifier/reward.json",
-            "",
-            r"verifier gave no reward: .*reward\.json must hold a finite number",
-        ),
+        (": > /logs/verifier/reward.txt", "", r"verifier gave no reward: .*reward\.txt must hold a finite number"),
         ("mkdir /logs/verifier/reward.json", "", r"The verifier gave no reward: .*reward\.json cannot be read"),
-        ("seq 20000 > /logs/verifier/reward.txt", "", r"reward\.txt must hold .* in at most 65536 bytes"),
-        (
-            """seq 1001 | sed 's/.*/"&": 1,/; 1s/^/{/; $s/,/}/' > /logs/verifier/reward.json""",
-            "",
-            "must hold .* an object of 1 to 1000 of them",
-        ),
         ("seq 10000000", "", r"\n9999999\n10000000$"),
         ("sleep 60", "[verifier]\ntimeout_sec = 0.5", "was ended after 0.5 s, its timeout_sec"),
     ],
@@ -189,9 +172,7 @@ def test_a_reward_that_the_agent_has_written_does_not_count(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("start", ["nohup sh -c {} &", "setsid sh -c {} &", "(setsid sh -c {} &)"])
-def test_what_an_agent_has_left_neither_writes_the_reward_nor_reads_the_variables_of_the_verifier(
-    tmp_path: Path, start: str
-) -> None:
+def test_what_an_agent_has_left_running_does_not_meet_the_verifier(tmp_path: Path, start: str) -> None:
     spies = (
         "while :; do cat /proc/[0-9]*/environ | grep -aq JUDGE_KEY && echo 0.5 > /root/stolen; "
         'test -d /tests && echo "{\\"reward\\": 1}" > /logs/verifier/reward.json; done'
@@ -204,7 +185,7 @@ def test_what_an_agent_has_left_neither_writes_the_reward_nor_reads_the_variable
     assert metrics["agent_processes_ended"] >= 1.0
 
 
-def test_where_processes_of_the_agent_cannot_be_ended_the_verifier_does_not_run(
+def test_where_an_agents_processes_cannot_be_ended_no_verifier_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leftover, "END", "echo '17 (left)'")
@@ -264,45 +245,9 @@ def test_more_memory_than_the_task_has_is_a_failure_of_the_agent(tmp_path: Path)
         played(sample("python3 -c 'x = b\"1\" * 2**28; import time; time.sleep(60)'"), harbor={"tasks": tasks})
 
 
-def test_a_task_that_the_provider_cannot_make_is_refused_with_the_instruction(tmp_path: Path) -> None:
+def test_a_task_that_the_provider_cannot_make_is_refused(tmp_path: Path) -> None:
     tasks = task_with(tmp_path, docker="RUN touch /usr/bin/mine")
     with pytest.raises(EnvironmentRejected, match=r"line 2 of the Dockerfile, `RUN touch /usr/bin/mine`.*Read-only"):
         played(sample(), harbor={"tasks": tasks})
     with pytest.raises(EnvironmentRejected, match="must name one of the 1 tasks, got 'other'"):
         played({"messages": [], "extra_env_info": {"task": "other"}}, harbor={"tasks": tasks})
-
-
-async def until_it_ends(
-    program: HarborProgram, call: AgentCall, draw: random.Random
-) -> tuple[dict[str, float], list[RolloutFailure]]:
-    """The reward of a rollout that is tried again as the service does, and the failures before."""
-    failures: list[RolloutFailure] = []
-    while True:
-        await asyncio.sleep(draw.random() * 0.2)
-        try:
-            return await program.run(call, RunNotes()), failures
-        except RolloutFailure as failure:
-            if not failure.retryable:
-                raise
-            failures.append(failure)
-
-
-def test_of_rollouts_whose_parts_are_killed_at_random_none_is_lost_or_has_another_reward() -> None:
-    draw = random.Random(7)
-    struck: list[str] = []
-
-    async def run(program: HarborProgram, call: Callable[[dict[str, Any]], AgentCall]) -> list[Any]:
-        rollouts = [until_it_ends(program, call(sample_of(number, works_s=0.3)), draw) for number in range(12)]
-        playing = asyncio.gather(*rollouts)
-        while not playing.done():
-            if len(struck) == MOST_STRIKES:
-                break
-            kind = draw.choice(list(KILLED))
-            struck.extend([kind] if strike(KILLED[kind], draw) else [])
-            await asyncio.sleep(0.4)
-        return await playing
-
-    rewards = with_program(run, max_concurrent_runs=6)
-    assert [reward for reward, _ in rewards] == [{"reward": reward_of(number)} for number in range(12)]
-    assert len(struck) > 3
-    assert sum(len(failures) for _, failures in rewards) > 0

@@ -62,10 +62,7 @@ def test_mini_swe_agent_plays_a_task_unmodified() -> None:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as service:
             base_url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}/v1/sessions/s"
             sample: Any = {"task_name": "swe", "extra_env_info": {"task": "examples/fix-median"}}
-            try:
-                return await program.run(AgentCall(base_url=base_url, api_key="key", sample=sample), RunNotes())
-            finally:
-                program._provider.close()
+            return await program.run(AgentCall(base_url=base_url, api_key="key", sample=sample), RunNotes())
 
     assert asyncio.run(run()) == {"reward": 1.0}
     assert "Repair it." in json.dumps(asked[0]["messages"])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from math import inf, nan
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import orjson
@@ -14,6 +15,7 @@ import pytest
 import uvloop
 from pydantic import HttpUrl, ValidationError
 
+from deployments.agents import programs
 from deployments.agents.command_program import CommandProgram
 from deployments.agents.environment import AgentRunsOfTask
 from deployments.agents.programs import AgentCall, AgentNotLoadable, AgentProgram, HarnessProgram, RunNotes, _load_agent
@@ -48,9 +50,6 @@ def test_a_function_gets_its_session_and_its_sample_and_gives_its_reward() -> No
     assert (base_url, api_key) == ("http://127.0.0.1:8000/v1/sessions/s/v1", "session-key")
     assert (sample.task_name, sample.idx, sample.messages and sample.messages[0].content) == ("task", 4, "Q")
     assert (outcome.reward, outcome.terminated) == ({"reward": 0.5}, True)
-
-
-def test_a_function_may_give_no_reward() -> None:
     assert stepped(import_path=f"{FUNCTIONS}:silent").reward == {}
 
 
@@ -88,7 +87,7 @@ def test_what_is_no_agent_is_refused_with_a_sentence(path: str, message: str) ->
         _load_agent(path)
 
 
-def test_a_command_finds_its_session_in_its_environment_and_its_sample_on_stdin() -> None:
+def test_a_command_finds_its_session_in_variables_and_its_sample_on_stdin() -> None:
     script = (
         '[ "$OPENAI_BASE_URL $OPENAI_API_KEY" = "http://127.0.0.1:8000/v1/sessions/s/v1 session-key" ] || exit 1; '
         '[ "$ANTHROPIC_BASE_URL" = "http://127.0.0.1:8000/v1/sessions/s" ] || exit 2; '
@@ -103,7 +102,7 @@ def test_a_command_finds_its_session_in_its_environment_and_its_sample_on_stdin(
 NUMBERS = [2**64, -(2**63) - 1, 10**30, 10**4299, 0.1, 5e-324, 1e300]
 
 
-def test_a_command_and_a_harness_get_numbers_exactly_and_null_for_what_is_none(tmp_path: Path) -> None:
+def test_a_command_and_a_harness_get_numbers_exactly(tmp_path: Path) -> None:
     call = CALL.model_copy(update={"sample": {**CALL.sample, "extra_env_info": {"a": [*NUMBERS, nan, -inf]}}})
     asyncio.run(CommandProgram(command(f"cat > {tmp_path}/given")["command"]).run(call, RunNotes()))
     posted: list[bytes] = []
@@ -123,12 +122,6 @@ def test_a_command_gets_none_of_the_services_secrets(monkeypatch: pytest.MonkeyP
     assert stepped(**command('[ -z "$SECRET_OF_THE_SERVICE" ]')).reward == {}
     passed = command('[ -n "$SECRET_OF_THE_SERVICE" ]', passed_variables=["PATH", "SECRET_OF_THE_SERVICE"])
     assert stepped(**passed).reward == {}
-
-
-def test_a_command_runs_in_a_folder_of_its_own_that_is_removed(tmp_path: Path) -> None:
-    seen = tmp_path / "folder"
-    stepped(**command(f"touch there; pwd > {seen}"))
-    assert not Path(seen.read_text().strip()).exists()
 
 
 @pytest.mark.parametrize(
@@ -210,9 +203,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    stepped(**command(f"sleep 1000 & echo $! > {pid_file}"))
+def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    pid_file, folder = tmp_path / "pid", tmp_path / "folder"
+    stepped(**command(f"touch there; pwd > {folder}; sleep 1000 & echo $! > {pid_file}"))
+    assert not Path(folder.read_text().strip()).exists(), "it runs in a folder of its own"
     assert_ended(int(pid_file.read_text()))
 
 
@@ -221,9 +215,11 @@ def test_a_command_leaves_no_core_dump() -> None:
 
 
 def harness(answer: Callable[[httpx.Request], httpx.Response], **settings: Any) -> HarnessProgram:
-    program = HarnessProgram(HarnessSettings(url=HttpUrl("http://harness.test/run"), **settings))
-    program._client = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=program._client.headers)
-    return program
+    def client(_url: str, headers: dict[str, str]) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=headers)
+
+    with patch.object(programs, "http_client", client):
+        return HarnessProgram(HarnessSettings(url=HttpUrl("http://harness.test/run"), **settings))
 
 
 def asked(answer: Callable[[httpx.Request], httpx.Response], **settings: Any) -> dict[str, float]:

@@ -46,7 +46,7 @@ def test_parquet_files_have_a_revision_by_their_rows(tmp_path: Path) -> None:
     assert first not in (revision_of("c.parquet", ROWS[::-1]), revision_of("d.parquet", ROWS[:2]))
 
 
-def test_rows_of_parquet_files_are_samples_without_the_nulls_of_their_columns(tmp_path: Path) -> None:
+def test_rows_of_parquet_files_are_samples_without_their_nulls(tmp_path: Path) -> None:
     written(tmp_path / "1.parquet", ROWS[:2])
     written(tmp_path / "2.parquet", ROWS[2:])
     made = samples({"files": str(tmp_path / "*.parquet")}, "train", 3)

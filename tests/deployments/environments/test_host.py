@@ -101,11 +101,6 @@ def results_of(*modes: dict[str, Any]) -> list[StepOutcome | RolloutFailure]:
     return [by_place[place] for place in range(len(modes))]
 
 
-def test_a_step_is_answered_by_its_outcome() -> None:
-    assert results_of({"mode": "good"}) == [GOOD]
-    assert results_of({"mode": "silent"}) == [StepOutcome(None, 1.0, terminated=True)]
-
-
 @pytest.mark.parametrize(
     ("extra_env_info", "kind", "message"),
     [
@@ -125,16 +120,16 @@ def test_a_step_is_answered_by_its_outcome() -> None:
         ({}, EnvironmentRejected, "The environment cannot take this sample: extra_env_info.mode: Field required."),
     ],
 )
-def test_a_step_that_fails_is_answered_by_its_failure_and_leaves_its_siblings_alone(
+def test_a_step_that_fails_has_its_failure_and_leaves_its_siblings_alone(
     extra_env_info: dict[str, Any], kind: type[RolloutFailure], message: str
 ) -> None:
-    before, failed, after = results_of({"mode": "good"}, extra_env_info, {"mode": "good"})
-    assert (before, after) == (GOOD, GOOD)
+    before, failed, after = results_of({"mode": "good"}, extra_env_info, {"mode": "silent"})
+    assert (before, after) == (GOOD, StepOutcome(None, 1.0, terminated=True))
     assert type(failed) is kind
     assert str(failed) == message
 
 
-def test_a_sample_that_the_environment_rejects_is_logged_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sample_that_is_rejected_is_logged_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     [rejected] = results_of({"mode": "reject"})
     [record] = caplog.records
     assert record.getMessage() == f"A step of task obedient failed: {rejected}"
@@ -198,7 +193,7 @@ def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.Lo
 
 
 @virtual_time.test
-async def test_a_host_that_is_shut_down_gives_up_the_steps_that_have_not_ended_in_their_time() -> None:
+async def test_a_host_that_is_shut_down_gives_up_steps_after_their_time() -> None:
     host = obedient_host()
     host.drain(4.5)
     answers = [
@@ -209,17 +204,13 @@ async def test_a_host_that_is_shut_down_gives_up_the_steps_that_have_not_ended_i
     assert answers == [(0.0, StepOutcome), (4.5, EnvironmentShuttingDown)]
 
 
-def test_a_host_describes_its_task() -> None:
+def test_a_host_describes_its_task_and_names_the_fields_that_it_refuses() -> None:
     description = asyncio.run(obedient_host().describe())
     assert (description.task_name, description.description) == ("obedient", "Obedient.")
     assert description.fields["required"] == ["mode"]
     assert description.example == {"task_name": "obedient", "messages": LOG, "extra_env_info": {"mode": "0"}}
-
-
-def test_a_host_names_the_fields_that_its_environment_refuses() -> None:
-    assert asyncio.run(obedient_host().refused_fields([{"mode": "good"}, {}])) == [
-        RefusedField(1, ("mode",), "Field required")
-    ]
+    refused = asyncio.run(obedient_host().refused_fields([{"mode": "good"}, {}]))
+    assert refused == [RefusedField(1, ("mode",), "Field required")]
 
 
 def test_a_host_closes_its_environment_and_logs_a_close_that_raises(caplog: pytest.LogCaptureFixture) -> None:
@@ -296,7 +287,7 @@ def test_a_host_awaits_an_async_close_once(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages == ["The environment of task obedient was not closed."]
 
 
-def test_a_host_of_what_is_no_environment_does_not_start_and_has_nothing_to_close(
+def test_a_host_of_what_is_no_environment_does_not_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(EnvironmentNotLoadable, match=r"^deployments\.failures:RolloutFailure is not a TaskEnvironment"):

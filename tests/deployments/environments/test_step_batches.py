@@ -78,7 +78,7 @@ def test_a_batch_has_at_most_the_steps_that_may_run_at_once() -> None:
     assert environment.batches == [["a", "b"], ["c"]]
 
 
-def test_a_batch_that_raises_is_called_again_for_each_sample_so_that_one_fails_alone() -> None:
+def test_a_batch_that_raises_is_called_again_for_each_sample() -> None:
     environment = BatchEnvironment()
     first, failed, last = results_of(environment, "a", "bad", "c")
     assert (first, last) == (outcome("a"), outcome("c"))
@@ -109,7 +109,7 @@ def test_a_batch_with_too_few_outcomes_fails_all_its_samples_and_says_why() -> N
     ] * 2
 
 
-def test_a_batch_that_takes_too_long_is_cancelled_when_all_its_steps_have_timed_out() -> None:
+def test_a_batch_is_cancelled_when_all_its_steps_have_timed_out() -> None:
     environment = BatchEnvironment()
     results = results_of(environment, "a", "hang", timeout_s=5)
     assert [type(result) for result in results] == [TurnTimedOut, TurnTimedOut]

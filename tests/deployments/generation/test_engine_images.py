@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.generation.engine_images import EngineImages, ImagesUnsupported
-from tests.deployments.images.pictures import ImagesInProcess
+from tests.fakes.image_store import ImagesInProcess
 
 
 @pytest.mark.parametrize(

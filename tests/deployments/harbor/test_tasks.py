@@ -82,9 +82,7 @@ def test_older_names_of_sizes_and_of_the_network_are_understood(tmp_path: Path) 
         ("[environment]\nstorage_mb = -1", "environment.storage_mb: Input should be greater than 0"),
     ],
 )
-def test_a_task_that_asks_for_what_is_not_done_here_is_refused_with_the_field(
-    tmp_path: Path, toml: str, field: str
-) -> None:
+def test_a_task_that_asks_for_what_is_not_done_here_is_refused(tmp_path: Path, toml: str, field: str) -> None:
     with pytest.raises(HarborTaskRefused, match=field):
         _load_task(task(tmp_path, toml))
 
@@ -116,7 +114,7 @@ def test_marks_of_a_benchmark_are_no_part_of_an_instruction(marked: str, instruc
 
 
 @pytest.mark.parametrize("section", ["environment", "verifier"])
-def test_variables_come_from_this_process_if_the_settings_pass_them_or_from_their_default(
+def test_variables_come_from_this_process_if_passed_or_from_their_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: Literal["environment", "verifier"]
 ) -> None:
     monkeypatch.setenv("KNOWN", "k")
@@ -170,9 +168,8 @@ def test_a_file_of_a_task_that_cannot_be_read_is_named(
 def test_rewards_are_read_as_harbor_reads_them() -> None:
     assert rewards_in(b" 0.5\n", "reward.txt") == {"reward": 0.5}
     assert rewards_in(b'{"reward": 1, "speed": true}', "reward.json") == {"reward": 1.0, "speed": 1.0}
-    for content, name in ((b"", "reward.txt"), (b"inf", "reward.txt"), (b'{"a": "1"}', "reward.json"), (b"x", "a.txt")):
-        with pytest.raises(ValueError, match=r"."):
-            rewards_in(content, name)
+    assert len(rewards_in(named_numbers(MOST_REWARDS), "reward.json")) == MOST_REWARDS
+    assert rewards_in(b" " * (LARGEST_REWARD_BYTES - 1) + b"1", "reward.txt") == {"reward": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -183,6 +180,9 @@ def test_rewards_are_read_as_harbor_reads_them() -> None:
         (b"\xff", "reward.json", r"got b'\\xff'$"),
         (b"[" * 3000, "reward.json", r"^reward\.json must hold"),
         (b"null", "reward.json", "got b'null'$"),
+        (b'{"a": "1"}', "reward.json", "must hold"),
+        (b"", "reward.txt", "must hold"),
+        (b"inf", "reward.txt", "must hold"),
         (b"high", "reward.txt", r"^reward\.txt must hold a finite number, .* got b'high'$"),
         (b"\xff", "reward.txt", r"got b'\\xff'$"),
         (b"1" * 400, "reward.txt", r"got b'1{200}'$"),
@@ -193,11 +193,6 @@ def test_rewards_are_read_as_harbor_reads_them() -> None:
 def test_what_is_no_reward_is_named_with_the_file_of_the_verifier(content: bytes, name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rewards_in(content, name)
-
-
-def test_as_many_numbers_as_are_allowed_are_rewards() -> None:
-    assert len(rewards_in(named_numbers(MOST_REWARDS), "reward.json")) == MOST_REWARDS
-    assert rewards_in(b" " * (LARGEST_REWARD_BYTES - 1) + b"1", "reward.txt") == {"reward": 1.0}
 
 
 def test_a_task_type_of_harbor_is_described_by_its_agent_alone() -> None:

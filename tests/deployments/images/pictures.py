@@ -1,16 +1,10 @@
-"""Images for tests, drawn here, and an image store of one process."""
+"""Images for tests, drawn here."""
 
-from collections.abc import Callable, Sequence
 from functools import cache
 from io import BytesIO
 from typing import Any
 
 from PIL import Image
-
-from deployments.images.book import ImagesSettings
-from deployments.images.store import ImagesReplica
-from deployments.protocols.images import ImageStore, name_of_image
-from tests.deployments.storage.scripted_storage import ScriptedStorage
 
 
 @cache
@@ -27,38 +21,3 @@ def animation(form: str, **options: Any) -> bytes:
     first, second = (Image.new("RGB", (4, 3), color) for color in ("red", "blue"))
     first.save(file, form, save_all=True, append_images=[second], **options)
     return file.getvalue()
-
-
-class ImagesInProcess(ImageStore):
-    """The real image store, called without Serve; its objects are the contents themselves."""
-
-    def __init__(
-        self,
-        settings: ImagesSettings | None = None,
-        storage: ScriptedStorage | None = None,
-        time_s: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        self.replica = ImagesReplica(
-            settings or ImagesSettings(), storage or ScriptedStorage(), time_s, share=lambda content: content
-        )
-        self.puts: list[list[str]] = []
-        """The names of each call of `put`."""
-        self.read: list[str] = []
-        self.kept: dict[str, bytes] = {}
-        """Everything that was ever put."""
-
-    async def put(self, images: Sequence[bytes], owner: str | None = None) -> list[str]:
-        names = [name_of_image(data) for data in images]
-        await self.replica.put(dict(zip(names, images, strict=True)), owner or "")
-        self.puts.append(names)
-        self.kept.update(zip(names, images, strict=True))
-        return names
-
-    async def refused(self, names: Sequence[str], owner: str | None = None) -> list[str]:
-        return await self.replica.refused(names, owner or "")
-
-    async def get(self, name: str) -> bytes:
-        self.read.append(name)
-        [content] = await self.replica.reference(name)
-        assert isinstance(content, bytes)
-        return content

@@ -1,17 +1,22 @@
 """The images that are kept: owners, uses, and what goes for others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from deployments.images.book import CONTENT, ImageBook, ImagesFull, ImagesSettings
+from deployments.images.book import ImageBook, ImagesFull, ImagesSettings
 from deployments.storage.storage import StoredRecord
 from deployments.storage.stored_state import Planned
-from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
+from tests.fakes.storage import Kept, ScriptedStorage
 
 SETTINGS = ImagesSettings.model_construct(keep_s=10, max_bytes=100)
+NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True)
+
+
+def size_of(name: str) -> int:
+    return 5 * (1 + ord(name) - ord("a"))
 
 
 class StoredBook:
@@ -36,12 +41,8 @@ class StoredBook:
     def _made(self, planned: Planned[list[str]]) -> list[str]:
         changes, commit = planned
         for change in changes:
-            self.storage._apply(change)
+            self.storage.change(change)
         return commit()
-
-
-def names_of(book: ImageBook, names: Sequence[str] = "abcdef") -> str:
-    return "".join(name for name in names if name in book)
 
 
 def test_an_image_is_its_owners_alone() -> None:
@@ -54,125 +55,85 @@ def test_an_image_is_its_owners_alone() -> None:
     assert stored.book.total_bytes == 3
 
 
-def test_putting_an_image_again_is_a_use_and_stores_its_content_once() -> None:
+def test_without_room_a_put_is_refused_with_the_settings() -> None:
     stored = StoredBook()
-    stored.put({"a": 3}, time_s=0)
-    changes, commit = stored.book.put({"a": bytes(3)}, "", 60.0)
-    assert [(change.record_id, dict(change.added)) for change in changes] == [("a", {})]
-    assert commit() == []
-    assert stored.book.total_bytes == 3
-    with pytest.raises(ImagesFull):
-        stored.put({"b": 98}, time_s=69)
-    assert stored.put({"b": 98}, time_s=70) == ["a"]
-
-
-def test_after_a_restart_those_make_room_that_were_put_long_enough_ago() -> None:
-    stored = StoredBook()
-    stored.put({"a": 60}, time_s=0.0)
-    stored.put({"b": 40}, time_s=8.0)
-    stored.book = stored.reopened(9.0)
-    with pytest.raises(ImagesFull):
-        stored.put({"c": 60}, time_s=9.9)
-    assert stored.put({"c": 60}, time_s=10.0) == ["a"]
-    stored.book.use(["b"], 17.0)
-    with pytest.raises(ImagesFull):
-        stored.put({"d": 10}, time_s=18.0)
-
-
-def test_a_restart_keeps_the_order_in_which_images_were_put() -> None:
-    stored = StoredBook()
-    for time_s, name in enumerate("cab"):
-        stored.put({name: 30}, time_s=time_s)
-    stored.book = stored.reopened(5.0)
-    assert stored.put({"d": 60}, time_s=20) == ["c", "a"]
-
-
-def test_without_room_those_go_that_were_not_used_for_the_longest_time() -> None:
-    stored = StoredBook()
-    for time_s, name in enumerate("abc"):
-        stored.put({name: 30}, time_s=time_s)
-    stored.book.use(["a"], 5)
-    assert stored.put({"d": 40}, time_s=20) == ["b"]
-    assert names_of(stored.book) == "acd"
-    assert stored.put({"e": 60}, time_s=20) == ["c", "a"]
-    assert (names_of(stored.book), stored.book.total_bytes) == ("de", 100)
-
-
-def test_an_image_that_is_put_again_goes_last() -> None:
-    stored = StoredBook()
-    for time_s, name in enumerate("aba"):
-        stored.put({name: 30}, time_s=time_s)
-    assert stored.put({"c": 60}, time_s=20) == ["b"]
-
-
-def test_an_image_of_another_key_makes_room_too() -> None:
-    stored = StoredBook()
-    stored.put({"a": 50}, "ann", 0)
-    stored.put({"b": 50}, "bob", 5)
-    assert stored.put({"c": 1}, "cid", 14) == ["a"]
-    assert stored.book.refused("abc", "ann") == ["a", "b", "c"]
-
-
-def test_what_was_used_a_moment_ago_does_not_go() -> None:
-    stored = StoredBook()
-    stored.put({"a": 50}, time_s=0)
-    stored.put({"b": 50}, time_s=5)
+    stored.put({"a": 60}, time_s=0)
     with pytest.raises(ImagesFull) as full:
-        stored.put({"c": 51}, time_s=14)
+        stored.put({"b": 41}, time_s=9)
     assert full.value.problems[0].message == (
-        "100 bytes are kept, and images.max_bytes allows 100; too few of them were not used for images.keep_s (10 s): "
+        "60 bytes are kept, and images.max_bytes allows 100; too few of them were not used for images.keep_s (10 s): "
         "try again later, or raise images.max_bytes"
     )
-    assert (names_of(stored.book), stored.book.total_bytes) == ("ab", 100)
-    assert stored.put({"c": 51}, time_s=15) == ["a", "b"]
 
 
-def test_a_put_makes_no_room_at_the_cost_of_what_it_puts() -> None:
-    stored = StoredBook()
-    stored.put({"a": 50, "b": 50}, time_s=0)
-    assert stored.put({"a": 50, "c": 30}, time_s=50) == ["b"]
-    assert names_of(stored.book) == "ac"
+class AnyImages(RuleBasedStateMachine):
+    """A book whose store dies at times, against the images in the order of their last use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored = StoredBook()
+        self.now_s = 0.0
+        self.used_at: dict[str, float] = {}
+        """By name, the image that was used longest ago first."""
+        self.put_at: dict[str, float] = {}
+        self.owners: dict[str, set[str]] = {}
+
+    @rule(seconds=st.integers(0, 12))
+    def wait(self, seconds: int) -> None:
+        self.now_s += seconds
+
+    @rule(names=NAMES, owner=st.sampled_from(["", "ann", "bob"]))
+    def put(self, names: list[str], owner: str) -> None:
+        new = [name for name in names if name not in self.used_at]
+        over = sum(map(size_of, [*self.used_at, *new])) - SETTINGS.max_bytes
+        gone = list[str]()
+        for name, used_at in self.used_at.items():
+            if over > 0 and used_at <= self.now_s - SETTINGS.keep_s and name not in names:
+                gone.append(name)
+                over -= size_of(name)
+        images = {name: size_of(name) for name in names}
+        if over > 0:
+            with pytest.raises(ImagesFull):
+                self.stored.put(images, owner, self.now_s)
+            return
+        changes, _ = self.stored.book.put({name: bytes(size) for name, size in images.items()}, owner, self.now_s)
+        assert [change.record_id for change in changes if change.added] == new, "a content is stored once"
+        assert self.stored.put(images, owner, self.now_s) == gone
+        for known in (self.used_at, self.put_at, self.owners):
+            for name in gone:
+                del known[name]
+        for name in names:
+            self.put_at[name] = self.now_s
+            self.owners.setdefault(name, set()).add(owner)
+        self.move_to_the_end(names)
+
+    @rule(names=NAMES)
+    def use(self, names: list[str]) -> None:
+        self.stored.book.use(names, self.now_s)
+        self.move_to_the_end([name for name in names if name in self.used_at])
+
+    @rule()
+    def store_dies(self) -> None:
+        """What was used since it was put is forgotten."""
+        self.stored.book = self.stored.reopened(self.now_s)
+        in_database = {name: place for place, name in enumerate(self.stored.storage.kept.records)}
+        order = sorted(self.put_at, key=lambda name: (self.put_at[name], in_database[name]))
+        self.used_at = {name: self.put_at[name] for name in order}
+
+    def move_to_the_end(self, names: list[str]) -> None:
+        for name in names:
+            self.used_at.pop(name, None)
+            self.used_at[name] = self.now_s
+
+    @invariant()
+    def images_and_owners_are_those(self) -> None:
+        book = self.stored.book
+        for owner in ("", "ann", "bob"):
+            kept = [name for name in "abcdefgh" if owner in self.owners.get(name, ())]
+            assert book.refused("abcdefgh", owner) == [name for name in "abcdefgh" if name not in kept]
+        assert {name for name in "abcdefgh" if name in book} == self.used_at.keys()
+        assert self.stored.storage.kept.records.keys() == self.used_at.keys()
+        assert book.total_bytes == sum(map(size_of, self.used_at)) <= SETTINGS.max_bytes
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["put", "use", "reopen"]),
-            st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True),
-            st.sampled_from(["", "ann", "bob"]),
-            st.integers(0, 30),
-        ),
-        max_size=40,
-    )
-)
-def test_bounds_hold_always_and_a_new_store_finds_the_same_images(
-    calls: list[tuple[str, list[str], str, int]],
-) -> None:
-    stored = StoredBook()
-    now_s, used_at, put_at = 0.0, dict[str, float](), dict[str, float]()
-    for call, names, owner, seconds in calls:
-        now_s += seconds
-        if call == "put":
-            images = {name: 5 * (1 + ord(name) - ord("a")) for name in names}
-            try:
-                gone = stored.put(images, owner, now_s)
-            except ImagesFull:
-                continue
-            assert stored.book.refused(names, owner) == []
-            assert all(now_s - used_at[name] >= SETTINGS.keep_s for name in gone)
-            used_at |= dict.fromkeys(names, now_s)
-            put_at |= dict.fromkeys(names, now_s)
-        elif call == "use":
-            stored.book.use(names, now_s)
-            used_at |= dict.fromkeys(names, now_s)
-        else:
-            before, stored.book = stored.book, stored.reopened(now_s)
-            used_at = dict(put_at)
-            assert [(name in before) for name in "abcdefgh"] == [(name in stored.book) for name in "abcdefgh"]
-            assert [before.refused("abcdefgh", one) for one in ("", "ann")] == [
-                stored.book.refused("abcdefgh", one) for one in ("", "ann")
-            ]
-        assert stored.book.total_bytes <= SETTINGS.max_bytes
-        kept = {name for name in "abcdefgh" if name in stored.book}
-        assert stored.storage.kept.records.keys() == kept == stored.storage.kept.entries.keys()
-        assert stored.book.total_bytes == sum(len(stored.storage.kept.entries[name][CONTENT]) for name in kept)
+TestAnyImages = AnyImages.TestCase

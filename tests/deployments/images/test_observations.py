@@ -21,8 +21,9 @@ from deployments.images.checks import NOT_TAKEN, ObservedImages
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.images import name_of_image
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment
-from tests.deployments.images.pictures import ImagesInProcess, animation, picture
-from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.deployments.images.pictures import animation, picture
+from tests.fakes.image_store import ImagesInProcess
+from tests.fakes.storage import ScriptedStorage
 
 RED, BLUE = picture("red"), picture("blue")
 OTHERS = name_of_image(b"another key's")
@@ -136,7 +137,7 @@ def test_what_leaves_a_replica_has_names_alone() -> None:
     assert asyncio.run(images.refused(names, "bob")) == names
 
 
-def test_where_no_images_are_taken_an_observation_that_shows_one_breaks_its_step() -> None:
+def test_where_no_images_are_taken_one_in_an_observation_breaks_its_step() -> None:
     for result in results(None):
         assert (type(result), str(result)) == (EnvironmentBroken, NOT_TAKEN)
 

@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray.exceptions import ActorDiedError, OwnerDiedError
@@ -65,34 +65,19 @@ def test_without_keys_the_owner_is_the_empty_one() -> None:
     assert handle.calls == [("refused", ["sha256:1", "sha256:2"], "")]
 
 
-def test_a_store_that_has_died_is_waited_for() -> None:
-    async def put() -> tuple[list[str], float]:
-        handle: Any = Handle(ActorDiedError(), ActorDiedError(), None)
-        return await RemoteImages(handle).put([b"one"]), virtual_time.now()
-
-    names, after_s = virtual_time.run(put())
-    assert (names, round(after_s, 3)) == ([name_of_image(b"one")], 1.0)
-
-
-def test_a_store_that_stays_away_is_lost() -> None:
-    async def put() -> float:
-        handle: Any = Handle(ActorDiedError())
-        with pytest.raises(ImagesLost, match=r"^The image store died during the call\.$") as lost:
-            await RemoteImages(handle).put([b"one"])
-        assert lost.value.retryable
+@pytest.mark.parametrize(("method", "lost_times", "after_s"), [("put", 2, 1), ("put", 999, AWAY_S), ("answer", 999, 0)])
+def test_a_store_that_has_died_is_waited_for_except_by_readiness(method: str, lost_times: int, after_s: float) -> None:
+    async def call() -> float:
+        images = RemoteImages(cast(Any, Handle(*[ActorDiedError()] * lost_times, None)))
+        if lost_times == 2:
+            assert await images.put([b"one"]) == [name_of_image(b"one")]
+        else:
+            with pytest.raises(ImagesLost, match=r"^The image store died during the call\.$") as lost:
+                await (images.put([b"one"]) if method == "put" else images.answer())
+            assert lost.value.retryable
         return virtual_time.now()
 
-    assert virtual_time.run(put()) == pytest.approx(AWAY_S, abs=1)
-
-
-def test_readiness_does_not_wait() -> None:
-    async def answer() -> float:
-        handle: Any = Handle(ActorDiedError())
-        with pytest.raises(ImagesLost):
-            await RemoteImages(handle).answer()
-        return virtual_time.now()
-
-    assert virtual_time.run(answer()) == 0
+    assert virtual_time.run(call()) == pytest.approx(after_s, abs=1 if after_s == AWAY_S else 0.001)
 
 
 def test_an_object_that_died_with_its_store_is_asked_of_the_next_one() -> None:

@@ -12,7 +12,7 @@ from deployments.storage.storage import EntryName, StorageFailed, StoreReplaced
 from deployments.storage.stored_state import ANSWER_WITHIN_S
 from tests import virtual_time
 from tests.deployments.jobs.stored_jobs import asked, event
-from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.fakes.storage import ScriptedStorage
 
 SETTINGS = JobsSettings(lease_s=5)
 
@@ -61,7 +61,7 @@ def test_a_storage_that_cannot_be_reached_is_tried_again() -> None:
     run(scenario, [StorageFailed("no"), StorageFailed("disk")])
 
 
-def test_while_the_database_fails_every_call_is_refused_in_time_and_what_waited_for_its_turn_changes_nothing() -> None:
+def test_while_the_database_fails_calls_are_refused_in_time() -> None:
     async def scenario(store: JobStore, storage: ScriptedStorage) -> None:
         job_id = (await store.open(*asked(key="1"), b"body")).record.job_id
         storage.is_failing = True
@@ -86,7 +86,7 @@ def test_while_the_database_fails_every_call_is_refused_in_time_and_what_waited_
     run(scenario)
 
 
-def test_a_store_that_cannot_load_its_jobs_refuses_in_time_and_begins_when_it_can() -> None:
+def test_a_store_that_cannot_load_its_jobs_begins_when_it_can() -> None:
     async def scenario(store: JobStore, storage: ScriptedStorage) -> None:
         storage.is_failing = True
         for _ in range(2):

@@ -40,7 +40,7 @@ def test_a_score_is_the_same_alone_and_in_any_batch(folder: Path) -> None:
     assert len({round(score, 4) for score in together}) == len(together)
 
 
-def test_a_conversation_is_read_by_the_chat_template_and_loses_its_beginning_if_it_is_too_long(folder: Path) -> None:
+def test_a_conversation_that_is_too_long_loses_its_beginning(folder: Path) -> None:
     whole = _ClassificationModel(settings(folder)).tokens(said("A"))
     tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
     rendered = tokenizer.apply_chat_template(said("A"), tokenize=False)

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.models import clients
-from deployments.models.clients import LONGEST_PAUSE_S, HttpChatModel, _AttemptFailed
+from deployments.models.clients import LONGEST_PAUSE_S, HttpChatModel, _AttemptFailed, _pause_s
 from deployments.models.settings import ChatModelSettings
 from deployments.strict_settings import KeyMissing
 from rollout_env import ChatMessage, ModelRefused, ModelReply, ModelUnavailable
@@ -113,7 +113,7 @@ def test_what_may_pass_is_asked_again(failure: Answer) -> None:
     assert (reply.content, reply.attempts, len(server.requests)) == ("A", 3, 3)
 
 
-def test_a_server_that_stays_busy_is_given_up_after_the_retries_and_the_step_is_made_again() -> None:
+def test_a_server_that_stays_busy_is_given_up_after_the_retries() -> None:
     with chat_server(lambda *_: BUSY) as server, pytest.raises(ModelUnavailable) as raised:
         chat(server, retries=2)
     assert str(raised.value) == "The model judge did not answer (attempts: 3): status 503."
@@ -195,7 +195,7 @@ def test_an_address_with_a_key_or_without_a_scheme_is_refused(url: str) -> None:
         ChatModelSettings.model_validate({"base_url": url, "model": "m"})
 
 
-def test_the_pause_is_twice_as_long_each_time_and_at_least_what_the_server_asks_for(
+def test_the_pause_doubles_and_is_at_least_what_the_server_asks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(clients, "FIRST_PAUSE_S", 1.0)
@@ -210,6 +210,6 @@ def test_the_pause_is_twice_as_long_each_time_and_at_least_what_the_server_asks_
         def exception(self) -> _AttemptFailed:
             return self._failure
 
-    pauses: Any = clients._pause_s
+    pauses: Any = _pause_s
     states: list[Any] = [State(1, 0), State(3, 0), State(9, 0), State(1, 5), State(1, 10**6)]
     assert [pauses(state) for state in states] == [1, 4, LONGEST_PAUSE_S, 6, LONGEST_PAUSE_S + 1]

@@ -73,7 +73,7 @@ class KilledStore:
             monkeypatch.setattr(os, name, self._recorded(name, getattr(os, name)))
         monkeypatch.setattr(io, "open", self._opening(io.open))
         for replica in self.world.replicas:
-            monkeypatch.setattr(replica, "_note", self._recorded("command", replica._note))
+            monkeypatch.setattr(replica, "note", self._recorded("command", replica.note))
 
     def record(self, operation: str) -> None:
         with self._recording:

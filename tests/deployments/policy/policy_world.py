@@ -4,44 +4,54 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from functools import wraps
+from contextvars import Context
+from functools import cache, wraps
 from inspect import Parameter, Signature, signature
+from itertools import accumulate
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import zstandard
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load, load_file, save, save_file
 
+from deployments.policy import store as store_module
 from deployments.policy.commands import Command, LoadedWeights, StoredFile, StoredKind, VersionPayload
-from deployments.policy.failures import PolicyFailure, VersionRefused
+from deployments.policy.failures import PolicyFailure, UpdateUnderWay, VersionRefused
 from deployments.policy.policies import Policy
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
+from deployments.policy.update import Updates
 from deployments.policy.versions import Versions
+from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.base import FieldProblem
-from rollout_client.contract.policy import PolicyUpdate, PushOptions, UploadState
+from rollout_client.contract.policy import PolicyUpdate, PushOptions, SwitchOptions, UploadState
 from rollout_client.weights.checksum import file_checksum, file_digest
 from rollout_client.weights.safetensors_file import NotSafetensors
-from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica, Step
+from tests.deployments.policy.scripted_replicas import ScriptedReplica, Step
+from tests.fakes.cluster import ScriptedCluster
 from tests.paths import TINY_MODEL
 from tests.virtual_time import run, settled, until
 
-NORM = "model.norm.weight"
-
-
-INITIAL = load_file(TINY_MODEL / "model.safetensors")
+ADAPTED, HEAD, NORM = "model.layers.0.self_attn.o_proj", "model.embed_tokens.weight", "model.norm.weight"
+TINY = load_file(TINY_MODEL / "model.safetensors")
+INITIAL = {name: TINY[name] for name in (f"{ADAPTED}.weight", NORM)} | {HEAD: TINY[HEAD][:8].clone()}
+"""The tensors of the store's model: three of the tiny one."""
+FOLDER_OF_MODEL = TemporaryDirectory(prefix="model-")
+MODEL = Path(FOLDER_OF_MODEL.name)
+save_file(INITIAL, MODEL / "model.safetensors")
 
 
 def weights(scale: float) -> bytes:
     return save({**INITIAL, NORM: INITIAL[NORM] * scale}, {"format": "pt"})
 
 
-ADAPTED = "model.layers.0.self_attn.o_proj"
+BASE = weights(2.0)
 
 
 def adapter(value: float = 1.0, module: str = f"base_model.model.{ADAPTED}", rank: int = 2) -> bytes:
@@ -66,6 +76,7 @@ def changed(base: bytes, value: float = 9.0, place: int = 3) -> bytes:
     return save(tensors, {"format": "pt"})
 
 
+@cache
 def checksum_of(content: bytes) -> str:
     """The `Checksum` of a file with this content."""
     with NamedTemporaryFile() as file:
@@ -86,38 +97,84 @@ def digest_of(content: bytes) -> str | None:
             return None
 
 
+Push = tuple[bytes, bytes, dict[str, Any]]
+"""What is sent, the weights that it makes, and the options."""
+PUSHES: dict[str, Callable[[float, int, bytes], Push]] = {
+    "full": lambda value, _, __: (weights(value), weights(value), {}),
+    "delta": lambda value, version, full: (
+        delta(value, int(value)),
+        changed(full, value, int(value)),
+        {"kind": "delta", "base": version, "checksum": checksum_of(changed(full, value, int(value)))},
+    ),
+    "unverified delta": lambda value, version, full: (
+        delta(value, int(value)),
+        changed(full, value, int(value)),
+        {"kind": "delta", "base": version},
+    ),
+    "partial": lambda value, version, full: (
+        save({HEAD: INITIAL[HEAD] * value}),
+        save(load(full) | {HEAD: INITIAL[HEAD] * value}),
+        {"kind": "partial", "base": version},
+    ),
+    "adapter": lambda value, _, __: (adapter(value), adapter(value), {"kind": "adapter"}),
+}
+"""Pushes by their kinds: each gets a number, and the version and the weights of the full weights that are current."""
+
+
+class MortalTasks(BackgroundTasks):
+    """The tasks of a store that can be killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[asyncio.Task[Any]] = []
+
+    def start(self, work: Coroutine[Any, Any, Any], context: Context | None = None) -> asyncio.Task[Any]:
+        self.started.append(super().start(work, context))
+        return self.started[-1]
+
+    async def die(self) -> None:
+        for task in self.started:
+            task.cancel()
+        await self.ended()
+        await settled_threads()
+
+
+async def settled_threads() -> None:
+    """Lets everything go on that can without time passing, threads too: no time passes before they have ended."""
+    await asyncio.sleep(0.001)
+
+
 class World:
     """A store over a folder, and the replicas that have registered."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, model: Path = MODEL, **settings: Any) -> None:
         self.folder = folder
+        self.model = model
         self.settings = {"transfer": {"trainers": ["10.0.0.4:29500"]}} | settings
         self.cluster = ScriptedCluster()
         self.replicas: list[ScriptedReplica] = []
         self.senders: dict[tuple[int, str | None], str] = {}
         self.store = self.another_store()
 
-    def another_store(self, model: Path = TINY_MODEL) -> PolicyStore:
+    def another_store(self) -> PolicyStore:
         settings = PolicySettings(folder=str(self.folder), **self.settings)
-        return PolicyStore(settings, str(model), cluster=self.cluster)
+        self.tasks = MortalTasks()
+        with patch.object(store_module, "BackgroundTasks", lambda: self.tasks):
+            return PolicyStore(settings, str(self.model), cluster=self.cluster)
 
     async def restart(self, is_folder_lost: bool = False) -> None:
-        """The store dies with all that it did, and the replicas register with its successor as they are."""
-        for task in list(self.store._tasks._tasks):
-            task.cancel()
-        await self.store._tasks.ended()
-        # No time passes before its threads have ended.
-        await asyncio.sleep(0.001)
+        """The store dies with all that it did, and the replicas register with its successor as they are.
+
+        One that carries out a command registers after it.
+        """
+        await self.tasks.die()
         if is_folder_lost:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.store = self.another_store()
-        for replica in self.replicas:
+        for replica in filter(lambda each: each.is_alive, self.replicas):
             replica.store = self.store
-            await replica.register()
-
-    async def restart_without_folder(self) -> None:
-        """As `restart`, where the store's folder was lost with its node."""
-        await self.restart(is_folder_lost=True)
+            if not replica.is_busy:
+                await replica.register()
 
     @property
     def policy(self) -> Policy:
@@ -136,9 +193,10 @@ class World:
         loaded: LoadedWeights | None = None,
         command_s: float = 0.0,
         at: dict[type[Command], Step] | None = None,
+        workers: int = 1,
     ) -> ScriptedReplica:
         replica = ScriptedReplica(name, self.store, self.cluster, script, loaded or LoadedWeights(), command_s)
-        replica.at = at or {}
+        replica.at, replica.workers = at or {}, workers
         held = (self.versions.find(version or 0) for version in (replica.loaded.full, replica.loaded.adapter))
         replica.keys = {info.version: info.key for info in held if info is not None}
         self.replicas.append(replica)
@@ -173,9 +231,17 @@ class World:
     async def until_updating(self, version: int) -> None:
         await until(lambda: self.versions.updating_to == version)
 
-    async def until_one_waits(self) -> None:
-        """For an update that is under way."""
-        await until(lambda: len(self.store.registry.update_lock._lock._waiters or ()) == 1)
+    @property
+    def is_busy(self) -> bool:
+        """Whether an update or a transfer is under way."""
+        try:
+            self.store.registry.update_lock.refuse_if_busy(SwitchOptions(if_busy="refuse"))
+        except UpdateUnderWay:
+            return True
+        return False
+
+    async def until_idle(self) -> None:
+        await until(lambda: not self.is_busy)
 
     async def end(self) -> None:
         for replica in self.replicas:
@@ -247,6 +313,43 @@ def a_payload(version: int, kind: StoredKind = "full", adapter_config: str | Non
     """The payload of a file that does not exist."""
     file = StoredFile(f"/policy/versions/{version}/weights.safetensors", "node", inode=1, modified_ns=1)
     return VersionPayload(version, kind, 10, "checksum", file, adapter_config=adapter_config)
+
+
+def full_weights(count: int) -> list[bytes]:
+    """The weights of version 1, and of those that `push_deltas` makes of it."""
+    return [*accumulate(range(1, count), lambda base, step: changed(base, float(step), step), initial=BASE)]
+
+
+async def push_deltas(world: World, count: int, first: int = 2) -> list[PolicyUpdate]:
+    """Versions from `first` on, each a delta of the one before it."""
+    contents = full_weights(first + count)
+    pushes = (
+        (version, PUSHES["delta"](version - 1, version - 1, contents[version - 2]))
+        for version in range(first, first + count)
+    )
+    return [await world.push(version, content, **options) for version, (content, _, options) in pushes]
+
+
+async def fleet(world: World, *names: str) -> Sequence[ScriptedReplica]:
+    """Replicas that have version 1."""
+    replicas = [await world.ready(name) for name in names]
+    await world.push(1, BASE)
+    return replicas
+
+
+async def nothing(_: Updates) -> None:
+    """Writes no full weights, as if the store had no time yet."""
+
+
+def version_files(world: World) -> dict[int, set[str]]:
+    """The ends of the names of the files of each stored version."""
+    return {
+        version: {path.name.removeprefix(f"{version}") for path in world.folder.glob(f"versions/{version}.*")}
+        for version in versions(world)
+    }
+
+
+WHOLE, DELTA = {".safetensors"}, {".delta.safetensors"}
 
 
 def versions(world: World) -> list[int]:

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from deployments.policy.assembly import write_applied
-from deployments.policy.cluster import Cluster
 from deployments.policy.commands import (
     AcceptRequests,
     Canary,
@@ -32,6 +31,7 @@ from deployments.policy.commands import (
 from deployments.policy.failures import WeightsRefused
 from deployments.policy.node_files import WeightsNotFetched
 from deployments.policy.replica_registry import ReplicaRegistry
+from tests.fakes.cluster import ScriptedCluster
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
 """The replica's answer to a command. `die` and `die after`: it dies before or after it has carried it out, without
@@ -67,37 +67,6 @@ class RegistryCommandSource(CommandSource):
         self.registry.record_checksum(replica_id, loaded, checksum)
 
 
-@dataclass
-class ScriptedCluster(Cluster):
-    """An actor is a `ScriptedReplica`."""
-
-    events: list[tuple[str, str, int]] = field(default_factory=list)
-    """Replica, what it did, and with which version, in order."""
-    killed: list[str] = field(default_factory=list)
-    saved: dict[str, bytes] = field(default_factory=dict)
-    """The files in which replicas saved the weights of transfers, by path."""
-    read_s: float = 0.0
-    """How long a read of one of them takes."""
-
-    async def read(self, file: StoredFile, offset: int, count: int) -> bytes:
-        assert file.node_id.startswith("node of ")
-        await asyncio.sleep(self.read_s)
-        return self.saved[file.path][offset : offset + count]
-
-    def node_id(self) -> str:
-        return "node"
-
-    async def is_alive(self, actor: Any) -> bool:
-        return bool(actor.is_alive)
-
-    def kill(self, actor: Any) -> None:
-        self.killed.append(actor.name)
-        actor.end()
-
-    def done(self, what: str) -> list[tuple[str, int]]:
-        return [(who, version) for who, did, version in self.events if did == what]
-
-
 @dataclass(eq=False)
 class ScriptedReplica:
     """Follows `script`, one step a command, and carries out all commands after its end. Each takes `command_s`."""
@@ -122,8 +91,14 @@ class ScriptedReplica:
     """The weights that it saves of each transfer."""
     saved_checksum: str = ""
     """The checksum that it reports of them."""
-    taken: list[int] = field(default_factory=list)
-    """The numbers of the commands that reached it."""
+    is_busy: bool = False
+    """With a command."""
+    workers: int = 1
+    received: list[NumberedCommand] = field(default_factory=list)
+    """The commands that reached it."""
+    holds: set[type[Command]] = field(default_factory=set)
+    """Kinds of commands that it carries out only once `go_on` is set."""
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
     named: dict[str, int] = field(default_factory=dict)
     """By name, the versions of named policies that it serves."""
     adapters: dict[str, bytes] = field(default_factory=dict)
@@ -134,6 +109,11 @@ class ScriptedReplica:
     """Whether its canaries say the same of new weights as of those before."""
     deltas: list[int] = field(default_factory=list)
     """The versions that its node has made of a delta."""
+
+    @property
+    def kinds(self) -> list[type[Command]]:
+        """Of the commands that reached it. That it saves weights of a transfer is no step of it."""
+        return [type(each.command) for each in self.received if not isinstance(each.command, SaveTransfer)]
 
     def __post_init__(self) -> None:
         self._script = deque(self.script)
@@ -148,7 +128,9 @@ class ScriptedReplica:
     async def register(self) -> None:
         held = {version: self.keys.get(version) for version in (self.loaded.full, self.loaded.adapter) if version}
         keys = {version: key for version, key in held.items() if key is not None}
-        registration = ReplicaRegistration(self.name, self, 1, self.loaded, keys, self.is_on_trial, self.named)
+        registration = ReplicaRegistration(
+            self.name, self, self.workers, self.loaded, keys, self.is_on_trial, self.named
+        )
         await self.store.register(registration)
 
     def end(self) -> None:
@@ -161,7 +143,9 @@ class ScriptedReplica:
         while self.is_alive:
             try:
                 numbered = await self.store.next_command(self.name, report)
+                self.is_busy = True
                 report = None if numbered is None else await self._report_of(numbered)
+                self.is_busy = False
             except ReplicaNotRegistered:
                 report = None
                 await self.register()
@@ -169,9 +153,12 @@ class ScriptedReplica:
                 self.is_alive = False
 
     async def _report_of(self, numbered: NumberedCommand) -> CommandReport | None:
-        self.taken.append(numbered.number)
+        self.received.append(numbered)
         await asyncio.sleep(self.command_s)
-        step = self.at.pop(type(numbered.command), None) or (self._script.popleft() if self._script else "ok")
+        kind = type(numbered.command)
+        step = self.at.pop(kind, None) or (self._script.popleft() if self._script else "ok")
+        if kind in self.holds:
+            await self.go_on.wait()
         if step == "die":
             raise Died
         if step == "hang":
@@ -197,7 +184,7 @@ class ScriptedReplica:
     def _saved(self, report: CommandReport, version: int) -> CommandReport:
         if self.saves is None:
             return replace(report, error="WeightsNotSaved: no space left")
-        self._note("save", version)
+        self.note("save", version)
         path = f"/{self.name}/{version}"
         self.cluster.saved[path] = self.saves
         file = StoredFile(path, f"node of {self.name}", inode=0, modified_ns=0)
@@ -210,7 +197,7 @@ class ScriptedReplica:
                 self.keys[payload.version] = payload.key
                 if (content := self._content_of(payload)) is not None:
                     self.files[payload.version] = content
-                self._note("stage", payload.version)
+                self.note("stage", payload.version)
             case Swap(_, is_trial):
                 assert self.staged is not None
                 self.is_on_trial = is_trial
@@ -219,20 +206,20 @@ class ScriptedReplica:
                 self.loaded = LoadedWeights(self.loaded.full, version) if is_adapter else LoadedWeights(version)
                 if not is_adapter:
                     self.named, self.adapters = {}, {}
-                self._note("swap", version)
+                self.note("swap", version)
             case SetAdapters(payloads, _, is_trial):
                 assert {payload.base for payload in payloads} <= {self.loaded.full}
                 for payload in payloads:
-                    self._note(f"try {payload.name}" if is_trial else f"serve {payload.name}", payload.version)
+                    self.note(f"try {payload.name}" if is_trial else f"serve {payload.name}", payload.version)
                 if not is_trial:
                     self.named = {str(payload.name): payload.version for payload in payloads}
                     self.adapters = {str(each.name): Path(each.file.path).read_bytes() for each in payloads}
             case Canary():
-                self._note("canary", self.loaded.version)
+                self.note("canary", self.loaded.version)
             case AcceptRequests():
                 self.is_on_trial = False
                 self.accepts_requests = True
-                self._note("accept requests", self.loaded.version)
+                self.note("accept requests", self.loaded.version)
             case FinishTransfer(version, key):
                 self.keys[version] = key
                 self.loaded = LoadedWeights(version)
@@ -249,7 +236,7 @@ class ScriptedReplica:
         self.deltas.append(payload.version)
         return applied(content, Path(payload.delta.changes.file.path), payload.checksum)
 
-    def _note(self, what: str, version: int) -> None:
+    def note(self, what: str, version: int) -> None:
         self.cluster.events.append((self.name, what, version))
 
 

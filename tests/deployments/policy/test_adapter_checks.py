@@ -89,9 +89,21 @@ def test_matrices_of_embeddings_have_their_sizes_the_other_way_round() -> None:
     assert problems({a: (4, 8), b: (8, 4)}) == [(a, f"its shape is [4, 8]; {LAYER} takes [rank, 12]")]
 
 
-@pytest.mark.parametrize("wrapper", ["module.", "base_model.model._orig_mod.", "base_model.model.module."])
-def test_matrices_of_wrapped_modules_are_compared_with_their_layers(wrapper: str) -> None:
-    a, b = f"{wrapper}{LAYER}.lora_A.weight", f"{wrapper}{LAYER}.lora_B.weight"
+@pytest.mark.parametrize(
+    ("module", "served"),
+    [
+        (f"base_model.model.{LAYER}", f"base_model.model.{LAYER}"),
+        (LAYER, LAYER),
+        (f"base_model.model.module.{LAYER}", f"base_model.model.{LAYER}"),
+        (f"module.base_model.model.{LAYER}", f"base_model.model.{LAYER}"),
+        (f"base_model.model._orig_mod.{LAYER}", f"base_model.model.{LAYER}"),
+        ("base_model.model.model.language_model.layers.0.self_attn.o_proj", f"base_model.model.{LAYER}"),
+    ],
+)
+def test_matrices_of_wrapped_modules_are_those_of_their_layers(module: str, served: str) -> None:
+    a, b = (f"{module}.lora_{half}.weight" for half in "AB")
+    header = header_of((name, "F32", (4, 4)) for name in (a, b))
+    assert [*names_for_engines(header, LAYOUT).values()] == [f"{served}.lora_{half}.weight" for half in "AB"]
     assert problems({a: (4, 7), b: (12, 4)}) == [(a, f"its shape is [4, 7]; {LAYER} takes [rank, 8]")]
 
 

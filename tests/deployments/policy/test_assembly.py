@@ -1,25 +1,33 @@
-"""Full weights as one file: of zstd streams, checkpoints, adapters and partial weights."""
+"""Full weights as one file: of streams, checkpoints, adapters, partial weights and deltas; and what is read at all."""
 
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import torch
 import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 from deployments.policy.assembly import (
+    fetch_checkpoint,
     unpack_zstd,
     write_adapter,
+    write_applied,
     write_checkpoint,
     write_completed,
 )
+from deployments.policy.failures import SourceRefused, WeightsRefused
 from deployments.policy.weight_checks import validate_full
 from rollout_client.weights.checksum import file_checksum
-from rollout_client.weights.safetensors_file import read_header
-from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, adapter, refusal, written
+from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header
+from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, adapter, delta_of, refusal, written
 
 
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
@@ -37,7 +45,7 @@ def test_partial_weights_take_the_place_of_those_of_the_base(tmp_path: Path) -> 
     assert validate_full(tmp_path / "full", LAYOUT) == file_checksum(written(tmp_path / "expected", GOOD | new))
 
 
-def test_a_base_of_partial_weights_that_was_removed_meanwhile_asks_for_full_weights(tmp_path: Path) -> None:
+def test_a_base_that_was_removed_meanwhile_asks_for_full_weights(tmp_path: Path) -> None:
     partial = written(tmp_path / "partial", {"scale": GOOD["scale"]})
     message = "newer versions have taken the place of the base; send full weights"
     assert refusal(write_completed, tmp_path / "base", partial, tmp_path / "full") == [("base", message)]
@@ -54,7 +62,7 @@ def test_what_was_packed_is_unpacked(tmp_path: Path, frames: int) -> None:
     assert (tmp_path / "a").read_bytes() == content
 
 
-def test_a_small_stream_that_unpacks_to_a_large_file_is_refused_before_it_is_one(tmp_path: Path) -> None:
+def test_a_small_stream_of_a_large_file_is_refused_before_it_is_one(tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(zstandard.compress(bytes(2**26)))
     [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**20)
     assert (field, "more than 1048576 bytes" in message) == ("weights", True)
@@ -127,3 +135,197 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
         written(tmp_path / "step" / f"{name}.safetensors", GOOD)
     [(field, message)] = refusal(write_checkpoint, tmp_path / "step", tmp_path / "full")
     assert (field, "and so does another file" in message) == ("weights", True)
+
+
+# Deltas
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=50)
+@given(st.binary(min_size=24, max_size=24), st.binary(min_size=24, max_size=24))
+def test_a_delta_gives_the_new_weights_bit_for_bit(tmp_path: Path, before: bytes, after: bytes) -> None:
+    start = header_bytes(header_of([("a", "F32", (3,)), ("b", "BF16", (2, 3))]).entries)
+    base, new = tmp_path / "base", tmp_path / "new"
+    base.write_bytes(start + before)
+    new.write_bytes(start + after)
+    checksum = write_applied(base, delta_of(base, new, tmp_path / "delta"), tmp_path / "full")
+    assert (tmp_path / "full").read_bytes() == start + after
+    assert checksum == file_checksum(new)
+
+
+def test_the_header_of_the_base_stays_with_its_metadata_and_padding(tmp_path: Path) -> None:
+    base = written(tmp_path / "base", GOOD)
+    content = base.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    padded = (length + 64).to_bytes(8, "little") + content[8 : 8 + length] + b" " * 64 + content[8 + length :]
+    base.write_bytes(padded)
+    checksum = write_applied(base, written(tmp_path / "delta", {}), tmp_path / "full")
+    assert (tmp_path / "full").read_bytes() == padded
+    assert checksum == file_checksum(base)
+
+
+def test_a_tensor_without_values_stays_empty(tmp_path: Path) -> None:
+    base = written(tmp_path / "base", {"empty": torch.zeros(0, 4), "scale": torch.tensor([1.0, 2.0])})
+    delta = {"scale.gaps": torch.ones(1, dtype=torch.int32), "scale.values": torch.tensor([5.0])}
+    write_applied(base, written(tmp_path / "delta", delta), tmp_path / "full")
+    made = load_file(tmp_path / "full")
+    assert (made["empty"].shape, made["scale"].tolist()) == ((0, 4), [1.0, 5.0])
+
+
+def test_a_delta_of_other_weights_is_found_out(tmp_path: Path) -> None:
+    base = written(tmp_path / "base", GOOD)
+    delta = {"scale.gaps": torch.ones(1, dtype=torch.int32), "scale.values": torch.ones(1)}
+    with pytest.raises(WeightsRefused, match="scale: place 1 is changed, and the tensor has only 1 values"):
+        write_applied(base, written(tmp_path / "delta", delta), tmp_path / "full")
+
+
+def test_a_base_that_was_cut_short_is_found_out(tmp_path: Path) -> None:
+    base = written(tmp_path / "base", GOOD)
+    base.write_bytes(base.read_bytes()[:-1])
+    with pytest.raises(WeightsRefused, match="it is not whole"):
+        write_applied(base, written(tmp_path / "delta", {}), tmp_path / "full")
+
+
+# Checkpoints that the service reads itself: every way to lead out of the roots
+
+CONFIGURED = "policy.checkpoint_roots of the service's config"
+
+
+def fetch(location: object, roots: list[str], tmp_path: Path) -> Path:
+    return fetch_checkpoint(str(location), roots, tmp_path / "fetched")
+
+
+def source_refusal(location: object, roots: list[str], tmp_path: Path) -> str:
+    with pytest.raises(SourceRefused) as refused:
+        fetch(location, roots, tmp_path)
+    [problem] = refused.value.problems
+    assert (problem.field, problem.value) == ("checkpoint", str(location))
+    assert not (tmp_path / "fetched").exists() or not any((tmp_path / "fetched").iterdir())
+    return problem.message
+
+
+def test_a_checkpoint_under_a_root_is_read_where_it_lies(roots: Path, tmp_path: Path) -> None:
+    for location in (
+        roots / "step-1",
+        f"{roots}/step-1/",
+        f"file://{roots}/step-1",
+        roots / "x" / ".." / "step-1",
+        f"{roots}//step-1/.",
+    ):
+        assert fetch(location, ["/elsewhere", f"{roots}/"], tmp_path) == roots / "step-1"
+    file = roots / "step-1" / "model.safetensors"
+    assert fetch(file, [str(roots)], tmp_path) == file
+    assert fetch(roots / "step-1", [f"file://{roots}/step-1"], tmp_path) == roots / "step-1"
+    assert fetch(roots / "step-1", ["/"], tmp_path) == roots / "step-1"
+    assert not (tmp_path / "fetched").exists()
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "{outside}",
+        "{roots}-evil",
+        "{roots}/../outside",
+        "{roots}/step-1/../../outside",
+        "file://{outside}",
+        "file://{roots}/../outside",
+        "{roots}/link",
+        "{roots}/link/model.safetensors",
+        "{roots}/linked",
+        "{roots}/linked/model.safetensors",
+        "FILE://{roots}/step-1",
+        "local://{roots}/step-1",
+        "relative",
+        "",
+        "/",
+        "~/step-1",
+        "memory://roots/step-1",
+        "simplecache::file://{roots}/step-1",
+    ],
+)
+def test_what_lies_outside_the_roots_is_not_read(roots: Path, tmp_path: Path, location: str) -> None:
+    outside = written(tmp_path / "outside" / "model.safetensors", GOOD).parent
+    written(tmp_path / "roots-evil" / "model.safetensors", GOOD)
+    (roots / "link").symlink_to(outside)
+    (roots / "linked").mkdir()
+    (roots / "linked" / "model.safetensors").symlink_to(outside / "model.safetensors")
+    place = location.format(outside=outside, roots=roots)
+    message = source_refusal(place, ["/elsewhere", str(roots)], tmp_path)
+    assert message == f"it lies outside the roots that weights may be read from ({CONFIGURED})"
+
+
+def test_links_within_the_roots_are_followed(roots: Path, tmp_path: Path) -> None:
+    """As in the cache of the hub: snapshots hold links to blobs."""
+    (roots / "snapshot").mkdir()
+    (roots / "snapshot" / "model.safetensors").symlink_to("../step-1/model.safetensors")
+    checkpoint = fetch(roots / "snapshot", [str(roots)], tmp_path)
+    write_checkpoint(checkpoint, tmp_path / "full")
+    assert validate_full(tmp_path / "full", LAYOUT) == file_checksum(roots / "step-1" / "model.safetensors")
+
+
+def test_without_roots_nothing_is_read(roots: Path, tmp_path: Path) -> None:
+    message = (
+        "it lies outside the roots that weights may be read from "
+        "(none is configured; policy.checkpoint_roots of the service's config names them)"
+    )
+    for location in (roots, "/", "memory://a"):
+        assert source_refusal(location, [], tmp_path) == message
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("{roots}/none", "it cannot be read: nothing is there"),
+        ("{roots}/a\0b", "it cannot be read: ValueError: "),
+        ("{roots}/circle", "it cannot be read: "),
+        ("memory://roots/none", "it cannot be read: nothing is there"),
+        ("memory://[roots", "it cannot be read: ValueError: "),
+        ("unheard-of://roots/a", "it cannot be read: ValueError: "),
+        ("memory://roots/%2e%2e/a", "it cannot be read: ValueError: "),
+    ],
+)
+def test_a_place_that_cannot_be_read_is_refused(roots: Path, tmp_path: Path, location: str, says: str) -> None:
+    (roots / "circle").symlink_to("circle")
+    place = location.format(roots=roots)
+    message = source_refusal(place, [str(roots), "memory://roots", "unheard-of://roots"], tmp_path)
+    assert message.startswith(says)
+    assert str(roots) not in message
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    file_system = fsspec.filesystem("memory")
+    yield file_system
+    file_system.store.clear()
+    file_system.pseudo_dirs[:] = [""]
+
+
+def test_a_file_behind_a_url_is_fetched(memory: Any, tmp_path: Path) -> None:
+    memory.pipe("/roots/step-1/policy.safetensors", save(GOOD))
+    fetched = fetch("memory://roots/step-1/../step-1/policy.safetensors", ["memory://roots/"], tmp_path)
+    assert fetched == tmp_path / "fetched" / "policy.safetensors"
+    assert validate_full(fetched, LAYOUT) == file_checksum(fetched)
+
+
+def test_a_folder_behind_a_url_is_fetched_as_far_as_it_is_a_checkpoint(memory: Any, tmp_path: Path) -> None:
+    shards = {
+        "model-1.safetensors": {"embed.weight": GOOD["embed.weight"]},
+        "model-2.safetensors": {"norm.weight": GOOD["norm.weight"], "scale": GOOD["scale"]},
+    }
+    index = {"weight_map": {name: file for file, tensors in shards.items() for name in tensors}}
+    for name, tensors in shards.items():
+        memory.pipe(f"/roots/step-1/{name}", save(tensors))
+    memory.pipe("/roots/step-1/model.safetensors.index.json", json.dumps(index).encode())
+    memory.pipe("/roots/step-1/optimizer.bin", b"large")
+    memory.pipe("/roots/step-1/deeper/model-3.safetensors", b"other")
+    fetched = fetch("memory://roots/step-1/", ["memory://roots"], tmp_path)
+    assert sorted(path.name for path in fetched.iterdir()) == [*sorted(shards), "model.safetensors.index.json"]
+    write_checkpoint(fetched, tmp_path / "full")
+    assert validate_full(tmp_path / "full", LAYOUT) == file_checksum(written(tmp_path / "good", GOOD))
+
+
+@pytest.mark.parametrize("location", ["memory://roots/../secret", "memory://roots-evil/a", "memory://other/a"])
+def test_a_url_outside_the_roots_is_not_fetched(memory: Any, tmp_path: Path, location: str) -> None:
+    for folder in ("/secret", "/roots-evil/a", "/other/a"):
+        memory.pipe(f"{folder}/model.safetensors", save(GOOD))
+    expected = f"it lies outside the roots that weights may be read from ({CONFIGURED})"
+    assert source_refusal(location, ["memory://roots/inner"], tmp_path) == expected

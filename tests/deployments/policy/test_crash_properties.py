@@ -6,11 +6,8 @@ all end with the current version and its weights, and none is replaced; the next
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,11 +18,9 @@ from deployments.policy.failures import WeightsRefused
 from rollout_client.contract.policy import SwitchOptions
 from tests.deployments.policy.killed_store import KilledStore, Remains
 from tests.deployments.policy.policy_world import (
+    PUSHES,
     World,
-    adapter,
-    changed,
     checksum_of,
-    delta,
     in_world,
     versions,
     weights,
@@ -39,85 +34,43 @@ FEWEST_KILLS_OF_A_REFUSAL = 2
 pytestmark = pytest.mark.slow
 
 
-@dataclass
 class Trainer:
-    """Pushes changes of every kind, and knows what each version must be."""
+    """Makes changes of every kind, and knows the checksum of each version, which it records before its push."""
 
-    world: World
-    pushed: dict[int, str] = field(default_factory=dict)
-    """The checksum of each version, recorded before its push."""
-    full: dict[int, bytes] = field(default_factory=dict)
-    """The full weights by version."""
-    current: int = 0
+    def __init__(self, world: World, pushed: dict[int, str]) -> None:
+        self.world = world
+        self.pushed = pushed
+        self.full = {0: weights(1.0)}
+        """The full weights by version, the newest one last."""
+        self.current = 0
 
-    async def push(self, content: bytes, makes: bytes, **options: Any) -> None:
-        version = self.current + 1
-        self.pushed[version] = checksum_of(makes)
-        await self.world.push(version, content, **options)
-        if options.get("kind") != "adapter":
+    async def change(self, how: str) -> None:
+        version, (base, before) = self.current + 1, [*self.full.items()][-1]
+        if how == "refused":
+            with pytest.raises(WeightsRefused):
+                await self.world.push(version, b"no weights at all")
+            return
+        makes, is_adapter = before, how == "adapter"
+        if how == "rollback":
+            self.pushed[version] = checksum_of(before)
+            await self.world.store.roll_back(base, version, SwitchOptions())
+        else:
+            content, makes, options = PUSHES[how](version + 1.0, base, before)
+            self.pushed[version] = checksum_of(makes)
+            await self.world.push(version, content, **options)
+        if not is_adapter:
             self.full[version] = makes
         self.current = version
-
-    @property
-    def newest_full(self) -> tuple[int, bytes]:
-        return max(self.full.items())
-
-
-async def push_full(trainer: Trainer) -> None:
-    content = weights(trainer.current + 2.0)
-    await trainer.push(content, content)
-
-
-async def push_delta(trainer: Trainer) -> None:
-    """The nodes apply it: its sender says what it makes."""
-    base, before = trainer.newest_full
-    after = changed(before, float(trainer.current), trainer.current)
-    content = delta(float(trainer.current), trainer.current)
-    await trainer.push(content, after, kind="delta", base=base, checksum=checksum_of(after))
-
-
-async def push_unverified_delta(trainer: Trainer) -> None:
-    base, before = trainer.newest_full
-    content = delta(float(trainer.current), trainer.current)
-    await trainer.push(content, changed(before, float(trainer.current), trainer.current), kind="delta", base=base)
-
-
-async def push_adapter(trainer: Trainer) -> None:
-    content = adapter(trainer.current + 1.0)
-    await trainer.push(content, content, kind="adapter")
-
-
-async def roll_back(trainer: Trainer) -> None:
-    version, (to, content) = trainer.current + 1, trainer.newest_full
-    trainer.pushed[version] = checksum_of(content)
-    await trainer.world.store.roll_back(to, version, SwitchOptions())
-    trainer.full[version] = content
-    trainer.current = version
-
-
-async def be_refused(trainer: Trainer) -> None:
-    with pytest.raises(WeightsRefused):
-        await trainer.world.push(trainer.current + 1, b"no weights at all")
-
-
-CHANGES: list[Callable[[Trainer], Awaitable[None]]] = [
-    push_full,
-    push_delta,
-    push_unverified_delta,
-    push_adapter,
-    roll_back,
-    be_refused,
-]
 
 
 @settings(max_examples=8, deadline=None, database=None)
 @given(
-    changes=st.lists(st.sampled_from(CHANGES), min_size=1, max_size=3),
+    changes=st.lists(st.sampled_from([*PUSHES, "rollback", "refused"]), min_size=1, max_size=3),
     replicas=st.integers(0, 2),
     kept=st.integers(1, 2),
 )
-def test_a_store_that_is_killed_at_any_write_leaves_the_version_before_or_the_new_one_to_all(
-    changes: list[Callable[[Trainer], Awaitable[None]]], replicas: int, kept: int
+def test_a_store_killed_at_any_write_leaves_the_old_or_the_new_version(
+    changes: list[str], replicas: int, kept: int
 ) -> None:
     with TemporaryDirectory() as folder:
         kills: list[tuple[Remains, int]] = []
@@ -128,17 +81,17 @@ def test_a_store_that_is_killed_at_any_write_leaves_the_version_before_or_the_ne
             for number in range(replicas):
                 await world.ready(f"r{number}")
             trainer = Trainer(world, pushed)
-            await push_full(trainer)
+            await trainer.change("full")
             store = KilledStore(world, acknowledged=trainer.current)
             with pytest.MonkeyPatch.context() as patched:
                 store.install(patched)
                 for change in changes:
                     before = trainer.current
-                    await change(trainer)
+                    await trainer.change(change)
                     await asyncio.sleep(10.0)
                     store.acknowledged = trainer.current
                     store.record("nothing")
-                    assert len(store.remains) >= (FEWEST_KILLS_OF_A_REFUSAL if change is be_refused else FEWEST_KILLS)
+                    assert len(store.remains) >= (FEWEST_KILLS_OF_A_REFUSAL if change == "refused" else FEWEST_KILLS)
                     kills.extend((remains, max(before, remains.acknowledged) + 1) for remains in store.remains)
                     store.remains.clear()
 

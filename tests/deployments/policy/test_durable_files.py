@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.policy.durable_files import make_folder_durably, write_durably
+from deployments.policy.durable_files import write_durably
 from deployments.policy.uploads import Uploads
 from deployments.policy.versions import InitialVersion, Version, Versions, read_index
 from tests.deployments.policy.crashing_disk import CrashingDisk
@@ -54,17 +54,13 @@ def current_of(folder: Path) -> int:
     return index.current
 
 
-def test_a_file_that_was_written_durably_survives_in_folders_that_were_made_for_it(
-    disk: CrashingDisk, tmp_path: Path
-) -> None:
+def test_a_file_that_was_written_durably_survives_with_its_folders(disk: CrashingDisk, tmp_path: Path) -> None:
     write_durably(disk.folder / "a" / "b" / "file.json", "text")
     for copy in disk.survivors(tmp_path / "after"):
         assert (copy / "a" / "b" / "file.json").read_text() == "text"
 
 
-def test_a_crash_while_a_file_is_replaced_leaves_the_old_text_or_the_new_one(
-    disk: CrashingDisk, tmp_path: Path
-) -> None:
+def test_a_crash_while_a_file_is_replaced_leaves_the_old_or_the_new_text(disk: CrashingDisk, tmp_path: Path) -> None:
     write_durably(disk.folder / "file.json", "old")
     left: list[str] = []
     disk.at_each_change = lambda: left.extend(
@@ -75,13 +71,6 @@ def test_a_crash_while_a_file_is_replaced_leaves_the_old_text_or_the_new_one(
     assert set(left) == {"old", "new"}
 
 
-def test_a_folder_that_was_made_durably_survives_with_its_parents(disk: CrashingDisk, tmp_path: Path) -> None:
-    make_folder_durably(disk.folder / "a" / "b")
-    make_folder_durably(disk.folder / "a" / "b")
-    for copy in disk.survivors(tmp_path / "after"):
-        assert (copy / "a" / "b").is_dir()
-
-
 def test_a_version_that_was_made_current_survives(disk: CrashingDisk, tmp_path: Path) -> None:
     versions = versions_in(disk.folder / "not" / "there" / "yet")
     for version in (1, 2):
@@ -90,9 +79,7 @@ def test_a_version_that_was_made_current_survives(disk: CrashingDisk, tmp_path: 
             assert current_of(copy / "not" / "there" / "yet") == version
 
 
-def test_whenever_the_machine_crashes_the_version_before_or_the_new_one_is_current_and_whole(
-    disk: CrashingDisk, tmp_path: Path
-) -> None:
+def test_whenever_the_machine_crashes_one_version_is_current_and_whole(disk: CrashingDisk, tmp_path: Path) -> None:
     versions = versions_in(disk.folder)
     asyncio.run(add(versions, 1))
     left: list[int] = []

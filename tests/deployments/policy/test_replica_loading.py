@@ -1,67 +1,99 @@
-"""Replicas that register: what they load before they accept requests."""
+"""Replicas that register: what they load before they accept requests, and where its bytes are."""
 
-import asyncio
+import logging
+import shutil
+from datetime import UTC, datetime
 from pathlib import Path
-from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors.torch import save
 
-from deployments.policy.commands import LoadedWeights
-from deployments.policy.versions import Versions
-from rollout_client.contract.policy import PolicyUpdate
-from tests.deployments.policy.policy_world import World, adapter, content_of, in_world, play, weights
+from deployments.policy.commands import LoadedWeights, VersionPayload
+from deployments.policy.failures import VersionUnknown
+from deployments.policy.update import Updates
+from deployments.policy.versions import Version, Versions
+from rollout_client.weights.checksum import file_checksum
+from tests.deployments.policy.policy_world import (
+    DELTA,
+    MODEL,
+    World,
+    adapter,
+    checksum_of,
+    content_of,
+    fleet,
+    full_weights,
+    in_world,
+    nothing,
+    play,
+    push_deltas,
+    taken,
+    version_files,
+    weights,
+)
 from tests.deployments.policy.scripted_replicas import Step
-from tests.deployments.policy.weight_files import GOOD, written
-from tests.virtual_time import now, settled, until
+from tests.virtual_time import now, until
+
+LOAD_S = 100.0
+COMMANDS = 2
+"""To load a version: stage and swap."""
 
 
 @in_world()
-async def test_a_replica_accepts_requests_at_once_if_the_initial_weights_are_current(world: World) -> None:
-    replica = await world.ready("r0")
+async def test_a_replica_loads_the_base_and_its_adapter_before_it_accepts(world: World) -> None:
+    first = await world.ready("r0")
     assert world.cluster.events == [("r0", "accept requests", 0)]
-    assert replica.staged is None
-    assert not (world.folder / "versions").exists()
-
-
-@in_world()
-async def test_a_replica_that_starts_loads_the_current_weights_before_it_accepts_requests(world: World) -> None:
+    assert (first.staged, (world.folder / "versions").exists()) == (None, False)
+    first.end()
     await world.push(1, weights(2.0))
+    await world.push(2, adapter(), kind="adapter")
+    world.cluster.events.clear()
+    await world.ready("r1")
+    steps = [(what, version) for _, what, version in world.cluster.events]
+    assert steps == [("stage", 1), ("swap", 1), ("stage", 2), ("swap", 2), ("accept requests", 2)]
+    await world.ready("r2", loaded=LoadedWeights(1))
+    await world.ready("r3", loaded=LoadedWeights(0, adapter=2))
+    assert world.cluster.done("stage")[2:] == [("r2", 2), ("r3", 1), ("r3", 2)]
+
+
+@pytest.mark.parametrize(("version", "is_on_trial"), [(7, False), (7, True), (8, False)])
+def test_a_replica_with_other_weights_under_a_known_number_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int, is_on_trial: bool
+) -> None:
+    async def story(world: World) -> None:
+        first, second = [await world.ready(name) for name in ("r0", "r1")]
+        await world.push(7, weights(7))
+        if version == 8:
+            await world.push(8, adapter(), kind="adapter")
+        loaded = first.loaded
+        second.keys[version], second.is_on_trial = "another key", is_on_trial
+        await world.restart()
+        await until(lambda: world.cluster.killed == ["r1"])
+        assert (first.loaded, world.versions.current) == (loaded, version)
+
+    play(story, tmp_path)
+    [error] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert error.getMessage() == (
+        f"A generator replica has to be replaced: it holds other weights as version {version} than the policy store "
+        "knows under this number."
+    )
+    assert vars(error)["replica_id"] == "r1"
+
+
+@in_world()
+async def test_a_store_over_an_older_copy_gives_replicas_what_the_copy_has(world: World, tmp_path: Path) -> None:
     replica = await world.ready("r0")
-    assert world.cluster.events == [("r0", "stage", 1), ("r0", "swap", 1), ("r0", "accept requests", 1)]
-    assert content_of(replica.staged) == weights(2.0)
+    await world.push(5, weights(5))
+    shutil.copytree(world.folder, tmp_path / "copy", ignore=shutil.ignore_patterns("removing"))
+    await world.push(7, weights(7))
+    shutil.rmtree(world.folder, ignore_errors=True)
+    shutil.copytree(tmp_path / "copy", world.folder)
+    await world.restart()
+    await until(lambda: replica.loaded == LoadedWeights(5))
+    assert (replica.files[5], world.cluster.killed) == (weights(5), [])
+    async with taken(6, newest=7):
+        await world.store.write_chunk(6, None, 0, b"")
 
 
-@pytest.mark.parametrize("moment", ["before", "stage", "swap"])
-@in_world()
-async def test_a_replica_that_registers_during_an_update_ends_at_the_new_weights(world: World, moment: str) -> None:
-    await world.replica("r0", command_s=5.0)
-    await until(lambda: world.cluster.done("accept requests") == [("r0", 0)])
-    pushing = world.pushing(1, weights(2.0))
-    if moment == "before":
-        await until(lambda: 1 in world.policy._pushes)
-    else:
-        await world.until_updating(1)
-        await until(lambda: len(world.replicas[0].taken) == (2 if moment == "stage" else 3))
-    late = await world.replica("late")
-    await pushing
-    await until(lambda: late.accepts_requests)
-    assert late.loaded == LoadedWeights(1)
-    calls = [version for who, what, version in world.cluster.events if (who, what) == ("late", "accept requests")]
-    assert calls == [0 if moment == "before" else 1]
-    assert world.cluster.killed == []
-
-
-@in_world()
-async def test_a_replica_with_older_weights_than_the_current_ones_gets_those(world: World) -> None:
-    await world.push(9, weights(2.0))
-    replica = await world.ready("r0", loaded=LoadedWeights(7))
-    assert (replica.loaded, content_of(replica.staged)) == (LoadedWeights(9), weights(2.0))
-
-
-def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced_and_logged(
+def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(_versions: Versions, _version: int) -> Path:
@@ -82,39 +114,13 @@ def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced_and_logged(
     assert replaced.getMessage().startswith("A generator replica is replaced: weights: ")
 
 
-@pytest.mark.parametrize("step", ["error", "hang"])
+@pytest.mark.parametrize(("step", "after_s"), [("error", 0.0), ("hang", 30.0)])
 @in_world(command_timeout_s=30)
-async def test_a_replica_that_does_not_accept_requests_is_replaced_and_blocks_no_update(
-    world: World, step: Step
-) -> None:
+async def test_a_replica_that_does_not_accept_requests_is_replaced(world: World, step: Step, after_s: float) -> None:
     await world.replica("r0", step)
     await until(lambda: world.cluster.killed == ["r0"])
-    assert now() == {"error": 0.0, "hang": 30.0}[step]
+    assert now() == after_s
     assert (await world.push(1, weights(2.0))).replicas == []
-
-
-@in_world()
-async def test_a_replica_that_comes_late_gets_the_base_and_then_the_adapter(world: World) -> None:
-    await world.push(1, weights(2.0))
-    await world.push(2, adapter(), kind="adapter")
-    await world.restart()
-    await world.ready("r0")
-    assert [(what, version) for _, what, version in world.cluster.events] == [
-        ("stage", 1),
-        ("swap", 1),
-        ("stage", 2),
-        ("swap", 2),
-        ("accept requests", 2),
-    ]
-    await world.ready("r1", loaded=LoadedWeights(1))
-    assert world.cluster.done("stage")[2:] == [("r1", 2)]
-    await world.ready("r2", loaded=LoadedWeights(0, adapter=2))
-    assert world.cluster.done("stage")[3:] == [("r2", 1), ("r2", 2)]
-
-
-LOAD_S = 100.0
-COMMANDS = 2
-"""To load a version: stage and swap."""
 
 
 @in_world()
@@ -125,104 +131,105 @@ async def test_replicas_that_start_at_the_same_time_load_at_the_same_time(world:
     assert now() == COMMANDS * LOAD_S
 
 
-@in_world()
-async def test_an_update_does_not_wait_for_a_replica_that_loads_which_then_loads_the_new_version(world: World) -> None:
+@in_world(keep_versions=1)
+async def test_an_update_does_not_wait_for_a_replica_that_loads(world: World) -> None:
     await world.push(1, weights(2.0))
     slow = await world.replica("slow", command_s=LOAD_S)
-    await until(lambda: len(slow.taken) == 1)
+    await until(lambda: len(slow.received) == 1)
     assert (await world.push(2, weights(3.0))).replicas == []
     assert now() == 0.0
-    await until(lambda: slow.accepts_requests)
-    assert world.cluster.events == [
-        ("slow", "stage", 1),
-        ("slow", "swap", 1),
-        ("slow", "stage", 2),
-        ("slow", "swap", 2),
-        ("slow", "accept requests", 2),
-    ]
-
-
-@in_world(keep_versions=1)
-async def test_the_file_of_a_version_stays_while_a_replica_that_starts_loads_it(world: World) -> None:
-    await world.push(1, weights(2.0))
-    slow = await world.replica("slow", command_s=LOAD_S)
-    await until(lambda: len(slow.taken) == 1)
-    await world.push(2, weights(3.0))
     await until(lambda: slow.staged is not None)
-    assert content_of(slow.staged) == weights(2.0)
+    assert content_of(slow.staged) == weights(2.0), "its file stays as long"
     await until(lambda: slow.accepts_requests)
+    steps = [(what, version) for _, what, version in world.cluster.events]
+    assert steps == [("stage", 1), ("swap", 1), ("stage", 2), ("swap", 2), ("accept requests", 2)]
     await world.push(3, weights(4.0))
     assert not world.versions.weights(1).exists()
 
 
 @in_world()
-async def test_a_replica_that_an_update_has_overtaken_makes_the_next_one_wait_for_one_load(world: World) -> None:
+async def test_an_overtaken_replica_holds_up_the_next_update_for_one_load(world: World) -> None:
     await world.push(1, weights(2.0))
     slow = await world.replica("slow", command_s=LOAD_S)
-    await until(lambda: len(slow.taken) == COMMANDS)
+    await until(lambda: len(slow.received) == COMMANDS)
     assert (await world.push(2, adapter(1.0), kind="adapter")).replicas == []
-    await until(lambda: len(slow.taken) == 2 * COMMANDS - 1)
+    await until(lambda: len(slow.received) == 2 * COMMANDS - 1)
     last = await world.push(3, adapter(9.0), kind="adapter")
     assert [replica.replica_id for replica in last.replicas] == ["slow"]
 
 
-class CheckedEvents(list[tuple[str, str, int]]):
-    """Raises if a replica may accept requests and does not hold the version that is current then."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def append(self, event: tuple[str, str, int]) -> None:
-        name, what, version = event
-        current = self._world.versions.current
-        assert what != "accept requests" or version == current, f"{name} has {version}, and {current} is current"
-        super().append(event)
-
-    def changes_of(self, name: str) -> list[tuple[str, int]]:
-        """The commands of a replica that change its weights."""
-        return [(what, version) for who, what, version in self if who == name and what in ("stage", "swap")]
+# Payloads
 
 
-@given(
-    acts=st.lists(st.sampled_from(["start", "push", "push adapter", "die", "wait"]), max_size=16),
-    random=st.randoms(use_true_random=False),
-)
-def test_in_whatever_order_replicas_start_and_die_and_versions_come_all_end_with_the_newest(
-    tmp_path_factory: pytest.TempPathFactory, acts: list[str], random: Random
-) -> None:
-    folder = tmp_path_factory.mktemp("world")
-    written(folder / "model" / "model.safetensors", GOOD)
+async def to_load(world: World, full: int, adapter: int | None = None) -> list[int]:
+    """The versions that a replica which holds these has to load."""
+    return [payload.version for payload in await world.store.loading.to_load(LoadedWeights(full, adapter))]
 
+
+async def payload(world: World, version: int) -> VersionPayload:
+    return await world.store.loading.payload(version)
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_payload_names_the_stored_file_of_which_nodes_read_ranges(tmp_path: Path, is_copied: bool) -> None:
     async def story(world: World) -> None:
-        world.store = world.another_store(folder / "model")
-        events = world.cluster.events = CheckedEvents(world)
-        pushes: list[asyncio.Task[PolicyUpdate]] = []
-        died = set[str]()
-        for act in acts:
-            if act == "start":
-                await world.replica(f"r{len(world.replicas)}", command_s=random.choice([0.0, 1.0, 10.0]))
-            elif act == "die" and world.replicas:
-                dying = random.choice(world.replicas)
-                died.add(dying.name)
-                dying.end()
-            elif act.startswith("push"):
-                is_adapter = act == "push adapter"
-                kind = {"kind": "adapter"} if is_adapter else {}
-                pushes.append(world.pushing(len(pushes) + 1, adapter() if is_adapter else save(GOOD), **kind))
-                await until(lambda: pushes[-1].done() or len(pushes) in world.policy._pushes)
-            else:
-                await asyncio.sleep(random.choice([0.5, 5.0, 30.0]))
-        await asyncio.gather(*pushes, return_exceptions=True)
-        living = [replica for replica in world.replicas if replica.is_alive]
-        await until(lambda: all(replica.accepts_requests for replica in living))
-        await settled()
-        desired = world.versions.desired
-        assert {replica.loaded for replica in living} <= {desired}
-        # An update that meets a replica which has died ends its actor too.
-        assert set(world.cluster.killed) <= died
-        for replica in living:
-            changes = events.changes_of(replica.name)
-            assert [what for what, _ in changes] == ["stage", "swap"] * (len(changes) // 2)
-            assert [version for _, version in changes[::2]] == [version for _, version in changes[1::2]]
+        await world.push(1, content := weights(2.0))
+        found, path = await payload(world, 1), world.versions.weights(1)
+        assert (found.kind, found.size_bytes, found.checksum) == ("full", path.stat().st_size, file_checksum(path))
+        assert (found.file.path, found.file.node_id, found.file.inode) == (str(path), "node", path.stat().st_ino)
+        assert (found.file.modified_ns, found.file.is_copied) == (path.stat().st_mtime_ns, is_copied)
+        assert found.keep == {1}
+        read = world.store.read_weights
+        assert await read(1, found.checksum, 10, 20) == content[10:30]
+        for version, checksum in ((1, "another checksum"), (2, found.checksum)):
+            with pytest.raises(VersionUnknown, match="it is not stored here, or no longer"):
+                await read(version, checksum, 10, 20)
+        initial = await payload(world, 0)
+        assert initial.checksum == file_checksum(MODEL / "model.safetensors")
+        assert await read(0, initial.checksum, 0, initial.size_bytes) == world.versions.weights(0).read_bytes()
+        update = await world.push(1, content := adapter(3.0), kind="adapter", name="a")
+        assert await read(1, str(update.checksum), 0, 10) == content[:10]
 
-    play(story, folder)
+    play(story, tmp_path, copy_to_nodes=is_copied)
+
+
+@in_world()
+async def test_a_replica_lacks_the_base_the_adapter_or_both(world: World) -> None:
+    await world.push(1, weights(2.0))
+    await world.push(2, adapter(), kind="adapter")
+    found = await payload(world, 2)
+    assert (found.kind, found.adapter_config, set(found.keep)) == ("adapter", '{"r": 2}', {1, 2})
+    assert await to_load(world, 0) == [1, 2]
+    assert await to_load(world, 1) == [2]
+    assert await to_load(world, 1, 2) == []
+    await world.push(3, weights(3.0))
+    assert await to_load(world, 1, 2) == [3]
+    # Of a transfer only engines have the weights; an adapter on top of them can be given.
+    made_at = datetime(2026, 1, 1, tzinfo=UTC)
+    world.versions.make_current(Version(version=4, kind="transfer", created_at=made_at, stored="nothing"))
+    await world.store.policies.publish(world.policy)
+    assert await to_load(world, 0) == []
+    await world.push(5, adapter(), kind="adapter")
+    assert (await to_load(world, 0), await to_load(world, 4)) == ([], [5])
+
+
+@in_world()
+async def test_replicas_that_hold_the_base_get_a_delta_which_others_may_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet(world, "r0")
+    monkeypatch.setattr(Updates, "write_full_weights", nothing)
+    await push_deltas(world, 2)
+    found = await world.store.loading.payload(3, is_delta=True)
+    delta = world.versions.delta(3)
+    assert found.delta is not None
+    base, changes = found.delta.base, found.delta.changes
+    assert (base.version, base.checksum) == (2, world.versions.info(2).checksum)
+    assert base.file.path == str(world.versions.weights(2))
+    assert (changes.file.path, changes.file.inode) == (str(delta), delta.stat().st_ino)
+    assert (changes.size_bytes, changes.checksum) == (delta.stat().st_size, file_checksum(delta))
+    assert (found.size_bytes, found.checksum) == (len(full_weights(3)[2]), checksum_of(full_weights(3)[2]))
+    assert await world.store.read_weights(3, changes.checksum, 0, 10**6) == delta.read_bytes()
+    assert version_files(world)[3] == DELTA
+    assert await world.store.read_weights(3, found.checksum, 0, 10**7) == full_weights(3)[2]
+    assert (await world.store.loading.payload(3, is_delta=True)).delta is None

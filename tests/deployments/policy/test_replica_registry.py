@@ -1,6 +1,8 @@
-"""The replica registry: which replica a command reaches, and what its sender learns."""
+"""The replica registry: which replica a command reaches, what its sender learns, replacements, and the update lease."""
 
 import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from deployments.policy.commands import (
     Swap,
     SwapOptions,
 )
+from deployments.policy.failures import UpdateUnderWay
 from deployments.policy.replica_registry import (
     CHECKSUM_POLL_S,
     LIVENESS_POLL_S,
@@ -29,10 +32,14 @@ from deployments.policy.replica_registry import (
     RegisteredReplica,
     ReplicaLost,
     ReplicaRegistry,
+    _UpdateLock,
 )
+from rollout_client.contract.policy import SwitchOptions
 from tests import virtual_time
-from tests.deployments.policy.scripted_replicas import ScriptedCluster
-from tests.virtual_time import now, run, settled
+from tests.deployments.policy.policy_world import a_payload, refused
+from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedReplica, Step
+from tests.fakes.cluster import ScriptedCluster
+from tests.virtual_time import now, run, settled, until
 
 SWAP = Swap(SwapOptions())
 
@@ -47,6 +54,9 @@ class Actors(ScriptedCluster):
 
     async def is_alive(self, actor: Any) -> bool:
         return actor not in self.dead
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor)
 
     def register(self, name: str, loaded: LoadedWeights | None = None) -> RegisteredReplica:
         return self.registry.register(ReplicaRegistration(name, name, 1, loaded or LoadedWeights()))
@@ -71,22 +81,11 @@ async def lost(result: asyncio.Task[CommandResult]) -> str:
     return str(lost)
 
 
-def test_replicas_are_listed_in_the_order_in_which_they_registered() -> None:
-    actors = Actors()
-    for name in "bac":
-        actors.register(name)
-    actors.register("b", LoadedWeights(3))
-    assert [(replica.replica_id, replica.loaded.version) for replica in actors.registry.replicas] == [
-        ("a", 0),
-        ("c", 0),
-        ("b", 3),
-    ]
-
-
 @virtual_time.test
 async def test_each_command_reaches_its_replica_and_the_report_its_sender() -> None:
     actors = Actors()
-    a, b = actors.register("a"), actors.register("b")
+    b, a = actors.register("b"), actors.register("a")
+    assert actors.registry.replicas == [b, a]
     asked = [actors.ask(a, SWAP), actors.ask(b, AcceptRequests()), actors.ask(a, AcceptRequests())]
     of_b = await actors.next_command("b")
     first = await actors.next_command("a")
@@ -101,12 +100,11 @@ async def test_each_command_reaches_its_replica_and_the_report_its_sender() -> N
         actors.poll("a", CommandReport(second.number, LoadedWeights(7))),
         actors.poll("b", CommandReport(of_b.number, LoadedWeights())),
     ]
-    assert [getattr(result, "command_number", None) for result in await asyncio.gather(*asked[1:])] == [
-        of_b.number,
-        second.number,
-    ]
-    assert (a.loaded, b.loaded) == (LoadedWeights(7), LoadedWeights())
-    assert now() == 0.0
+    numbers = [getattr(result, "command_number", None) for result in await asyncio.gather(*asked[1:])]
+    assert numbers == [of_b.number, second.number]
+    assert (a.loaded, b.loaded, now()) == (LoadedWeights(7), LoadedWeights(), 0.0)
+    await settled()
+    assert asyncio.all_tasks() == {asyncio.current_task(), *polls}, "nobody is watched who has reported"
     for poll in polls:
         poll.cancel()
 
@@ -149,7 +147,7 @@ async def test_a_replica_that_has_not_registered_is_refused() -> None:
 @virtual_time.test
 async def test_registering_again_ends_the_commands_before() -> None:
     actors = Actors()
-    replica = actors.register("a")
+    replica, other = actors.register("a"), actors.register("b")
     taken = actors.ask(replica)
     await actors.next_command("a")
     old_poll = actors.poll("a")
@@ -158,7 +156,7 @@ async def test_registering_again_ends_the_commands_before() -> None:
     again = actors.register("a", LoadedWeights(4))
     assert (await lost(taken), await lost(waiting)) == ("it registered again", "it has left")
     assert await lost(actors.ask(replica)) == "it has left"
-    assert (actors.registry.has(replica), actors.registry.has(again)) == (False, True)
+    assert (actors.registry.has(replica), actors.registry.replicas) == (False, [other, again])
     assert (again.loaded, again.accepts_requests) == (LoadedWeights(4), False)
     actors.ask(again, AcceptRequests())
     assert (await actors.next_command("a")).command == AcceptRequests()
@@ -168,71 +166,35 @@ async def test_registering_again_ends_the_commands_before() -> None:
 
 
 @virtual_time.test
-async def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_only_updates_what_it_holds() -> None:
+async def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_counts() -> None:
     actors = Actors()
     replica = actors.register("a")
     asked = actors.ask(replica, timeout_s=7.5)
     numbered = await actors.next_command("a")
     assert await lost(asked) == "it did not report within 7.5 s"
-    assert now() == 7.5
-    assert replica.awaited_reports == {}
-    assert actors.registry.has(replica)
+    assert (now(), replica.awaited_reports, actors.registry.has(replica)) == (7.5, {}, True)
     assert await actors.registry.next_command("a", CommandReport(numbered.number, LoadedWeights(9))) is None
     assert (replica.loaded, replica.awaited_reports) == (LoadedWeights(9), {})
 
 
-def test_a_replica_that_dies_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
-        actors = Actors()
-        asked = actors.ask(actors.register("a"))
-        actors.dead.add("a")
-        await actors.registry.drop_dead()
-        await lost(asked)
-        await actors.registry.drop_dead()
-
-    run(story())
-    [record] = caplog.records
-    assert (record.name, record.levelname, record.getMessage(), vars(record)["replica_id"]) == (
-        "rollout_service.policy",
-        "WARNING",
-        "A generator replica died.",
-        "a",
-    )
-
-
 @virtual_time.test
-async def test_a_replica_is_watched_only_until_it_has_reported() -> None:
-    actors = Actors()
-    asked = actors.ask(actors.register("a"))
-    numbered = await actors.next_command("a")
-    poll = actors.poll("a", CommandReport(numbered.number, LoadedWeights()))
-    await asked
-    await settled()
-    assert asyncio.all_tasks() == {asyncio.current_task(), poll}
-    poll.cancel()
-
-
-@virtual_time.test
-async def test_a_replica_that_dies_is_lost_and_forgotten() -> None:
-    actors = Actors()
-    a, b = actors.register("a"), actors.register("b")
-    asked = actors.ask(a)
-    await actors.next_command("a")
-    actors.dead |= {"a", "b"}
-    assert await lost(asked) == "it died"
-    assert now() <= LIVENESS_POLL_S
-    assert actors.registry.replicas == [b]
-
-
-@virtual_time.test
-async def test_the_dead_are_forgotten() -> None:
+async def test_a_replica_that_dies_is_lost_forgotten_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     actors = Actors()
     a, b, c = (actors.register(name) for name in "abc")
+    asked = actors.ask(a)
+    await actors.next_command("a")
     actors.dead |= {"a", "c"}
-    await actors.registry.drop_dead()
-    assert actors.registry.replicas == [b]
-    assert not actors.registry.has(a)
-    assert not actors.registry.has(c)
+    assert await lost(asked) == "it died"
+    assert now() <= LIVENESS_POLL_S
+    assert actors.registry.replicas == [b, c]
+    for _ in range(2):
+        await actors.registry.drop_dead()
+    assert (actors.registry.replicas, actors.registry.has(c)) == ([b], False)
+    assert [(record.getMessage(), vars(record)["replica_id"]) for record in caplog.records] == [
+        ("A generator replica died.", "a"),
+        ("A generator replica died.", "c"),
+    ]
+    assert {(record.name, record.levelname) for record in caplog.records} == {("rollout_service.policy", "WARNING")}
 
 
 @virtual_time.test
@@ -263,9 +225,10 @@ async def test_a_checksum_is_of_the_weights_that_it_names() -> None:
 
 
 @virtual_time.test
-async def test_checksums_are_computed_only_when_somebody_asks_and_once_for_the_same_weights() -> None:
+async def test_checksums_are_computed_once_when_somebody_asks_who_waits_for_all() -> None:
     actors = Actors()
-    replica = actors.register("a")
+    replica, other = actors.register("a"), actors.register("b")
+    actors.registry.record_checksum("b", LoadedWeights(), "of b")
     await actors.registry.ask_for_checksums(0.0)
     assert replica.commands.empty()
     for _ in range(2):
@@ -273,30 +236,20 @@ async def test_checksums_are_computed_only_when_somebody_asks_and_once_for_the_s
     assert replica.checksum is None
     assert 2.0 <= now() <= 2.0 + 2 * CHECKSUM_POLL_S
     assert (await actors.next_command("a")).command == ComputeChecksum()
-    assert replica.commands.empty()
-
-
-@virtual_time.test
-async def test_whoever_asks_for_checksums_waits_until_all_are_known() -> None:
-    actors = Actors()
-    actors.register("a")
-    actors.register("b")
-    actors.registry.record_checksum("a", LoadedWeights(), "of a")
+    assert (replica.commands.empty(), other.is_checksum_asked) == (True, False)
     asked = asyncio.create_task(actors.registry.ask_for_checksums(100.0))
-    assert (await actors.next_command("b")).command == ComputeChecksum()
     await asyncio.sleep(10.0)
     assert not asked.done()
-    actors.registry.record_checksum("b", LoadedWeights(), "of b")
+    actors.registry.record_checksum("a", LoadedWeights(), "of a")
     await asked
-    assert now() <= 10.0 + CHECKSUM_POLL_S
-    assert not actors.registry.replicas[0].is_checksum_asked, "its checksum was known"
+    assert now() <= 12.0 + 3 * CHECKSUM_POLL_S
 
 
-@pytest.mark.parametrize("command", [SWAP, StartTransfer(SwapOptions())])
+@pytest.mark.parametrize("command", [SWAP, StartTransfer(SwapOptions()), None])
 @pytest.mark.parametrize("is_known", [True, False])
 @virtual_time.test
-async def test_a_replica_that_loads_the_same_version_again_is_asked_again_for_its_checksum(
-    command: Command, is_known: bool
+async def test_a_replica_whose_weights_were_loaded_again_is_asked_again(
+    command: Command | None, is_known: bool
 ) -> None:
     actors = Actors()
     replica = actors.register("a")
@@ -304,28 +257,26 @@ async def test_a_replica_that_loads_the_same_version_again_is_asked_again_for_it
     first = await actors.next_command("a")
     if is_known:
         actors.registry.record_checksum("a", LoadedWeights(), "of the first load")
-    swapping = actors.ask(replica, command)
-    second = await actors.next_command("a", CommandReport(first.number, LoadedWeights()))
-    polling = actors.poll("a", CommandReport(second.number, LoadedWeights()))
-    await swapping
+    report = CommandReport(first.number, LoadedWeights())
+    if command is None:
+        report = CommandReport(first.number, LoadedWeights(1))
+    else:
+        swapping = actors.ask(replica, command)
+        second = await actors.next_command("a", report)
+        assert second.command == command
+        report = CommandReport(second.number, LoadedWeights())
+    polling = actors.poll("a", report)
+    await (settled() if command is None else swapping)
     assert replica.checksum is None
     asked = asyncio.create_task(actors.registry.ask_for_checksums(100.0))
     third = await polling
     assert third is not None
-    assert (second.command, third.command) == (command, ComputeChecksum())
-    actors.registry.record_checksum("a", LoadedWeights(), "of the second load")
-    await asked
-
-
-@virtual_time.test
-async def test_a_replica_whose_weights_change_before_their_checksum_is_known_is_asked_again() -> None:
-    actors = Actors()
-    actors.register("a")
-    asked = asyncio.create_task(actors.registry.ask_for_checksums(100.0))
-    first = await actors.next_command("a")
-    second = await actors.next_command("a", CommandReport(first.number, LoadedWeights(1)))
-    assert [first.command, second.command] == [ComputeChecksum()] * 2
+    assert third.command == ComputeChecksum()
     asked.cancel()
+
+
+def command_of(name: str) -> Command:
+    return Swap(SwapOptions(mode="keep" if name == "a" else "wait"))
 
 
 @given(
@@ -372,5 +323,116 @@ def test_whatever_happens_a_command_reaches_its_replica_at_most_once(events: lis
     run(story())
 
 
-def command_of(name: str) -> Command:
-    return Swap(SwapOptions(mode="keep" if name == "a" else "wait"))
+# Loading and replacing
+
+
+def test_a_replica_that_is_replaced_is_ended_and_logged_if_it_is_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    actors = Actors()
+    first, gone, last = (actors.register(name) for name in "abc")
+    actors.registry.replace(first, "out of memory", version=7)
+    actors.registry.forget("b", "it died")
+    actors.registry.replace_if_registered(gone, "out of memory")
+    assert (actors.killed, actors.registry.replicas) == (["a"], [last])
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("rollout_service.policy", "WARNING")
+    assert record.getMessage() == "A generator replica is replaced: out of memory"
+    assert (vars(record)["replica_id"], vars(record)["version"]) == ("a", 7)
+
+
+async def loading(*script: Step) -> tuple[ReplicaRegistry, ScriptedReplica, "asyncio.Task[bool]"]:
+    """A replica that loads full weights and then an adapter, one second for each command."""
+    cluster = ScriptedCluster()
+    registry = ReplicaRegistry(cluster, command_timeout_s=60.0)
+    actor = await ScriptedReplica("r0", RegistryCommandSource(registry), cluster, script, command_s=1.0).start()
+    payloads = [a_payload(1), a_payload(2, "adapter", "{}")]
+    return registry, actor, asyncio.create_task(registry.load(registry.replicas[0], payloads))
+
+
+@virtual_time.test
+async def test_nothing_is_generated_with_full_weights_before_their_adapter() -> None:
+    _, actor, done = await loading()
+    await until(lambda: actor.loaded == LoadedWeights(1))
+    assert actor.is_on_trial
+    assert await done
+    assert (actor.loaded, actor.is_on_trial) == (LoadedWeights(1, adapter=2), False)
+    actor.end()
+
+
+@pytest.mark.parametrize(
+    ("step", "killed", "left"),
+    [("error", ["r0"], []), ("hang", ["r0"], []), ("die", [], []), ("register again", [], ["r0"])],
+)
+@pytest.mark.parametrize("before", range(4))
+@virtual_time.test
+async def test_a_replica_that_fails_to_load_is_replaced_if_it_is_there(
+    step: Step, before: int, killed: list[str], left: list[str]
+) -> None:
+    registry, actor, done = await loading(*["ok"] * before, step)  # type: ignore[list-item]
+    assert not await done
+    assert (actor.cluster.killed, [each.replica_id for each in registry.replicas]) == (killed, left)
+    actor.end()
+
+
+# The update lease
+
+REFUSE = SwitchOptions(if_busy="refuse")
+
+
+@virtual_time.test
+async def test_only_a_holder_with_an_activity_refuses_those_who_do_not_wait() -> None:
+    lock = _UpdateLock()
+    lock.refuse_if_busy(REFUSE)
+    async with lock.lease():
+        lock.refuse_if_busy(REFUSE)
+    with suppress(LookupError):
+        async with lock.lease("an update is under way"):
+            lock.refuse_if_busy(SwitchOptions())
+            message = "an update is under way; wait for it, or say if_busy=wait"
+            async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
+                lock.refuse_if_busy(REFUSE)
+            raise LookupError
+    lock.refuse_if_busy(REFUSE)
+    async with lock.lease():
+        pass
+
+
+@dataclass(frozen=True)
+class Caller:
+    begins_at: int
+    holds_s: int
+    is_cancelled_at: int | None
+
+
+seconds = st.integers(0, 8)
+
+
+@given(st.lists(st.builds(Caller, seconds, seconds, st.none() | seconds), max_size=8))
+def test_whoever_waits_or_leaves_there_is_one_holder_and_at_last_none(callers: list[Caller]) -> None:
+    async def story() -> None:
+        lock = _UpdateLock()
+        holders: set[Caller] = set()
+
+        async def call(caller: Caller) -> None:
+            await asyncio.sleep(caller.begins_at)
+            async with lock.lease("busy"):
+                assert not holders
+                holders.add(caller)
+                try:
+                    await asyncio.sleep(caller.holds_s)
+                finally:
+                    holders.remove(caller)
+
+        calls = [asyncio.create_task(call(caller)) for caller in callers]
+        loop = asyncio.get_running_loop()
+        for caller, task in zip(callers, calls, strict=True):
+            if caller.is_cancelled_at is not None:
+                loop.call_at(caller.is_cancelled_at, task.cancel)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
+        lock.refuse_if_busy(REFUSE)
+        async with asyncio.timeout(0.5), lock.lease():
+            pass
+
+    run(story())

@@ -34,26 +34,20 @@ def refusal(identity: RunIdentity, folder: Path) -> str:
     return str(refused.value).removeprefix(named)
 
 
-def test_a_folder_records_the_run_and_the_model_at_the_first_start(folder: Path) -> None:
+def test_a_folder_records_the_run_and_the_model_and_goes_on_with_them(folder: Path) -> None:
     RunIdentity("run-a", "org/model", "main").claim(folder)
-    assert run_of(folder) == "run-a"
     record = json.loads((folder / "run.json").read_text())
     assert (record["run"], record["model"], record["revision"]) == ("run-a", "org/model", "main")
+    add_version(folder)
+    RunIdentity(None, "org/model", "main").claim(folder)
+    assert run_of(folder) == "run-a"
 
 
 def test_a_run_without_a_name_gets_one_which_the_folder_keeps(folder: Path) -> None:
-    identity = RunIdentity(None, "org/model")
-    identity.claim(folder)
-    name = run_of(folder)
-    identity.claim(folder)
-    assert (run_of(folder), name[:4]) == (name, "run-")
-
-
-def test_a_service_without_a_named_run_goes_on_with_the_folders(folder: Path) -> None:
-    RunIdentity("run-a", "org/model").claim(folder)
-    add_version(folder)
     RunIdentity(None, "org/model").claim(folder)
-    assert run_of(folder) == "run-a"
+    name = run_of(folder)
+    RunIdentity(None, "org/model").claim(folder)
+    assert (run_of(folder), name[:4]) == (name, "run-")
 
 
 def test_versions_of_another_run_are_refused(folder: Path) -> None:
@@ -65,7 +59,7 @@ def test_versions_of_another_run_are_refused(folder: Path) -> None:
     )
 
 
-def test_versions_of_another_model_are_refused_unless_the_config_names_their_run(folder: Path) -> None:
+def test_versions_of_another_model_are_refused_unless_the_run_is_named(folder: Path) -> None:
     RunIdentity("run-a", "org/model", "v1").claim(folder)
     add_version(folder)
     assert refusal(RunIdentity(None, "org/model", "v2"), folder) == (
@@ -76,7 +70,7 @@ def test_versions_of_another_model_are_refused_unless_the_config_names_their_run
     assert run_of(folder) == "run-a"
 
 
-def test_a_folder_without_versions_is_taken_over_and_loses_the_initial_weights_of_the_other_model(
+def test_a_folder_without_versions_is_taken_over_without_initial_weights(
     folder: Path,
 ) -> None:
     RunIdentity("run-a", "org/model").claim(folder)

@@ -1,24 +1,20 @@
-"""The policy store as a whole: what a store that starts in place of one that died knows, and transfers among pushes."""
+"""The policy store: pushes that are repeated, refused and logged, the numbers of versions, and which are kept."""
 
 import asyncio
-import os
-from collections.abc import Sequence
+import logging
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save
 
-from deployments.policy.commands import LoadedWeights
-from deployments.policy.failures import TransferRefused, UpdateUnderWay, WeightsRefused
-from deployments.policy.versions import Version, Versions
-from rollout_client.contract.policy import PolicyUpdate, PushOptions, SwitchOptions
-from rollout_client.weights.checksum import file_checksum
+from deployments.policy.failures import VersionRefused, WeightsRefused
+from rollout_client.contract.policy import PolicyUpdate, PushOptions
 from tests.deployments.policy.policy_world import (
     INITIAL,
+    MODEL,
     NORM,
     World,
     adapter,
-    changed,
-    checksum_of,
     delta,
     digest_of,
     in_world,
@@ -28,8 +24,9 @@ from tests.deployments.policy.policy_world import (
     versions,
     weights,
 )
-from tests.deployments.policy.scripted_replicas import ScriptedReplica
-from tests.virtual_time import now, settled, until
+from tests.virtual_time import settled, until
+
+IS_ACTIVE = "all of it has arrived, and it is being validated and loaded by the replicas"
 
 
 @in_world()
@@ -39,156 +36,175 @@ async def test_the_layout_is_that_of_the_model(world: World) -> None:
     assert (layout.tensors[NORM].dtype, layout.tensors[NORM].shape) == ("BF16", [128])
 
 
+def bad(how: str) -> bytes:
+    if how == "nan":
+        return weights(float("nan"))
+    if how == "missing":
+        return save({name: tensor for name, tensor in INITIAL.items() if name != NORM})
+    return weights(1.0)[:-1]
+
+
+@pytest.mark.parametrize(("how", "field"), [("nan", NORM), ("missing", NORM), ("cut", "weights")])
 @in_world()
-async def test_a_store_over_the_same_folder_goes_on_with_what_was_current(world: World) -> None:
-    old = await world.replica("r0")
-    await world.push(7, weights(2.0))
-    await world.restart()
-    state = await world.store.state(0)
-    assert (state.current, [info.version for info in state.versions]) == (7, [0, 7])
-    assert (await world.store.wait_for(None, 7, 7, 0.0)).versions[""] == 7
-    young = await world.ready("r1")
-    assert (old.loaded, young.loaded) == (LoadedWeights(7), LoadedWeights(7))
-    assert world.cluster.done("stage") == [("r0", 7), ("r1", 7)]
-    async with taken(7, newest=7):
-        await world.store.write_chunk(7, None, 0, b"")
-
-
-@in_world()
-async def test_an_upload_goes_on_where_the_store_died(world: World) -> None:
-    content = weights(2.0)
-    await world.chunk(1, 0, content[:1000])
-    await world.restart()
-    assert (await world.store.upload_state(1)).received_bytes == 1000
-    await world.chunk(1, 1000, content[1000:])
-    update = await world.complete(1, PushOptions(), False, digest_of(content))
-    assert update.checksum == file_checksum(world.versions.weights(1))
-
-
-@in_world()
-async def test_a_version_that_was_not_current_when_the_store_died_is_removed(world: World) -> None:
-    await world.push(1, weights(2.0))
-    # As a store leaves it that dies during an update, before the version is current.
-    await world.upload(2, weights(3.0))
-    os.link(world.policy.uploads.path(2), world.versions.weights(2))
-    await world.restart()
-    state = await world.store.state(0)
-    assert (state.current, [info.version for info in state.versions]) == (1, [0, 1])
-    # Its upload is still there, and can be completed.
-    await world.chunk(2, len(weights(3.0)), b"")
-    assert (await world.complete(2, PushOptions(), digest=digest_of(weights(3.0)))).version == 2
-
-
-async def transferring(world: World, *names: str) -> Sequence[ScriptedReplica]:
-    replicas = [await world.ready(name) for name in names]
-    await start_transfer(world, 1 + len(names))
-    return replicas
-
-
-async def start_transfer(world: World, world_size: int) -> None:
-    init_info = {"master_address": "10.0.0.4", "master_port": 29500, "world_size": world_size}
-    assert await world.store.init_transfer(init_info) == world_size
-    await world.store.start_transfer(SwitchOptions())
-
-
-@in_world()
-async def test_a_transfer_that_is_finished_is_current_and_has_no_weights_here(world: World) -> None:
-    replicas = await transferring(world, "r0", "r1")
-    await world.store.update_transfer("tensors")
-    first, second = await asyncio.gather(
-        world.store.finish_transfer(None), world.store.finish_transfer(None), return_exceptions=True
-    )
-    assert isinstance(first, PolicyUpdate)
-    assert isinstance(second, TransferRefused)
-    assert (first.version, first.checksum, versions(world)) == (1, None, [1])
-    assert [replica.loaded for replica in replicas] == [LoadedWeights(1)] * 2
-    # A replica that registers now waits for a version whose weights the store has.
-    late = await world.replica("late")
-    await settled()
-    assert not late.accepts_requests
-    await world.push(2, weights(2.0))
-    assert (late.accepts_requests, late.loaded) == (True, LoadedWeights(2))
-
-
-@in_world()
-async def test_during_a_transfer_other_updates_wait_or_are_refused(world: World) -> None:
-    await transferring(world, "r0")
-    message = "a trainer is sending weights to the replicas; wait for it, or say if_busy=wait"
-    async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
-        await world.push(5, weights(2.0), if_busy="refuse")
-    async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
-        await world.store.start_transfer(SwitchOptions(if_busy="refuse"))
-    pushing = world.pushing(5, weights(2.0))
-    await world.until_one_waits()
-    await world.store.finish_transfer(3)
-    assert (await pushing).version == 5
-
-
-@in_world(transfer_idle_s=30)
-async def test_a_push_goes_on_when_the_transfer_before_it_is_abandoned(world: World) -> None:
-    await transferring(world, "r0")
-    began = now()
-    pushing = world.pushing(1, weights(2.0))
-    assert [(replica.replica_id, replica.status) for replica in (await pushing).replicas] == [("r0", "swapped")]
-    assert now() - began == 30.0
-    assert (world.cluster.done("swap"), world.cluster.killed) == ([("r0", 0), ("r0", 1)], [])
-    with pytest.raises(TransferRefused, match="none is under way"):
-        await world.store.finish_transfer(None)
-
-
-def test_a_transferred_version_that_cannot_be_made_current_is_not_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_bad_weights_leave_everything_as_it_was_and_no_command_is_sent(
+    world: World, how: str, field: str
 ) -> None:
-    def fail(_versions: Versions, version: Version) -> None:
-        raise OSError(f"no space left for {version.version}")
+    replica = await world.replica("r0")
+    await world.push(1, weights(2.0))
+    commands, files = list(replica.received), world.files()
+    with pytest.raises(WeightsRefused) as raised:
+        await world.push(2, bad(how))
+    assert [problem.field for problem in raised.value.problems] == [field]
+    state = await world.store.state(0)
+    assert (state.current, state.updating_to, replica.received) == (1, None, commands)
+    assert world.files() == files
+    # The number is free again.
+    assert (await world.push(2, weights(3.0))).version == 2
 
+
+@in_world()
+async def test_an_update_goes_on_when_its_caller_goes_away(world: World) -> None:
+    await world.replica("r0", command_s=5.0)
+    pushing = world.pushing(1, weights(2.0))
+    await world.until_updating(1)
+    pushing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pushing
+    assert (await world.store.wait_for(None, 1, None, 60.0)).versions[""] == 1
+    assert world.cluster.done("swap") == [("r0", 1)]
+
+
+@in_world()
+async def test_the_same_upload_again_is_answered_again_and_others_are_not(world: World) -> None:
+    await world.replica("r0")
+    content = weights(2.0)
+    update = await world.push(3, content)
+    assert await world.store.repeated_update(3, digest_of(content)) == update
+    digest, other = digest_of(content), digest_of(weights(3.0))
+    for version, named in ((3, other), (3, None), (4, digest), (2, digest)):
+        assert await world.store.repeated_update(version, named) is None
+    await world.restart()
+    without_replicas = PolicyUpdate(version=3, checksum=update.checksum, replicas=[])
+    assert await world.store.repeated_update(3, digest_of(content)) == without_replicas
+    await world.push(4, weights(3.0))
+    assert await world.store.repeated_update(3, digest_of(content)) == without_replicas
+
+
+@in_world()
+async def test_the_same_upload_while_it_is_under_way_has_the_same_answer(world: World) -> None:
+    for name in ("r0", "r1"):
+        await world.ready(name, command_s=5.0)
+    content = weights(2.0)
+    await world.upload(3, content)
+    completing = asyncio.create_task(world.complete(3, PushOptions(), False, digest_of(content)))
+    await asyncio.sleep(0)
+    for is_later in (False, True):
+        if is_later:
+            await until(lambda: bool(world.cluster.done("stage")))
+        else:
+            # It is still being checked: nothing may touch what arrived.
+            async with refused(VersionRefused, "version", IS_ACTIVE, 3):
+                await world.store.write_chunk(3, None, 0, b"")
+        async with refused(VersionRefused, "version", IS_ACTIVE, 3):
+            await world.complete(3, PushOptions(), False, digest_of(content))
+        assert await world.store.repeated_update(3, "0" * 64) is None
+        assert await world.store.repeated_update(3, None) is None
+    again = asyncio.create_task(world.store.repeated_update(3, digest_of(content)))
+    update = await completing
+    assert await again == update
+    assert [replica.status for replica in update.replicas] == ["swapped", "swapped"]
+    assert len(world.cluster.done("swap")) == 2
+
+
+@in_world()
+async def test_a_push_without_a_digest_is_answered_again_once_it_is_current(world: World) -> None:
+    await world.replica("r0", command_s=5.0)
+    content = weights(2.0)
+    await world.upload(3, content)
+    completing = asyncio.create_task(world.complete(3, PushOptions(), False, None))
+    await until(lambda: bool(world.cluster.done("stage")))
+    assert await world.store.repeated_update(3, digest_of(content)) is None
+    update = await completing
+    assert await world.store.repeated_update(3, digest_of(content)) == update
+
+
+@in_world()
+async def test_a_bad_upload_holds_its_number_while_it_is_checked(world: World) -> None:
+    completing = world.pushing(4, bad("nan"))
+    await until(lambda: world.policy.next_number() == 5)
+    for same in (world.store.repeated_update(4, digest_of(bad("nan"))), completing):
+        with pytest.raises(WeightsRefused):
+            await same
+    assert (await world.store.state()).next_version == 1
+
+
+@in_world(checkpoint_roots=[str(MODEL)])
+async def test_while_a_checkpoint_is_read_its_number_is_taken(world: World, tmp_path: Path) -> None:
+    loading = asyncio.create_task(world.store.load_checkpoint(1, str(MODEL), PushOptions()))
+    await settled(1)
+    async with refused(VersionRefused, "version", IS_ACTIVE, 1):
+        await world.store.load_checkpoint(1, str(tmp_path), PushOptions())
+    async with refused(VersionRefused, "version", IS_ACTIVE, 1):
+        await world.store.write_chunk(1, None, 0, b"")
+    await loading
+
+
+@in_world()
+async def test_versions_are_numbered_upward(world: World) -> None:
+    await world.replica("r0", command_s=5.0)
+    pushing = world.pushing(5, weights(2.0))
+    await world.until_updating(5)
+    for is_done in (False, True):
+        for version in (5, 4, 1):
+            async with taken(version, newest=5):
+                await world.store.write_chunk(version, None, 0, b"")
+            if is_done:
+                async with taken(version, newest=5):
+                    await world.store.load_checkpoint(version, "/", PushOptions())
+        assert (await pushing).version == 5
+    assert (await world.push(9, weights(3.0))).version == 9
+
+
+@in_world(keep_versions=2)
+async def test_the_newest_full_versions_are_kept_as_bases(world: World) -> None:
+    for version in (1, 2, 3):
+        await world.push(version, weights(version + 1.0))
+    assert versions(world) == [2, 3]
+    await world.push(4, delta(), kind="delta", base=3)
+    assert versions(world) == [3, 4]
+    await world.push(5, weights(5.0), kind="partial")
+    assert versions(world) == [4, 5]
+    for version in (6, 7, 8):
+        await world.push(version, adapter(version), kind="adapter")
+        assert versions(world) == [4, 5, version]
+    await world.restart()
+    await world.push(9, weights(3.0))
+    assert versions(world) == [5, 9]
+
+
+def test_a_version_that_is_refused_is_logged_with_the_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def story(world: World) -> None:
-        await transferring(world, "r0")
-        monkeypatch.setattr(Versions, "make_current", fail)
-        with pytest.raises(OSError, match="no space left for 1"):
-            await world.store.finish_transfer(None)
-        state = await world.store.state(0)
-        assert (state.current, [info.version for info in state.versions]) == (0, [0])
+        with caplog.at_level(logging.INFO), pytest.raises(WeightsRefused):
+            await world.push(2, bad("nan"))
 
     play(story, tmp_path)
+    [record] = [record for record in caplog.records if "refused" in record.getMessage()]
+    assert (record.name, record.levelname, vars(record)["version"]) == ("rollout_service.policy", "INFO", 2)
+    assert record.getMessage() == (
+        f"Version 2 is refused: {NORM}: it holds NaN or infinity; the training has diverged."
+    )
 
 
-@in_world()
-async def test_a_replica_with_transferred_weights_goes_on_when_the_store_restarts(world: World) -> None:
-    [replica] = await transferring(world, "r0")
-    await world.store.finish_transfer(7)
-    await world.restart()
-    replica.accepts_requests = False
-    await until(lambda: replica.accepts_requests)
-    assert (replica.loaded, world.cluster.done("stage"), world.cluster.killed) == (LoadedWeights(7), [], [])
-    assert (await world.store.wait_for(None, 7, 7, 0.0)).versions[""] == 7
+def test_an_update_that_fails_is_logged_with_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        await world.upload(2, weights(2.0))
+        (world.folder / "making").write_bytes(b"in the way")
+        with pytest.raises(OSError, match="making"):
+            await world.complete(2, PushOptions())
 
-
-@pytest.mark.parametrize("has_adapter", [False, True])
-@in_world()
-async def test_after_a_transfer_that_breaks_off_a_replica_has_the_current_weights_and_adapter(
-    world: World, has_adapter: bool
-) -> None:
-    [replica] = await transferring(world, "r0")
-    await until(lambda: not world.store.registry.update_lock._lock.locked())
-    await world.push(1, weights(2.0))
-    await world.push(2, delta(), kind="delta", base=1, checksum=checksum_of(changed(weights(2.0))))
-    if has_adapter:
-        await world.push(3, adapter(), kind="adapter")
-    await start_transfer(world, 2)
-    replica.files.clear()
-    world.cluster.events.clear()
-    await until(lambda: not world.store.registry.update_lock._lock.locked())
-    assert replica.files[2] == changed(weights(2.0)), "as a whole: what it holds is the base of no delta"
-    swapped = [("r0", 2), ("r0", 3)] if has_adapter else [("r0", 2)]
-    assert (world.cluster.done("swap"), world.cluster.killed) == (swapped, [])
-    assert replica.loaded == LoadedWeights(2, 3 if has_adapter else None)
-    assert not replica.is_on_trial
-
-
-@in_world()
-async def test_a_transferred_version_cannot_be_the_base_of_a_delta(world: World) -> None:
-    await transferring(world, "r0")
-    await world.store.finish_transfer(1)
-    async with refused(WeightsRefused, "base", "the version has no full weights here", 1):
-        await world.push(2, delta(), kind="delta", base=1)
+    play(story, tmp_path)
+    [record] = caplog.records
+    assert (record.name, record.levelname, vars(record)["version"]) == ("rollout_service.policy", "WARNING", 2)
+    assert record.getMessage() == "The update to version 2 failed."
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], OSError)

@@ -1,19 +1,35 @@
-"""Updates over scripted replicas: what reaches them, updates that meet, and adapters."""
+"""Updates: the steps of one over scripted replicas, and those of a store, which follow one another."""
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from deployments.policy.commands import Canary, LoadedWeights, Stage, Swap
-from deployments.policy.failures import PolicyNotCurrent, UpdateUnderWay, WeightsRefused
-from deployments.policy.update import NO_EFFECT, NO_EFFECT_OF_ADAPTER
+from deployments.policy.commands import Canary, CommandReport, LoadedWeights, SwapOptions, VersionPayload
+from deployments.policy.failures import PolicyNotCurrent, UpdateUnderWay, VersionUntried, WeightsRefused
+from deployments.policy.replica_registry import RegisteredReplica, ReplicaLost, ReplicaRegistry
+from deployments.policy.update import (
+    NO_EFFECT,
+    NO_EFFECT_OF_ADAPTER,
+    Updates,
+    _refuse_if_all_refused,
+    _update_in_two_phases,
+)
 from deployments.policy.versions import Version, Versions
-from rollout_client.contract.policy import PushOptions, SwitchOptions
+from deployments.rpc.background_tasks import BackgroundTasks
+from rollout_client.contract.policy import PushOptions, ReplicaUpdate, SwitchOptions
 from rollout_client.weights.checksum import file_checksum
+from tests import virtual_time
 from tests.deployments.policy.policy_world import (
     World,
+    a_payload,
     adapter,
     changed,
     content_of,
@@ -21,11 +37,229 @@ from tests.deployments.policy.policy_world import (
     digest_of,
     in_world,
     refused,
+    settled_threads,
     taken,
     versions,
     weights,
 )
-from tests.virtual_time import until
+from tests.deployments.policy.scripted_replicas import STEPS, RegistryCommandSource, ScriptedReplica, Step
+from tests.fakes.cluster import ScriptedCluster
+from tests.virtual_time import now, run, settled
+
+OLD, NEW = a_payload(0), a_payload(7)
+
+
+@dataclass
+class Scene:
+    """Replicas `r0`, `r1`, ... with a script each."""
+
+    scripts: Sequence[Sequence[Step]]
+    cluster: ScriptedCluster = field(default_factory=ScriptedCluster)
+    replicas: list[ScriptedReplica] = field(default_factory=list)
+    new: VersionPayload = NEW
+    timeout_s_per_gb: float = 0.0
+
+    async def begin(self) -> "Scene":
+        self.registry = ReplicaRegistry(self.cluster, 60.0, self.timeout_s_per_gb)
+        for number, script in enumerate(self.scripts):
+            replica = ScriptedReplica(f"r{number}", RegistryCommandSource(self.registry), self.cluster, script)
+            self.replicas.append(await replica.start())
+        return self
+
+    async def update(self) -> list[ReplicaUpdate]:
+        registry, new, swap = self.registry, self.new, SwapOptions()
+        replicas = registry.replicas
+        return await _update_in_two_phases(
+            registry, replicas, new.version, (new,), swap, self.make_current, self.go_back
+        )
+
+    async def go_back(self, replica: RegisteredReplica) -> None:
+        await self.registry.load(replica, [OLD])
+
+    async def make_current(self, shows_effect: bool) -> None:
+        assert shows_effect
+        serving = [
+            r.name for r in self.replicas if r.is_alive and r.loaded.version == NEW.version and not r.is_on_trial
+        ]
+        assert serving == [], "a replica serves what is not current on disk"
+        self.cluster.events.append(("store", "durable", NEW.version))
+
+    @property
+    def done(self) -> list[tuple[str, str]]:
+        return [(who, what) for who, what, _ in self.cluster.events]
+
+    async def end(self) -> None:
+        for replica in self.replicas:
+            replica.end()
+        await settled()
+
+
+def swapped(name: str) -> ReplicaUpdate:
+    return ReplicaUpdate(replica_id=name, status="swapped", load_s=1.0, swap_s=2.0, pause_s=3.0)
+
+
+def tried(name: str) -> ReplicaUpdate:
+    """The outcome of the replica that tried the weights for all."""
+    return swapped(name).model_copy(update={"canary_s": 4.0})
+
+
+def replaced(name: str, error: str) -> ReplicaUpdate:
+    return ReplicaUpdate(replica_id=name, status="replaced", error=error)
+
+
+def updated(*scripts: Sequence[Step]) -> tuple[Scene, list[ReplicaUpdate]]:
+    async def story() -> tuple[Scene, list[ReplicaUpdate]]:
+        scene = await Scene(scripts).begin()
+        replicas = await scene.update()
+        registered = [replica.replica_id for replica in scene.registry.replicas]
+        assert registered == [update.replica_id for update in replicas if update.status == "swapped"]
+        await scene.end()
+        return scene, replicas
+
+    return run(story())
+
+
+def test_one_replica_tries_a_version_before_it_is_current_and_others_swap() -> None:
+    scene, replicas = updated([], [], [])
+    trial = [("r0", "swap"), ("r0", "canary"), ("store", "durable"), ("r0", "accept requests")]
+    assert scene.done == [*((f"r{n}", "stage") for n in range(3)), *trial, ("r1", "swap"), ("r2", "swap")]
+    assert {version for _, _, version in scene.cluster.events} == {7}
+    assert replicas == [tried("r0"), swapped("r1"), swapped("r2")]
+    assert [replica.loaded for replica in scene.replicas] == [LoadedWeights(7)] * 3
+    assert scene.cluster.killed == []
+
+
+def test_a_replica_that_dies_or_breaks_proves_nothing_about_the_weights() -> None:
+    lost, broken = ReplicaLost("it died"), CommandReport(1, LoadedWeights(), error="the engine died", broken=True)
+    unknown, staged = CommandReport(2, LoadedWeights(), error="a tensor is unknown"), CommandReport(3, LoadedWeights())
+    for results in ([], [lost], [broken], [broken, staged], [unknown, staged]):
+        _refuse_if_all_refused(results)
+    with pytest.raises(WeightsRefused, match="the engine cannot take them: a tensor is unknown"):
+        _refuse_if_all_refused([lost, broken, unknown])
+
+
+LOST = {
+    "die": "it died",
+    "die after": "it died",
+    "hang": "it did not report within 60 s",
+    "register again": "it registered again",
+    "error": "OSError: r1 has no room",
+}
+
+
+@pytest.mark.parametrize("at", ["stage", "swap"])
+@pytest.mark.parametrize("step", LOST)
+def test_a_replica_that_fails_is_replaced_and_the_others_swap(step: Step, at: str) -> None:
+    scene, replicas = updated([], [step] if at == "stage" else ["ok", step], [])
+    assert replicas == [tried("r0"), replaced("r1", LOST[step]), swapped("r2")]
+    assert scene.cluster.killed == ["r1"]
+    others = [what for who, what in scene.done if who != "r1"]
+    assert others == ["stage", "stage", "swap", "canary", "durable", "accept requests", "swap"]
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        # It cannot go back.
+        (["ok", "ok", "error", "error"], "OSError: r0 has no room"),
+        (["ok", "ok", "error", "ok", "error"], "OSError: r0 has no room"),
+        (["ok", "ok", "error", "hang"], "OSError: r0 has no room"),
+        # It broke.
+        (["ok", "error"], "OSError: r0 has no room"),
+        (["ok", "hang"], "it did not report within 60 s"),
+        (["ok", "ok", "hang"], "it did not report within 60 s"),
+    ],
+)
+@virtual_time.test
+async def test_a_replica_that_breaks_in_a_trial_is_replaced(script: list[Step], error: str) -> None:
+    scene = await Scene([script, []]).begin()
+    message = f"a replica could not generate with them and went back: {error}"
+    async with refused(WeightsRefused, "weights", message):
+        await scene.update()
+    assert scene.cluster.killed == ["r0"]
+    assert (scene.replicas[1].loaded, [event for event in scene.done if event[0] != "r0"]) == (
+        LoadedWeights(),
+        [("r1", "stage")],
+    )
+    await scene.end()
+
+
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("step", ["die", "die after", "register again"])
+def test_another_replica_tries_the_version_if_the_first_one_is_lost(step: Step, at: int) -> None:
+    scene, replicas = updated([*["ok"] * at, step], [], [])  # type: ignore[list-item]
+    assert replicas == [replaced("r0", LOST[step]), tried("r1"), swapped("r2")]
+    assert [who for who, what in scene.done if what == "accept requests"] == ["r1"]
+
+
+@pytest.mark.parametrize("scripts", [[["die"], ["die after"]], [["ok", "die"], ["ok", "ok", "die after"]]])
+@virtual_time.test
+async def test_a_version_that_no_replica_lived_to_try_is_not_made_current(scripts: list[list[Step]]) -> None:
+    scene = await Scene(scripts).begin()
+    async with refused(VersionUntried, "weights", "all replicas were lost before that: it died"):
+        await scene.update()
+    assert scene.registry.replicas == []
+    assert ("store", "durable") not in scene.done
+
+
+def test_a_replica_that_is_lost_when_it_may_serve_the_version_is_replaced() -> None:
+    assert updated(["ok", "ok", "ok", "die"], [])[1] == [replaced("r0", "it died"), swapped("r1")]
+
+
+@virtual_time.test
+async def test_time_limits_grow_with_the_size_of_the_weights() -> None:
+    large = replace(NEW, size_bytes=3 * 10**9)
+    scene = await Scene([["ok", "ok", "hang"]], new=large, timeout_s_per_gb=20.0).begin()
+    with pytest.raises(WeightsRefused, match="it did not report within 120 s"):
+        await scene.update()
+    assert now() == 120.0
+    await scene.end()
+
+
+@given(st.lists(st.lists(st.sampled_from(STEPS), max_size=6), max_size=5), st.randoms())
+def test_whichever_replica_fails_at_any_command_all_end_at_one_version(
+    scripts: list[list[Step]], random: Random
+) -> None:
+    """One of them has tried it, and none swaps before all have staged it."""
+
+    async def story() -> None:
+        scene = await Scene(scripts).begin()
+        for replica in scene.replicas:
+            replica.command_s = random.choice([0.0, 0.1, 5.0])
+        everyone = {replica.name for replica in scene.replicas}
+        outcomes: dict[str, str] | None = None
+        with suppress(WeightsRefused, VersionUntried):
+            outcomes = {update.replica_id: update.status for update in await scene.update()}
+        # Those that registered again while they were on trial serve nothing until the store initializes them.
+        serving = [
+            replica
+            for replica in scene.replicas
+            if not replica.is_on_trial and replica.name in {each.replica_id for each in scene.registry.replicas}
+        ]
+        done = [what for _, what in scene.done]
+        staged = [
+            place for place, (who, what, version) in enumerate(scene.cluster.events) if (what, version) == ("stage", 7)
+        ]
+        assert "swap" not in done[: max(staged, default=0)]
+        if outcomes is None:
+            assert scripts
+            assert "durable" not in done
+            assert all(replica.loaded == LoadedWeights() for replica in serving)
+        else:
+            assert done.count("durable") == 1
+            assert not scripts or "canary" in done[: done.index("durable")]
+            assert outcomes.keys() == everyone
+            assert {name for name, status in outcomes.items() if status == "swapped"} == {r.name for r in serving}
+            assert all(replica.loaded == LoadedWeights(NEW.version) for replica in serving)
+        for replica in scene.replicas:
+            numbers = [each.number for each in replica.received]
+            assert len(numbers) == len(set(numbers))
+        await scene.end()
+
+    run(story())
+
+
+# Of a store
 
 
 @in_world()
@@ -34,50 +268,18 @@ async def test_new_weights_reach_every_replica_and_are_current(world: World) -> 
     content = weights(2.0)
     update = await world.push(5, content, mode="wait")
     checksum = file_checksum(world.versions.weights(5))
-    assert (update.version, update.checksum) == (5, checksum)
-    assert [(replica.replica_id, replica.status) for replica in update.replicas] == [
-        ("r0", "swapped"),
-        ("r1", "swapped"),
-    ]
+    assert (update.version, update.checksum, update.canary_s) == (5, checksum, 4.0)
+    assert [(each.replica_id, each.status) for each in update.replicas] == [("r0", "swapped"), ("r1", "swapped")]
     assert [content_of(replica.staged) == content for replica in replicas] == [True, True]
     assert world.cluster.done("swap") == [("r0", 5), ("r1", 5)]
     state = await world.store.state(0)
     assert (state.current, state.updating_to, state.transfer_world_size) == (5, None, 3)
     assert [(replica.replica_id, replica.version) for replica in state.replicas] == [("r0", 5), ("r1", 5)]
     initial, stored = state.versions
-    assert (initial.version, initial.kind) == (0, "initial")
+    assert (initial.version, initial.kind, initial.created_at) == (0, "initial", None)
     assert (stored.version, stored.kind, stored.base, stored.checksum) == (5, "full", None, checksum)
-    assert stored.size_bytes == len(content)
+    assert (stored.size_bytes, stored.created_at) == (len(content), world.versions.info(5).created_at)
     assert world.files() == {"versions.json", "versions/5.safetensors"}
-
-
-@in_world()
-async def test_weights_that_the_engines_cannot_take_leave_everything_as_it_was(world: World) -> None:
-    replica = await world.replica("r0", at={Stage: "error"})
-    async with refused(WeightsRefused, "weights", "the engine cannot take them: OSError: r0 has no room"):
-        await world.push(1, weights(2.0))
-    assert (world.versions.current, versions(world), replica.loaded) == (0, [], LoadedWeights())
-    assert world.cluster.killed == []
-    assert (await world.push(1, weights(2.0))).replicas[0].status == "swapped"
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-@in_world()
-async def test_a_version_that_a_replica_cannot_generate_with_is_refused_and_later_replicas_get_the_last_good_one(
-    world: World, replicas: int
-) -> None:
-    good = await world.replica("r0")
-    others = [await world.replica(f"r{number}") for number in range(1, replicas)]
-    assert (await world.push(1, weights(2.0))).canary_s == 4.0
-    good.at[Canary] = "error"
-    message = "a replica could not generate with them and went back: OSError: r0 has no room"
-    async with refused(WeightsRefused, "weights", message):
-        await world.push(2, weights(3.0))
-    late = await world.ready("late")
-    for replica in (good, *others, late):
-        assert (replica.loaded, replica.is_on_trial) == (LoadedWeights(1), False)
-    assert (world.versions.current, versions(world), world.cluster.killed) == (1, [1], [])
-    assert (await world.push(2, weights(4.0))).version == 2
 
 
 @in_world()
@@ -99,55 +301,6 @@ async def test_a_version_that_cannot_be_made_current_on_disk_is_served_nowhere(
 
 
 @in_world()
-async def test_an_adapter_that_cannot_be_used_leaves_the_full_weights_and_the_adapter_before(world: World) -> None:
-    replica = await world.replica("r0")
-    await world.push(1, weights(2.0))
-    await world.push(2, adapter(), kind="adapter")
-    replica.at[Canary] = "error"
-    with pytest.raises(WeightsRefused):
-        await world.push(3, adapter(2.0), kind="adapter")
-    assert (replica.loaded, replica.is_on_trial) == (LoadedWeights(1, adapter=2), False)
-
-
-@pytest.mark.parametrize("canary_was_sent", [False, True])
-@in_world()
-async def test_a_store_that_dies_during_a_trial_lets_the_replica_go_back(world: World, canary_was_sent: bool) -> None:
-    replica = await world.ready("r0", command_s=5.0)
-    pushing = world.pushing(1, weights(2.0))
-    await until(lambda: replica.is_on_trial and (len(replica.taken) == 4 or not canary_was_sent))
-    pushing.cancel()
-    await world.restart()
-    replica.accepts_requests = False
-    await until(lambda: replica.accepts_requests)
-    assert (replica.loaded, replica.is_on_trial) == (LoadedWeights(), False)
-    assert world.versions.current == 0
-
-
-@in_world()
-async def test_a_replica_that_fails_is_replaced_and_the_one_in_its_place_begins_with_the_new_weights(
-    world: World,
-) -> None:
-    await world.ready("r0")
-    await world.ready("r1", at={Swap: "error"})
-    update = await world.push(1, weights(2.0))
-    assert [(replica.replica_id, replica.status) for replica in update.replicas] == [
-        ("r0", "swapped"),
-        ("r1", "replaced"),
-    ]
-    assert world.cluster.killed == ["r1"]
-    young = await world.ready("r2")
-    assert young.loaded == LoadedWeights(1)
-
-
-@in_world()
-async def test_a_replica_that_died_before_the_update_takes_no_part_in_it(world: World) -> None:
-    replica = await world.ready("r0")
-    replica.end()
-    assert (await world.push(1, weights(2.0))).replicas == []
-    assert world.cluster.killed == []
-
-
-@in_world()
 async def test_a_second_update_waits_for_the_first(world: World) -> None:
     for name in ("r0", "r1"):
         await world.ready(name, command_s=5.0)
@@ -160,35 +313,25 @@ async def test_a_second_update_waits_for_the_first(world: World) -> None:
 
 
 @in_world()
-async def test_a_second_update_may_be_refused_instead(world: World) -> None:
+async def test_a_second_update_may_be_refused_instead(world: World, tmp_path: Path) -> None:
     await world.replica("r0", command_s=5.0)
     pushing = world.pushing(1, weights(2.0))
     await world.until_updating(1)
-    assert (await world.store.state(0)).updating_to == 1
     message = "version 1 is being loaded by the replicas; wait for it, or say if_busy=wait"
     async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
         await world.push(2, weights(3.0), if_busy="refuse")
+    # Also one that was validated meanwhile.
+    store, info = world.store, Version(version=2, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC))
+    updates = Updates(store.policies, store.registry, store.loading, BackgroundTasks(), is_rolling=False)
+    with pytest.raises(UpdateUnderWay):
+        await updates.update(world.policy, info, tmp_path / "weights", PushOptions(if_busy="refuse"))
+    assert not pushing.done()
     await pushing
     assert (versions(world), world.cluster.done("swap")) == ([1], [("r0", 1)])
     # What had arrived can be completed later.
     content = weights(3.0)
-    assert (await world.store.upload_state(2)).received_bytes == len(content)
-    update = await world.complete(2, PushOptions(if_busy="refuse"), False, digest_of(content))
-    assert update.version == 2
-
-
-@in_world()
-async def test_a_version_that_was_validated_meanwhile_is_refused_at_once_by_those_who_do_not_wait(
-    world: World, tmp_path: Path
-) -> None:
-    await world.replica("r0", command_s=5.0)
-    pushing = world.pushing(1, weights(2.0))
-    await world.until_updating(1)
-    info = Version(version=2, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC))
-    with pytest.raises(UpdateUnderWay):
-        await world.store._updates.update(world.policy, info, tmp_path / "weights", PushOptions(if_busy="refuse"))
-    assert not pushing.done()
-    await pushing
+    assert (await store.upload_state(2)).received_bytes == len(content)
+    assert (await world.complete(2, PushOptions(if_busy="refuse"), False, digest_of(content))).version == 2
 
 
 @in_world()
@@ -197,7 +340,7 @@ async def test_an_update_that_is_overtaken_is_refused_and_not_broken(world: Worl
     first = world.pushing(1, weights(1.5))
     await world.until_updating(1)
     higher = world.pushing(3, weights(3.0))
-    await world.until_one_waits()
+    await settled_threads()
     lower = world.pushing(2, weights(2.0))
     await asyncio.gather(first, higher)
     async with taken(2, newest=3):
@@ -206,118 +349,40 @@ async def test_an_update_that_is_overtaken_is_refused_and_not_broken(world: Worl
     assert not list(world.folder.glob("uploads/*"))
 
 
+@pytest.mark.parametrize("kind", ["full", "adapter"])
+@pytest.mark.parametrize("resets", [True, False])
 @in_world()
-async def test_a_replica_that_registers_again_during_an_update_is_not_ended(world: World) -> None:
-    await world.replica("r0", command_s=5.0)
-    pushing = world.pushing(1, weights(2.0))
-    await world.until_updating(1)
-    await until(lambda: len(world.replicas[0].taken) == 2)
-    late = await world.replica("late")
-    await late.register()
-    await late.register()
-    await pushing
-    await until(lambda: late.accepts_requests)
-    assert (late.loaded, world.cluster.killed) == (LoadedWeights(1), [])
-
-
-@in_world()
-async def test_an_adapter_lies_on_top_of_the_current_full_weights(world: World) -> None:
-    replica = await world.replica("r0")
-    await world.push(1, weights(2.0))
-    await world.push(2, adapter(), kind="adapter")
-    assert replica.loaded == LoadedWeights(1, adapter=2)
-    assert replica.staged is not None
-    assert (replica.staged.kind, replica.staged.adapter_config) == ("adapter", '{"r": 2}')
-    stored = world.versions.info(2)
-    assert (stored.kind, stored.base) == ("adapter", 1)
-    await world.push(3, adapter(2.0), kind="adapter")
-    assert (replica.loaded, world.versions.info(3).base) == (LoadedWeights(1, adapter=3), 1)
-    await world.push(4, weights(3.0))
-    assert replica.loaded == LoadedWeights(4)
-
-
-@in_world()
-async def test_an_adapter_may_lie_on_top_of_the_initial_weights(world: World) -> None:
-    await world.push(1, adapter(), kind="adapter")
-    assert world.versions.info(1).base == 0
-    replica = await world.ready("r0")
-    assert replica.loaded == LoadedWeights(0, adapter=1)
-    assert world.cluster.done("stage") == [("r0", 1)]
-
-
-@in_world()
-async def test_an_adapter_never_lies_on_other_weights_than_its_base(world: World) -> None:
-    """A replica registers during one update and before the next, which is an adapter."""
-    await world.replica("r0", command_s=5.0)
-    await until(lambda: bool(world.cluster.done("accept requests")))
-    full = world.pushing(1, weights(2.0))
-    await world.until_updating(1)
-    await until(lambda: len(world.replicas[0].taken) == 2)
-    on_top = world.pushing(2, adapter(), kind="adapter")
-    await world.until_one_waits()
-    late = await world.replica("late")
-    assert [replica.replica_id for replica in (await full).replicas] == ["r0"]
-    assert [replica.replica_id for replica in (await on_top).replicas] == ["r0"]
-    await until(lambda: late.accepts_requests)
-    assert late.loaded == LoadedWeights(1, adapter=2)
-    assert [event[1:] for event in world.cluster.events if event[0] == "late"] == [
-        ("stage", 1),
-        ("swap", 1),
-        ("stage", 2),
-        ("swap", 2),
-        ("accept requests", 2),
-    ]
-
-
-@pytest.mark.parametrize(("reset_prefix_cache", "keeps"), [(True, False), (False, True)])
-@in_world()
-async def test_the_answer_and_the_state_say_whether_the_prefix_cache_of_older_weights_stays(
-    world: World, reset_prefix_cache: bool, keeps: bool
+async def test_it_is_said_whether_the_prefix_cache_of_older_weights_stays(
+    world: World, kind: str, resets: bool
 ) -> None:
     await world.replica("r0")
-    content = weights(2.0)
-    update = await world.push(1, content, reset_prefix_cache=reset_prefix_cache)
+    content = weights(2.0) if kind == "full" else adapter()
+    update = await world.push(1, content, kind=kind, reset_prefix_cache=resets)
     repeated = await world.store.repeated_update(1, digest_of(content))
     assert repeated is not None
-    state = await world.store.state(0)
+    state, keeps = await world.store.state(0), kind == "full" and not resets
     assert [update.keeps_prefix_cache, repeated.keeps_prefix_cache] == [keeps, keeps]
     assert [version.keeps_prefix_cache for version in state.versions] == [False, keeps]
 
 
 @in_world()
-async def test_an_adapter_never_keeps_the_prefix_cache_of_other_weights(world: World) -> None:
-    await world.replica("r0")
-    update = await world.push(1, adapter(), kind="adapter", reset_prefix_cache=False)
-    assert not update.keeps_prefix_cache
-
-
-@in_world()
-async def test_weights_of_which_the_canary_sees_nothing_are_served_and_their_sender_is_told(world: World) -> None:
+async def test_weights_without_a_visible_change_are_served_with_a_warning(world: World) -> None:
     replica = await world.replica("r0")
     await world.push(1, weights(2.0))
     replica.changes_nothing = True
-    update = await world.push(2, delta(), kind="delta", base=1)
-    assert update.warnings == [NO_EFFECT]
+    assert (await world.push(2, delta(), kind="delta", base=1)).warnings == [NO_EFFECT]
     assert (await world.push(3, changed(weights(2.0)))).warnings == [], "the weights are the same"
     assert (await world.store.roll_back(2, None, SwitchOptions())).warnings == []
-
-
-@in_world()
-async def test_an_adapter_that_is_too_small_to_be_seen_is_served_and_its_sender_told(world: World) -> None:
-    replica = await world.replica("r0")
-    replica.changes_nothing = True
     for name in (None, "run-b"):
-        update = await world.push(1, adapter(), kind="adapter", name=name)
+        update = await world.push(5, adapter(), kind="adapter", name=name)
         assert update.warnings == [NO_EFFECT_OF_ADAPTER]
     replica.changes_nothing = False
-    assert (await world.push(2, adapter(2.0), kind="adapter", name="run-b")).warnings == []
+    assert (await world.push(6, adapter(2.0), kind="adapter", name="run-b")).warnings == []
 
 
 @pytest.mark.parametrize("name", [None, "run-b"])
 @in_world()
-async def test_an_adapter_is_refused_on_other_full_weights_than_it_was_trained_on(
-    world: World, name: str | None
-) -> None:
+async def test_an_adapter_is_refused_on_other_full_weights_than_its_base(world: World, name: str | None) -> None:
     await world.push(3, weights(2.0))
     message = (
         "the adapter was trained on these full weights, and others are current, version 3: make its own current first "
@@ -326,19 +391,13 @@ async def test_an_adapter_is_refused_on_other_full_weights_than_it_was_trained_o
     async with refused(PolicyNotCurrent, "base", message, 0):
         await world.push(4, adapter(), kind="adapter", name=name, base=0)
     assert (await world.push(4, adapter(), kind="adapter", name=name, base=3)).base == 3
-
-
-@in_world()
-async def test_a_rollback_has_the_weights_that_an_adapter_was_trained_on(world: World) -> None:
-    await world.push(1, adapter(1.0), kind="adapter", name="run-b")
-    await world.push(7, weights(2.0))
+    # A rollback has the weights that it was trained on.
     back = (await world.store.roll_back(0, None, SwitchOptions())).version
-    update = await world.push(2, adapter(2.0), kind="adapter", name="run-b", base=0)
-    assert (update.base, update.warnings) == (back, [])
+    assert (await world.push(9, adapter(), kind="adapter", name=name, base=0)).base == back
 
 
 @in_world(activation="rolling")
-async def test_in_a_rolling_activation_replicas_change_one_by_one_and_each_change_is_told(world: World) -> None:
+async def test_in_a_rolling_activation_each_change_of_a_replica_is_told(world: World) -> None:
     names = ("r0", "r1", "r2")
     replicas = [await world.ready(name, command_s=1.0) for name in names]
     told: list[tuple[frozenset[str], list[str]]] = []
@@ -354,6 +413,10 @@ async def test_in_a_rolling_activation_replicas_change_one_by_one_and_each_chang
                 assert world.policy.current == 0
 
     watching = asyncio.create_task(watch())
+    replicas[0].at[Canary] = "error"
+    with pytest.raises(WeightsRefused):
+        await world.push(5, weights(2.0))
+    assert told == [], "a version that is refused on trial is told to nobody"
     update = await world.push(5, weights(2.0))
     watching.cancel()
     assert [each.status for each in update.replicas] == ["swapped"] * 3
@@ -363,9 +426,7 @@ async def test_in_a_rolling_activation_replicas_change_one_by_one_and_each_chang
 
 
 @in_world(activation="rolling")
-async def test_a_minimum_is_met_for_who_takes_it_as_soon_as_one_replica_has_it_and_an_exact_version_is_not(
-    world: World,
-) -> None:
+async def test_who_takes_an_offered_version_has_it_with_the_first_replica(world: World) -> None:
     for name in ("r0", "r1", "r2"):
         await world.ready(name, command_s=1.0)
     demands = ((5, None, True), (5, None, False), (0, 5, True), (6, None, True))
@@ -382,25 +443,3 @@ async def test_a_minimum_is_met_for_who_takes_it_as_soon_as_one_replica_has_it_a
     assert [(await task).versions[""] for task in waiting[1:3]] == [5, 5]
     with pytest.raises(PolicyNotCurrent):
         await waiting[3]
-
-
-@in_world(activation="rolling")
-async def test_a_replica_that_cannot_change_is_replaced_before_the_next_one_changes(world: World) -> None:
-    first, broken, last = [await world.ready(name) for name in ("r0", "r1", "r2")]
-    broken.at[Swap] = "error"
-    update = await world.push(5, weights(2.0))
-    assert [each.status for each in update.replicas] == ["swapped", "replaced", "swapped"]
-    assert (first.loaded.version, last.loaded.version, world.cluster.killed) == (5, 5, ["r1"])
-    late = await world.ready("late")
-    assert late.loaded.version == 5
-
-
-@in_world(activation="rolling")
-async def test_a_version_that_is_refused_on_trial_is_told_to_nobody(world: World) -> None:
-    replica = await world.ready("r0")
-    await world.ready("r1")
-    seen = await world.store.watch(None)
-    replica.at[Canary] = "error"
-    with pytest.raises(WeightsRefused):
-        await world.push(5, weights(2.0))
-    assert await world.store.watch(None) == seen

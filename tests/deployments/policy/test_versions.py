@@ -60,31 +60,22 @@ def files(folder: Path) -> set[str]:
     return {file for file in found if not file.startswith("removing/")}
 
 
-def test_a_new_folder_has_only_the_initial_version(tmp_path: Path) -> None:
+def test_what_became_current_is_known_to_the_next_store(tmp_path: Path) -> None:
     versions = versions_in(tmp_path / "not" / "there")
     assert (versions.current, versions.all, versions.desired) == (0, [], LoadedWeights())
     with pytest.raises(VersionUnknown) as unknown:
         versions.info(0)
     assert unknown.value.problems[0].value == 0
     assert files(tmp_path) == set()
-
-
-def test_what_became_current_is_known_to_the_next_store(tmp_path: Path) -> None:
-    versions = versions_in(tmp_path)
-    for version in (9, 10):
-        add(versions, info(version))
-    after = versions_in(tmp_path)
-    assert (after.current, after.all) == (10, [info(9), info(10)])
-    assert (after.weights(9).read_bytes(), after.weights(10).read_bytes()) == (b"9", b"10")
-    assert files(tmp_path) == {"versions.json", "versions/9.safetensors", "versions/10.safetensors"}
-
-
-def test_a_version_that_does_not_become_current_leaves_nothing_and_its_number_is_free(tmp_path: Path) -> None:
-    versions = versions_in(tmp_path)
     add(versions, info(2), is_current=False)
-    assert (versions.current, versions.all, versions.newest, files(tmp_path)) == (0, [], 0, set())
-    add(versions, info(2))
-    assert versions.weights(2).read_bytes() == b"2"
+    assert (versions.current, versions.all, versions.newest, files(versions.folder)) == (0, [], 0, set())
+    for version in (2, 10):
+        add(versions, info(version))
+    after = versions_in(versions.folder)
+    assert (after.current, after.all) == (10, [info(2), info(10)])
+    assert (after.weights(2).read_bytes(), after.weights(10).read_bytes()) == (b"2", b"10")
+    names = {"versions.json", "versions/2.safetensors", "versions/10.safetensors"}
+    assert files(versions.folder) == names
 
 
 def test_while_a_version_is_loaded_it_is_known_and_not_listed(tmp_path: Path) -> None:
@@ -121,7 +112,7 @@ def test_weights_that_come_after_their_version_was_removed_are_ignored(tmp_path:
     assert (versions.all, files(tmp_path)) == ([], {"saved"})
 
 
-def test_files_that_a_store_left_when_it_died_are_removed_at_the_next_start(tmp_path: Path) -> None:
+def test_files_that_a_dead_store_left_are_removed_at_the_next_start(tmp_path: Path) -> None:
     versions = versions_in(tmp_path)
     add(versions, info(1))
     for leftover in ("making/2/a.safetensors", "versions/2.safetensors", "versions/2.delta.safetensors"):
@@ -145,7 +136,7 @@ def test_a_version_that_is_removed_is_gone_at_once_and_deleted_later(tmp_path: P
     assert list((tmp_path / "removing").iterdir()) == []
 
 
-def test_a_number_that_a_replica_has_is_not_given_again_by_the_next_store_either(tmp_path: Path) -> None:
+def test_a_number_that_a_replica_has_is_not_given_again_by_the_next_store(tmp_path: Path) -> None:
     versions = versions_in(tmp_path)
     add(versions, info(3))
     versions.take(2)

@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -20,25 +21,14 @@ from deployments.policy.weight_checks import (
 )
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
 from rollout_client.weights.checksum import file_checksum
-from rollout_client.weights.safetensors_file import MAX_HEADER_BYTES, header_bytes, header_of
-from tests.deployments.policy.delta_files import delta_of
-from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, Tensors, adapter, raw, refusal, written
+from rollout_client.weights.safetensors_file import MAX_HEADER_BYTES
+from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, Tensors, adapter, delta_of, raw, refusal, written
 from tests.paths import TINY_MODEL
 
 
 def test_good_weights_have_the_checksum_that_the_client_computes(tmp_path: Path) -> None:
     file = written(tmp_path / "a", GOOD)
     assert validate_full(file, LAYOUT) == file_checksum(file)
-
-
-def test_the_order_in_the_file_does_not_matter(tmp_path: Path) -> None:
-    specs = [(name, layout.dtype, layout.shape) for name, layout in LAYOUT.tensors.items()]
-    checksums = set()
-    for number, order in enumerate((specs, specs[::-1])):
-        file = tmp_path / str(number)
-        file.write_bytes(header_bytes(header_of(order).entries) + bytes(12 * 2 + 3 * 2 + 4))
-        checksums.add(validate_full(file, LAYOUT))
-    assert len(checksums) == 1
 
 
 def test_the_layout_of_a_checkpoint_is_the_one_that_its_weights_pass(tmp_path: Path) -> None:
@@ -57,23 +47,8 @@ def different(found: str, expected: str) -> str:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"norm.weight": None}, [("norm.weight", "the tensor is missing; the model has BF16 [3]")]),
-        (
-            {"norm.weight": None, "scale": None},
-            [
-                ("norm.weight", "the tensor is missing; the model has BF16 [3]"),
-                ("scale", "the tensor is missing; the model has F32 []"),
-            ],
-        ),
         ({"lm_head": torch.ones(1)}, [("lm_head", "the tensor is not known to the model")]),
-        (
-            {"norm.weight": torch.ones(4).bfloat16()},
-            [("norm.weight", different("BF16 [4]", "BF16 [3]"))],
-        ),
-        (
-            {"norm.weight": torch.ones(3, 1).bfloat16()},
-            [("norm.weight", different("BF16 [3, 1]", "BF16 [3]"))],
-        ),
+        ({"norm.weight": torch.ones(3, 1).bfloat16()}, [("norm.weight", different("BF16 [3, 1]", "BF16 [3]"))]),
         ({"norm.weight": torch.ones(3).half()}, [("norm.weight", different("F16 [3]", "BF16 [3]"))]),
         (
             {"norm.weight": torch.ones(4), "scale": torch.ones(1)},
@@ -180,6 +155,11 @@ def test_a_value_far_into_a_large_tensor_is_seen(tmp_path: Path) -> None:
     assert refusal(validate_full, file, layout) == [("w", "it holds NaN or infinity; the training has diverged")]
 
 
+def saved_by_torch() -> bytes:
+    torch.save(GOOD, file := BytesIO())
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -188,18 +168,13 @@ def test_a_value_far_into_a_large_tensor_is_seen(tmp_path: Path) -> None:
         (save(GOOD) + b"\0", "what arrived has 235 bytes, its header says 234: it is not whole"),
         (b"", "what arrived is not a safetensors file, or was cut off: it ends within its header"),
         (pickle.dumps(Bomb()), "what arrived is a pickle or an archive: save the weights as safetensors"),
+        (saved_by_torch(), "what arrived is a pickle or an archive: save the weights as safetensors"),
         (b"<!DOCTYPE html>" * 9, "what arrived is not a safetensors file, or was cut off: it ends within its header"),
         (b"\x02" + bytes(7) + b"[]", "what arrived: The header does not begin with {"),
     ],
 )
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a").write_bytes(content)
-    assert refusal(validate_full, tmp_path / "a", LAYOUT) == [("weights", message)]
-
-
-def test_a_checkpoint_of_torch_is_refused_as_a_pickle(tmp_path: Path) -> None:
-    torch.save(GOOD, tmp_path / "a")
-    message = "what arrived is a pickle or an archive: save the weights as safetensors"
     assert refusal(validate_full, tmp_path / "a", LAYOUT) == [("weights", message)]
 
 
@@ -220,7 +195,7 @@ def test_an_adapter_of_peft_is_packed_and_checked(tmp_path: Path) -> None:
         ('{"r": 1}', 0, "the engines take no adapters: set enable_lora: true under engine in the service's config"),
     ],
 )
-def test_an_adapter_of_a_higher_rank_than_the_engines_take_is_refused_with_the_setting(
+def test_an_adapter_of_a_higher_rank_than_the_engines_take_is_refused(
     tmp_path: Path, config: str, limit: int | None, problem: str | None
 ) -> None:
     write_adapter(adapter(tmp_path / "adapter", config), tmp_path / "packed")
@@ -263,13 +238,8 @@ def changes(name: str, gaps: list[int], values: list[float]) -> Tensors:
 def test_a_delta_has_the_checksum_of_its_own_tensors(tmp_path: Path) -> None:
     base = written(tmp_path / "base", GOOD)
     new = written(tmp_path / "new", {**GOOD, "scale": torch.tensor(7.0), "norm.weight": GOOD["norm.weight"] * 3})
-    delta = delta_of(base, new, tmp_path / "delta")
-    assert validate_delta(delta, LAYOUT) == file_checksum(delta)
-
-
-def test_a_delta_of_nothing_is_one(tmp_path: Path) -> None:
-    delta = written(tmp_path / "delta", {})
-    assert validate_delta(delta, LAYOUT) == file_checksum(delta)
+    for delta in (delta_of(base, new, tmp_path / "delta"), written(tmp_path / "nothing", {})):
+        assert validate_delta(delta, LAYOUT) == file_checksum(delta)
 
 
 @pytest.mark.parametrize(
@@ -300,14 +270,3 @@ def test_changes_that_no_weights_of_the_model_can_have_are_refused(
     tmp_path: Path, parts: Tensors, finding: tuple[str, str]
 ) -> None:
     assert refusal(validate_delta, written(tmp_path / "delta", parts), LAYOUT) == [finding]
-
-
-def test_a_delta_that_was_cut_short_is_refused(tmp_path: Path) -> None:
-    delta = written(tmp_path / "delta", changes("scale", [0], [1.0]))
-    content = delta.read_bytes()
-    delta.write_bytes(content[:-1])
-    message = f"what arrived has {len(content) - 1} bytes, its header says {len(content)}: it is not whole"
-    assert refusal(validate_delta, delta, LAYOUT) == [("weights", message)]
-    delta.write_bytes(b"")
-    message = "what arrived is not a safetensors file, or was cut off: it ends within its header"
-    assert refusal(validate_delta, delta, LAYOUT) == [("weights", message)]

@@ -1,10 +1,14 @@
-"""The steps of weight transfers, with scripted replicas: who takes part at which rank, and in which order."""
+"""Weights from a trainer: who takes part, the order of the steps, transfers that break off, and saved weights."""
 
 import asyncio
+import logging
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from deployments.policy.commands import (
+    AbandonTransfer,
     AcceptRequests,
     ApplyTransfer,
     Command,
@@ -12,302 +16,488 @@ from deployments.policy.commands import (
     InitTransfer,
     LoadedWeights,
     SaveTransfer,
+    Stage,
     StartTransfer,
+    Swap,
     SwapOptions,
     UpdateTransfer,
 )
-from deployments.policy.failures import (
-    TrainerNotTrusted,
-    TransferRefused,
-    VersionRefused,
+from deployments.policy.failures import TrainerNotTrusted, TransferRefused, VersionRefused, WeightsRefused
+from deployments.policy.versions import InitialVersion
+from deployments.policy.weight_transfer import ENDS_WITHIN_S, NOT_UNDER_WAY, REPLICAS_CHANGED
+from rollout_client.contract.policy import PolicyUpdate, SwitchOptions
+from rollout_client.weights.safetensors_file import LENGTH_BYTES, NotSafetensors, parse_header
+from tests.deployments.policy.policy_world import (
+    INITIAL,
+    NORM,
+    World,
+    checksum_of,
+    delta,
+    in_world,
+    play,
+    refused,
+    versions,
+    weights,
 )
-from rollout_client.contract.policy import SwitchOptions
-from tests import virtual_time
-from tests.deployments.policy.transferring_replicas import TransferringReplica
-from tests.deployments.policy.transfers import (
-    CHANGED,
-    TRAINER,
-    TRANSFER,
-    WEIGHTS,
-    MakeStore,
-    assert_refused,
-    kinds,
-    meet,
-    serving,
-    transfer,
-)
-from tests.virtual_time import settled
+from tests.deployments.policy.scripted_replicas import ScriptedReplica, Step
+from tests.virtual_time import now, settled, until
+
+TRAINER = {"master_address": "10.0.0.4", "master_port": 29500}
+TRANSFER: dict[str, Any] = {"trainers": ["10.0.0.4:29500"]}
+WEIGHTS = {"names": ["a"]}
+BACK: list[type[Command]] = [AbandonTransfer, Stage, Swap]
+BROKE = "it broke, and the replicas go back to the weights before it: "
+NO_ROOM = "OSError: r0 has no room"
+STEPS = [StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer]
+SENT = weights(2.0)
 
 
-@virtual_time.test
-async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(make_store: MakeStore) -> None:
-    store = make_store(transfer={**TRANSFER, "rendezvous_timeout_s": 4})
-    replicas = await serving(store, 2, 1, 4)
-    assert (await store.state(0)).transfer_world_size == 8
-    assert await meet(store, 8) == 8
-    assert [replica.received for replica in replicas] == [
-        [AcceptRequests(), InitTransfer({**TRAINER, "rank_offset": rank_offset, "world_size": 8}, 4.0)]
-        for rank_offset in (1, 3, 4)
-    ]
-
-
-@virtual_time.test
-async def test_a_world_of_another_size_is_refused_with_the_right_one(make_store: MakeStore) -> None:
-    store = make_store()
-    [replica] = await serving(store, 2)
-    with pytest.raises(TransferRefused) as refused:
-        await meet(store, 2)
-    assert_refused(refused, "init_info.world_size", "3 processes take part: the trainer's one and 2 of the replicas")
-    assert refused.value.problems[0].value == 2
-    assert kinds(replica) == [AcceptRequests]
-
-
-@virtual_time.test
-async def test_no_replica_is_told_of_a_trainer_that_is_not_listed(make_store: MakeStore) -> None:
-    store = make_store()
-    [replica] = await serving(store, 1)
-    with pytest.raises(TrainerNotTrusted, match=r"10\.0\.0\.5:29500 is not listed"):
-        await store.init_transfer({**TRAINER, "master_address": "10.0.0.5", "world_size": 2})
-    assert kinds(replica) == [AcceptRequests]
-    await meet(store, 2)
-    assert (await transfer(store)).version == 1
-
-
-@virtual_time.test
-async def test_without_listed_trainers_init_says_how_to_list_them_and_no_step_follows(make_store: MakeStore) -> None:
-    store = make_store(transfer={})
-    [replica] = await serving(store, 1)
-    with pytest.raises(TrainerNotTrusted) as refused:
-        await store.init_transfer({**TRAINER, "world_size": 2})
-    assert [problem.field for problem in refused.value.problems] == ["policy.transfer.trainers"]
-    for step in (store.start_transfer(SwitchOptions()), store.update_transfer(WEIGHTS), store.finish_transfer(None)):
-        with pytest.raises(TransferRefused):
-            await step
-    assert kinds(replica) == [AcceptRequests]
-
-
-@virtual_time.test
-async def test_without_replicas_there_is_nobody_to_meet(make_store: MakeStore) -> None:
-    with pytest.raises(TransferRefused) as refused:
-        await meet(make_store(), 1)
-    assert_refused(refused, "transfer", "no replica is there yet; wait until the service is ready")
-
-
-@virtual_time.test
-async def test_every_replica_takes_every_step_and_the_version_is_made(make_store: MakeStore) -> None:
-    store = make_store()
-    replicas = await serving(store, 1, 2)
-    await meet(store, 4)
-    await store.start_transfer(SwitchOptions(mode="abort", reset_prefix_cache=False))
-    await store.update_transfer(WEIGHTS)
-    await store.update_transfer({"names": ["b"]})
-    update = await store.finish_transfer(7)
-    assert (update.version, update.checksum) == (7, None)
-    assert [(replica.replica_id, replica.status) for replica in update.replicas] == [("a", "swapped"), ("b", "swapped")]
+async def serving(world: World, *workers: int, saves: bytes | None = None, **first: Any) -> list[ScriptedReplica]:
+    """Replicas with so many workers each, the first one with these fields. Each could save a transfer."""
+    replicas = [await world.ready(f"r{number}", workers=count) for number, count in enumerate(workers)]
     for replica in replicas:
-        start, *others = (command for command in replica.received[2:] if not isinstance(command, SaveTransfer))
-        assert isinstance(start, StartTransfer)
-        assert start.options == SwapOptions("abort", reset_prefix_cache=False)
-        assert others == [
-            UpdateTransfer(WEIGHTS, 30.0),
-            UpdateTransfer({"names": ["b"]}, 30.0),
-            ApplyTransfer(),
-            FinishTransfer(7),
-        ]
-    assert (await store.wait_for(None, 7, 7, 0.0)).versions[""] == 7
+        save(replica, saves)
+    for name, value in first.items():
+        setattr(replicas[0], name, value)
+    return replicas
 
 
-@virtual_time.test
-async def test_of_a_list_each_replica_is_told_its_own_workers_part(make_store: MakeStore) -> None:
-    store = make_store()
-    replicas = await serving(store, 2, 1)
-    await meet(store, 4)
-    await store.start_transfer(SwitchOptions())
-    await store.update_transfer([{"for": 1}, {"for": 2}, {"for": 3}])
-    assert [replica.received[-1] for replica in replicas] == [
-        UpdateTransfer([{"for": 1}, {"for": 2}], 30.0),
-        UpdateTransfer([{"for": 3}], 30.0),
+def save(replica: ScriptedReplica, saves: bytes | None) -> None:
+    replica.saves, replica.saved_checksum = saves, "" if saves is None else checksum_of(saves)
+
+
+async def meet(world: World, world_size: int) -> int:
+    return await world.store.init_transfer({**TRAINER, "rank_offset": 1, "world_size": world_size})
+
+
+async def start(world: World, **options: Any) -> None:
+    """A transfer to all replicas, which meet the trainer first."""
+    await meet(world, 1 + sum(replica.workers for replica in world.replicas if replica.is_alive))
+    await world.store.start_transfer(SwitchOptions(**options))
+
+
+async def transfer(world: World, is_met: bool = False) -> PolicyUpdate:
+    await (world.store.start_transfer(SwitchOptions()) if is_met else start(world))
+    await world.store.update_transfer(WEIGHTS)
+    return await world.store.finish_transfer(None)
+
+
+async def gone_back(*replicas: ScriptedReplica) -> None:
+    """Returns once they have loaded version 0 again."""
+    await until(lambda: all(replica.kinds[-1] is Swap for replica in replicas))
+    for replica in replicas:
+        assert replica.kinds[-3:] == BACK
+        assert (replica.is_alive, replica.loaded) == (True, LoadedWeights(0))
+
+
+def commands(replica: ScriptedReplica) -> list[Command]:
+    return [each.command for each in replica.received if not isinstance(each.command, SaveTransfer)]
+
+
+@in_world(transfer={**TRANSFER, "rendezvous_timeout_s": 4})
+async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(world: World) -> None:
+    replicas = await serving(world, 2, 1, 4)
+    assert (await world.store.state(0)).transfer_world_size == 8
+    assert await meet(world, 8) == 8
+    assert [commands(replica) for replica in replicas] == [
+        [AcceptRequests(), InitTransfer({**TRAINER, "rank_offset": rank, "world_size": 8}, 4.0)] for rank in (1, 3, 4)
     ]
-    with pytest.raises(TransferRefused) as refused:
-        await store.update_transfer([{"for": 1}])
-    assert_refused(refused, "update_info", "3 workers take part, one entry each")
-    assert (await store.finish_transfer(None)).version == 1
 
 
-@virtual_time.test
-async def test_without_replicas_no_transfer_starts(make_store: MakeStore) -> None:
-    store = make_store()
-    with pytest.raises(TransferRefused) as refused:
-        await store.start_transfer(SwitchOptions())
-    assert_refused(refused, "transfer", CHANGED)
-
-
-@pytest.mark.parametrize("step", ["update_transfer", "finish_transfer"])
-@virtual_time.test
-async def test_no_step_is_taken_before_the_start(make_store: MakeStore, step: str) -> None:
-    store = make_store()
-    await serving(store, 1)
-    await meet(store, 2)
-    with pytest.raises(TransferRefused) as refused:
-        await getattr(store, step)(None)
-    assert_refused(refused, "transfer", "none is under way; start it first, or it was abandoned")
-
-
-@virtual_time.test
-async def test_a_replica_that_cannot_meet_the_trainer_leaves_nothing_met(
-    make_store: MakeStore, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("listed", "workers", "init_info", "failure", "field", "message"),
+    [
+        (
+            TRANSFER,
+            [2],
+            {"world_size": 2},
+            TransferRefused,
+            "init_info.world_size",
+            "3 processes take part: the trainer's one and 2 of the replicas",
+        ),
+        (TRANSFER, [], {"world_size": 1}, TransferRefused, "transfer", "no replica is there yet; wait until the"),
+        (
+            TRANSFER,
+            [1],
+            {"master_address": "10.0.0.5"},
+            TrainerNotTrusted,
+            "init_info.master_address",
+            "10.0.0.5:29500",
+        ),
+        ({}, [1], {"world_size": 2}, TrainerNotTrusted, "policy.transfer.trainers", ""),
+    ],
+)
+def test_a_trainer_that_may_not_send_is_refused_and_no_replica_told(
+    tmp_path: Path,
+    listed: dict[str, Any],
+    workers: list[int],
+    init_info: dict[str, Any],
+    failure: type[TransferRefused],
+    field: str,
+    message: str,
 ) -> None:
-    store = make_store()
-    replica, other = await serving(store, 1, 1)
-    await meet(store, 3)
-    replica.fails[InitTransfer] = "no route"
-    with pytest.raises(TransferRefused) as refused:
-        await meet(store, 3)
-    assert_refused(refused, "init_info", "a replica could not meet the trainer: no route")
-    assert caplog.messages == ["A replica could not meet the trainer of a weight transfer: no route"]
-    with pytest.raises(TransferRefused, match=CHANGED):
-        await store.start_transfer(SwitchOptions())
-    replica.fails.clear()
-    await meet(store, 3)
-    assert (await transfer(store)).version == 1
+    async def story(world: World) -> None:
+        replicas = [await world.ready(f"r{number}", workers=count) for number, count in enumerate(workers)]
+        with pytest.raises(failure) as raised:
+            await world.store.init_transfer({**TRAINER, **init_info})
+        [problem] = raised.value.problems
+        assert (problem.field, problem.message[: len(message)]) == (field, message)
+        for step in (
+            world.store.start_transfer(SwitchOptions()),
+            world.store.update_transfer(WEIGHTS),
+            world.store.finish_transfer(None),
+        ):
+            with pytest.raises(TransferRefused):
+                await step
+        assert [replica.kinds for replica in replicas] == [[AcceptRequests]] * len(workers)
+
+    play(story, tmp_path, transfer=listed)
+
+
+@in_world()
+async def test_every_replica_takes_every_step_and_the_version_is_made(world: World) -> None:
+    replicas = await serving(world, 1, 2)
+    await start(world, mode="abort", reset_prefix_cache=False)
+    await world.store.update_transfer(WEIGHTS)
+    await world.store.update_transfer([{"for": 1}, {"for": 2}, {"for": 3}])
+    update = await world.store.finish_transfer(7)
+    assert (update.version, update.checksum, update.keeps_prefix_cache) == (7, None, True)
+    assert [(each.replica_id, each.status) for each in update.replicas] == [("r0", "swapped"), ("r1", "swapped")]
+    of_each: list[Any] = [[{"for": 1}], [{"for": 2}, {"for": 3}]]
+    for replica, share in zip(replicas, of_each, strict=True):
+        begin, *others = commands(replica)[2:]
+        assert isinstance(begin, StartTransfer)
+        assert begin.options == SwapOptions("abort", reset_prefix_cache=False)
+        updates = [UpdateTransfer(WEIGHTS, 30.0), UpdateTransfer(share, 30.0)]
+        assert others == [*updates, ApplyTransfer(), FinishTransfer(7)]
+        # The first one saves what arrives, as a file with the tensors of the checkpoint.
+        assert (begin.header is None) == (replica is not replicas[0])
+        if begin.header is not None:
+            entries = parse_header(begin.header[LENGTH_BYTES:]).by_name
+            assert list(entries) == sorted(INITIAL)
+            assert (entries[NORM].dtype, entries[NORM].shape) == ("BF16", (128,))
+    assert (await world.store.wait_for(None, 7, 7, 0.0)).versions[""] == 7
+    await start(world)
+    assert not (await world.store.finish_transfer(None)).keeps_prefix_cache
+    state = await world.store.state()
+    assert [each.keeps_prefix_cache for each in state.versions if each.version in (7, 8)][-1:] == [False]
+
+
+@in_world()
+async def test_a_list_without_an_entry_for_each_worker_is_refused(world: World) -> None:
+    await serving(world, 2, 1)
+    async with refused(TransferRefused, "transfer", NOT_UNDER_WAY):
+        await world.store.update_transfer(WEIGHTS)
+    await start(world)
+    async with refused(TransferRefused, "update_info", "3 workers take part, one entry each", 1):
+        await world.store.update_transfer([{"for": 1}])
+    assert (await world.store.finish_transfer(None)).version == 1
+
+
+@in_world()
+async def test_a_replica_that_cannot_meet_the_trainer_leaves_nothing_met(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica, other = await serving(world, 1, 1)
+    await meet(world, 3)
+    replica.at[InitTransfer] = "error"
+    async with refused(TransferRefused, "init_info", f"a replica could not meet the trainer: {NO_ROOM}"):
+        await meet(world, 3)
+    assert caplog.messages == [f"A replica could not meet the trainer of a weight transfer: {NO_ROOM}"]
+    async with refused(TransferRefused, "transfer", REPLICAS_CHANGED):
+        await world.store.start_transfer(SwitchOptions())
+    assert (await transfer(world)).version == 1
     assert (replica.is_alive, other.is_alive) == (True, True)
 
 
 @pytest.mark.parametrize("change", ["registers", "dies", "registers again"])
-@virtual_time.test
-async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_store: MakeStore, change: str) -> None:
-    store = make_store()
-    first, second = await serving(store, 1, 1)
-    await meet(store, 3)
-    if change == "registers":
-        await TransferringReplica(store, "c").register_and_serve()
-    elif change == "dies":
+@in_world()
+async def test_other_replicas_than_those_that_met_the_trainer_are_refused(world: World, change: str) -> None:
+    first, second = await serving(world, 1, 1)
+    await meet(world, 3)
+    if change != "registers":
         second.end()
-    else:
-        second.end()
-        await TransferringReplica(store, second.name).register_and_serve()
-    with pytest.raises(TransferRefused) as refused:
-        await store.start_transfer(SwitchOptions())
-    assert_refused(refused, "transfer", CHANGED)
-    await meet(store, {"registers": 4, "dies": 2, "registers again": 3}[change])
-    assert (await transfer(store)).version == 1
-    assert kinds(first)[-4:] == [StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer]
+    if change != "dies":
+        await world.ready("r2" if change == "registers" else "r1")
+    async with refused(TransferRefused, "transfer", REPLICAS_CHANGED):
+        await world.store.start_transfer(SwitchOptions(if_busy="refuse"))
+    assert not world.is_busy
+    assert (await transfer(world)).version == 1
+    assert first.kinds[-4:] == STEPS
 
 
 @pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
-@virtual_time.test
-async def test_a_replica_that_fails_after_all_is_sent_is_replaced_alone(
-    make_store: MakeStore, step: type[Command]
-) -> None:
-    store = make_store()
-    first, second = await serving(store, 1, 1, fails={step: "cannot"})
-    await meet(store, 3)
-    update = await transfer(store)
-    assert [(replica.status, replica.error) for replica in update.replicas] == [
-        ("replaced", "cannot"),
-        ("swapped", None),
-    ]
+@in_world()
+async def test_a_replica_that_fails_after_all_is_sent_is_replaced_alone(world: World, step: type[Command]) -> None:
+    first, second = await serving(world, 1, 1, at={step: "error"})
+    update = await transfer(world)
+    assert [(each.status, each.error) for each in update.replicas] == [("replaced", NO_ROOM), ("swapped", None)]
     assert (first.is_alive, second.is_alive) == (False, True)
-    assert (await store.wait_for(None, 1, 1, 0.0)).versions[""] == 1
+    assert (await world.store.wait_for(None, 1, 1, 0.0)).versions[""] == 1
 
 
-@virtual_time.test
-async def test_a_finish_waits_for_the_update_before_it(make_store: MakeStore) -> None:
-    store = make_store(transfer_idle_s=30)
-    [replica] = await serving(store, 1, hangs={UpdateTransfer})
-    await meet(store, 2)
-    await store.start_transfer(SwitchOptions())
-    updating = asyncio.create_task(store.update_transfer(WEIGHTS))
-    await replica.is_asked.wait()
-    finishing = [asyncio.create_task(store.finish_transfer(None)) for _ in range(2)]
+@in_world()
+async def test_a_finish_waits_for_the_update_before_it(world: World) -> None:
+    [replica] = await serving(world, 1, holds={UpdateTransfer})
+    await start(world)
+    updating = asyncio.create_task(world.store.update_transfer(WEIGHTS))
+    await until(lambda: replica.kinds[-1] is UpdateTransfer)
+    finishing = [asyncio.create_task(world.store.finish_transfer(None)) for _ in range(2)]
     await settled()
-    assert kinds(replica)[-1] == UpdateTransfer
+    assert replica.kinds[-1] is UpdateTransfer
     replica.go_on.set()
     await updating
     assert (await finishing[0]).version == 1
     with pytest.raises(TransferRefused, match="none is under way"):
         await finishing[1]
-    assert kinds(replica)[-3:] == [UpdateTransfer, ApplyTransfer, FinishTransfer]
+    assert replica.kinds[-3:] == STEPS[1:]
 
 
-@virtual_time.test
-async def test_a_second_transfer_starts_when_the_first_has_ended_and_no_step_of_the_two_mixes(
-    make_store: MakeStore,
-) -> None:
-    store = make_store()
-    [replica] = await serving(store, 1)
-    await meet(store, 2)
-    await store.start_transfer(SwitchOptions())
-    second = asyncio.create_task(store.start_transfer(SwitchOptions()))
+@in_world()
+async def test_during_a_transfer_other_updates_wait_or_are_refused(world: World) -> None:
+    [replica] = await serving(world, 1)
+    await start(world)
+    assert world.is_busy
+    second = asyncio.create_task(world.store.start_transfer(SwitchOptions()))
     await asyncio.sleep(1.0)
+    pushing = world.pushing(5, weights(2.0))
+    await world.store.update_transfer(WEIGHTS)
     assert not second.done()
-    await store.update_transfer(WEIGHTS)
-    await store.finish_transfer(None)
+    await world.store.finish_transfer(None)
     await second
-    await store.update_transfer(WEIGHTS)
-    assert (await store.finish_transfer(None)).version == 2
-    assert kinds(replica)[2:] == [StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer] * 2
-
-
-@virtual_time.test
-async def test_a_transfer_that_is_refused_at_its_start_holds_up_nobody(make_store: MakeStore) -> None:
-    store = make_store()
-    [replica] = await serving(store, 1)
-    with pytest.raises(TransferRefused, match=CHANGED):
-        await store.start_transfer(SwitchOptions())
-    await meet(store, 2)
-    await store.start_transfer(SwitchOptions(if_busy="refuse"))
-    assert (await store.finish_transfer(None)).version == 1
-    assert replica.is_alive
-
-
-@virtual_time.test
-async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part_in_it(make_store: MakeStore) -> None:
-    store = make_store()
-    [early] = await serving(store, 1)
-    await meet(store, 2)
-    await store.start_transfer(SwitchOptions())
-    late = await TransferringReplica(store, "late").register()
-    await store.update_transfer(WEIGHTS)
-    assert [replica.replica_id for replica in (await store.finish_transfer(None)).replicas] == ["a"]
-    # The trainer is not connected with it, so it was told nothing.
-    with pytest.raises(TransferRefused, match=CHANGED):
-        await store.start_transfer(SwitchOptions())
-    assert late.received == []
-    await meet(store, 3)
-    update = await transfer(store)
-    assert [(replica.replica_id, replica.status) for replica in update.replicas] == [
-        ("a", "swapped"),
-        ("late", "swapped"),
-    ]
-    assert kinds(late) == [InitTransfer, StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer, AcceptRequests]
-    assert early.loaded == late.loaded == LoadedWeights(2)
-
-
-@virtual_time.test
-async def test_a_number_that_is_taken_can_be_corrected(make_store: MakeStore) -> None:
-    store = make_store()
-    await serving(store, 1)
-    await meet(store, 2)
-    await transfer(store)
-    await store.start_transfer(SwitchOptions())
     with pytest.raises(VersionRefused, match="1 is taken; the next is 2"):
-        await store.finish_transfer(1)
-    assert (await store.finish_transfer(2)).version == 2
+        await world.store.finish_transfer(1)
+    await world.store.update_transfer(WEIGHTS)
+    assert (await world.store.finish_transfer(2)).version == 2
+    assert (await pushing).version == 5
+    assert replica.kinds[2:] == [*STEPS, *STEPS, *replica.kinds[10:]]
 
 
-@virtual_time.test
-async def test_a_transfer_says_whether_the_prefix_cache_of_older_weights_stays(make_store: MakeStore) -> None:
-    store = make_store()
-    [replica] = await serving(store, 1)
-    await meet(store, 2)
-    kept = []
-    for reset_prefix_cache in (True, False):
-        await store.start_transfer(SwitchOptions(reset_prefix_cache=reset_prefix_cache))
-        await store.update_transfer(WEIGHTS)
-        kept.append((await store.finish_transfer(None)).keeps_prefix_cache)
-    state = await store.state()
-    assert kept == [False, True]
-    listed = [(version.version, version.keeps_prefix_cache) for version in state.versions]
-    assert listed == [(0, False), (2, True)]
-    replica.end()
+# Transfers that break off
+
+
+@pytest.mark.parametrize("how", ["error", "die"])
+@pytest.mark.parametrize("step", [StartTransfer, UpdateTransfer])
+@in_world()
+async def test_if_a_replica_fails_midway_all_go_back_in_place(world: World, step: type[Command], how: Step) -> None:
+    failing, waiting, other = await serving(world, 1, 1, 1, at={step: how})
+    waiting.holds.add(step)
+    async with refused(TransferRefused, "transfer", BROKE + (NO_ROOM if how == "error" else "it died")):
+        await transfer(world)
+    # It waits for the trainer, which it gives up by itself.
+    waiting.go_on.set()
+    await gone_back(*([failing] if how == "error" else []), waiting, other)
+    assert failing.is_alive == (how == "error")
+    assert world.policy.current == 0
+    assert (await transfer(world)).version == 1
+
+
+@in_world(transfer_idle_s=30)
+async def test_a_replica_that_does_not_give_up_the_trainer_is_replaced_alone(world: World) -> None:
+    stuck, failing = await serving(world, 1, 1, holds={UpdateTransfer})
+    failing.at[UpdateTransfer] = "error"
+    began = now()
+    with pytest.raises(TransferRefused, match="r1 has no room"):
+        await transfer(world)
+    await until(lambda: world.cluster.killed == ["r0"])
+    assert (now() - began, stuck.is_alive) == (30.0 + ENDS_WITHIN_S, False)
+    await gone_back(failing)
+
+
+@pytest.mark.parametrize("step", BACK)
+@in_world()
+async def test_a_replica_that_cannot_go_back_is_replaced_alone(world: World, step: type[Command]) -> None:
+    _, other = await serving(world, 1, 1, at={UpdateTransfer: "error", step: "error"})
+    with pytest.raises(TransferRefused):
+        await transfer(world)
+    await gone_back(other)
+    await until(lambda: world.cluster.killed == ["r0"])
+    assert (await transfer(world)).version == 1
+
+
+@in_world(transfer_idle_s=30)
+async def test_where_only_engines_had_the_weights_all_replicas_are_replaced(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await serving(world, 1, 1)
+    await transfer(world)
+    await start(world)
+    await until(lambda: world.cluster.killed == ["r0", "r1"])
+    reason = "it has to go back, and only engines had the weights of version 1"
+    assert caplog.messages[-2:] == [f"A generator replica is replaced: {reason}"] * 2
+
+
+@in_world(transfer_idle_s=30)
+async def test_a_trainer_that_comes_again_waits_until_the_replicas_are_back(world: World) -> None:
+    [replica] = await serving(world, 1, holds={Stage})
+    await start(world)
+    second = asyncio.create_task(meet(world, 2))
+    await until(lambda: replica.kinds[-1] is Stage)
+    await settled()
+    assert not second.done()
+    replica.go_on.set()
+    assert await second == 2
+    assert replica.kinds[-4:] == [*BACK, InitTransfer]
+
+
+@pytest.mark.parametrize("why", ["no replica can apply it", "it cannot be stored"])
+@in_world()
+async def test_what_cannot_become_a_version_is_none_and_the_replicas_go_back(
+    world: World, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError("no space left")
+
+    [replica] = await serving(world, 1)
+    with monkeypatch.context() as patch:
+        if why == "it cannot be stored":
+            patch.setattr("deployments.policy.versions.write_durably", full)
+            with pytest.raises(OSError, match="no space left"):
+                await transfer(world)
+        else:
+            replica.at[ApplyTransfer] = "error"
+            async with refused(TransferRefused, "transfer", BROKE + NO_ROOM):
+                await transfer(world)
+        await gone_back(replica)
+    assert (world.policy.current, versions(world)) == (0, [])
+    assert (await transfer(world)).version == 1
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+@in_world(transfer_idle_s=30)
+async def test_replicas_go_back_when_the_trainer_is_silent_or_has_left(world: World, has_left: bool) -> None:
+    replica, other = await serving(world, 1, 1, holds={UpdateTransfer} if has_left else set())
+    await start(world)
+    await asyncio.sleep(29.0)
+    updating = asyncio.create_task(world.store.update_transfer(WEIGHTS))
+    await until(lambda: replica.kinds[-1] is UpdateTransfer)
+    if has_left:
+        updating.cancel()
+        await asyncio.sleep(100.0)
+        assert replica.kinds[-1] is UpdateTransfer
+        replica.go_on.set()
+    began = now()
+    await gone_back(replica, other)
+    assert now() - began == 30.0
+    with pytest.raises(TransferRefused, match="none is under way"):
+        await world.store.update_transfer(WEIGHTS)
+    assert (await transfer(world)).version == 1
+
+
+@pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
+@in_world(transfer_idle_s=30)
+async def test_a_transfer_is_not_abandoned_while_or_after_it_is_finished(world: World, step: type[Command]) -> None:
+    [replica] = await serving(world, 1, holds={step})
+    await start(world)
+    finishing = asyncio.create_task(world.store.finish_transfer(None))
+    await asyncio.sleep(31.0)
+    replica.go_on.set()
+    assert (await finishing).version == 1
+    await asyncio.sleep(31.0)
+    assert (replica.is_alive, replica.kinds[-1]) == (True, FinishTransfer)
+
+
+@pytest.mark.parametrize("reason", [NO_ROOM, "nothing was heard from the trainer"])
+def test_a_transfer_that_is_abandoned_is_logged_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    async def story(world: World) -> None:
+        [replica] = await serving(world, 1, at={UpdateTransfer: "error"})
+        await start(world)
+        if reason == NO_ROOM:
+            with pytest.raises(TransferRefused):
+                await world.store.update_transfer(WEIGHTS)
+        await gone_back(replica)
+        await world.until_idle()
+
+    with caplog.at_level(logging.INFO, "rollout_service.policy"):
+        play(story, tmp_path, transfer_idle_s=30)
+    abandoned, back = caplog.records
+    assert (abandoned.name, abandoned.levelname) == ("rollout_service.policy", "WARNING")
+    assert abandoned.getMessage() == f"A weight transfer is abandoned, and its replicas go back: {reason}"
+    assert (back.getMessage(), vars(back)["version"]) == ("1 of 1 replicas are at version 0 again.", 0)
+
+
+# Saved weights
+
+
+@in_world()
+async def test_where_the_checkpoint_cannot_be_read_nothing_is_saved(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_layout(_: InitialVersion) -> NoReturn:
+        raise NotSafetensors("pytorch_model.bin is a pickle")
+
+    [replica] = await serving(world, 1)
+    monkeypatch.setattr(InitialVersion, "layout", property(no_layout))
+    assert (await transfer(world)).version == 1
+    [begin] = [command for command in commands(replica) if isinstance(command, StartTransfer)]
+    assert begin.header is None
+    reason = "the model's checkpoint cannot be read: pytorch_model.bin is a pickle"
+    assert f"What a trainer sends is not saved: {reason}" in caplog.messages
+
+
+@in_world()
+async def test_what_one_replica_has_saved_is_stored_and_loaded_by_late_ones(world: World) -> None:
+    saver, _ = await serving(world, 1, 1, saves=SENT)
+    await start(world)
+    early = await world.replica("early")
+    saver.command_s = 5.0
+    assert (await world.store.finish_transfer(None)).checksum is None
+    began = now()
+    await settled()
+    state = await world.store.state(0)
+    assert [(each.replica_id, each.version, each.accepts_requests) for each in state.replicas] == [
+        ("r0", 1, True),
+        ("r1", 1, True),
+        ("early", 0, False),
+    ]
+    await until(lambda: early.accepts_requests)
+    assert (early.loaded, now() - began) == (LoadedWeights(1), 5.0)
+    assert world.cluster.done("save") == [("r0", 1)]
+    info = world.versions.info(1)
+    assert (info.kind, info.checksum, info.size_bytes) == ("transfer", checksum_of(SENT), len(SENT))
+    late = await world.ready("late")
+    assert (late.loaded, late.files, world.versions.weights(1).read_bytes()) == (LoadedWeights(1), {1: SENT}, SENT)
+
+
+@pytest.mark.parametrize(
+    ("saves", "says", "reason"),
+    [
+        (None, "", "WeightsNotSaved: no space left"),
+        (SENT, checksum_of(weights(3.0)), "What was fetched as version 1 has another checksum."),
+    ],
+)
+def test_where_nothing_was_saved_late_replicas_wait_for_the_next_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, saves: bytes | None, says: str, reason: str
+) -> None:
+    async def story(world: World) -> None:
+        [saver] = await serving(world, 1, saves=saves, saved_checksum=says)
+        await transfer(world)
+        late = await world.replica("late")
+        await asyncio.sleep(5.0)
+        assert (late.accepts_requests, saver.accepts_requests) == (False, True)
+        assert world.versions.info(1).checksum is None
+        async with refused(WeightsRefused, "base", "the version has no full weights here", 1):
+            await world.push(2, delta(), kind="delta", base=1)
+        await world.push(2, weights(4.0))
+        assert (late.accepts_requests, late.loaded) == (True, LoadedWeights(2))
+        assert world.cluster.killed == []
+
+    play(story, tmp_path)
+    message = "Version 1 stays in the engines alone, so that a replica that starts waits for the next: "
+    assert [text for text in caplog.messages if text.startswith("Version 1")] == [message + reason]
+    assert "A replica waits: only engines have the weights of version 1." in caplog.messages
+
+
+@in_world(keep_versions=2)
+async def test_a_transfer_begins_when_the_last_is_saved_and_old_ones_are_removed(world: World) -> None:
+    [replica] = await serving(world, 1, saves=SENT)
+    world.cluster.read_s = 5.0
+    for version in (1, 2, 3):
+        save(replica, weights(version + 1.0))
+        began = now()
+        await start(world)
+        assert (world.versions.has_weights(version - 1), now() - began) == (True, 5.0 if version > 1 else 0.0)
+        await world.store.finish_transfer(None)
+    await until(lambda: versions(world) == [2, 3])

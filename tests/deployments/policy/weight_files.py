@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 from deployments.policy.failures import PolicyFailure, WeightsRefused
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
-from rollout_client.weights.safetensors_file import header_bytes, header_of
+from rollout_client.weights.delta import as_bits, delta_weights, encode_changes
+from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header, read_tensor
 
 Tensors = dict[str, torch.Tensor]
 
@@ -69,3 +70,17 @@ def adapter(folder: Path, config: str = '{"r": 8}') -> Path:
     written(folder / "adapter_model.safetensors", matrices)
     (folder / "adapter_config.json").write_text(config)
     return folder
+
+
+def delta_of(base: Path, new: Path, delta: Path) -> Path:
+    """Writes what changed from `base` to `new`."""
+    base_header, new_header = read_header(base), read_header(new)
+    changes = {
+        entry.name: encode_changes(
+            as_bits(entry.dtype, read_tensor(base, base_header, entry)),
+            as_bits(entry.dtype, read_tensor(new, new_header, new_header.by_name[entry.name])),
+        )
+        for entry in base_header.entries
+    }
+    delta.write_bytes(b"".join(bytes(block) for block in delta_weights(changes, base_header).blocks()))
+    return delta

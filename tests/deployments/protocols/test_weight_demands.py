@@ -19,7 +19,7 @@ def test_weights_that_meet_the_demand_generate(demanded: GenerationRequest) -> N
 
 
 @pytest.mark.parametrize("demanded", [request(6), request(6, 6)])
-def test_older_weights_than_demanded_are_refused_without_costing_a_retry(demanded: GenerationRequest) -> None:
+def test_older_weights_than_demanded_cost_no_retry(demanded: GenerationRequest) -> None:
     with pytest.raises(OtherVersionLoaded) as raised:
         refuse_other_version(demanded, loaded=5)
     assert (raised.value.retryable, raised.value.costs_a_retry) == (True, False)
@@ -40,21 +40,21 @@ def test_older_weights_than_demanded_are_refused_without_costing_a_retry(demande
         (replace(request(), policy="run-b"), "a"),
     ],
 )
-def test_while_replicas_change_one_by_one_each_admits_what_its_version_may_make(
+def test_in_a_rolling_activation_each_admits_what_its_version_may_make(
     demanded: GenerationRequest, admitted: str
 ) -> None:
     rolling = RollingActivation(before=5, version=6, replicas=frozenset("b"))
     assert [replica for replica in "ab" if rolling.admits(replica, demanded)] == list(admitted)
 
 
-def test_a_replica_without_the_named_policy_refuses_its_generations_without_costing_a_retry() -> None:
+def test_a_replica_without_the_named_policy_costs_no_retry() -> None:
     with pytest.raises(OtherVersionLoaded) as raised:
         refuse_other_version(replace(request(), policy="run-b"), loaded=None)
     assert (raised.value.retryable, raised.value.costs_a_retry) == (True, False)
     assert str(raised.value) == "The generator replica does not have the policy run-b."
 
 
-def test_newer_weights_than_the_exact_version_are_refused_without_costing_a_retry() -> None:
+def test_newer_weights_than_the_exact_version_cost_no_retry() -> None:
     with pytest.raises(OtherVersionLoaded) as raised:
         refuse_other_version(request(4, 4), loaded=5)
     assert (raised.value.kind, raised.value.retryable, raised.value.costs_a_retry) == ("policy", True, False)

@@ -11,7 +11,7 @@ from deployments.rollout_records.comparison import MOST_COUNTED, Sums
 sizes = st.lists(st.floats(-30, 30), min_size=1, max_size=30)
 
 
-def test_a_token_beyond_the_bound_counts_as_the_bound_and_is_told_beside_the_mean() -> None:
+def test_a_token_beyond_the_bound_counts_as_the_bound() -> None:
     sums = Sums.of([0.0, 1.0, -10.0, 0.0])
     assert sums.mean_ratio == pytest.approx((2 + e + MOST_COUNTED) / 4)
     assert sums.fields["share_beyond"] == 0.25

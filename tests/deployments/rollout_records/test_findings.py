@@ -24,10 +24,6 @@ def findings(trainer: Trainer, sampler: Sampler | None = None, version: str = "3
     return found
 
 
-def kinds(found: list[MismatchFinding]) -> list[str]:
-    return [finding.kind for finding in found]
-
-
 def test_a_trainer_that_agrees_up_to_rounding_is_no_finding() -> None:
     random = np.random.default_rng(1)
     assert findings(lambda logits, _: log_softmax(logits + random.normal(0, 0.01, logits.shape))) == []
@@ -48,7 +44,7 @@ def test_one_token_of_many_that_parts_is_no_finding(parts_by: float) -> None:
     assert ledger.all.fields["largest_ratio"] == pytest.approx(np.exp(parts_by), rel=0.02)
 
 
-def test_another_temperature_is_told_where_nearly_all_tokens_are_certain() -> None:
+def test_another_temperature_is_told_where_most_tokens_are_certain() -> None:
     """It shows in few of them: two in three hundred part by more than what a token counts at most."""
     [found] = findings(lambda logits, _: log_softmax(logits / 0.03), Sampler(temperature=0.06))
     assert found.kind == "wrong_temperature"
@@ -78,7 +74,7 @@ def test_a_trainer_that_forgets_the_temperature_of_the_request_is_told_so() -> N
     assert "sampled was at 0.7" in found.message
 
 
-def test_other_weights_at_the_trainer_are_told_with_the_version_that_was_sampled() -> None:
+def test_other_weights_at_the_trainer_are_told_with_the_sampled_version() -> None:
     random = np.random.default_rng(2)
     [found] = findings(lambda logits, _: log_softmax(logits + random.normal(0, 0.7, logits.shape)), version="8")
     assert found.kind == "wrong_version"
@@ -97,7 +93,7 @@ def test_a_trainer_that_has_one_version_of_several_is_told_which() -> None:
     assert "tokens of version 4 agree, those of 3 do not" in found.message
 
 
-def test_tokens_of_another_version_than_the_trainer_says_it_has_are_no_finding() -> None:
+def test_tokens_of_another_version_than_the_trainers_are_no_finding() -> None:
     random, sampler, ledger = np.random.default_rng(3), Sampler(), MismatchLedger(1.1)
     for number in range(ROLLOUTS):
         record, logits, chosen = sampler.rollout(f"r{number}", version="3")
@@ -177,7 +173,7 @@ def test_other_token_ids_are_told_with_the_first_that_differs(theirs: list[int],
 
 
 @pytest.mark.parametrize("count", [3, 5, 7, 8])
-def test_a_report_is_of_the_generated_tokens_of_the_response_or_of_the_whole_log(count: int) -> None:
+def test_a_report_is_of_generated_tokens_the_response_or_the_whole_log(count: int) -> None:
     record = record_of("r0", np.array([5, 6, 7]), [-1.0, -2.0, -3.0])
     log = np.array([np.nan] * PROMPT + [-1.5, -2.5, -3.5] + [np.nan] * 2)
     given = {3: log[3:6], 5: log[3:], 7: log[1:], 8: log}[count]
@@ -198,7 +194,7 @@ def test_a_report_that_says_where_it_starts_may_leave_out_the_rest(
     assert rollout.by["replica"] == {"a": rollout.sums}
 
 
-def test_tokens_that_are_missing_before_the_end_of_a_report_are_other_tokens() -> None:
+def test_tokens_missing_before_the_end_of_a_report_are_other_tokens() -> None:
     record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
     report = TrainerReport("r0", np.full(3, -1.0), token_ids=np.array([1, 1, 5, 6, 7]), start=3)
     assert compared(record, report, LATEST)[0].other_token == 2

@@ -39,14 +39,14 @@ def fed(
     return ledger, ledger.rollouts, suspected
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_one_replica_among_four_with_other_numbers_is_suspected_within_64_rollouts(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_one_replica_of_four_with_other_numbers_is_suspected_soon(seed: int) -> None:
     _, rollouts, suspected = fed(64, faulty="c", seed=seed)
     assert suspected == ["c"]
     assert rollouts <= 64
 
 
-def test_a_suspicion_names_rollouts_of_the_replica_each_once_and_one_of_a_group() -> None:
+def test_a_suspicion_names_each_rollout_once_and_one_of_a_group() -> None:
     ledger, named = MismatchLedger(1.1), list[str]()
     for number in range(64):
         replica = "abcd"[number // 2 % 4]
@@ -74,7 +74,7 @@ def convicted(ledger: MismatchLedger, replica: str) -> str:
     return reason
 
 
-def test_what_a_replica_at_fault_has_made_is_looked_at_no_more_and_all_are_told() -> None:
+def test_what_a_replica_at_fault_has_made_is_looked_at_no_more() -> None:
     ledger, _, _ = fed(64, faulty="b", seed=3, stop_at_suspicion=False)
     reason = convicted(ledger, "b")
     assert "of 4 rollouts that it and two others have scored again, 4 say so" in reason
@@ -115,7 +115,7 @@ def test_the_mean_and_the_largest_ratio_are_those_of_the_tokens(differences: lis
     assert ledger.all.fields["largest_ratio"] == pytest.approx(ratios.max())
 
 
-def test_memory_is_bounded_whatever_is_reported_and_one_key_pushes_out_nothing_of_another_one() -> None:
+def test_memory_is_bounded_and_one_key_pushes_out_nothing_of_another() -> None:
     ledger, chosen = MismatchLedger(1.1), np.array([1])
 
     def report(name: str, owner: str, replica: str, version: int, trained: float, policy: str) -> None:
@@ -130,8 +130,6 @@ def test_memory_is_bounded_whatever_is_reported_and_one_key_pushes_out_nothing_o
     assert len(ledger.by["version"]) == 100 + MOST_VALUES
     assert len(ledger.by["replica"]) == 1 + MOST_VALUES
     assert list(ledger.worst("anna")) == [f"r{number}" for number in range(MOST_WORST)]
-    assert [*ledger._owners["anna"].windows] == ["p0", "p1", "p2", "p3"]
-    assert len(ledger._owners["mallory"].windows) == MOST_TRAINERS
 
 
 @pytest.mark.parametrize(
@@ -152,7 +150,7 @@ def test_tokens_of_a_version_that_was_never_served_are_unknown(given: str, known
     assert rollout.by["version"] == {known: rollout.sums}
 
 
-def test_a_posted_log_of_31_000_versions_is_of_one_unknown_and_few_that_were_served() -> None:
+def test_a_log_of_31_000_versions_is_of_one_unknown_and_few_known_ones() -> None:
     count = 31_000
     record = record_of("r0", np.zeros(count, int), [-1.0] * count)
     spans = [{"version": str(10**6 + at if at % 2 else at), "start": at, "end": at + 1} for at in range(count)]
@@ -184,13 +182,15 @@ def test_a_trainer_that_is_wrong_is_told_and_another_ones_trainer_is_not() -> No
     assert ledger.findings("ben") == []
 
 
-def test_policies_of_one_owner_have_trainers_of_their_own() -> None:
+@pytest.mark.parametrize(("further", "finds"), [(0, 1), (MOST_TRAINERS - 2, 1), (MOST_TRAINERS - 1, 0)])
+def test_policies_of_one_owner_have_trainers_of_their_own(further: int, finds: int) -> None:
     sampler, ledger = Sampler(), MismatchLedger(1.1)
-    for number in range(80):
+    for number in range(80 + further):
         record, logits, chosen = sampler.rollout(f"r{number}")
-        record["policy"] = ("a", "b")[number % 2]
+        record["policy"] = "ab"[number % 2] if number < 80 else f"further {number}"
         trained = log_softmax(logits / 0.5 if record["policy"] == "a" else logits)
         ledger.add(reported(record, trained, chosen), "")
-    [found] = ledger.look(0.0)[0]
-    assert found.kind == "wrong_temperature"
-    assert float(found.message.split("temperature near ")[1].split(",")[0]) == pytest.approx(0.5, rel=0.1)
+    found = ledger.look(0.0)[0]
+    assert [finding.kind for finding in found] == ["wrong_temperature"] * finds, "the oldest ones go"
+    for finding in found:
+        assert float(finding.message.split("temperature near ")[1].split(",")[0]) == pytest.approx(0.5, rel=0.1)

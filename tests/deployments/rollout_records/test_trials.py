@@ -39,8 +39,8 @@ def rounded(random: np.random.Generator, scales: np.ndarray, tokens: int = TOKEN
     return own[..., None] * random.standard_normal((*scales.shape, tokens), np.float32)
 
 
-@pytest.mark.parametrize("run", range(10))
-def test_no_sound_replica_is_convicted_in_100_000_rollouts_whoever_suspects_it(run: int) -> None:
+@pytest.mark.parametrize("run", range(3))
+def test_no_sound_replica_is_convicted_whoever_suspects_it(run: int) -> None:
     """Somebody suspects every replica, at the groups that were rounded the most, and by the worst rollout of each."""
     random, group, replicas = np.random.default_rng(run), GROUPS[1 - run % 3], 3 + run % 6
     groups = ROLLOUTS // group
@@ -70,7 +70,7 @@ class SimulatedReplicas:
     replicas: int
     ledger: MismatchLedger = field(default_factory=lambda: MismatchLedger(1.1))
 
-    def named_after(self, rollouts: int, per_report: int = 16) -> tuple[str, int] | None:
+    def named_after(self, rollouts: int, per_report: int) -> tuple[str, int] | None:
         """The replica that is convicted first, and after how many rollouts, of which one comes every 10 ms."""
         random, scales, differences = np.random.default_rng(self.seed), list[float](), list[np.ndarray]()
         for number in range(rollouts):
@@ -104,18 +104,12 @@ class SimulatedReplicas:
             yield suspicion.replica, Vote(votes(sampled + apart, again + apart, first, second).item())
 
 
-@pytest.mark.parametrize("sigma", SIGMAS)
-@pytest.mark.parametrize(("group", "replicas"), [(1, 3), (1, 4), (1, 8), (8, 3), (8, 4), (16, 3)])
-def test_a_perturbed_replica_is_named_within_256_rollouts(group: int, replicas: int, sigma: float) -> None:
-    named = [SimulatedReplicas(seed, group, sigma, replicas).named_after(256) for seed in range(3)]
-    assert [one and one[0] for one in named] == ["R1"] * 3
-
-
-@pytest.mark.parametrize(("group", "replicas"), [(8, 8), (16, 4), (16, 8)])
-def test_in_large_groups_on_many_replicas_a_perturbed_one_is_named_within_8_of_its_groups(
-    group: int, replicas: int
-) -> None:
-    named = SimulatedReplicas(1, group, 1.1, replicas).named_after(8 * group * replicas, per_report=64)
+@pytest.mark.parametrize("sigma", SIGMAS[::2])
+@pytest.mark.parametrize(
+    ("group", "replicas", "rollouts"), [(1, 3, 256), (1, 8, 256), (8, 4, 256), (16, 3, 256), (16, 8, 1024)]
+)
+def test_a_perturbed_replica_is_named_soon(group: int, replicas: int, rollouts: int, sigma: float) -> None:
+    named = SimulatedReplicas(1, group, sigma, replicas).named_after(rollouts, per_report=rollouts // 16)
     assert (named or [""])[0] == "R1"
 
 
@@ -147,9 +141,7 @@ AGAINST, NOTHING, IN_FAVOUR = Vote.AGAINST, Vote.NOTHING, Vote.IN_FAVOUR
         ([NOTHING] * (MOST_CHECKS - 1) + [AGAINST] * 6, []),
     ],
 )
-def test_a_replica_is_convicted_by_four_rollouts_and_by_three_times_as_many_as_say_the_opposite(
-    said: list[Vote], found: list[int]
-) -> None:
+def test_a_replica_is_convicted_by_four_and_by_three_times_its_defenders(said: list[Vote], found: list[int]) -> None:
     assert convicted(ReplicaTrials(), said) == found
 
 
@@ -211,7 +203,7 @@ SAMPLED = np.full(LEAST_TOKENS, -1.0)
         ((float("nan"), 0.2, 0.0, 0.0), IN_FAVOUR),
     ],
 )
-def test_a_rollout_speaks_against_a_replica_if_its_two_numbers_agree_and_part_from_the_two_of_others(
+def test_a_rollout_speaks_against_a_replica_that_parts_from_two_others(
     off: tuple[float, float, float, float], said: Vote
 ) -> None:
     assert votes(*(SAMPLED + one for one in off)).item() == said

@@ -30,14 +30,11 @@ def test_the_replicas_are_as_many_as_have_the_target_in_progress_each(
     assert by_requests_in_progress(context(in_progress)) == (replicas, {})
 
 
-def test_the_number_stays_while_no_replica_has_reported() -> None:
+def test_the_number_stays_while_nothing_is_reported_or_configured() -> None:
     assert by_requests_in_progress(context({})) == (REPLICAS_NOW, {})
     unreported = context({})
     unreported.aggregated_metrics = None
     assert by_requests_in_progress(unreported) == (REPLICAS_NOW, {})
-
-
-def test_the_number_stays_without_an_autoscaling_config() -> None:
     unconfigured = context({"a": 192})
     unconfigured.config = None
     assert by_requests_in_progress(unconfigured) == (REPLICAS_NOW, {})
@@ -47,10 +44,7 @@ def test_generators_are_added_when_their_engines_are_three_quarters_full() -> No
     reported = context({"a": 768, "b": 768})
     reported.aggregated_metrics["at_once"] = {"a": 1024.0, "b": 1024.0}
     assert by_engine_size(reported) == (2.0, {})
-
-
-def test_replicas_that_do_not_say_how_much_they_run_at_once_are_scaled_by_the_config() -> None:
-    assert by_engine_size(context({"a": 384})) == (2.0, {})
+    assert by_engine_size(context({"a": 384})) == (2.0, {}), "where none says what it runs at once, by the config"
 
 
 def test_a_replica_reports_what_it_runs_at_once_where_it_knows() -> None:

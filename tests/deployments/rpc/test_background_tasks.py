@@ -8,7 +8,7 @@ from deployments.rpc.background_tasks import BackgroundTasks, SharedCalls, until
 from tests import virtual_time
 
 
-def test_callers_at_one_time_share_a_call_and_one_that_leaves_does_not_cancel_it() -> None:
+def test_callers_share_a_call_and_one_that_leaves_does_not_cancel_it() -> None:
     calls: list[int] = []
 
     async def call() -> int:

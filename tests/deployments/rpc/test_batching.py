@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Any
 
 import pytest
 
@@ -44,7 +43,7 @@ async def cancelling_itself() -> str | RolloutFailure:
     raise asyncio.CancelledError
 
 
-def test_results_are_yielded_when_they_are_there_and_those_of_one_iteration_together() -> None:
+def test_results_of_one_iteration_are_yielded_together() -> None:
     async def run() -> list[tuple[float, BatchResults[str]]]:
         jobs = [job("a", 2), job("b", 1), job("c", 2), job("d", 3)]
         return [(virtual_time.now(), sorted(batch)) async for batch in results_as_completed(jobs, CANCELLED, len_of)]
@@ -52,7 +51,7 @@ def test_results_are_yielded_when_they_are_there_and_those_of_one_iteration_toge
     assert virtual_time.run(run()) == [(1, [(1, "b")]), (2, [(0, "a"), (2, "c")]), (3, [(3, "d")])]
 
 
-def test_results_that_come_while_a_batch_is_read_are_yielded_together_afterwards() -> None:
+def test_results_that_come_while_a_batch_is_read_are_yielded_together() -> None:
     async def run() -> list[BatchResults[str]]:
         batches = []
         async for batch in results_as_completed([job("a", 1), job("b", 2), job("c", 3)], CANCELLED, len_of):
@@ -63,7 +62,7 @@ def test_results_that_come_while_a_batch_is_read_are_yielded_together_afterwards
     assert virtual_time.run(run()) == [[(0, "a")], [(1, "b"), (2, "c")]]
 
 
-def test_results_of_one_iteration_above_the_bound_of_a_message_are_yielded_in_several() -> None:
+def test_results_above_the_bound_of_a_message_are_yielded_in_several() -> None:
     half = "x" * (MOST_BYTES_PER_MESSAGE // 2)
 
     async def run() -> list[list[int]]:
@@ -73,14 +72,6 @@ def test_results_of_one_iteration_above_the_bound_of_a_message_are_yielded_in_se
         return [[place for place, _ in batch] for batch in batches]
 
     assert virtual_time.run(run()) == [[0, 1], [2], [3], [4]]
-
-
-def test_without_jobs_nothing_is_yielded() -> None:
-    async def run() -> list[BatchResults[str]]:
-        no_jobs: list[Coroutine[Any, Any, str | RolloutFailure]] = []
-        return [batch async for batch in results_as_completed(no_jobs, CANCELLED, len_of)]
-
-    assert virtual_time.run(run()) == []
 
 
 def test_a_job_that_is_cancelled_or_panics_has_a_failure_as_its_result(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,9 +155,7 @@ def test_what_breaks_the_message_is_raised_by_all_of_its_calls() -> None:
     assert asyncio.run(results(caller(other), 1, 2)) == [other.broken] * 2
 
 
-def test_a_call_that_was_cancelled_at_once_is_not_sent_and_one_that_is_under_way_keeps_no_other_from_its_result() -> (
-    None
-):
+def test_a_call_that_is_cancelled_keeps_no_other_from_its_result() -> None:
     other = Other()
 
     async def story() -> int:
@@ -191,7 +180,7 @@ def test_a_cancellation_at_the_other_end_ends_the_message() -> None:
 
 
 @virtual_time.test
-async def test_a_group_commit_makes_one_call_at_a_time_and_what_comes_meanwhile_goes_together_in_its_order() -> None:
+async def test_a_group_commit_makes_one_call_at_a_time_in_order() -> None:
     calls: list[tuple[float, list[int]]] = []
 
     async def commit(numbers: list[int]) -> list[int | Exception]:

@@ -52,9 +52,7 @@ def test_the_result_of_a_call_is_returned() -> None:
         (RpcError("RESOURCE_EXHAUSTED"), "The replica could not be reached."),
     ],
 )
-def test_a_replica_or_connection_that_breaks_is_the_named_failure_with_its_cause(
-    raised: Exception, message: str
-) -> None:
+def test_a_replica_or_connection_that_breaks_is_the_named_failure(raised: Exception, message: str) -> None:
     with pytest.raises(EnvironmentLost) as failure:
         result_of(raised)
     assert str(failure.value) == message
@@ -105,7 +103,7 @@ def test_cancelling_the_wait_cancels_the_call() -> None:
     assert call.cancelled
 
 
-def test_a_call_that_reaches_a_replica_at_the_moment_of_its_cancellation_is_cancelled_there() -> None:
+def test_a_call_that_reaches_a_replica_too_late_is_cancelled_there() -> None:
     at_replica = ScriptedCall()
 
     async def run() -> None:

@@ -32,9 +32,7 @@ OVERHEAD_BYTES = 200
 
 
 @given(SIZES, st.none() | st.integers(1, 5))
-def test_nothing_is_lost_and_messages_are_within_bounds_and_as_large_as_they_allow(
-    sizes: list[int], most_items: int | None
-) -> None:
+def test_nothing_is_lost_and_messages_are_as_large_as_bounds_allow(sizes: list[int], most_items: int | None) -> None:
     items = list(enumerate(sizes))
     messages = list(divided(items, lambda item: item[1], most_items))
     assert [item for message in messages for item in message] == items
@@ -53,7 +51,7 @@ def test_a_single_item_is_sent_without_asking_for_its_size() -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=99),
     lambda values: st.lists(values, max_size=8) | st.dictionaries(st.text(max_size=20), values, max_size=8),
-    max_leaves=20,
+    max_leaves=10,
 )
 TEXTS = st.text(max_size=2000)
 
@@ -84,7 +82,7 @@ def test_generations_and_their_requests_are_not_much_larger_than_estimated(token
     assert len(pickle.dumps(scored)) <= 1.1 * _bytes_of_generation(scored) + OVERHEAD_BYTES
 
 
-def test_columns_count_in_the_messages_of_generations_and_of_calls_of_sessions() -> None:
+def test_columns_count_in_the_messages_of_generations_and_of_sessions() -> None:
     tokens = 10_000
     ids, logprobs = packed_ids(range(tokens)), packed_logprobs([0.0] * tokens)
     columns = {EXPERTS: numbers_of(bytes(16 * tokens), "uint8", [2, 8])}

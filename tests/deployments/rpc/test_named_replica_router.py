@@ -21,9 +21,11 @@ REPLICAS: list[Any] = [SimpleNamespace(replica_id=ScriptedReplicaID(name)) for n
 A, B, C = REPLICAS
 
 
-def router() -> NamedReplicaRouter:
+class Router(NamedReplicaRouter):
     """Without the threads and clients that its base class starts."""
-    return NamedReplicaRouter.__new__(NamedReplicaRouter)
+
+    def __init__(self, deployment_id: Any = None) -> None:
+        self._deployment_id = deployment_id
 
 
 def choices(session_id: str) -> tuple[list[list[Any]], bool]:
@@ -31,7 +33,7 @@ def choices(session_id: str) -> tuple[list[list[Any]], bool]:
     pending: Any = SimpleNamespace(
         metadata=SimpleNamespace(session_id=session_id), routing_context=SimpleNamespace(should_backoff=False)
     )
-    groups = asyncio.run(router().choose_replicas(REPLICAS, pending))
+    groups = asyncio.run(Router().choose_replicas(REPLICAS, pending))
     return groups, pending.routing_context.should_backoff
 
 
@@ -45,7 +47,7 @@ def test_a_call_that_names_no_replica_of_the_deployment_goes_to_any(session_id: 
 
 
 def test_without_a_call_all_replicas_are_chosen() -> None:
-    assert asyncio.run(router().choose_replicas(REPLICAS)) == [REPLICAS]
+    assert asyncio.run(Router().choose_replicas(REPLICAS)) == [REPLICAS]
 
 
 def test_the_router_records_the_replicas_whenever_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +55,7 @@ def test_the_router_records_the_replicas_whenever_they_change(monkeypatch: pytes
     monkeypatch.setattr(RequestRouter, "update_replicas", lambda _self, replicas: updated.append(replicas))
     monkeypatch.setattr(RequestRouter, "on_replica_actor_died", lambda _self, replica_id: updated.append(replica_id))
     handle: Any = SimpleNamespace(deployment_id=object())
-    routing = router()
-    routing._deployment_id = handle.deployment_id
+    routing = Router(handle.deployment_id)
     assert live_replicas_of(handle) == ()
     monkeypatch.setattr(NamedReplicaRouter, "curr_replicas", {replica.replica_id: replica for replica in (C, A)})
     routing.update_replicas([C, A])

@@ -68,10 +68,15 @@ class Prepared:
 
 
 class RecordWithPrompts(SessionRecord):
+    def generated_at(self, number: int | None) -> GeneratedMessage | None:
+        """The generated message at the node of this number."""
+        [node] = {node for leaf in self.branches() for node in leaf.path() if node.number == number}
+        return node.generated
+
     def prompt_ids(self, generation_id: str) -> Sequence[int]:
         """The prompt that the engine had for a generated message."""
         nodes = (node for leaf in self.branches() for node in leaf.path())
-        [node] = {node.number: node for node in nodes if node.generated and node.generated.id == generation_id}.values()
+        [node] = {node for node in nodes if node.generated and node.generated.id == generation_id}
         assert node.parent is not None
         return node.parent.prefix_ids()
 

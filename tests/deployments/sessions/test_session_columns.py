@@ -78,7 +78,7 @@ def branching() -> FakeEngine:
     return engine
 
 
-def test_each_continuation_of_a_response_computes_its_last_token_and_not_those_before_it() -> None:
+def test_each_continuation_computes_the_last_token_of_its_response() -> None:
     engine = branching()
     prompt, first = engine.prompts["call0-0"], engine.made["call0-0"]
     assert [call.plan.experts_from for call in engine.calls] == [0, *[len(prompt) + len(first.token_ids) - 1] * 2]

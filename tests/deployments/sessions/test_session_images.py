@@ -121,7 +121,7 @@ def ranges_of(sample: SessionSample) -> list[list[Any]]:
 
 
 @given(st.lists(st.tuples(parts, st.booleans()), min_size=1, max_size=6))
-def test_a_prompt_is_the_expanded_conversation_whatever_is_continued_or_forked(turns: list[Any]) -> None:
+def test_a_prompt_is_the_expanded_conversation_whatever_it_continues(turns: list[Any]) -> None:
     session = Session()
     messages: list[Any] = []
     for number, (content, forks) in enumerate(turns):

@@ -22,9 +22,9 @@ from rollout_client.contract.sessions import SessionRequest, SessionReward
 from tests.deployments.chat.real_tokenizers import wanted
 from tests.deployments.sessions.harness import FakeEngine, Prepared, Reply
 from tests.deployments.sessions.renderer import PLAIN, real, small, tiny
-from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.endurance.session_laws.conversations import ACTIONS, SUBAGENT, Conversation, Moves
 from tests.endurance.session_laws.forms import FORMS
+from tests.fakes.storage import ScriptedStorage
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 TAKE_ANY_ORDER = [name for name in wanted() if name not in {"gemma3", "mistral"}]
@@ -72,7 +72,7 @@ class Agent:
         prompt = list(prepared.prompt.token_ids)
         fresh = self.engine.renderer.fresh(asked.messages, asked.context)
         continued = self._continued(asked)
-        own = [] if continued is None else self._ids_up_to(continued)
+        own = [] if continued is None else self.ids_up_to(continued)
         assert list(prepared.plan.token_ids) == own
         assert prompt[: len(own)] == own
         if fresh[: len(own)] == own:
@@ -88,7 +88,7 @@ class Agent:
                 return name
         return None
 
-    def _ids_up_to(self, name: str) -> list[int]:
+    def ids_up_to(self, name: str) -> list[int]:
         return [*self.engine.prompts[name], *self.engine.made[name].token_ids]
 
     def _finish(self, asked: Conversation[ChatContext], prepared: Prepared) -> None:
@@ -130,7 +130,7 @@ def test_the_record_of_any_session_is_what_the_engine_did(model: Any, is_parsed:
         assert list(record.prompt_ids(name)) == prompt
     samples = samples_of("s", record)
     for sample in samples:
-        assert list(chain.from_iterable(message.token_ids for message in sample.message_log)) == agent._ids_up_to(
+        assert list(chain.from_iterable(message.token_ids for message in sample.message_log)) == agent.ids_up_to(
             sample.branch
         )
         responses = [message for message in sample.message_log if message.generation_logprobs is not None]

@@ -88,7 +88,7 @@ def test_null_is_the_empty_content(engine: FakeEngine) -> None:
         assert (plan.covered, plan.drift) == (2, ())
 
 
-def test_a_response_that_was_cut_gets_the_end_of_its_turn_from_the_template(engine: FakeEngine) -> None:
+def test_a_cut_response_gets_the_end_of_its_turn_from_the_template(engine: FakeEngine) -> None:
     made = engine.call([QUESTION], Reply("3 is", is_cut=True))
     prepared = engine.prepare([QUESTION, made.message, NEXT])
     assert made.token_ids[-1] != engine.renderer.end_of_turn
@@ -106,7 +106,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
-def test_an_edited_response_starts_a_branch_after_what_was_generated_before(engine: FakeEngine, edit: Any) -> None:
+def test_an_edited_response_starts_a_branch_after_the_one_before(engine: FakeEngine, edit: Any) -> None:
     first = engine.call([QUESTION], Reply("3"))
     second = engine.call([QUESTION, first.message, NEXT], THOUGHTFUL)
     messages = [QUESTION, first.message, NEXT, edit(dict(second.message)), QUESTION]
@@ -151,17 +151,16 @@ def test_a_prompt_that_another_message_joins_is_held_once(engine: FakeEngine) ->
     assert engine.record.total_tokens == tokens + len(engine.prompts[second.id]) - of_system + len(second.token_ids)
 
 
-def test_parallel_calls_with_the_same_text_are_told_apart_by_the_ids_of_their_calls(engine: FakeEngine) -> None:
+def test_equal_parallel_responses_are_told_apart_by_ids_of_tool_calls(engine: FakeEngine) -> None:
     prepared = [engine.prepare([QUESTION]) for _ in range(2)]
     one, other = (engine.finish(each, THOUGHTFUL)[0] for each in prepared)
     for made in (one, other, one):
         result = {"role": "tool", "content": "3", "tool_call_id": made.message["tool_calls"][0]["id"]}
         plan = engine.record.plan([QUESTION, made.message, result], PLAIN)
-        assert plan.after is not None
-        assert engine.record._nodes[plan.after].generated is made
+        assert engine.record.generated_at(plan.after) is made
 
 
-def test_of_responses_that_say_the_same_the_one_with_the_longest_continuation_goes_on(engine: FakeEngine) -> None:
+def test_of_equal_responses_the_longest_continued_one_goes_on(engine: FakeEngine) -> None:
     first = engine.call([QUESTION], Reply("3"))
     continued = engine.call([QUESTION, first.message, NEXT], Reply("6"))
     engine.call([QUESTION], Reply("3"))
@@ -169,19 +168,15 @@ def test_of_responses_that_say_the_same_the_one_with_the_longest_continuation_go
     assert list(plan.token_ids) == [*engine.prompts[continued.id], *continued.token_ids]
 
 
-def test_a_conversation_with_other_tools_continues_nothing(engine: FakeEngine) -> None:
+def test_other_tools_or_a_missing_question_continue_no_response(engine: FakeEngine) -> None:
     made = engine.call([QUESTION], Reply("3"))
     tools = ChatContext(tools=[{"type": "function", "function": {"name": "add", "parameters": {}}}])
     assert engine.record.plan([QUESTION, made.message, NEXT], tools).after is None
+    second = engine.call([QUESTION, made.message, NEXT], Reply("6"))
+    assert engine.record.plan([QUESTION, made.message, NEXT, second.message], PLAIN).covered == 2
 
 
-def test_a_conversation_that_ends_with_its_own_response_is_continued_from_the_one_before(engine: FakeEngine) -> None:
-    first = engine.call([QUESTION], Reply("3"))
-    second = engine.call([QUESTION, first.message, NEXT], Reply("6"))
-    assert engine.record.plan([QUESTION, first.message, NEXT, second.message], PLAIN).covered == 2
-
-
-def test_a_call_that_is_added_twice_is_recorded_once_and_one_without_tokens_not_at_all(engine: FakeEngine) -> None:
+def test_a_call_is_recorded_once_and_without_tokens_not_at_all(engine: FakeEngine) -> None:
     prepared = engine.prepare([QUESTION])
     parts = prepared.context, prepared.plan, prepared.prompt.rendered, prepared.prompt.generation_prompt
     [made] = engine.finish(prepared, Reply("3"))
@@ -230,7 +225,7 @@ def test_arguments_that_are_no_object_are_the_empty_one(engine: FakeEngine, argu
     assert response_key(edited) == response_key(assistant(" \ud800", tool_calls=[call("y", {}), {}]))
 
 
-def test_a_generated_call_without_valid_json_is_known_when_it_comes_back_as_an_empty_object(engine: FakeEngine) -> None:
+def test_a_generated_call_of_bad_json_is_known_as_an_empty_object(engine: FakeEngine) -> None:
     made = engine.call([QUESTION], Reply("", None, '{"a": 1'))
     plan = engine.record.plan([QUESTION, {**made.message, "tool_calls": [call("x", {})]}, NEXT], PLAIN)
     assert (plan.covered, plan.drift) == (2, ())

@@ -51,7 +51,7 @@ def test_branches_share_their_beginning_and_the_later_one_says_so() -> None:
     assert (second.status, second.truncated) == ("truncated", True)
 
 
-def test_a_reward_of_a_message_counts_in_every_branch_that_has_it_and_one_of_the_session_in_all() -> None:
+def test_a_reward_of_a_message_counts_in_each_branch_that_has_it() -> None:
     engine = branching()
     engine.record.reward({"reward": 5.0}, "call0-0")
     engine.record.reward({"reward": 1.0}, "call0-0")
@@ -72,13 +72,10 @@ def test_the_metrics_count_what_comes_after_the_prompt() -> None:
     assert metrics.turn_input_tokens == [prompt, prompt + first + observed]
     assert (metrics.assistant_tokens, metrics.env_tokens) == (first + second, observed)
     assert metrics.total_tokens == first + second + observed
-
-
-def test_a_branch_counts_its_responses_that_were_cut_by_their_length() -> None:
     assert [sample.metrics.clipped_turns for sample in samples_of("s", branching().record)] == [0, 1]
 
 
-def test_the_further_fields_of_the_posted_sample_come_back_with_every_branch() -> None:
+def test_further_fields_of_the_posted_sample_come_back() -> None:
     posted = SampleInput.model_validate(
         {"id": "q", "idx": 7, "task_name": "math", "level": 3, "extra_env_info": {"a": 1}}
     )
@@ -87,7 +84,7 @@ def test_the_further_fields_of_the_posted_sample_come_back_with_every_branch() -
         assert (sample.model_extra, sample.extra_env_info) == ({"level": 3}, {"a": 1})
 
 
-def test_further_fields_with_names_of_a_results_fields_are_left_out_and_cost_no_sample() -> None:
+def test_further_fields_named_as_those_of_a_result_are_left_out() -> None:
     columns = dict.fromkeys(SessionSample.model_fields.keys() - SampleInput.model_fields.keys(), "column")
     posted = SampleInput.model_validate({"task_name": "math", "level": 3, **columns})
     branches = samples_of("s", branching().record, posted)

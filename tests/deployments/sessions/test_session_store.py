@@ -21,11 +21,11 @@ from deployments.sessions.records import (
     SessionLimitReached,
     SessionUnknown,
 )
-from deployments.sessions.session_table import SESSION_BYTES, SessionsSettings
+from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionLimits, SessionRequest, SessionReward
-from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.fakes.storage import ScriptedStorage
 from tests.virtual_time import runs
 
 QUESTION = {"role": "user", "content": "Q"}
@@ -101,26 +101,7 @@ async def test_what_was_generated_is_in_the_samples_of_its_branch() -> None:
 
 
 @runs
-async def test_a_conversation_that_continues_what_was_generated_has_its_ids() -> None:
-    kept = await Kept().open()
-    await kept.call("one")
-    plan = await kept.store.plan("s", "two", [QUESTION, ANSWER, QUESTION], PLAIN)
-    assert (list(plan.token_ids), plan.covered) == ([1, 2, 3, 4, 5, 7, 8], 2)
-
-
-@runs
-async def test_a_call_that_is_added_twice_ends_and_counts_once() -> None:
-    kept = await Kept().open()
-    plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
-    made = GeneratedMessage("one", ANSWER, "A", packed_ids([7]), packed_logprobs([-1.0]), "stop")
-    for _ in range(2):
-        await kept.store.add("s", call_of("one", plan, [QUESTION], made))
-    info = await kept.store.info("s", "team")
-    assert (info.calls, info.calls_in_flight, info.generated_tokens) == (1, 0, 1)
-
-
-@runs
-async def test_a_call_whose_session_is_deleted_while_it_is_being_stored_is_not_said_to_be_recorded() -> None:
+async def test_a_call_whose_session_is_deleted_meanwhile_is_not_recorded() -> None:
     kept = await Kept().open()
     plans = {name: await kept.store.plan("s", name, [QUESTION], PLAIN) for name in ("one", "two")}
     kept.storage.gate.clear()
@@ -200,25 +181,15 @@ async def test_calls_beyond_the_deadline_are_aborted() -> None:
 
 
 @runs
-async def test_a_call_of_a_replica_that_is_silent_ends() -> None:
-    kept = await Kept().open()
-    await kept.store.plan("s", "one", [QUESTION], PLAIN)
-    kept.clock.now = 9
-    await kept.store.heard({"one": "s"})
-    kept.clock.now = 19
-    await kept.store.pass_time()
-    assert (await kept.store.info("s", "team")).calls_in_flight == 1
-    kept.clock.now = 19.5
-    await kept.store.pass_time()
-    assert (await kept.store.info("s", "team")).calls_in_flight == 0
-
-
-@runs
-async def test_a_call_of_a_replica_that_is_heard_again_goes_on_and_is_recorded() -> None:
+async def test_a_call_of_a_silent_replica_ends_until_it_is_heard_again() -> None:
     kept = await Kept().open()
     plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
-    kept.clock.now = 11
-    await kept.store.pass_time()
+    kept.clock.now = 9
+    await kept.store.heard({"one": "s"})
+    for now, in_flight in ((19, 1), (19.5, 0)):
+        kept.clock.now = now
+        await kept.store.pass_time()
+        assert (await kept.store.info("s", "team")).calls_in_flight == in_flight
     assert await kept.store.heard({"one": "s"}) == []
     await kept.add("one", plan)
     info = await kept.store.info("s", "team")
@@ -226,7 +197,21 @@ async def test_a_call_of_a_replica_that_is_heard_again_goes_on_and_is_recorded()
 
 
 @runs
-async def test_a_call_that_has_ended_does_not_begin_again_by_a_late_word_of_its_replica() -> None:
+async def test_a_deleted_session_is_gone_with_its_record_and_calls_are_aborted() -> None:
+    kept = await Kept().open()
+    await kept.call("one")
+    await kept.store.plan("s", "two", [QUESTION], PLAIN)
+    with pytest.raises(SessionUnknown):
+        await kept.store.delete("s", "another")
+    await kept.store.delete("s", "team")
+    assert await kept.store.heard({"two": "s"}) == ["two"]
+    kept.start()
+    with pytest.raises(SessionUnknown):
+        await kept.store.samples("s", "team")
+
+
+@runs
+async def test_a_call_that_has_ended_does_not_begin_again_by_a_late_word() -> None:
     kept = await Kept().open(limits=SessionLimits(max_calls=1))
     await kept.store.plan("s", "one", [QUESTION], PLAIN)
     await kept.store.end_call("s", "one")
@@ -256,7 +241,7 @@ async def test_a_wall_clock_that_is_set_ends_no_call_and_drops_no_session(step_s
 
 
 @runs
-async def test_a_call_that_a_store_hears_of_by_its_record_alone_counts_as_one_that_it_has_begun() -> None:
+async def test_a_call_that_is_known_by_its_record_alone_counts_as_begun() -> None:
     kept = await Kept().open()
     await kept.call("one")
     plan = await kept.store.plan("s", "two", [QUESTION], PLAIN)
@@ -268,49 +253,6 @@ async def test_a_call_that_a_store_hears_of_by_its_record_alone_counts_as_one_th
         counts.append((info.calls, info.calls_in_flight))
         kept.start()
     assert counts == [(2, 0), (2, 0)]
-
-
-@runs
-async def test_an_idle_session_expires_with_its_record() -> None:
-    kept = await Kept().open(limits=SessionLimits(idle_s=60))
-    await kept.call("one")
-    kept.clock.now = 59.9
-    await kept.store.pass_time()
-    assert [info.id for info in await kept.store.infos("team")] == ["s"]
-    kept.clock.now = 60
-    await kept.store.pass_time()
-    with pytest.raises(SessionUnknown):
-        await kept.store.samples("s", "team")
-
-
-@runs
-async def test_for_bytes_too_many_the_session_that_is_idle_longest_is_dropped() -> None:
-    room = 2 * (SESSION_BYTES + len(written(opening("s"))))
-    kept = await Kept(SessionsSettings(max_bytes=room)).open("s")
-    kept.clock.now = 1
-    await kept.open("t")
-    kept.clock.now = 2
-    await kept.store.info("s", "team")
-    await kept.open("u")
-    assert sorted(info.id for info in await kept.store.infos("team")) == ["s", "u"]
-    await kept.store.plan("s", "one", [QUESTION], PLAIN)
-    await kept.store.plan("u", "two", [QUESTION], PLAIN)
-    with pytest.raises(SessionLimitReached, match=r"larger than sessions\.max_bytes leaves room for"):
-        await kept.open("v")
-
-
-@runs
-async def test_a_session_that_is_deleted_is_gone_with_its_record_and_its_calls_are_aborted() -> None:
-    kept = await Kept().open()
-    await kept.call("one")
-    await kept.store.plan("s", "two", [QUESTION], PLAIN)
-    with pytest.raises(SessionUnknown):
-        await kept.store.delete("s", "another")
-    await kept.store.delete("s", "team")
-    assert await kept.store.heard({"two": "s"}) == ["two"]
-    kept.start()
-    with pytest.raises(SessionUnknown):
-        await kept.store.samples("s", "team")
 
 
 def test_what_a_session_was_opened_with_comes_back_from_storage_whole() -> None:

@@ -1,7 +1,5 @@
 """Which sessions are dropped, and which calls are refused."""
 
-from typing import NoReturn
-
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -78,21 +76,6 @@ def test_room_is_made_by_the_namespace_that_keeps_the_most() -> None:
     assert sessions.grow(sessions["c"], 1, 45) == {"b"}
     assert sessions.grow(sessions["mine"], 1, SESSION_BYTES + 50) == set()
     assert sessions.open("d", 4, namespace="them") == {"mine"}
-
-
-def test_making_room_looks_at_no_session_but_the_one_that_goes() -> None:
-    sessions = Sessions("a", "b", "c")
-    sessions.begin_call("a", 3)
-    sessions.table.use(sessions["b"], 4)
-
-    class Unlisted(dict[str, KeptSession]):
-        def values(self) -> NoReturn:
-            raise AssertionError
-
-    kept = sessions.table.sessions
-    sessions.table.sessions = Unlisted(kept)
-    assert sessions.open("d", 5) == {"c"}
-    assert sessions.open("e", 6) == {"b"}
 
 
 def test_what_a_session_is_opened_with_counts_as_a_part_of_its_record() -> None:

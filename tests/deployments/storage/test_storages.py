@@ -2,12 +2,14 @@
 
 import asyncio
 import shutil
+import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import files
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -25,6 +27,7 @@ from deployments.storage.storage import (
     StoreKind,
     StoreReplaced,
 )
+from tests.virtual_time import runs
 
 BODY, EVENT, TURN = EntryName("body", 0), EntryName("event", 1), EntryName("journal", 7)
 Open = Callable[..., Storage]
@@ -75,130 +78,98 @@ def open_storage(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda kind=job: RedisStorage(FakeAsyncRedis(server=server), "test", kind)
 
 
-async def close(storage: Storage) -> None:
-    if isinstance(storage, RedisStorage):
-        await storage._redis.aclose()
-    if isinstance(storage, SqliteStorage):
-        await storage._in_thread(storage._connection.close)
-        storage._thread.shutdown()
+@runs
+async def test_what_was_applied_is_there_for_the_next_store(open_storage: Open) -> None:
+    first = open_storage()
+    assert await first.take_over() == []
+    await first.apply([StoredChange("j", b"first", {BODY: b"\x00body", EVENT: b"one", TURN: b""})])
+    await first.apply([StoredChange("j", b"second", {EVENT: b"two"}, [TURN])])
+    await first.apply([StoredChange("gone", b"r", {BODY: b"x"})])
+    await first.apply([StoredChange("gone", None)])
+    second = open_storage()
+    assert await second.take_over() == [StoredRecord("j", b"second", {BODY: 5, EVENT: 3})]
+    assert await second.read("j", [EVENT, TURN, BODY]) == {EVENT: b"two", BODY: b"\x00body"}
+    assert await second.read("gone", [BODY]) == {}
+    assert await second.read("j", []) == {}
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        await scenario()
-
-    asyncio.run(limited())
-
-
-def test_what_was_applied_is_there_for_the_next_store(open_storage: Open) -> None:
-    async def scenario() -> None:
-        first = open_storage()
-        assert await first.take_over() == []
-        await first.apply([StoredChange("j", b"first", {BODY: b"\x00body", EVENT: b"one", TURN: b""})])
-        await first.apply([StoredChange("j", b"second", {EVENT: b"two"}, [TURN])])
-        await first.apply([StoredChange("gone", b"r", {BODY: b"x"})])
-        await first.apply([StoredChange("gone", None)])
-        await close(first)
-        second = open_storage()
-        assert await second.take_over() == [StoredRecord("j", b"second", {BODY: 5, EVENT: 3})]
-        assert await second.read("j", [EVENT, TURN, BODY]) == {EVENT: b"two", BODY: b"\x00body"}
-        assert await second.read("gone", [BODY]) == {}
-        assert await second.read("j", []) == {}
-        await close(second)
-
-    run(scenario)
+@runs
+async def test_a_store_that_was_replaced_writes_no_more(open_storage: Open) -> None:
+    old, new = open_storage(), open_storage()
+    await old.take_over()
+    await old.apply([StoredChange("j", b"early")])
+    await new.take_over()
+    with pytest.raises(StoreReplaced):
+        await old.apply([StoredChange("j", b"late")])
+    await new.apply([StoredChange("k", b"r")])
+    third = open_storage()
+    assert {loaded.record for loaded in await third.take_over()} == {b"early", b"r"}
 
 
-def test_a_store_that_was_replaced_writes_no_more(open_storage: Open) -> None:
-    async def scenario() -> None:
-        old, new = open_storage(), open_storage()
-        await old.take_over()
-        await old.apply([StoredChange("j", b"early")])
-        await new.take_over()
-        with pytest.raises(StoreReplaced):
-            await old.apply([StoredChange("j", b"late")])
-        await new.apply([StoredChange("k", b"r")])
-        third = open_storage()
-        assert {loaded.record for loaded in await third.take_over()} == {b"early", b"r"}
-        for storage in (old, new, third):
-            await close(storage)
-
-    run(scenario)
+@runs
+async def test_jobs_and_sessions_in_one_place_know_nothing_of_each_other(open_storage: Open) -> None:
+    jobs, sessions = open_storage("job"), open_storage("session")
+    await jobs.take_over()
+    await jobs.apply([StoredChange("j", b"job", {EVENT: b"one"})])
+    assert await sessions.take_over() == []
+    await jobs.apply([StoredChange("k", b"job")])
+    assert await sessions.read("j", [EVENT]) == {}
 
 
-def test_jobs_and_sessions_in_one_place_know_nothing_of_each_other(open_storage: Open) -> None:
-    async def scenario() -> None:
-        jobs, sessions = open_storage("job"), open_storage("session")
-        await jobs.take_over()
-        await jobs.apply([StoredChange("j", b"job", {EVENT: b"one"})])
-        assert await sessions.take_over() == []
-        await jobs.apply([StoredChange("k", b"job")])
-        assert await sessions.read("j", [EVENT]) == {}
-        for storage in (jobs, sessions):
-            await close(storage)
-
-    run(scenario)
+@runs
+async def test_changes_are_made_together_or_not_at_all(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path, "job")
+    await storage.take_over()
+    unstorable: list[StoredChange] = [StoredChange("a", b"r"), StoredChange("b", b"r", {EVENT: object()})]  # type: ignore[dict-item]
+    with pytest.raises(Exception, match="The database of the jobs fails"):
+        await storage.apply(unstorable)
+    assert await storage.take_over() == []
 
 
-def test_changes_are_made_together_or_not_at_all(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        storage = SqliteStorage(tmp_path, "job")
-        await storage.take_over()
-        unstorable: list[StoredChange] = [StoredChange("a", b"r"), StoredChange("b", b"r", {EVENT: object()})]  # type: ignore[dict-item]
-        with pytest.raises(Exception, match="The database of the jobs fails"):
-            await storage.apply(unstorable)
-        assert await storage.take_over() == []
-        await close(storage)
+@runs
+async def test_a_full_disk_is_named_changes_nothing_and_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connections, connect = list[sqlite3.Connection](), sqlite3.connect
 
-    run(scenario)
+    def connected(*given: Any, **named: Any) -> sqlite3.Connection:
+        connections.append(connect(*given, **named, check_same_thread=False))
+        return connections[0]
 
+    def limit_pages(most: int) -> None:
+        connections[0].execute(f"pragma max_page_count={most}").fetchall()
 
-def test_a_full_disk_is_named_changes_nothing_and_passes(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        storage = SqliteStorage(tmp_path, "job")
-        await storage.take_over()
-        await limit_pages(storage, 40)
-        with pytest.raises(StorageFailed, match="OperationalError") as failed:
-            await storage.apply([StoredChange("j", b"early", {BODY: b"x" * 10**6})])
-        assert str(failed.value.__cause__) == "database or disk is full"
-        await limit_pages(storage, 4000)
-        await storage.apply([StoredChange("k", b"r", {BODY: b"x" * 10**6})])
-        assert [loaded.record_id for loaded in await storage.take_over()] == ["k"]
-        await close(storage)
-
-    async def limit_pages(storage: SqliteStorage, most: int) -> None:
-        await storage._in_thread(lambda: storage._connection.execute(f"pragma max_page_count={most}").fetchall())
-
-    run(scenario)
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    storage = SqliteStorage(tmp_path, "job")
+    await storage.take_over()
+    limit_pages(40)
+    with pytest.raises(StorageFailed, match="OperationalError") as failed:
+        await storage.apply([StoredChange("j", b"early", {BODY: b"x" * 10**6})])
+    assert str(failed.value.__cause__) == "database or disk is full"
+    limit_pages(4000)
+    await storage.apply([StoredChange("k", b"r", {BODY: b"x" * 10**6})])
+    assert [loaded.record_id for loaded in await storage.take_over()] == ["k"]
+    assert (tmp_path / "jobs.sqlite").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_database_that_cannot_be_reached_is_named_by_every_call(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        nobody = storage_of(StorageSettings(redis_url=f"unix://{tmp_path}/nobody"), "job")
-        (tmp_path / "jobs.sqlite").mkdir()
-        for storage in (nobody, SqliteStorage(tmp_path, "job")):
-            for call in (storage.take_over(), storage.apply([StoredChange("j", b"early")]), storage.read("j", [BODY])):
-                with pytest.raises(StorageFailed):
-                    await call
-
-    run(scenario)
+@runs
+async def test_a_database_that_cannot_be_reached_is_named_by_every_call(tmp_path: Path) -> None:
+    nobody = storage_of(StorageSettings(redis_url=f"unix://{tmp_path}/nobody"), "job")
+    (tmp_path / "jobs.sqlite").mkdir()
+    for storage in (nobody, SqliteStorage(tmp_path, "job")):
+        for call in (storage.take_over(), storage.apply([StoredChange("j", b"early")]), storage.read("j", [BODY])):
+            with pytest.raises(StorageFailed):
+                await call
 
 
-def test_the_password_of_the_redis_is_read_from_its_file(tmp_path: Path) -> None:
+@runs
+async def test_the_password_of_the_redis_is_read_from_its_file(tmp_path: Path) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("pass: word@\n")
     wrong.write_text("other")
-
-    async def scenario() -> None:
-        with running_redis("--requirepass", "pass: word@") as socket:
-            settings = StorageSettings(redis_url=f"unix://{socket}", redis_password_file=str(right))
-            storage = storage_of(settings, "job")
-            assert await storage.take_over() == []
-            await close(storage)
-            with pytest.raises(StorageFailed):
-                await storage_of(settings.model_copy(update={"redis_password_file": str(wrong)}), "job").take_over()
-
-    run(scenario)
+    with running_redis("--requirepass", "pass: word@") as socket:
+        settings = StorageSettings(redis_url=f"unix://{socket}", redis_password_file=str(right))
+        assert await storage_of(settings, "job").take_over() == []
+        with pytest.raises(StorageFailed):
+            await storage_of(settings.model_copy(update={"redis_password_file": str(wrong)}), "job").take_over()
 
 
 @pytest.mark.parametrize(
@@ -221,16 +192,6 @@ def test_a_password_without_a_redis_is_refused() -> None:
         StorageSettings(redis_password_file="password")
 
 
-def test_the_file_of_the_jobs_is_its_owners_alone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        storage = SqliteStorage(tmp_path, "job")
-        await storage.take_over()
-        assert (tmp_path / "jobs.sqlite").stat().st_mode & 0o777 == 0o600
-        await close(storage)
-
-    run(scenario)
-
-
 NODES = [{"Alive": True}, {"Alive": False}, {"Alive": True}]
 
 
@@ -245,15 +206,10 @@ def test_several_nodes_without_redis_are_refused_with_what_to_do(
     assert isinstance(storage_of(StorageSettings(folder=str(tmp_path)), "job"), SqliteStorage)
 
 
-def test_a_store_starts_again_beside_its_jobs_though_another_node_has_joined_and_warns(
+def test_a_store_beside_its_jobs_starts_though_another_node_has_joined(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def kept_before() -> None:
-        storage = SqliteStorage(tmp_path, "job")
-        await storage.take_over()
-        await close(storage)
-
-    run(kept_before)
+    asyncio.run(SqliteStorage(tmp_path, "job").take_over())
     monkeypatch.setattr("ray.nodes", lambda: NODES)
     assert isinstance(storage_of(StorageSettings(folder=str(tmp_path)), "job"), SqliteStorage)
     assert "The cluster has 2 nodes" in caplog.text

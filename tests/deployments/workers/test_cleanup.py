@@ -1,39 +1,21 @@
 """Whose shared memory is whose, and what is freed."""
 
-import multiprocessing
 import os
 import subprocess
 import sys
-from multiprocessing import shared_memory
-from multiprocessing.context import SpawnContext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 
 from deployments.workers.cleanup import (
     MARK,
-    OWNER_VARIABLE,
     claim_folder,
-    claim_shared_memory,
     free_left_over,
     has_died,
-    name_by_owner,
     owner_of,
     remove_left_over,
 )
-
-
-@pytest.fixture(autouse=True)
-def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_SHM_NAME_PREFIX", "_SHM_SAFE_NAME_LENGTH"):
-        monkeypatch.setattr(shared_memory, name, getattr(shared_memory, name))
-    process: Any = multiprocessing.current_process()
-    monkeypatch.setitem(process._config, "semprefix", process._config["semprefix"])
-    monkeypatch.setitem(process._config, "tempdir", None)
-    monkeypatch.setenv(OWNER_VARIABLE, "none")
-    monkeypatch.delenv(OWNER_VARIABLE)
 
 
 def owner_that_is_gone() -> str:
@@ -92,7 +74,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_killed_replica_with_worker_processes_leaves_nothing_but_the_folder_that_is_removed() -> None:
+def test_a_killed_replica_with_workers_leaves_a_folder_that_is_removed() -> None:
     with TemporaryDirectory(prefix="t") as folder:
         done = subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": folder}, check=False)
         assert (done.returncode, [each.name.startswith(MARK) for each in Path(folder).iterdir()]) == (-9, [True])
@@ -107,22 +89,30 @@ def test_an_id_that_is_used_again_is_another_process() -> None:
     assert not has_died(f"1-{pid}-{int(began) + 1}")
 
 
+CLAIMS = """
+import multiprocessing, os, sys
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from deployments.workers.cleanup import OWNER_VARIABLE, claim_shared_memory, name_by_owner, owner_of
+
+def name_of_memory():
+    memory = SharedMemory(create=True, size=8)
+    memory.close()
+    memory.unlink()
+    return memory.name
+
+name_by_owner()
+print(name_of_memory())
+claim_shared_memory(Path(sys.argv[1]))
+assert os.environ[OWNER_VARIABLE] == owner_of(os.getpid())
+lock = multiprocessing.get_context("spawn").Lock()
+print(name_of_memory(), lock._semlock.name, os.environ[OWNER_VARIABLE])
+"""
+
+
 def test_shared_memory_and_semaphores_have_the_replica_in_their_names(tmp_path: Path) -> None:
-    claim_shared_memory(tmp_path)
-    owner = os.environ[OWNER_VARIABLE]
-    assert owner == owner_of(os.getpid())
-    memory = shared_memory.SharedMemory(create=True, size=8)
-    context: SpawnContext = multiprocessing.get_context("spawn")
-    lock: Any = context.Lock()
-    try:
-        assert memory.name.rpartition("-")[0] == f"{MARK}-{owner}"
-        assert lock._semlock.name.rpartition("-")[0] == f"/{MARK}-{owner}"
-    finally:
-        memory.close()
-        memory.unlink()
-
-
-def test_a_process_of_no_replica_keeps_its_names() -> None:
-    before = shared_memory._SHM_NAME_PREFIX  # type: ignore[attr-defined]
-    name_by_owner()
-    assert before == shared_memory._SHM_NAME_PREFIX  # type: ignore[attr-defined]
+    printed = subprocess.run([sys.executable, "-c", CLAIMS, str(tmp_path)], check=True, capture_output=True, text=True)
+    unclaimed, memory, semaphore, owner = printed.stdout.split()
+    assert unclaimed.startswith("psm_"), "a process of no replica keeps its names"
+    assert memory.rpartition("-")[0] == f"{MARK}-{owner}"
+    assert semaphore.rpartition("-")[0] == f"/{MARK}-{owner}"

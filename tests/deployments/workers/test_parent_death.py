@@ -65,7 +65,7 @@ def alive_after_the_replica(method: str, target: str, *, are_stopped: bool) -> l
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_the_engines_processes_end_with_a_killed_replica_though_they_are_stopped(method: str) -> None:
+def test_the_engines_processes_end_with_a_killed_replica(method: str) -> None:
     assert alive_after_the_replica(method, "engine_process", are_stopped=True) == []
 
 

@@ -24,8 +24,8 @@ from service.agents.sessions import AgentSessions, RequestAgents
 from service.remote.policy import RemotePolicy
 from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest
 from tests import virtual_time
-from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.fakes.policy_store import ScriptedStore
+from tests.fakes.storage import ScriptedStorage
 from tests.service.scripted import ScriptedEnvironment, ids_of
 from tests.virtual_time import now, runs
 

@@ -15,7 +15,8 @@ from rollout_client.contract.rollouts import RolloutRequest
 from service.access.keys import Caller
 from service.images.request_images import RequestImages, with_names
 from service.problems import MOST_PROBLEMS, RequestProblem
-from tests.deployments.images.pictures import ImagesInProcess, animation, picture
+from tests.deployments.images.pictures import animation, picture
+from tests.fakes.image_store import ImagesInProcess
 
 RED, BLUE, GREEN = picture("red"), picture("blue", "JPEG"), picture("green", size=(5, 3))
 ANN, BOB = Caller("ann", frozenset(["rollout"])), Caller("bob", frozenset(["rollout"]))

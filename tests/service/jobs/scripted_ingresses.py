@@ -28,8 +28,8 @@ from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
 from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
-from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
 from tests.fakes.policy_store import ScriptedStore
+from tests.fakes.storage import Kept, ScriptedStorage
 from tests.paths import TINY_MODEL
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome

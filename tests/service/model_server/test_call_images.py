@@ -14,9 +14,10 @@ from deployments.sessions.store import SessionStore
 from service.images.request_images import NOT_TAKEN, RequestImages
 from service.model_server.call_images import _NO_SOURCE, _NOT_SHOWN, _images_of
 from service.settings import RequestLimits
-from tests.deployments.images.pictures import ImagesInProcess, picture
-from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.deployments.images.pictures import picture
+from tests.fakes.image_store import ImagesInProcess
 from tests.fakes.model_server import ScriptedModelServer
+from tests.fakes.storage import ScriptedStorage
 from tests.service.scripted_http import ScriptedHttp
 
 RED, BLUE = picture("red"), picture("blue", "JPEG")

@@ -35,7 +35,8 @@ from service.rollout_requests.rollout_service import RolloutService
 from service.rollout_requests.task_samples import TaskSampler
 from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
-from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica
+from tests.deployments.policy.scripted_replicas import ScriptedReplica
+from tests.fakes.cluster import ScriptedCluster
 from tests.fakes.in_process_handle import InProcessHandle
 from tests.paths import TINY_MODEL
 from tests.service.rollout_requests.version_demands import Asked, policy_for, problems_of

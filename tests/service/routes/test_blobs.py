@@ -11,7 +11,8 @@ from deployments.protocols.images import name_of_image
 from service.admission.capacity import Amounts
 from service.images.request_images import RequestImages
 from service.settings import AdmissionSettings
-from tests.deployments.images.pictures import ImagesInProcess, animation, picture
+from tests.deployments.images.pictures import animation, picture
+from tests.fakes.image_store import ImagesInProcess
 from tests.service.keyed_http import KeyedHttp
 from tests.service.scripted_http import LIMITS, ScriptedHttp
 

@@ -21,8 +21,8 @@ from rollout_client.contract.rollouts import SampleInput, Sampling
 from rollout_client.contract.sessions import SessionSample
 from service.access.access_control import CHECK_PERIOD_S, OPEN_TO_ALL, AccessControl
 from service.rollouts import retries
-from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.fakes.model_server import ScriptedModelServer
+from tests.fakes.storage import ScriptedStorage
 from tests.service.keyed_http import access_of_a_key
 from tests.service.scripted import outcome
 from tests.service.scripted_http import ScriptedHttp

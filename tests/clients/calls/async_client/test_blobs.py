@@ -9,7 +9,8 @@ from deployments.protocols.images import name_of_image
 from rollout_client import RequestRejected, ServiceUnreachable
 from service.images.request_images import RequestImages
 from tests.clients.client_calls import call
-from tests.deployments.images.pictures import ImagesInProcess, picture
+from tests.deployments.images.pictures import picture
+from tests.fakes.image_store import ImagesInProcess
 from tests.service.scripted_http import ScriptedHttp
 
 RED, BLUE = picture("red"), picture("blue", "JPEG")

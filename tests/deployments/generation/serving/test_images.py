@@ -23,7 +23,7 @@ from rollout_client.contract.rollouts import SampleResult
 from rollout_client.tensors import image_inputs, to_tensors
 from tests.clients.scripted_service import result
 from tests.deployments.generation.serving.vllm_layers import ScriptedCore, ServedEngine
-from tests.deployments.images.pictures import ImagesInProcess
+from tests.fakes.image_store import ImagesInProcess
 from tests.virtual_time import runs
 from tests.vision_model import picture, save_vision_model
 

@@ -16,7 +16,7 @@ from rollout_client.contract.messages import COLUMN_FIELDS, Message
 from rollout_client.contract.sessions import SessionSample
 from tests.deployments.generation.serving import vllm_layers
 from tests.deployments.generation.serving.vllm_layers import Served, experts_between
-from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.fakes.storage import ScriptedStorage
 from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.

@@ -21,7 +21,7 @@ from deployments.sessions.store import SessionStore
 from rollout_client.contract.base import RolloutDemand
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from tests.deployments.sessions.renderer import PLAIN, small
-from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.fakes.storage import ScriptedStorage
 from tests.virtual_time import runs
 
 QUESTION = {"role": "user", "content": "What is 2 + 3?"}

@@ -32,7 +32,7 @@ from deployments.sessions.store import SessionStore
 from deployments.upstream.vllm.engine_progress import StepCounter
 from deployments.upstream.vllm.token_texts import install_token_texts
 from rollout_client.contract.sessions import SessionRequest, SessionSample
-from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.fakes.storage import ScriptedStorage
 from tests.paths import SMALL_MODEL
 
 

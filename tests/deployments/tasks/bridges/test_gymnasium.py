@@ -18,7 +18,7 @@ from deployments.tasks.bridges.gymnasium import GymnasiumEnvironment, _Gymnasium
 from deployments.tasks.replies import last_tagged
 from rollout_env import SampleRejected, check, play
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments
-from tests.deployments.images.pictures import ImagesInProcess
+from tests.fakes.image_store import ImagesInProcess
 
 DIRECTIONS = ["left", "down", "right", "up"]
 PATH = ["down", "down", "right", "right", "down", "right"]

@@ -45,9 +45,9 @@ class ScriptedStorage(Storage):
         if self.epoch != self.kept.epoch:
             raise StoreReplaced("by another")
         for change in changes:
-            self._apply(change)
+            self.change(change)
 
-    def _apply(self, change: StoredChange) -> None:
+    def change(self, change: StoredChange) -> None:
         if change.record is None:
             self.kept.records.pop(change.record_id, None)
             self.kept.entries.pop(change.record_id, None)

@@ -1,7 +1,8 @@
-"""What is seen of a folder in which versions are published."""
+"""Versions in a folder: what is seen of them, which one is next, and what it is made of."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -10,12 +11,121 @@ from uuid import uuid4
 import fsspec  # type: ignore[import-untyped]
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments.policy import published
-from deployments.policy.published import Publication, PublishedFolder
+from deployments.policy.published import MOST_REFUSED, HeldVersions, Publication, Publications, PublishedFolder
 from tests.deployments.policy.policy_world import weights
 from tests.deployments.policy.published_files import INDEX, publish_delta, publish_whole
-from tests.deployments.policy.test_following import BASE
+
+Change = Callable[[Publication], Publication]
+
+
+def whole(version: int) -> Publication:
+    return Publication(version, f"/f/weight_v{version:06d}", fingerprint="a")
+
+
+def delta(version: int, base: int | None = None) -> Publication:
+    return replace(whole(version), base=version - 1 if base is None else base)
+
+
+def folder(*found: Publication, takes_deltas: bool = True) -> Publications:
+    publications = Publications(takes_deltas)
+    publications.observe(found, max((each.version for each in found), default=0))
+    return publications
+
+
+def made_of(publications: Publications, held: HeldVersions = HeldVersions()) -> tuple[int | None, list[int]] | None:  # noqa: B008 - is frozen
+    chain = publications.next(held)
+    return None if chain is None else (chain.seed, [link.version for link in chain.links])
+
+
+def test_a_version_is_made_of_the_nearest_weights_and_the_deltas_since() -> None:
+    assert made_of(folder(whole(1), whole(2))) == (None, [2])
+    held = HeldVersions(current=2, taken=2, with_weights=(0, 1, 2))
+    assert made_of(folder(delta(1), delta(2), delta(3), delta(4)), held) == (2, [3, 4])
+    assert made_of(folder(delta(1), whole(2), delta(3))) == (None, [2, 3])
+    found = folder(whole(1), replace(whole(2), missing="a file is not there yet"))
+    assert made_of(found) == (None, [1])
+    assert found.waiting == "version 2: a file is not there yet"
+
+
+def test_nothing_at_or_below_the_current_version_is_taken() -> None:
+    found = folder(whole(4))
+    assert made_of(found, HeldVersions(current=4)) is None
+    assert found.waiting == (
+        "the folder's newest version is 4, and 4 is current. Numbers only go up: "
+        "publish from 5 on, or give a new run a service with another policy.run"
+    )
+    assert made_of(found, HeldVersions(current=4, taken=4, with_weights=(0, 4))) is None
+    assert found.waiting is None
+
+
+def test_a_refused_version_is_tried_again_once_its_files_have_changed() -> None:
+    found = folder(whole(1))
+    found.refuse(whole(1), "it holds NaN", is_broken=False)
+    assert (made_of(found), found.waiting) == (None, "version 1 is refused: it holds NaN")
+    found.observe([whole(1)], 1)
+    assert made_of(found) is None
+    found.observe([replace(whole(1), fingerprint="b")], 1)
+    assert made_of(found) == (None, [1])
+
+
+def test_a_delta_of_a_refused_version_is_made_but_of_a_damaged_one_not() -> None:
+    found = folder(delta(1), delta(2))
+    found.refuse(delta(1), "it holds NaN", is_broken=False)
+    assert made_of(found) == (0, [1, 2])
+    found.refuse(delta(1), "it is damaged", is_broken=True)
+    assert (made_of(found), found.waiting) == (None, "version 2 needs version 1: it is damaged")
+
+
+def test_what_no_version_can_be_made_with_is_refused_as_soon_as_it_is_seen() -> None:
+    found = Publications(takes_deltas=False)
+    refused = found.observe([delta(1), replace(whole(2), problem="its index cannot be read")], 2)
+    assert [(each.version, each.reason) for each in refused] == [
+        (1, "it is a delta, which policy.follow.format: miles_disk_delta takes"),
+        (2, "its index cannot be read"),
+    ]
+    assert found.observe([delta(1), replace(whole(2), problem="its index cannot be read")], 2) == []
+    [circular] = Publications(takes_deltas=True).observe([delta(3, base=3)], 3)
+    assert circular.reason == "it is a delta of version 3, which does not come before it"
+
+
+def test_the_last_refusals_are_remembered() -> None:
+    found = folder(*map(whole, range(1, 41)))
+    for version in range(1, 41):
+        found.refuse(whole(version), "no", is_broken=True)
+    refused = found.state("/f", HeldVersions()).refused
+    assert [each.version for each in refused] == [*range(41 - MOST_REFUSED, 41)]
+
+
+@st.composite
+def folders(draw: st.DrawFn) -> list[Publication]:
+    numbers = draw(st.sets(st.integers(1, 9)))
+    changes: list[Change] = [
+        lambda one: one,
+        lambda one: replace(one, base=one.version - 1),
+        lambda one: replace(one, missing="not there"),
+    ]
+    return [draw(st.sampled_from(changes))(whole(number)) for number in sorted(numbers)]
+
+
+@given(folders(), st.integers(0, 9), st.sets(st.integers(1, 9)))
+def test_a_chain_ends_above_the_current_version_and_its_links_fit(
+    found: list[Publication], current: int, held: set[int]
+) -> None:
+    chain = folder(*found).next(HeldVersions(current, max(held, default=0), {0, *held}))
+    if chain is None:
+        return
+    before = [chain.seed, *(link.version for link in chain.links)]
+    assert chain.version == chain.links[-1].version > current
+    assert [link.base for link in chain.links] == before[:-1]
+    assert all(link.missing is None for link in chain.links)
+    assert chain.seed is None or chain.seed in {0, *held}
+
+
+# The folder
 
 
 @pytest.fixture
@@ -52,7 +162,7 @@ def test_other_names_are_passed_over(tmp_path: Path, name: str) -> None:
 
 def test_a_file_without_an_index_is_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "model.safetensors").write_bytes(BASE)
+    (tmp_path / "1" / "model.safetensors").write_bytes(weights(1.0))
     found = one(PublishedFolder(str(tmp_path)))
     assert (found.missing, found.base) == (None, None)
 
@@ -82,7 +192,7 @@ def test_an_index_that_cannot_be_used_is_a_problem_of_its_version(tmp_path: Path
 
 
 def test_files_are_read_again_only_once_they_have_changed(tmp_path: Path) -> None:
-    place = publish_delta(tmp_path, 1, BASE, weights(2.0))
+    place = publish_delta(tmp_path, 1, weights(1.0), weights(2.0))
     folder = PublishedFolder(str(tmp_path))
     first = one(folder)
     assert first.base == 0
@@ -93,7 +203,7 @@ def test_files_are_read_again_only_once_they_have_changed(tmp_path: Path) -> Non
 
 
 def test_a_url_is_read_as_a_path_is(in_memory: str, tmp_path: Path) -> None:
-    publish_delta(tmp_path, 1, BASE, weights(2.0))
+    publish_delta(tmp_path, 1, weights(1.0), weights(2.0))
     file_system = fsspec.filesystem("memory")
     folder = PublishedFolder(f"{in_memory}/")
     assert folder.look(0) == ([], 0)
@@ -130,5 +240,5 @@ def test_a_file_system_that_remembers_what_it_has_listed_lists_anew(in_memory: s
     folder, root = PublishedFolder(in_memory.replace("memory", "listed-once")), in_memory.removeprefix("memory:/")
     file_system = fsspec.filesystem("memory")
     for version in (1, 2):
-        file_system.pipe_file(f"{root}/{version}/model.safetensors", BASE)
+        file_system.pipe_file(f"{root}/{version}/model.safetensors", weights(1.0))
         assert folder.look(0)[1] == version
