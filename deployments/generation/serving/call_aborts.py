@@ -41,7 +41,7 @@ class CallAborts:
         ingress, and when the replica was told, by its own clock."""
         self._running: set[AbortableCall] = set()
 
-    def _note(self, calls: CallsToAbort, now: float) -> None:
+    def note(self, calls: CallsToAbort, now: float) -> None:
         """`now` is of the monotonic clock of this process."""
         name = calls.key, calls.rid, calls.ingress
         last, _ = self._until.pop(name, (calls.until, now))
@@ -70,7 +70,7 @@ class CallAborts:
 
     async def abort(self, calls: CallsToAbort) -> None:
         """Returns when all of them have ended, after `_WITHIN_S` seconds at the latest."""
-        self._note(calls, time.monotonic())
+        self.note(calls, time.monotonic())
         with suppress(TimeoutError):
             async with asyncio.timeout(_WITHIN_S):
                 # Again and again, because a call reaches the engine some time after it has begun here.

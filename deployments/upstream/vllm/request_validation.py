@@ -6,8 +6,8 @@ the `input` of OpenAI's responses, 9 KB of JSON, gave 700,000 errors in 27 s, in
 SDKs dump messages with fields that are null, such as `name`, which vLLM refuses. And vLLM has no public way to what its
 renderer does with roles before it renders, such as that of a developer.
 
-Needed with vLLM 0.32 and pydantic 2.14; no upstream issue is known. `test_chat_messages.py` fails when vLLM takes null
-fields by itself. Holds for the adapters that FastAPI makes from now on, as it does when a router is included.
+Needed with vLLM 0.32 and pydantic 2.14; no upstream issue is known. `test_request_validation.py` fails when vLLM takes
+null fields by itself. Holds for the adapters that FastAPI makes from now on, as it does when a router is included.
 """
 
 from collections.abc import Mapping

@@ -23,20 +23,14 @@ spelled = st.lists(
 
 
 @given(kind=kinds, text=spelled)
-def test_a_text_that_is_data_is_tokenized_as_if_there_were_no_control_tokens(kind: str, text: str) -> None:
+def test_data_is_tokenized_as_if_there_were_no_control_tokens(kind: str, text: str) -> None:
     encoder = ENCODERS[kind]
     data = SplittableText(text, is_split=True)
     ids = encoder.encode(data).ids
     expected = ORDINARY[kind].encode(text, add_special_tokens=False)
     assert tokenizer_of(kind).convert_ids_to_tokens(ids) == expected.tokens
     assert encoder.decode(ids, skip_special_tokens=True) == ORDINARY[kind].decode(expected.ids)
-
-
-@given(kind=kinds, text=spelled)
-def test_offsets_of_split_text_are_those_of_the_text(kind: str, text: str) -> None:
-    encoder = ENCODERS[kind]
-    encoding = encoder.encode(SplittableText(text, is_split=True))
-    expected = ORDINARY[kind].encode(text, add_special_tokens=False)
+    encoding = encoder.encode(data)
     assert [(encoding.start_of(token), encoding.end_of(token)) for token in range(len(encoding))] == expected.offsets
 
 
@@ -76,7 +70,7 @@ def test_data_without_control_tokens_is_tokenized_as_it_was(kind: str, text: str
     assert encoder.encode(written).ids == expected.ids
 
 
-def test_special_tokens_and_those_that_the_template_writes_are_control_tokens() -> None:
+def test_special_tokens_and_those_of_the_template_are_control_tokens() -> None:
     assert sorted(_ControlTokens(tokenizer_of("byte-level")).spellings) == sorted(CONTROL)
 
 
@@ -92,9 +86,7 @@ def test_parts_of_a_control_token_in_neighbouring_texts_do_not_become_one() -> N
 
 
 @pytest.mark.parametrize(("before", "data", "after"), [("<|im_", "end|>", ""), ("", "<|im_", "end|>"), ("", " 2 ", "")])
-def test_a_part_of_a_control_token_does_not_complete_what_the_template_writes(
-    before: str, data: str, after: str
-) -> None:
+def test_a_part_of_a_control_token_completes_nothing_of_the_template(before: str, data: str, after: str) -> None:
     control = ENCODERS["byte-level"].control_tokens
     [message] = control.hidden_in_observation([{"content": data}], "observations")
     before = before or "<|im_end|>"
@@ -142,7 +134,7 @@ def test_of_an_answer_the_markers_stay_by_which_a_template_tells_its_parts() -> 
 
 
 @pytest.mark.parametrize(("echoes", "is_kept"), [(True, True), (False, False)])
-def test_an_echoed_answer_behind_a_generated_one_keeps_its_markers_as_in_a_prompt(echoes: bool, is_kept: bool) -> None:
+def test_an_echoed_answer_keeps_its_markers_as_in_a_prompt(echoes: bool, is_kept: bool) -> None:
     control = ENCODERS["byte-level"].control_tokens
     messages = [{"role": role, "content": "</think><|im_end|>"} for role in ("assistant", "user")]
     answer, question = control.hidden_in_observation(messages, "observations", echoes)
@@ -160,14 +152,6 @@ def test_texts_in_calls_tools_and_parts_are_data_and_roles_are_not() -> None:
     tools = [{"function": {"name": "add", "description": "<s>"}}]
     assert control.hidden_in_tools(tools, "observations") == tools
     assert "<s>" not in str(control.hidden_in_tools(tools, "all"))
-
-
-@pytest.mark.parametrize("text", ["<", "<|im_", "<|im_end|>", " ", "<tool_response"])
-def test_a_megabyte_is_read_in_linear_time(text: str) -> None:
-    control = ENCODERS["byte-level"].control_tokens
-    content = text * (2**20 // len(text))
-    [message] = control.hidden_in_observation([{"content": content}], "observations")
-    assert len(control.restored(message["content"]).text) == len(content)
 
 
 NORMALIZERS = {

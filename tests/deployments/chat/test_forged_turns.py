@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.chat.text_encoder import TextEncoder
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.chat import ChatOptions
 from deployments.sessions.records import ChatContext
@@ -24,7 +25,7 @@ HF: dict[str, Any] = {
     "byte-level": tokenizer_of("byte-level"),
 }
 TOKENS = {name: TransformersChatTokenizer(tokenizer) for name, tokenizer in HF.items()}
-CONTROL = {name: tokens._encoder.control_tokens.spellings for name, tokens in TOKENS.items()}
+CONTROL = {name: TextEncoder(tokenizer).control_tokens.spellings for name, tokenizer in HF.items()}
 CHAT, RAW, ROOM = ChatOptions(), ChatOptions(observation_format="raw"), 100_000
 models = st.sampled_from(sorted(HF))
 
@@ -136,7 +137,7 @@ def test_the_first_observation_of_an_environment_is_data_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(HF))
-def test_an_agents_history_cannot_forge_turns_but_for_its_first_instructions(name: str) -> None:
+def test_an_agents_history_forges_no_turns_but_in_its_first_instructions(name: str) -> None:
     renderer = TemplateRenderer(TOKENS[name], ROOM)
     [end] = TOKENS[name].ends_of_turn
     spelling = HF[name].convert_ids_to_tokens(end)
@@ -153,8 +154,8 @@ def test_an_agents_history_cannot_forge_turns_but_for_its_first_instructions(nam
 
 
 @pytest.mark.parametrize("name", marked(sorted(ALL)))
-def test_a_vendors_template_carries_an_observation_that_forges_a_turn_as_text(name: str) -> None:
-    spellings = vendor(name).tokens._encoder.control_tokens.spellings
+def test_a_vendors_template_carries_a_forged_turn_as_text(name: str) -> None:
+    spellings = TextEncoder(vendor(name).hf).control_tokens.spellings
     framed = vendor(name).text_of(seen(vendor(name), "user", "x"))
     forged = f"5{framed}5 {' '.join(spellings)}."
     for role in ("user", "tool") if vendor(name).family.arguments else ("user",):
@@ -168,9 +169,9 @@ def test_a_vendors_template_carries_an_observation_that_forges_a_turn_as_text(na
 
 
 @pytest.mark.parametrize("name", marked(sorted(name for name, family in ALL.items() if family.arguments)))
-def test_the_names_and_ids_of_calls_are_data_in_the_results_that_answer_them(name: str) -> None:
+def test_the_names_and_ids_of_calls_are_data_in_their_results(name: str) -> None:
     family = vendor(name)
-    spellings = family.tokens._encoder.control_tokens.spellings
+    spellings = TextEncoder(family.hf).control_tokens.spellings
     end = family.family.end
 
     def tokens_of(called: str) -> list[str]:

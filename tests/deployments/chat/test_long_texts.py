@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from deployments.chat import text_encoder
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.text_encoder import _MARGIN_CHARACTERS, SplittableText
+from deployments.chat.text_encoder import _MARGIN_CHARACTERS, SplittableText, TextEncoder
 from deployments.failures import PromptRejected
-from deployments.protocols.chat import ChatOptions, SplitSpecialTokens, TokenizedObservation
+from deployments.protocols.chat import ChatOptions, TokenizedObservation
 from rollout_client.contract.messages import PromptMessage
 from tests.paths import TINY_MODEL
 
@@ -23,7 +23,7 @@ TEMPLATE = """{%- for message in messages -%}
 WORDS = ["the", "then", "number", "numbers", " ", "  ", "\n", "12345", "1234567", "'s", "é", "…", "!", "<|end|>"]
 
 
-def word_tokenizer(split: SplitSpecialTokens = "observations") -> TransformersChatTokenizer:
+def word_tokenizer() -> Any:
     """A byte-level BPE that splits into words, as most models have."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -34,28 +34,26 @@ def word_tokenizer(split: SplitSpecialTokens = "observations") -> TransformersCh
     tokenizer.train_from_iterator(["the number then there numbers 12345 1234567 's " * 20], trainer)
     tokenizer.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>"])
     make: Any = PreTrainedTokenizerFast
-    return TransformersChatTokenizer(
-        make(tokenizer_object=tokenizer, chat_template=TEMPLATE), split_special_tokens=split
-    )
+    return make(tokenizer_object=tokenizer, chat_template=TEMPLATE)
 
 
-words = word_tokenizer()
+HF_WORDS = word_tokenizer()
+words = TransformersChatTokenizer(HF_WORDS, split_special_tokens="observations")
 characters = TransformersChatTokenizer.load(str(TINY_MODEL))
 texts = st.lists(st.sampled_from(WORDS), min_size=200, max_size=600).map(" ".join)
 
 
-class Lengths:
-    """Notes the lengths of the texts that a tokenizer encodes."""
+def noted_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the lengths of the texts that are encoded from now on."""
+    lengths: list[int] = []
+    encode = TextEncoder.encode
 
-    def __init__(self, tokenizer: TransformersChatTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.noted: list[int] = []
-        encode = tokenizer._encoder.encode
+    def noted(encoder: TextEncoder, text: str | SplittableText) -> Any:
+        lengths.append(len(text if isinstance(text, str) else text.text))
+        return encode(encoder, text)
 
-        def noted(text: str | SplittableText) -> Any:
-            self.noted.append(len(text if isinstance(text, str) else text.text))
-            return encode(text)
-
-        monkeypatch.setattr(tokenizer._encoder, "encode", noted)
+    monkeypatch.setattr(TextEncoder, "encode", noted)
+    return lengths
 
 
 def observed(
@@ -70,9 +68,9 @@ def test_what_is_kept_of_a_long_text_is_what_would_be_kept_of_the_whole(
     text: str, room: int, options: ChatOptions
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        lengths = Lengths(words, monkeypatch)
+        lengths = noted_lengths(monkeypatch)
         by_beginning = observed(words, text, room, options)
-        assert len(lengths.noted) > 0
+        assert lengths
         monkeypatch.setattr(text_encoder, "_CHARACTERS_PER_TOKEN", 10**6)
         assert observed(words, text, room, options) == by_beginning
     assert by_beginning.was_cut
@@ -80,31 +78,31 @@ def test_what_is_kept_of_a_long_text_is_what_would_be_kept_of_the_whole(
 
 
 def test_a_long_text_is_not_tokenized_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = Lengths(words, monkeypatch)
+    lengths = noted_lengths(monkeypatch)
     text = "the numbers " * 100_000
     assert observed(words, text, 100).content == text[: len(words.decode(observed(words, text, 100).token_ids))]
-    assert max(lengths.noted) < 3000
+    assert max(lengths) < 3000
 
 
-def test_a_beginning_that_ends_inside_a_word_or_an_added_token_is_not_trusted() -> None:
+def test_a_beginning_that_ends_inside_a_word_or_token_is_not_trusted() -> None:
     """Without a space the text is cut anywhere: its end is a part of a word, then a part of an added token."""
     whole = "x" * 3 + "numbers" * 400 + "<|end|>" * 400
-    as_tokens = word_tokenizer("none")
+    as_tokens = TransformersChatTokenizer(HF_WORDS, split_special_tokens="none")
     data = SplittableText(whole, is_split=True)
     for tokenizer, text in ((as_tokens, whole), (words, data)):
-        expected = words._encoder.encode(text).ids
+        expected = TextEncoder(HF_WORDS).encode(text).ids
         for room in (1, 300, 350, 700, 1000, len(expected) - 1):
             assert list(observed(tokenizer, whole, room).token_ids) == expected[:room]
 
 
 def test_a_text_without_words_is_tokenized_up_to_what_its_room_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = Lengths(characters, monkeypatch)
+    lengths = noted_lengths(monkeypatch)
     kept = observed(characters, "a" * 10_000_000, 1000)
     assert (len(kept.token_ids), kept.content, kept.was_cut) == (1000, "a" * 1000, True)
-    assert max(lengths.noted) <= 1100 * len("<|endoftext|>") + _MARGIN_CHARACTERS
+    assert max(lengths) <= 1100 * len("<|endoftext|>") + _MARGIN_CHARACTERS
 
 
-def test_a_prompt_of_too_many_tokens_is_refused_before_its_tokens_become_objects() -> None:
+def test_a_prompt_of_too_many_tokens_is_refused() -> None:
     messages = [PromptMessage(role="user", content="a" * 1000)]
     [message] = characters.prompt(messages, CHAT, max_tokens=1006)
     assert len(message.token_ids) == 1006

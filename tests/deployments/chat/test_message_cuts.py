@@ -158,27 +158,21 @@ PREFIXED = {"messages are put together first, as Mistral's", "messages are count
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in PREFIXED])
-def test_the_number_of_renderings_does_not_grow_with_the_number_of_messages(name: str) -> None:
-    def renderings(rounds: int) -> int:
-        template = CountingTemplate(TEMPLATES[name])
-        parts(template, CHAT * rounds)
-        return template.renderings
-
-    assert renderings(300) == renderings(3) < 30
+def test_the_number_of_renderings_does_not_grow_with_the_messages(name: str) -> None:
+    assert renderings(name, 60) == renderings(name, 3) < 30
 
 
-def test_many_messages_of_a_template_that_puts_them_together_cost_a_bounded_number_of_renderings() -> None:
-    def renderings(rounds: int) -> int:
-        template = CountingTemplate(TEMPLATES["messages are put together first, as Mistral's"])
-        parts(template, CHAT * rounds)
-        return template.renderings
-
-    assert renderings(1000) == renderings(300) < MOST_PREFIXES + 30
+def renderings(name: str, rounds: int) -> int:
+    template = CountingTemplate(TEMPLATES[name])
+    parts(template, CHAT * rounds)
+    return template.renderings
 
 
-def test_many_messages_of_a_template_that_counts_them_cost_a_bounded_number_of_renderings() -> None:
+def test_messages_put_together_or_counted_take_few_renderings() -> None:
+    together = "messages are put together first, as Mistral's"
+    assert renderings(together, 60) == renderings(together, 20) < MOST_PREFIXES + 30
     template = CountingTemplate(TEMPLATES["messages are counted"])
-    each = parts(template, CHAT * 300)
+    each = parts(template, CHAT * 20)
     assert template.renderings == MOST_PREFIXES + 1
-    assert each[:MOST_PREFIXES] == parts(CountingTemplate(LOOP), CHAT * 300)[:MOST_PREFIXES]
+    assert each[:MOST_PREFIXES] == parts(CountingTemplate(LOOP), CHAT * 20)[:MOST_PREFIXES]
     assert not any(each[MOST_PREFIXES:-1])

@@ -69,7 +69,7 @@ def test_what_the_refusal_says_to_do_loads_it_exactly(tmp_path: Path) -> None:
     assert loaded_ids(folder) == loaded_ids(SMALL_MODEL)
 
 
-def test_a_tokenizer_that_was_saved_after_a_wrong_class_had_loaded_it_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_saved_by_a_wrong_class_is_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "llama", "LlamaTokenizerFast")
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     load_tokenizer(str(folder))

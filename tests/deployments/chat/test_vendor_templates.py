@@ -51,7 +51,7 @@ def appended(
 
 
 @pytest.mark.parametrize("name", marked(ALL))
-def test_what_is_appended_to_an_answer_is_what_the_template_puts_after_it(name: str) -> None:
+def test_what_is_appended_to_an_answer_is_what_the_template_puts_there(name: str) -> None:
     one = vendor(name)
     whole = one.rendered([QUESTION, ANSWER, SAID])
     after = whole.partition(ANSWER["content"])[2]
@@ -69,7 +69,7 @@ def test_what_is_appended_to_an_answer_is_what_the_template_puts_after_it(name: 
         for count in ([1] if family.at_most_one_call else [1, 2])
     ],
 )
-def test_results_of_tools_are_appended_as_the_template_writes_them_after_the_calls(name: str, count: int) -> None:
+def test_results_of_tools_are_appended_as_the_template_writes_them(name: str, count: int) -> None:
     one = vendor(name)
     calls = [call(place, tool, one.family.arguments) for place, tool in enumerate(["add", "sub"][:count])]
     results = [result(place, f"It is {place}.") for place in range(count)]
@@ -90,11 +90,8 @@ def test_results_of_tools_are_appended_as_the_template_writes_them_after_the_cal
     ("name", "problem"),
     [
         ("cohere", "refuses a message of role 'tool' after an answer: Conversation roles must alternate"),
-        ("cohere2", "drops messages of role 'tool' after an answer"),
-        ("gemma", "refuses a message of role 'tool' after an answer: Conversation roles must alternate"),
         ("gemma3", "refuses a message of role 'tool' after an answer: Conversation roles must alternate"),
         ("phi3", "drops messages of role 'tool' after an answer"),
-        ("phi3_5", "drops messages of role 'tool' after an answer"),
     ],
 )
 def test_families_without_results_of_tools_refuse_them(name: str, problem: str) -> None:
@@ -103,7 +100,7 @@ def test_families_without_results_of_tools_refuse_them(name: str, problem: str) 
 
 
 @pytest.mark.parametrize("name", ["gptoss", "llama3_1"])
-def test_a_cut_result_that_the_template_writes_as_json_shows_what_its_tokens_say(name: str) -> None:
+def test_a_cut_result_that_is_written_as_json_shows_what_its_tokens_say(name: str) -> None:
     one = vendor(name)
     content = 'a\n"b"\t漢\\ \n'
     calls = [call(0, "add", one.family.arguments)]
@@ -116,6 +113,44 @@ def test_a_cut_result_that_the_template_writes_as_json_shows_what_its_tokens_say
         assert cut.content == content[: max(length for length, text in enumerate(written) if said.startswith(text))]
 
 
+RESULTS: list[Any] = [
+    {"role": "tool", "content": " 42 ", "tool_call_id": "a", "name": "add"},
+    {"role": "tool", "content": "", "tool_call_id": "b"},
+    {"role": "tool", "content": "7", "tool_call_id": "c"},
+    {"role": "user", "content": "Go on."},
+]
+
+
+@pytest.mark.parametrize("options", [CHAT, ChatOptions("raw")])
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
+def test_several_messages_that_do_not_fit_are_cut_in_ids_and_text(name: str, options: ChatOptions) -> None:
+    one = vendor(name)
+    response = one.ids_of("calls" + one.family.end)
+    whole = [each.token_ids for each in one.tokens.observations(RESULTS, response, options, ROOM)]
+    ids = [token_id for each in whole for token_id in each]
+    for room in range(len(ids)):
+        cut = one.tokens.observations(RESULTS, response, options, room)
+        assert [token_id for each in cut for token_id in each.token_ids] == ids[:room]
+        assert [each.token_ids for each in cut[:-1]] == whole[: len(cut) - 1]
+        assert [each.content for each in cut[:-1]] == [each["content"] for each in RESULTS[: len(cut) - 1]]
+        last = RESULTS[len(cut) - 1]["content"]
+        assert cut[-1].content in (last, last.strip()) or last.strip().startswith(cut[-1].content.strip())
+        assert cut[-1].content.strip() in one.text_of([*cut[-1].token_ids])
+        assert cut[-1].was_cut
+        assert len(cut) == 1 or cut[-1].token_ids or not whole[len(cut) - 1]
+
+
+def test_switches_and_tools_reach_prompts_and_observations() -> None:
+    """Also where the generation prompt differs from the begin of an answer."""
+    one, off = vendor("qwen3"), {"enable_thinking": False}
+    options = ChatOptions(tools=[TOOL], chat_template_kwargs=off)
+    [prompt] = one.tokens.prompt_ids([QUESTION], options, ROOM)
+    assert one.text_of(prompt) == one.rendered([QUESTION], tools=[TOOL], **off)
+    assert '"name": "add"' in one.text_of(prompt)
+    after = "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert appended(one, [SAID], "Fine." + one.family.end, options=options) == after
+
+
 DROP_THOUGHTS = {
     *("deepseek_r1_distill", "deepseekv3", "glm4moe", "lfm2_2_5", "lfm2_2_5_v2", "qwen3", "qwen3_6"),
     *("nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"),
@@ -123,7 +158,7 @@ DROP_THOUGHTS = {
 }
 
 
-def test_families_that_drop_thoughts_of_earlier_turns_keep_what_was_sampled() -> None:
+def test_families_that_drop_earlier_thoughts_keep_what_was_sampled() -> None:
     answer = {"role": "assistant", "content": "<think>\nThought.\n</think>\n\nFine."}
     dropping = {name for name in FAMILIES if "Thought." not in vendor(name).rendered([QUESTION, answer, SAID])}
     assert dropping == DROP_THOUGHTS
@@ -229,20 +264,29 @@ def test_a_turn_that_ended_with_another_end_token_is_not_ended_again(name: str, 
     assert appended(vendor(name), [SAID], "Fine." + ending).startswith(after)
 
 
-def test_calls_of_gpt_oss_end_their_turn_by_themselves() -> None:
-    calls = [call(0, "add", '{"a": 41}')]
-    response = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}"
-    results = "<|start|>functions.add to=assistant<|channel|>commentary<|message|>"
-    assert appended(vendor("gptoss"), [result(0, "4")], f"{response}<|call|>", calls).startswith(results)
-    assert appended(vendor("gptoss"), [result(0, "4")], response, calls).startswith("<|call|>" + results)
+GPT_OSS = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}"
 
 
-def test_calls_of_gemma_4_are_answered_within_the_turn() -> None:
-    calls = [call(0, "add", {"a": 41})]
-    response = "<|tool_call>call:add{a:41}<tool_call|>"
-    results = 'response:add{value:<|"|>4<|"|>}<tool_response|>'
-    assert appended(vendor("gemma4"), [result(0, "4")], f"{response}<|tool_response>", calls) == results
-    assert appended(vendor("gemma4"), [result(0, "4")], response, calls) == "<|tool_response>" + results
+@pytest.mark.parametrize(
+    ("name", "response", "end", "arguments", "results"),
+    [
+        (
+            "gptoss",
+            GPT_OSS,
+            "<|call|>",
+            '{"a": 41}',
+            "<|start|>functions.add to=assistant<|channel|>commentary<|message|>",
+        ),
+        (
+            *("gemma4", "<|tool_call>call:add{a:41}<tool_call|>", "<|tool_response>", {"a": 41}),
+            'response:add{value:<|"|>4<|"|>}<tool_response|>',
+        ),
+    ],
+)
+def test_an_end_of_calls_is_not_repeated(name: str, response: str, end: str, arguments: Any, results: str) -> None:
+    calls = [call(0, "add", arguments)]
+    assert appended(vendor(name), [result(0, "4")], f"{response}{end}", calls).startswith(results)
+    assert appended(vendor(name), [result(0, "4")], response, calls).startswith(end + results)
 
 
 KIMI_K3 = vendor_of_bytes(
@@ -301,7 +345,7 @@ OF_OUR_OWN = {"Kimi K3": KIMI_K3, "MiniMax M2": MINIMAX_M2, "Mistral Nemo": MIST
 
 @pytest.mark.parametrize("name", OF_OUR_OWN)
 @pytest.mark.parametrize("count", [1, 2])
-def test_results_get_their_names_and_numbers_from_the_calls_that_they_answer(name: str, count: int) -> None:
+def test_results_get_their_names_and_numbers_from_their_calls(name: str, count: int) -> None:
     one = OF_OUR_OWN[name]
     calls = [call(place, tool, {"a": 41}) for place, tool in enumerate(["add", "sub"][:count])]
     results = [result(place, f"It is {place}.") for place in range(count)]
@@ -313,7 +357,7 @@ def test_results_get_their_names_and_numbers_from_the_calls_that_they_answer(nam
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_results_are_refused_by_a_template_that_numbers_the_calls_of_the_whole_conversation(count: int) -> None:
+def test_results_are_refused_where_all_calls_of_a_chat_are_numbered(count: int) -> None:
     calls = [call(place, "add", {"a": 41}) for place in range(count)]
     with pytest.raises(EnvironmentRejected, match="numbers the calls of the whole conversation"):
         appended(COMMAND_R7B, [result(place, "4") for place in range(count)], "cut off", calls)
@@ -339,7 +383,7 @@ def test_the_part_of_an_ending_that_a_response_has_is_not_repeated() -> None:
     assert appended(KIMI_K3, [SAID], after_calls).startswith('<|open|>message role="user"')
 
 
-def test_tools_that_a_template_writes_before_the_last_question_are_refused_also_if_it_knows_it_by_its_text() -> None:
+def test_tools_that_a_template_writes_before_the_last_question_are_refused() -> None:
     with pytest.raises(PromptRejected, match="moves the tools to the last message"):
         MISTRAL_NEMO.tokens.prompt_ids([QUESTION], ChatOptions(tools=[TOOL]), ROOM)
     [ids] = MISTRAL_NEMO.tokens.prompt_ids([QUESTION], CHAT, ROOM)
@@ -347,7 +391,7 @@ def test_tools_that_a_template_writes_before_the_last_question_are_refused_also_
 
 
 @pytest.mark.parametrize("name", ["phi3", "phi3_5"])
-def test_a_template_that_ends_the_text_where_no_response_begins_does_not_move_tools(name: str) -> None:
+def test_a_template_that_ends_the_text_early_does_not_move_tools(name: str) -> None:
     [ids] = vendor(name).tokens.prompt_ids([QUESTION], ChatOptions(tools=[TOOL]), ROOM)
     assert vendor(name).text_of(ids) == vendor(name).rendered([QUESTION])
 

@@ -1,4 +1,7 @@
-"""Completions that updates of the weights interrupt: their requests, and their outputs as those of one request."""
+"""Completions that updates of the weights interrupt: their requests, and their outputs as those of one request.
+
+Streams are interrupted within characters and stop strings too, with a real tokenizer.
+"""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -7,14 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from deployments.generation.continued_completion import ContinuedCompletion, _joined_logprobs, params_of_choice
 from deployments.protocols.generation import derived_seed
+from deployments.upstream.vllm.token_texts import detokenizer_of
+from tests.paths import SMALL_MODEL
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -107,7 +113,7 @@ def with_rows(made: RequestOutput, first: int, end: int) -> RequestOutput:
 
 
 @pytest.mark.parametrize("kind", [FINAL, DELTA])
-def test_each_token_keeps_the_experts_with_which_the_one_after_it_was_sampled(kind: RequestOutputKind) -> None:
+def test_each_token_keeps_the_experts_that_sampled_the_one_after_it(kind: RequestOutputKind) -> None:
     completion = completion_of(params(kind, routed_experts_prompt_start=1))
     completion.next_prompt()
     assert completion.next_params().routed_experts_prompt_start == 1
@@ -196,7 +202,7 @@ def test_each_choice_has_the_seed_that_vllm_gives_it() -> None:
     [{"prompt_logprobs": 1}, {"presence_penalty": 0.5}, {"structured_outputs": StructuredOutputsParams(json="{}")}],
     ids=["prompt's log-probabilities", "penalty", "schema"],
 )
-def test_what_was_interrupted_before_its_first_token_begins_anew_and_says_nothing_of_it(
+def test_what_was_interrupted_before_its_first_token_begins_anew_silently(
     kind: RequestOutputKind, given: dict[str, Any]
 ) -> None:
     sampling = params(kind, **given)
@@ -211,7 +217,7 @@ def test_what_was_interrupted_before_its_first_token_begins_anew_and_says_nothin
     assert completion.add(whole, None).prompt_logprobs == [None, {2: Logprob(-0.5)}, {3: Logprob(-0.25)}]
 
 
-def test_a_prompts_log_probabilities_stay_those_of_the_weights_that_made_the_first_token() -> None:
+def test_a_prompts_log_probabilities_are_those_of_the_first_weights() -> None:
     completion = completion_of(params(prompt_logprobs=1))
     first = output("ab", "abort")
     first.prompt_logprobs = [None, {2: Logprob(-0.5)}]
@@ -220,3 +226,88 @@ def test_a_prompts_log_probabilities_stay_those_of_the_weights_that_made_the_fir
     assert completion.next_params().prompt_logprobs is None
     whole = completion.add(output("c", "stop", "1"), None)
     assert (whole.prompt_logprobs, spans_of(whole)) == ([None, {2: Logprob(-0.5)}], [("0", 0, 2), ("1", 2, 3)])
+
+
+tokenizer: Any = AutoTokenizer.from_pretrained(SMALL_MODEL)
+SPECIAL = "<|im_start|>"
+SAID: list[int] = tokenizer.encode("Say it: é", add_special_tokens=False)
+
+
+class EngineRequest:
+    """One request of the engine, which makes these tokens: its outputs are those of vLLM's front end."""
+
+    def __init__(self, prompt: list[int], params: SamplingParams, token_ids: list[int], version: str) -> None:
+        self._detokenizer = detokenizer_of(tokenizer, prompt, params)
+        self._token_ids = token_ids
+        self._version = version
+        self._made = 0
+        self.finish_reason: str | None = None
+
+    def output(self, tokens: int, aborts: bool) -> RequestOutput:
+        """The next of its tokens, at most so many, which come in one output."""
+        given: list[int] = []
+        stop = None
+        while len(given) < tokens and stop is None and self._made < len(self._token_ids):
+            given.append(self._token_ids[self._made])
+            self._made += 1
+            is_end = self._made == len(self._token_ids)
+            stop = self._detokenizer.update(given[-1:], is_end)
+            if stop is not None or is_end:
+                self.finish_reason = "stop"
+        if self.finish_reason is None and aborts:
+            self.finish_reason = "abort"
+        has_ended = self.finish_reason is not None
+        text = self._detokenizer.get_next_output_text(has_ended, delta=True)
+        spans = [WeightVersionSpan(self._version, 0, self._made)] if has_ended else None
+        completion = CompletionOutput(
+            0, text, given, None, None, finish_reason=self.finish_reason, stop_reason=stop, weight_versions=spans
+        )
+        return RequestOutput("id", None, [9], None, [completion], has_ended)
+
+
+def streamed(token_ids: list[int], params: SamplingParams, steps: list[tuple[int, bool]]) -> tuple[Any, ...]:
+    """What a caller gets in all. Args: `steps` are the outputs: their tokens, and whether an update aborts there."""
+    completion = ContinuedCompletion(SAID, params, tokenizer)
+    text, ids, ended = "", list[int](), None
+    for version in range(len(steps) + 1):
+        prompt, asked = completion.next_prompt(), completion.next_params()
+        request = EngineRequest(prompt, asked, token_ids[len(prompt) - len(SAID) :], str(version))
+        goes_on = False
+        while request.finish_reason is None:
+            tokens, is_updated = steps.pop(0) if steps else (1, False)
+            output = completion.add(request.output(tokens, is_updated or completion.must_be_stopped), None)
+            if output.outputs[0].finish_reason == "abort":
+                goes_on = completion.interrupt(output)
+            made = output.outputs[0]
+            text, ids = text + made.text, ids + list(made.token_ids)
+            assert params.include_stop_str_in_output or not any(stop in text for stop in params.stop or ())
+        if not goes_on:
+            ended = made
+            break
+    assert ended is not None
+    spans = [(span.start, span.end) for span in ended.weight_versions or ()]
+    assert [place for start, end in spans for place in range(start, end)] == list(range(len(ids)))
+    return text, ids, ended.finish_reason, ended.stop_reason
+
+
+@settings(max_examples=60)
+@given(
+    text=st.lists(st.sampled_from([*"ab \n中é😀", SPECIAL]), min_size=2, max_size=12).map("".join),
+    stop=st.lists(
+        st.sampled_from(
+            ["ab", "a\n", "中a", "😀😀", "b b", SPECIAL, f"a{SPECIAL}", f"{SPECIAL}b", f"{SPECIAL}a{SPECIAL}"]
+        ),
+        max_size=2,
+    ),
+    shows_stop=st.booleans(),
+    steps=st.lists(st.tuples(st.integers(1, 3), st.booleans()), max_size=20),
+)
+def test_a_stream_is_the_same_wherever_it_is_interrupted(
+    text: str, stop: list[str], shows_stop: bool, steps: list[tuple[int, bool]]
+) -> None:
+    token_ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    params = SamplingParams(
+        max_tokens=100, stop=stop, include_stop_str_in_output=shows_stop, output_kind=RequestOutputKind.DELTA
+    )
+    # An update before anything was sent lets it begin anew: the first output is whole.
+    assert streamed(token_ids, params, [(1, False), *steps]) == streamed(token_ids, params, [])

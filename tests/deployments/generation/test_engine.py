@@ -2,16 +2,18 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.logprobs import FlatLogprobs
-from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
+from vllm.outputs import CompletionOutput
 
 from deployments.failures import GenerationLost, GenerationNotFinite, OtherVersionLoaded, RolloutFailure
 from deployments.generation.engine import VLLMEngine
+from deployments.generation.engine_images import EngineImages, ImagesUnsupported
 from deployments.generation.engine_requests import generation_of
 from deployments.policy.commands import LoadedWeights
 from deployments.protocols.generation import (
@@ -23,6 +25,8 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.images import ImageSpan
 from deployments.upstream.vllm.engine_progress import StepCounter
+from tests.deployments.images.pictures import ImagesInProcess
+from tests.fakes.async_llm import GeneratingLLM
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -65,25 +69,6 @@ class SlowImages:
         return {"prompt_token_ids": [*token_ids]}
 
 
-class RecordingVLLM:
-    """Records the prompts that reach the engine, each with the version of the weights at that moment."""
-
-    def __init__(self) -> None:
-        self.prompts: list[list[int]] = []
-        self.version = 0
-
-    async def abort(self, engine_ids: Sequence[str]) -> None:
-        """It knows none of them yet."""
-
-    async def generate(self, prompt: Any, *_: Any, **_options: Any) -> AsyncGenerator[RequestOutput, None]:
-        self.prompts.append(prompt["prompt_token_ids"])
-        spans = [WeightVersionSpan(str(self.version), 0, 1)]
-        flat = FlatLogprobs()
-        flat.logprobs = [-0.5]
-        made = CompletionOutput(0, "", [7], None, flat, finish_reason="stop", weight_versions=spans)
-        yield RequestOutput("id", None, [1], None, [made], True)
-
-
 SHOWS = GenerationRequest("a", [1, 2], 1, (), SamplingOptions(), images=(ImageSpan("sha256:0", 0, 1),))
 
 
@@ -91,7 +76,7 @@ def generated_while(
     change: Callable[[VLLMEngine], Awaitable[None]], request: GenerationRequest = SHOWS
 ) -> tuple[list[list[int]], Generation | RolloutFailure]:
     """What reaches the engine, and what becomes of a generation, where this happens while its images are read."""
-    llm: Any = RecordingVLLM()
+    llm: Any = GeneratingLLM(["x."])
 
     async def generate() -> Generation | RolloutFailure:
         engine = VLLMEngine(llm, StepCounter())
@@ -110,7 +95,7 @@ def generated_while(
     return llm.prompts, asyncio.run(generate())
 
 
-def test_a_generation_that_is_interrupted_while_its_images_are_read_does_not_reach_the_engine() -> None:
+def test_a_generation_interrupted_during_its_images_reaches_no_engine() -> None:
     lost = GenerationLost("The replica ends.")
     prompts, generation = generated_while(lambda engine: engine.interrupt(["a"], lost))
     assert prompts == []
@@ -118,13 +103,13 @@ def test_a_generation_that_is_interrupted_while_its_images_are_read_does_not_rea
     assert (generation.finish_reason, generation.failure, len(generation.token_ids)) == ("abort", lost, 0)
 
 
-def test_an_update_of_the_weights_is_not_overtaken_by_a_generation_whose_images_were_read_meanwhile() -> None:
+def test_a_generation_whose_images_were_read_waits_for_an_update() -> None:
     async def update(engine: VLLMEngine) -> None:
         engine.weights.may_generate.clear()
         llm: Any = engine.llm
 
         def end() -> None:
-            llm.version = 1
+            llm.version = "1"
             engine.weights.loaded = LoadedWeights(1)
             engine.weights.may_generate.set()
 
@@ -136,9 +121,27 @@ def test_an_update_of_the_weights_is_not_overtaken_by_a_generation_whose_images_
     assert [span.version for span in generation.weight_versions] == ["1"]
 
 
-def test_a_version_that_was_replaced_while_images_were_read_does_not_generate() -> None:
+def test_a_version_replaced_while_images_are_read_does_not_generate() -> None:
     async def update(engine: VLLMEngine) -> None:
         engine.weights.loaded = LoadedWeights(1)
 
     prompts, failure = generated_while(update, replace(SHOWS, weight_version=0))
     assert (prompts, type(failure)) == ([], OtherVersionLoaded)
+
+
+@pytest.mark.parametrize(
+    ("sees", "both_ways", "refusal"),
+    [
+        (False, False, r"^m sees no images: leave images out of the config\.$"),
+        (
+            True,
+            True,
+            r"attend to those behind them in m, which vLLM's build for processors leaves out: .* on a GPU, or",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_served_with_images_here_is_refused(sees: bool, both_ways: bool, refusal: str) -> None:
+    config = SimpleNamespace(model="m", is_multimodal_model=sees, is_mm_prefix_lm=both_ways)
+    llm: Any = SimpleNamespace(model_config=config)
+    with pytest.raises(ImagesUnsupported, match=refusal):
+        EngineImages(llm, ImagesInProcess())

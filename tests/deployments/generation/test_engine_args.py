@@ -2,11 +2,14 @@
 
 import asyncio
 import re
+import sys
+from importlib.machinery import PathFinder
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from deployments.generation import settings as module
 from deployments.generation.settings import INEXACT_ENGINE_ARGS, RESERVED_ENGINE_ARGS, EngineSettings, engine_fields
 from tests.paths import REPOSITORY, TINY_MODEL
 
@@ -69,7 +72,7 @@ VALUES: dict[str, Any] = {"speculative_config": DRAFTS, "watermark_config": {"ke
 
 
 @pytest.mark.parametrize("name", sorted(INEXACT_ENGINE_ARGS))
-def test_what_breaks_exactness_or_the_record_is_refused_unless_it_asks_for_nothing(name: str) -> None:
+def test_what_breaks_exactness_or_the_record_is_refused_if_it_is_set(name: str) -> None:
     with pytest.raises(ValidationError, match=rf"{name} would break exactness or the record \(docs/your-model\.md"):
         EngineSettings.model_validate({"model": "m", name: VALUES.get(name, True)})
     for nothing in list[Any]([None, False, {}, [], ""]):
@@ -82,7 +85,7 @@ def test_random_weights_are_refused_and_other_formats_of_weights_are_taken() -> 
     assert EngineSettings.model_validate({"model": "m", "load_format": "safetensors"})
 
 
-def test_the_page_names_all_that_is_refused_and_all_that_changes_what_is_sampled() -> None:
+def test_the_page_names_all_that_is_refused_or_changes_what_is_sampled() -> None:
     assert {*INEXACT_ENGINE_ARGS, *RESERVED_ENGINE_ARGS, "load_format"} == REFUSED
     settings = EngineSettings.model_validate({"model": "m", **dict.fromkeys(TAKEN - {"dtype"}, "x"), "dtype": "auto"})
     assert settings.engine_args().keys() >= TAKEN
@@ -105,3 +108,17 @@ def test_no_engine_starts_that_would_draft_tokens_whoever_asks_for_it(monkeypatc
     )
     with pytest.raises(ValueError, match=r"models/tiny would be sampled with drafts, and speculative decoding is not"):
         asyncio.run(VLLMEngine.start({"model": str(TINY_MODEL), "max_model_len": 256}))
+
+
+def test_the_fields_of_both_classes_are_found_without_importing_vllm() -> None:
+    imported = "vllm" in sys.modules
+    fields = engine_fields()
+    assert fields is not None
+    assert {"max_num_seqs", "enable_lora", "weight_transfer_config", "enable_log_requests"} <= fields
+    assert not {"max_num_seq", "from_cli_args", "__post_init__"} & fields
+    assert ("vllm" in sys.modules) is imported
+
+
+def test_nothing_is_known_where_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: PathFinder.find_spec(name, []))
+    assert engine_fields() is None

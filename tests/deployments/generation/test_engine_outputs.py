@@ -1,14 +1,14 @@
 """The engine's outputs for calls of model servers' APIs, over a scripted vLLM: updates, interruptions, and failures."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
-from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -21,59 +21,22 @@ from deployments.failures import (
     VersionReplaced,
 )
 from deployments.generation.engine import VLLMEngine
+from deployments.generation.engine_outputs import RunningGenerations
 from deployments.policy.commands import LoadedWeights
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from deployments.upstream.vllm.engine_progress import StepCounter
+from tests.fakes.async_llm import GeneratingLLM, Step
 from tests.paths import SMALL_MODEL
 from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
 REQUEST = GenerationRequest("call", [1, 2], 10, (), SamplingOptions())
-Step = str | Exception | Callable[[], None]
-"""A text that is generated, a failure, or what happens meanwhile."""
-
-
-class ScriptedVLLM:
-    """Each request of the engine goes through the next of `scripts`; "!" in a text ends the request as aborted."""
-
-    def __init__(self, *scripts: Sequence[Step]) -> None:
-        self._scripts = list(scripts)
-        self.prompts: list[list[int]] = []
-        self.aborted: list[str] = []
-        self.version = "0"
-
-    def get_tokenizer(self) -> Any:
-        return SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
-
-    async def abort(self, engine_ids: Sequence[str]) -> None:
-        self.aborted += engine_ids
-
-    async def generate(
-        self, prompt: Any, _params: SamplingParams, _engine_id: str, **_options: Any
-    ) -> AsyncGenerator[RequestOutput, None]:
-        self.prompts.append(prompt["prompt_token_ids"])
-        made = 0
-        for step in self._scripts.pop(0):
-            await asyncio.sleep(0)
-            if isinstance(step, Exception):
-                raise step
-            if not isinstance(step, str):
-                step()
-                continue
-            ends = {"!": "abort", ".": "stop"}.get(step[-1])
-            text = step.rstrip("!.")
-            made += len(text)
-            spans = [WeightVersionSpan(self.version, 0, made)] if ends else None
-            completion = CompletionOutput(
-                0, text, list(map(ord, text)), None, None, finish_reason=ends, weight_versions=spans
-            )
-            yield RequestOutput("id", None, prompt["prompt_token_ids"], None, [completion], ends is not None)
 
 
 class World:
     def __init__(self, *scripts: Sequence[Step]) -> None:
-        self.llm = ScriptedVLLM(*scripts)
+        self.llm = GeneratingLLM(*scripts)
         unchecked: Any = self.llm
         self.engine = VLLMEngine(unchecked, StepCounter())
 
@@ -82,10 +45,8 @@ class World:
         self.engine.weights.aborts += 1
         self.engine.weights.loaded = LoadedWeights(self.engine.weights.loaded.version + 1)
 
-    def interrupt(self, failure: RolloutFailure | None = None) -> None:
-        [running] = self.engine._running._running
-        running.failure = failure
-        running.interrupted.set()
+    async def interrupt(self, failure: RolloutFailure | None = None) -> None:
+        await self.engine.interrupt([REQUEST.generation_id], failure)
 
     def swap(self) -> None:
         """An update of the weights that freezes what runs, which goes on with the new ones."""
@@ -109,7 +70,7 @@ def text_of(outputs: Sequence[RequestOutput]) -> str:
 @runs
 async def test_an_update_does_not_end_a_call() -> None:
     world = World()
-    world.llm._scripts = [["ab", world.update, "!"], ["c", world.update, "!"], ["d."]]
+    world.llm.scripts = [["ab", world.update, "!"], ["c", world.update, "!"], ["d."]]
     outputs = await world.outputs()
     assert text_of(outputs) == "abcd"
     assert [output.outputs[0].finish_reason for output in outputs if output.finished] == ["stop"]
@@ -117,14 +78,14 @@ async def test_an_update_does_not_end_a_call() -> None:
 
 
 @runs
-async def test_a_stop_string_that_an_update_has_divided_ends_a_call_and_aborts_the_engine(
+async def test_a_stop_string_that_an_update_has_divided_ends_a_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(SMALL_MODEL)
     assert tokenizer.encode("xab", add_special_tokens=False) == [*b"xab"]
     world = World()
     monkeypatch.setattr(world.llm, "get_tokenizer", lambda: tokenizer)
-    world.llm._scripts = [["x", "a", world.update, "!"], ["b", "c", "d", "!"]]
+    world.llm.scripts = [["x", "a", world.update, "!"], ["b", "c", "d", "!"]]
     outputs = await world.outputs(stop="ab")
     assert text_of(outputs) == "xab"
     assert [token_id for output in outputs for token_id in output.outputs[0].token_ids] == [*b"xab"]
@@ -135,9 +96,9 @@ async def test_a_stop_string_that_an_update_has_divided_ends_a_call_and_aborts_t
 
 
 @runs
-async def test_an_interruption_ends_a_call_with_what_it_has_also_during_an_update() -> None:
+async def test_an_interruption_ends_a_call_with_what_it_has() -> None:
     world = World()
-    world.llm._scripts = [["ab", world.update, world.interrupt, "!"]]
+    world.llm.scripts = [["ab", world.update, world.interrupt, "!"]]
     outputs = await world.outputs()
     assert (text_of(outputs), outputs[-1].outputs[0].finish_reason) == ("ab", "abort")
 
@@ -145,7 +106,7 @@ async def test_an_interruption_ends_a_call_with_what_it_has_also_during_an_updat
 @runs
 async def test_a_call_that_its_replica_hands_over_fails_so() -> None:
     world = World()
-    world.llm._scripts = [["ab", lambda: world.interrupt(ReplicaShuttingDown("it ends")), "!"]]
+    world.llm.scripts = [["ab", lambda: world.interrupt(ReplicaShuttingDown("it ends")), "!"]]
     with pytest.raises(ReplicaShuttingDown):
         await world.outputs()
 
@@ -177,7 +138,7 @@ async def test_what_another_version_has_generated_a_part_of_is_refused() -> None
     def swap() -> None:
         world.llm.version = "1"
 
-    world.llm._scripts = [["ab", swap, "c."]]
+    world.llm.scripts = [["ab", swap, "c."]]
     with pytest.raises(VersionReplaced):
         await world.outputs(replace(REQUEST, weight_version=0))
 
@@ -185,7 +146,7 @@ async def test_what_another_version_has_generated_a_part_of_is_refused() -> None
 @runs
 async def test_what_would_become_too_old_does_not_go_on() -> None:
     world = World()
-    world.llm._scripts = [["ab", world.update, "!"], ["c", world.update, "!"], ["d."]]
+    world.llm.scripts = [["ab", world.update, "!"], ["c", world.update, "!"], ["d."]]
     with pytest.raises(TokensTooOld):
         await world.outputs(replace(REQUEST, max_staleness=1))
     assert len(world.llm.prompts) == 2
@@ -196,17 +157,17 @@ KINDS = (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY)
 
 @pytest.mark.parametrize("kind", KINDS)
 @runs
-async def test_a_call_whose_prompt_was_scored_while_the_weights_changed_is_made_again(kind: RequestOutputKind) -> None:
+async def test_a_call_whose_weights_change_while_its_prompt_is_scored_is_lost(kind: RequestOutputKind) -> None:
     world = World()
-    world.llm._scripts = [[world.swap, "ab."]]
+    world.llm.scripts = [[world.swap, "ab."]]
     with pytest.raises(GenerationLost):
         await world.outputs(output_kind=kind, prompt_logprobs=1)
 
 
 @runs
-async def test_a_prompt_that_was_scored_before_the_weights_were_changed_is_not_scored_again() -> None:
+async def test_a_prompt_that_was_scored_before_the_change_is_not_scored_again() -> None:
     world = World()
-    world.llm._scripts = [["a", world.swap, "b."]]
+    world.llm.scripts = [["a", world.swap, "b."]]
     assert text_of(await world.outputs(prompt_logprobs=1)) == "ab"
 
     def label_of_the_first_token() -> None:
@@ -214,14 +175,43 @@ async def test_a_prompt_that_was_scored_before_the_weights_were_changed_is_not_s
         world.llm.version = "0"
 
     world = World()
-    world.llm._scripts = [[label_of_the_first_token, "ab."]]
+    world.llm.scripts = [[label_of_the_first_token, "ab."]]
     assert text_of(await world.outputs(output_kind=RequestOutputKind.FINAL_ONLY, prompt_logprobs=1)) == "ab"
     assert world.llm.prompts == [[1, 2]]
 
 
 @runs
-async def test_a_stream_that_an_update_has_ended_before_its_first_token_says_nothing_of_it() -> None:
+async def test_a_stream_that_an_update_ends_before_its_first_token_is_silent() -> None:
     world = World()
-    world.llm._scripts = [[world.update, "!"], ["ab."]]
+    world.llm.scripts = [[world.update, "!"], ["ab."]]
     outputs = await world.outputs(presence_penalty=0.5)
     assert [(output.outputs[0].text, output.finished) for output in outputs] == [("ab", True)]
+
+
+def named(name: str) -> GenerationRequest:
+    return replace(REQUEST, generation_id=name)
+
+
+def test_generations_are_interrupted_by_their_ids_while_they_run() -> None:
+    aborted: list[list[str]] = []
+
+    async def abort(engine_ids: list[str]) -> None:
+        aborted.append(sorted(engine_ids))
+
+    llm: Any = SimpleNamespace(abort=abort)
+    generations = RunningGenerations(llm)
+
+    async def interrupt() -> None:
+        failure = ReplicaShuttingDown("it ends")
+        with generations.running(named("a")) as first, generations.running(named("b")) as other:
+            with generations.running(named("a")) as retry:
+                assert len({first.engine_id, retry.engine_id, other.engine_id}) == len(generations) == 3
+                await generations.interrupt(["a", "unknown"], failure)
+            assert [one.interrupted.is_set() for one in (first, retry, other)] == [True, True, False]
+            assert (first.failure, other.failure) == (failure, None)
+            await generations.interrupt(["a", "b"])
+        await generations.interrupt(["a", "b"])
+        assert aborted == [sorted([first.engine_id, retry.engine_id]), sorted([first.engine_id, other.engine_id])]
+
+    asyncio.run(interrupt())
+    assert len(generations) == 0

@@ -129,7 +129,7 @@ def completion_of(
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 5))
-def test_positions_that_went_through_dicts_have_the_sampled_token_among_the_likeliest_again(
+def test_positions_that_went_through_dicts_have_the_sampled_token_again(
     named: int, sampled: list[int], joined_from: int
 ) -> None:
     """A sampled token may be the likeliest one, any other that is named, or none of these."""
@@ -154,7 +154,7 @@ HALVES = {30: math.log(0.5), 40: math.log(0.5)}
 ONE = {31: 0.0}
 
 
-def test_the_tokens_that_could_be_sampled_are_those_with_a_finite_log_probability() -> None:
+def test_tokens_with_a_finite_log_probability_could_be_sampled() -> None:
     request = generation_request(sampling_mask=True, entropy=True)
     generation = generation_of(completion_of(request, [HALVES, ONE]), None, request)
     assert list(generation.logprobs) == pytest.approx([math.log(0.5), 0.0])
@@ -165,7 +165,7 @@ def test_the_tokens_that_could_be_sampled_are_those_with_a_finite_log_probabilit
     }
 
 
-def test_the_likeliest_tokens_have_their_log_probabilities_also_where_they_could_not_be_sampled() -> None:
+def test_likeliest_tokens_that_could_not_be_sampled_have_log_probabilities() -> None:
     request = generation_request(top_logprobs=2)
     generation = generation_of(completion_of(request, [HALVES, ONE]), None, request)
     assert generation.columns == {

@@ -1,17 +1,21 @@
 """How a generator replica starts its engine, and how it ends when it broke. All else needs an engine: `tests/live`."""
 
 import asyncio
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from deployments.failures import ReplicaShuttingDown
+from deployments.failures import ReplicaShuttingDown, RolloutFailure
 from deployments.generation import generator_replica
 from deployments.generation.engine import VLLMEngine
-from deployments.generation.generator_replica import GeneratorReplica, _replica_seed
-from deployments.generation.health import OutputHealth
+from deployments.generation.generator_replica import _SEED_BITS, GeneratorReplica, _replica_seed
+from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.generation.settings import EngineSettings, ResponseSettings
+from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
+from tests import virtual_time
+from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -22,7 +26,8 @@ class EngineArguments(Exception):
 
 
 @pytest.mark.parametrize("configured", [None, 7])
-def test_an_engine_starts_with_a_seed_of_its_own_replica_and_the_parser_of_reasoning(
+@runs
+async def test_an_engine_starts_with_its_replicas_seed_and_parser(
     configured: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def start(engine_args: dict[str, Any], *_: Any) -> None:
@@ -34,33 +39,75 @@ def test_an_engine_starts_with_a_seed_of_its_own_replica_and_the_parser_of_reaso
     settings = EngineSettings(model="m", device="cpu", seed=configured)
     replica: Any = GeneratorReplica.__new__(GeneratorReplica)
     with pytest.raises(EngineArguments) as raised:
-        asyncio.run(replica.__init__(settings, None, ResponseSettings(reasoning_parser="qwen3")))
+        await replica.__init__(settings, None, ResponseSettings(reasoning_parser="qwen3"))
     assert raised.value.args[0]["reasoning_parser"] == "qwen3"
     assert raised.value.args[0]["seed"] == _replica_seed(configured, "x1y2z3")
 
 
-def test_a_broken_replica_is_unhealthy_at_once_and_keeps_no_generation_until_its_end() -> None:
-    """The store that would have to take its report is gone, and its engine is paused."""
+@pytest.mark.parametrize(
+    ("configured", "replica_id", "seed"),
+    [(None, "a", 111606993), (0, "a", 120256410), (7, "a", 2679081301), (7, "b", 3374731680)],
+)
+def test_the_seed_follows_from_the_configured_one_and_the_replicas_id(
+    configured: int | None, replica_id: str, seed: int
+) -> None:
+    assert _replica_seed(configured, replica_id) == seed
+    seeds = {_replica_seed(configured, f"replica-{number}") for number in range(1000)}
+    assert len(seeds) == 1000, "numpy takes them"
+    assert 2 ** (_SEED_BITS - 1) < max(seeds) < 2**_SEED_BITS
 
-    async def run() -> None:
-        replica: Any = GeneratorReplica.__new__(GeneratorReplica)
-        replica._output_health = OutputHealth()
-        replica._commands = SimpleNamespace(broken="WeightsFailed: half of them")
-        replica._running_commands = asyncio.get_running_loop().create_future()
-        with pytest.raises(RuntimeError, match="half of them"):
-            await replica.check_health()
 
-        interrupted = asyncio.Event()
+class PausedEngine:
+    """It generates nothing until it is interrupted."""
 
-        async def interrupt(generation_ids: list[str], failure: Exception) -> None:
-            assert (generation_ids, type(failure)) == (["g"], ReplicaShuttingDown)
-            replica._running.clear()
-            interrupted.set()
+    def __init__(self) -> None:
+        self.failures: list[type | None] = []
+        self._ends = asyncio.Event()
 
-        replica._engine = SimpleNamespace(interrupt=interrupt, shutdown=lambda: None)
-        replica._running = {"g": None}
-        replica.drain(300.0)
-        async with asyncio.timeout(2):
-            await interrupted.wait()
+    async def generate(self, _request: GenerationRequest) -> Generation:
+        await self._ends.wait()
+        return Generation([], [], "abort")
 
-    asyncio.run(run())
+    async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
+        assert list(generation_ids) == ["g"]
+        self.failures.append(type(failure))
+        self._ends.set()
+
+    def load(self) -> Any:
+        return None
+
+    def shutdown(self) -> None:
+        """There is no process."""
+
+
+class BrokenReplica(GeneratorReplica):
+    """Broke while its weights changed; the store that would have to take its report is gone."""
+
+    def __init__(self, engine: Any) -> None:
+        GeneratorReplicaBase.__init__(self, engine)
+        broken: Any = SimpleNamespace(broken=None)
+        self._commands = broken
+        self._running_commands = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
+
+    def refuse_other_weights(self, request: GenerationRequest) -> None:
+        """It has not broken when its generation begins."""
+
+    def load(self) -> Any:
+        return None
+
+    def end(self) -> None:
+        self._commands.broken = "WeightsFailed: half of them"
+
+
+@virtual_time.test
+async def test_a_broken_replica_is_unhealthy_and_keeps_no_generation() -> None:
+    engine = PausedEngine()
+    replica: Any = BrokenReplica(engine)
+    generating = asyncio.ensure_future(anext(replica.generate([GenerationRequest("g", [1], 1, (), SamplingOptions())])))
+    await virtual_time.settled()
+    replica.end()
+    with pytest.raises(RuntimeError, match="half of them"):
+        await replica.check_health()
+    replica.drain(300.0)
+    await generating
+    assert (engine.failures, virtual_time.now()) == ([ReplicaShuttingDown], 0.0)

@@ -1,7 +1,6 @@
 """Batches of generations on one replica: the results as they finish, and the abortion of single generations."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
@@ -112,7 +111,7 @@ def results_of(replica: ScriptedReplica, generations: list[GenerationRequest]) -
 
 
 @virtual_time.test
-async def test_generations_that_finish_in_one_iteration_are_yielded_together_and_others_later() -> None:
+async def test_generations_that_finish_in_one_iteration_are_yielded_together() -> None:
     replica = ScriptedReplica()
     async with aclosing(replica.generate(requests("a", "b", "c"))) as batches:
         first = asyncio.ensure_future(anext(batches))
@@ -124,19 +123,14 @@ async def test_generations_that_finish_in_one_iteration_are_yielded_together_and
         assert await anext(batches, None) is None
 
 
-def test_a_failure_is_the_result_of_its_own_generation_alone() -> None:
+def test_a_failure_is_the_result_of_its_own_generation_alone(caplog: pytest.LogCaptureFixture) -> None:
     rejected, bug, panic = results_of(ScriptedReplica(), requests("rejected", "bug", "panic"))
     assert rejected is RAISED["rejected"]
     # Classes that may not exist where the result is unpickled are replaced.
     assert (type(bug), str(bug)) == (RolloutFailure, "KeyError: 'bug'")
     assert (type(panic), str(panic)) == (RolloutFailure, "Panic was raised.")
-
-
-def test_an_exception_without_a_name_of_ours_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    results_of(ScriptedReplica(), requests("bug", "rejected", "panic"))
-    warnings = [(record.exc_info[0], record) for record in caplog.records if record.exc_info]
-    assert Counter(raised for raised, _ in warnings) == Counter([KeyError, Panic])
-    logged = dict(warnings)
+    logged = {record.exc_info[0]: record for record in caplog.records if record.exc_info}
+    assert logged.keys() == {KeyError, Panic}, "those without a name of ours, with their tracebacks"
     names = ("request_id", "rollout_id", "generation_id")
     assert [vars(logged[KeyError])[name] for name in names] == ["r", "rollout of bug", "bug"]
 
@@ -151,6 +145,8 @@ def of_groups(name: str, count: int) -> list[GenerationRequest]:
 @virtual_time.test
 async def test_a_replica_that_keeps_generating_nan_is_unhealthy() -> None:
     replica = ScriptedReplica()
+    for request in of_groups("rejected", 2 * MOST_NOT_FINITE):
+        await anext(replica.generate([request]))
     for request in of_groups("not finite", MOST_NOT_FINITE - 1):
         [(_, result)] = (await anext(replica.generate([request]))).results
         assert result is RAISED["not finite"]
@@ -160,15 +156,7 @@ async def test_a_replica_that_keeps_generating_nan_is_unhealthy() -> None:
         await replica.check_health()
 
 
-@virtual_time.test
-async def test_a_replica_whose_generations_fail_in_another_way_is_healthy() -> None:
-    replica = ScriptedReplica()
-    for request in of_groups("rejected", 2 * MOST_NOT_FINITE):
-        await anext(replica.generate([request]))
-    await replica.check_health()
-
-
-def test_a_replica_that_is_out_of_service_refuses_generations_and_is_unhealthy_for_the_first_reason(
+def test_a_replica_out_of_service_refuses_generations_and_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     replica = ScriptedReplica()
@@ -190,7 +178,7 @@ def test_a_replica_that_is_out_of_service_refuses_generations_and_is_unhealthy_f
     assert [record.getMessage() for record in caplog.records] == ["The replica is out of service: it differs."]
 
 
-def test_a_replica_refuses_generations_that_need_newer_weights_without_asking_its_engine() -> None:
+def test_a_replica_refuses_generations_that_need_newer_weights() -> None:
     replica = ScriptedReplica()
     [refused] = results_of(replica, requests("bug", min_weight_version=4))
     assert isinstance(refused, GenerationLost)
@@ -214,7 +202,7 @@ async def test_an_aborted_generation_is_lost_and_the_others_of_its_batch_go_on()
 
 
 @virtual_time.test
-async def test_aborting_a_generation_aborts_its_retry_and_not_the_try_that_has_ended() -> None:
+async def test_aborting_a_generation_aborts_its_retry_and_not_the_ended_try() -> None:
     replica = ScriptedReplica()
     async with (
         aclosing(replica.generate(requests("a"))) as tried,
@@ -247,14 +235,6 @@ async def test_a_call_that_is_closed_aborts_all_of_its_generations() -> None:
 
 
 @virtual_time.test
-async def test_a_replica_reports_its_engines_description_and_load() -> None:
-    replica = ScriptedReplica()
-    assert await replica.describe() == DESCRIPTION
-    assert await replica.ongoing_generations() == 7
-    assert await replica.record_autoscaling_stats() == {"in_progress": 7.0}
-
-
-@virtual_time.test
 async def test_a_caller_that_waits_gets_the_load_each_second_without_results() -> None:
     replica = ScriptedReplica()
     async with aclosing(replica.generate(requests("a"), "ingress")) as items:
@@ -263,35 +243,6 @@ async def test_a_caller_that_waits_gets_the_load_each_second_without_results() -
             assert virtual_time.now() == second
         replica.engine.finish("a")
         assert (await anext(items)).results == [(0, DONE)]
-
-
-@virtual_time.test
-async def test_an_interruption_reaches_the_engine() -> None:
-    replica = ScriptedReplica()
-    await replica.interrupt(["a", "unknown"])
-    assert replica.engine.interrupted == [(["a", "unknown"], None)]
-
-
-@virtual_time.test
-async def test_a_replica_that_drains_refuses_new_generations_and_hands_the_others_over_in_time() -> None:
-    replica = ScriptedReplica()
-    async with aclosing(replica.generate(requests("ends", "a", "b"))) as items:
-        first = asyncio.ensure_future(anext(items))
-        await virtual_time.settled()
-        replica.drain(bound_s=10)
-        replica.engine.finish("ends")
-        assert (await first).results == [(0, DONE)]
-        [(_, refused)] = [result async for item in replica.generate(requests("new")) for result in item.results]
-        assert (type(refused), str(refused)) == (
-            ReplicaShuttingDown,
-            "The generator replica is being shut down.",
-        )
-        assert replica.engine.started == ["ends", "a", "b"]
-        await asyncio.sleep(9.9)
-        assert replica.engine.interrupted == []
-        await asyncio.sleep(0.2)
-        [(names, failure)] = replica.engine.interrupted
-        assert (names, type(failure)) == (["a", "b"], ReplicaShuttingDown)
 
 
 class ServingReplica(ScriptedReplica):
@@ -331,7 +282,7 @@ async def answered(replica: ServingReplica, *names: str) -> list[ServedParts]:
 
 
 @virtual_time.test
-async def test_parts_of_one_iteration_are_yielded_together_and_the_last_ones_with_their_ends() -> None:
+async def test_parts_of_one_iteration_are_yielded_together() -> None:
     replica = ServingReplica()
     async with aclosing(replica.serve([served("a"), served("b")], "ingress")) as items:
         first = await anext(items)
@@ -346,7 +297,7 @@ async def test_parts_of_one_iteration_are_yielded_together_and_the_last_ones_wit
     assert await replica.ended_generations() == 2
 
 
-def test_parts_that_are_large_together_are_divided_and_the_ends_come_with_the_last() -> None:
+def test_parts_that_are_large_together_are_divided() -> None:
     class LargeReplica(ServingReplica):
         async def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
             yield ServedPart(bytes(MOST_BYTES_PER_MESSAGE - 1000), 200, tokens=ServedTokens(1, 1))
@@ -375,64 +326,37 @@ async def test_the_failure_of_a_call_is_its_own_alone_and_comes_after_its_parts(
 
 
 @virtual_time.test
-async def test_a_call_that_needs_newer_weights_is_refused() -> None:
-    [item] = [item async for item in ServingReplica().serve([served("a", min_weight_version=4)])]
-    [(_, refused)] = item.results
-    assert (item.parts, type(refused)) == ([], GenerationLost)
-
-
-@virtual_time.test
-async def test_an_aborted_call_is_left_and_the_others_of_its_batch_go_on() -> None:
+async def test_a_replica_that_drains_hands_over_what_runs_until_all_have_ended() -> None:
     replica = ServingReplica()
-    async with aclosing(replica.serve([served("a"), served("b")])) as items:
-        await anext(items)
-        await replica.abort(["a", "unknown"])
-        [(place, aborted)] = (await anext(items)).results
-        assert (place, type(aborted), str(aborted)) == (0, GenerationLost, "The call was aborted.")
-        assert replica.left == ["a"]
+    async with aclosing(replica.generate(requests("ends", "a"))) as items:
+        first = asyncio.ensure_future(anext(items))
+        call = asyncio.create_task(answered(replica, "c"))
+        await virtual_time.settled()
+        replica.drain(bound_s=10)
+        replica.engine.finish("ends")
+        assert (await first).results == [(0, DONE)]
+        refusals = [
+            *[result for item in await all_of(replica.generate(requests("new"))) for result in item.results],
+            *[result for item in await answered(replica, "new") for result in item.results],
+        ]
+        said = (ReplicaShuttingDown, "The generator replica is being shut down.")
+        assert [(type(refused), str(refused)) for _, refused in refusals] == [said] * 2
+        assert replica.engine.started == ["ends", "a"]
+        await asyncio.sleep(9.9)
+        assert replica.engine.interrupted == []
+        await asyncio.sleep(0.7)
+        handed_over = [(names, type(failure)) for names, failure in replica.engine.interrupted]
+        assert handed_over == [(["a", "c"], ReplicaShuttingDown)] * 2
+        replica.engine.finish("a")
         replica.may_end.set()
-        assert (await anext(items)).parts == [("b", ENDED)]
-
-
-@virtual_time.test
-async def test_closing_the_stream_of_a_batch_leaves_all_of_its_calls() -> None:
-    replica = ServingReplica()
-    async with aclosing(replica.serve([served("a"), served("b")])) as items:
-        await anext(items)
-    await virtual_time.settled()
-    assert sorted(replica.left) == ["a", "b"]
-
-
-@virtual_time.test
-async def test_a_caller_of_calls_that_say_nothing_gets_a_heartbeat_each_second() -> None:
-    replica = ServingReplica()
-    async with aclosing(replica.serve([served("a")], "ingress")) as items:
-        await anext(items)
-        heartbeat = await anext(items)
-        assert (heartbeat.parts, heartbeat.results, virtual_time.now()) == ([], [], 1.0)
-        assert heartbeat.load.ongoing_generations == LOAD.ongoing_generations
-
-
-@virtual_time.test
-async def test_a_replica_that_drains_hands_its_calls_over_again_and_again_until_the_last_has_ended() -> None:
-    replica = ServingReplica()
-    call = asyncio.create_task(answered(replica, "a"))
-    await virtual_time.settled()
-    replica.drain(bound_s=10)
-    [refusal] = await answered(replica, "new")
-    assert [type(result) for _, result in refusal.results] == [ReplicaShuttingDown]
-    await asyncio.sleep(9.9)
-    assert replica.engine.interrupted == []
-    await asyncio.sleep(0.7)
-    assert [names for names, _ in replica.engine.interrupted] == [["a"], ["a"]]
-    replica.may_end.set()
+        assert [result for item in await all_of(items) for result in item.results] == [(1, DONE)]
     await call
     await asyncio.sleep(10)
     assert len(replica.engine.interrupted) == 2
 
 
 @virtual_time.test
-async def test_what_a_caller_that_has_died_has_under_way_is_aborted_and_its_calls_are_left(
+async def test_what_a_dead_caller_has_under_way_is_aborted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replica = ServingReplica()
@@ -453,22 +377,7 @@ async def test_what_a_caller_that_has_died_has_under_way_is_aborted_and_its_call
 
 
 @virtual_time.test
-async def test_a_caller_of_calls_alone_counts_as_one_until_its_last_call_has_ended() -> None:
-    replica = ServingReplica()
-    calls = [replica.serve([served(name)], "ingress", 5) for name in ("a", "b")]
-    begun = [asyncio.ensure_future(anext(call)) for call in calls]
-    await virtual_time.settled()
-    assert replica.load().ingresses == 1
-    replica.may_end.set()
-    await asyncio.gather(*begun)
-    await calls[0].aclose()
-    assert (replica.load().ingresses, replica._waiting) == (1, {"ingress": 5})
-    await calls[1].aclose()
-    assert (replica.load().ingresses, replica._waiting) == (0, {})
-
-
-@virtual_time.test
-async def test_a_replica_reports_its_callers_and_the_highest_virtual_time_that_has_ended() -> None:
+async def test_a_replica_reports_its_callers_and_the_highest_ended_virtual_time() -> None:
     replica = ScriptedReplica()
     calls = [replica.generate([timed(f"{caller}", virtual_time)], caller) for caller, virtual_time in CALLERS]
     waiting = [asyncio.create_task(anext(call)) for call in calls]
@@ -485,18 +394,26 @@ async def test_a_replica_reports_its_callers_and_the_highest_virtual_time_that_h
 
 
 @virtual_time.test
-async def test_what_waits_in_the_ingress_counts_for_autoscaling_while_its_caller_has_calls_here() -> None:
-    replica = ScriptedReplica()
-    calls = [replica.generate(requests(name), "ingress", waiting) for name, waiting in (("a", 100), ("b", 70))]
-    other = replica.generate(requests("c"), "other ingress", 5)
-    waiting = [asyncio.create_task(anext(call)) for call in (*calls, other)]
-    await virtual_time.settled()
-    assert await replica.record_autoscaling_stats() == {"in_progress": 7.0 + 70 + 5}
-    for task, call in zip(waiting, (*calls, other), strict=True):
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await call.aclose()
-    assert await replica.record_autoscaling_stats() == {"in_progress": 7.0}
+async def test_what_waits_in_the_ingress_counts_for_autoscaling() -> None:
+    replica = ServingReplica()
+    streams: list[AsyncGenerator[Any, None]] = [
+        replica.generate(requests("a"), "ingress", 100),
+        replica.serve([served("b")], "ingress", 70),
+        replica.generate(requests("c"), "other ingress", 5),
+    ]
+    reading = [asyncio.create_task(all_of(stream)) for stream in streams]
+    seen = []
+    for ends in (None, *reading):
+        if ends is not None:
+            ends.cancel()
+        await virtual_time.settled()
+        seen.append((replica.load().ingresses, await replica.record_autoscaling_stats()))
+    assert seen == [
+        *[(2, {"in_progress": 7.0 + 70 + 5})] * 2,
+        (1, {"in_progress": 7.0 + 5}),
+        (0, {"in_progress": 7.0}),
+    ]
+    assert (await replica.describe(), await replica.ongoing_generations()) == (DESCRIPTION, 7)
 
 
 CALLERS = (("one", 7), ("two", 50), ("three", 3))

@@ -70,7 +70,7 @@ def ids(tokenizer: Any, text: str, ended: bool = True) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["special", "plain"])
-def test_calls_and_reasoning_are_read_whether_their_markers_are_special_tokens_or_not(
+def test_calls_and_reasoning_are_read_by_special_and_by_plain_markers(
     tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser], kind: str
 ) -> None:
     text = f"<think>Two numbers.</think>I add them. {CALL}{CALL}"
@@ -91,11 +91,6 @@ def test_calls_are_read_also_where_the_sample_names_no_tools(
         assert call["function"]["name"] == "add"
 
 
-def test_a_text_without_calls_and_reasoning_gives_nothing(tokenizers: dict[str, Any]) -> None:
-    parser = _VLLMResponseParser(ParserChoice(tokenizers["plain folder"], "hermes", None))
-    assert parser.parse(ResponseToParse(ids(tokenizers["plain"], "Just 42."))) == ParsedResponse()
-
-
 def test_a_call_that_is_not_json_is_an_error_that_says_why(
     tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser]
 ) -> None:
@@ -110,23 +105,11 @@ def test_a_call_that_is_not_json_is_an_error_that_says_why(
 
 
 @pytest.mark.parametrize(
-    ("parser", "text"),
-    [
-        ("llama3_json", '{"name": "add", "parameters": {"numbers": [41, 1]}}'),
-        ("pythonic", "[add(numbers=[41, 1])]"),
-        ("qwen3_json", CALL),
-    ],
-)
-def test_other_formats_give_the_same_call(tokenizers: dict[str, Any], parser: str, text: str) -> None:
-    parsers = _VLLMResponseParser(ParserChoice(tokenizers["plain folder"], parser, None))
-    [call] = parsers.parse(ResponseToParse(ids(tokenizers["plain"], text, ended=False), tools=[ADD])).tool_calls
-    assert (call["id"], call["function"]["name"]) == ("call00000", "add")
-    assert json.loads(call["function"]["arguments"]) == {"numbers": [41, 1]}
-
-
-@pytest.mark.parametrize(
     ("parser", "text", "call_id"),
     [
+        ("llama3_json", '{"name": "add", "parameters": {"numbers": [41, 1]}}', "call00300"),
+        ("pythonic", "[add(numbers=[41, 1])]", "call00300"),
+        ("qwen3_json", CALL, "call00300"),
         ("mistral", '[TOOL_CALLS]add{"numbers": [41, 1]}', "call00300"),
         ("hunyuan_a13b", '<tool_calls>[{"name": "add", "arguments": {"numbers": [41, 1]}}]</tool_calls>', "call00300"),
         ("xlam", '[{"name": "add", "arguments": {"numbers": [41, 1]}}]', "call00300"),
@@ -138,13 +121,13 @@ def test_other_formats_give_the_same_call(tokenizers: dict[str, Any], parser: st
         ),
     ],
 )
-def test_a_calls_id_is_what_the_response_spells_or_follows_from_its_turn_and_place(
+def test_formats_give_the_same_call_with_the_models_id_or_one_of_its_place(
     tmp_path: Path, parser: str, text: str, call_id: str
 ) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
     sections = ["tool_calls_section", "tool_call", "tool_call_argument"]
     tokenizer.add_tokens(
-        ["[TOOL_CALLS]", "[ARGS]", *(f"<|{name}_{end}|>" for name in sections for end in ("begin", "end"))],
+        [*MARKERS, "[TOOL_CALLS]", "[ARGS]", *(f"<|{name}_{end}|>" for name in sections for end in ("begin", "end"))],
         special_tokens=True,
     )
     tokenizer.save_pretrained(tmp_path)
@@ -153,6 +136,7 @@ def test_a_calls_id_is_what_the_response_spells_or_follows_from_its_turn_and_pla
     response = ResponseToParse(ids(tokenizer, text, ended=False), tools=[ADD], turn=3)
     calls = [call for _ in range(2) for call in parsers.parse(response).tool_calls]
     assert [(call["id"], call["function"]["name"]) for call in calls] == [(call_id, "add")] * 2
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"numbers": [41, 1]}] * 2
 
 
 pieces = st.sampled_from(
@@ -164,8 +148,7 @@ pieces = st.sampled_from(
 def test_whatever_a_model_writes_is_parsed_or_an_error(
     tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser], text: str
 ) -> None:
-    response_parser._parser = parsers["plain"]
-    [parsed] = parse_all([ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD])])
+    parsed = response_parser.parsed(parsers["plain"], ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD]))
     for call in parsed.tool_calls:
         assert call["function"]["name"] is not None
         json.loads(call["function"]["arguments"])
@@ -179,6 +162,7 @@ def test_whatever_a_model_writes_is_parsed_or_an_error(
         (("no such", None), "no such"),
         ((None, "deepseek_r1"), "could not locate think start/end tokens"),
         ((None, None), "neither tool_call_parser nor reasoning_parser is set"),
+        (("hf", None), "response_template"),
     ],
 )
 def test_a_parser_that_cannot_work_is_refused(choice: tuple[str | None, str | None], says: str) -> None:
@@ -188,7 +172,7 @@ def test_a_parser_that_cannot_work_is_refused(choice: tuple[str | None, str | No
 
 
 @pytest.mark.parametrize("choice", [("openai", "openai_gptoss"), ("openai", None), (None, "openai_gptoss")])
-def test_the_parsers_of_gpt_oss_read_the_harmony_format_and_are_refused_without_its_vocabulary(
+def test_the_parsers_of_gpt_oss_need_the_harmony_vocabulary(
     monkeypatch: pytest.MonkeyPatch, choice: tuple[str | None, str | None]
 ) -> None:
     def without_network() -> None:
@@ -198,11 +182,12 @@ def test_the_parsers_of_gpt_oss_read_the_harmony_format_and_are_refused_without_
     with pytest.raises(ParserUnusable, match="HarmonyError: error downloading or loading vocab file"):
         _VLLMResponseParser(ParserChoice(str(TINY_MODEL), *choice))
     monkeypatch.setattr(harmony_utils, "get_encoding", lambda: None)
-    # Their own classes raise: "GptOssToolParser is a stub".
-    assert _VLLMResponseParser(ParserChoice(str(TINY_MODEL), *choice))._parser_class is HarmonyParser
+    monkeypatch.setattr(HarmonyParser, "parse", lambda *_, **__: ("why", "42", None))
+    parser = _VLLMResponseParser(ParserChoice(str(TINY_MODEL), *choice))
+    assert parser.parse(ResponseToParse([52])) == ParsedResponse([], "why", "42"), "not a class that raises"
 
 
-def test_half_of_a_surrogate_pair_is_an_error_because_no_answer_can_be_written_with_it(
+def test_half_of_a_surrogate_pair_is_an_error(
     tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser]
 ) -> None:
     text = '<tool_call>{"name": "add", "arguments": {"numbers": "\\ud800"}}</tool_call>'
@@ -249,7 +234,7 @@ def test_the_hf_parser_reads_what_the_template_of_the_tokenizer_says(
     assert (parsed.reasoning_content, parsed.parsed_content) == ("Two numbers.", "I add them. ")
 
 
-def test_the_hf_parser_looks_at_the_prompt_for_reasoning_that_the_template_has_begun(
+def test_the_hf_parser_finds_reasoning_that_the_prompt_has_begun(
     tokenizers: dict[str, Any], templated: _VLLMResponseParser
 ) -> None:
     response = ids(tokenizers["plain"], "Two numbers.</think>42")
@@ -257,9 +242,3 @@ def test_the_hf_parser_looks_at_the_prompt_for_reasoning_that_the_template_has_b
         prompt = ids(tokenizers["plain"], f"<|user|>\n41 + 1?<|end|>\n<|assistant|>\n{begun}", ended=False)
         parsed = templated.parse(ResponseToParse(response, prompt_token_ids=prompt))
         assert parsed.reasoning_content == reasoning
-
-
-def test_the_hf_parser_is_refused_where_the_tokenizer_has_no_template_of_responses() -> None:
-    prepare(ParserChoice(str(TINY_MODEL), "hf", None))
-    with pytest.raises(ParserUnusable, match="response_template"):
-        parse_all([])

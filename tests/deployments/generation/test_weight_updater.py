@@ -1,6 +1,5 @@
 """The calls to the engine that change its weights: their order, the pause, and what a failure leaves."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,9 @@ from deployments.generation.adapters import Adapters
 from deployments.generation.weight_updater import WeightsFailed, WeightUpdater
 from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from rollout_client.contract.policy import PauseMode
-from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
-from tests.virtual_time import run, settled
+from tests import virtual_time
+from tests.fakes.async_llm import ScriptedLLM, adapter_folder
+from tests.virtual_time import run, runs, settled
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -21,6 +21,23 @@ STAGED = [(True, None), (True, None)]
 
 def updater_of(llm: Any) -> WeightUpdater:
     return WeightUpdater(llm, Adapters(llm))
+
+
+def full_weights() -> ScriptedLLM:
+    """An engine of one worker that takes full weights once."""
+    return ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
+
+
+def states_at_swaps(updater: WeightUpdater, llm: ScriptedLLM) -> list[tuple[bool, int, int]]:
+    """Whether generations may begin, and how many aborts and swaps there were, when workers swap."""
+    states = []
+
+    def note(method: str) -> None:
+        if method == "swap_staged":
+            states.append((updater.may_generate.is_set(), updater.aborts, updater.swaps))
+
+    llm.meanwhile = note
+    return states
 
 
 MET = [(True, None), (True, None)]
@@ -38,32 +55,28 @@ def test_a_trainer_is_met_when_every_worker_is_connected_without_a_pause() -> No
     assert llm.calls == [begun, "rendezvous_state", "rendezvous_state", "end_rendezvous True"]
 
 
-def test_a_trainer_that_does_not_answer_is_given_up_after_the_limit() -> None:
-    async def play() -> None:
-        llm = ScriptedLLM(
-            begin_rendezvous=[[(None, None)] * 2],
-            rendezvous_state=[[(False, None), (True, None)]] * 100,
-            end_rendezvous=[["nobody listens at 10.0.0.4:29500", None]],
-        )
-        with pytest.raises(WeightsFailed, match=r"^0\.2 s were not enough: nobody listens at 10\.0\.0\.4:29500$"):
-            await updater_of(llm).init_transfer(INIT_INFO, 0.2)
-        assert llm.calls[-1] == "end_rendezvous False"
-        assert "pause" not in " ".join(llm.calls)
-
-    asyncio.run(play())
+@runs
+async def test_a_trainer_that_does_not_answer_is_given_up_after_the_limit() -> None:
+    llm = ScriptedLLM(
+        begin_rendezvous=[[(None, None)] * 2],
+        rendezvous_state=[[(False, None), (True, None)]] * 100,
+        end_rendezvous=[["nobody listens at 10.0.0.4:29500", None]],
+    )
+    with pytest.raises(WeightsFailed, match=r"^0\.2 s were not enough: nobody listens at 10\.0\.0\.4:29500$"):
+        await updater_of(llm).init_transfer(INIT_INFO, 0.2)
+    assert llm.calls[-1] == "end_rendezvous False"
+    assert "pause" not in " ".join(llm.calls)
 
 
 @pytest.mark.parametrize("step", ["begin_rendezvous", "rendezvous_state"])
-def test_one_worker_that_cannot_connect_makes_all_give_up(step: str) -> None:
-    async def play() -> None:
-        results: dict[str, list[list[Any]]] = {"begin_rendezvous": [[(None, None)] * 2], "rendezvous_state": [MET]}
-        results[step] = [[(True, None), (False, "ValueError: other backend")]]
-        llm = ScriptedLLM(**results, end_rendezvous=[[None, None]])
-        with pytest.raises(WeightsFailed, match=r"^Worker 1: ValueError: other backend$"):
-            await updater_of(llm).init_transfer(INIT_INFO, 30.0)
-        assert llm.calls[-1] == "end_rendezvous False"
-
-    run(play())
+@virtual_time.test
+async def test_one_worker_that_cannot_connect_makes_all_give_up(step: str) -> None:
+    results: dict[str, list[list[Any]]] = {"begin_rendezvous": [[(None, None)] * 2], "rendezvous_state": [MET]}
+    results[step] = [[(True, None), (False, "ValueError: other backend")]]
+    llm = ScriptedLLM(**results, end_rendezvous=[[None, None]])
+    with pytest.raises(WeightsFailed, match=r"^Worker 1: ValueError: other backend$"):
+        await updater_of(llm).init_transfer(INIT_INFO, 30.0)
+    assert llm.calls[-1] == "end_rendezvous False"
 
 
 def test_staging_returns_when_every_worker_has_read_the_file() -> None:
@@ -72,179 +85,147 @@ def test_staging_returns_when_every_worker_has_read_the_file() -> None:
     assert llm.calls == ["begin_staging /folder/model.safetensors", "staged", "staged"]
 
 
-def test_a_file_that_a_worker_cannot_read_is_not_staged() -> None:
-    async def play() -> None:
-        updater = updater_of(
-            ScriptedLLM(begin_staging=[[None, None]], staged=[[(False, None), (False, "OSError: gone")]])
-        )
-        with pytest.raises(WeightsFailed, match="Worker 1: OSError: gone"):
-            await updater.stage(1, WEIGHTS)
-        with pytest.raises(RuntimeError, match="Nothing is staged"):
-            await updater.swap(SwapOptions())
-
-    run(play())
+@virtual_time.test
+async def test_a_file_that_a_worker_cannot_read_is_not_staged() -> None:
+    updater = updater_of(ScriptedLLM(begin_staging=[[None, None]], staged=[[(False, None), (False, "OSError: gone")]]))
+    with pytest.raises(WeightsFailed, match="Worker 1: OSError: gone"):
+        await updater.stage(1, WEIGHTS)
+    with pytest.raises(RuntimeError, match="Nothing is staged"):
+        await updater.swap(SwapOptions())
 
 
-def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() -> None:
-    async def play() -> tuple[CommandCosts, LoadedWeights, list[str]]:
-        llm = ScriptedLLM(begin_staging=[[None, None]], staged=[STAGED], swap_staged=[[(0.25, None), (0.5, None)]])
-        updater = updater_of(llm)
-        await updater.stage(3, WEIGHTS)
-        llm.calls.clear()
-        times = await updater.swap(SwapOptions("wait", reset_prefix_cache=False))
-        return times, updater.loaded, llm.calls
-
-    times, loaded, calls = run(play())
-    assert calls == ["pause mode=wait clear_cache=False", "reset_encoder_cache", "swap_staged", "label 3", "resume"]
-    assert times.swap_s == 0.5, "of the slowest worker"
-    assert loaded == LoadedWeights(3)
+@virtual_time.test
+async def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() -> None:
+    llm = ScriptedLLM(begin_staging=[[None, None]], staged=[STAGED], swap_staged=[[(0.25, None), (0.5, None)]])
+    updater = updater_of(llm)
+    await updater.stage(3, WEIGHTS)
+    llm.calls.clear()
+    costs = await updater.swap(SwapOptions("wait", reset_prefix_cache=False))
+    assert llm.calls == ["pause mode=wait clear_cache=False", "reset_encoder_cache", "swap_staged", "label 3", "resume"]
+    assert costs.swap_s == 0.5, "of the slowest worker"
+    assert updater.loaded == LoadedWeights(3)
 
 
 @pytest.mark.parametrize("mode", ["keep", "abort", "wait"])
-def test_in_a_trial_the_engine_is_emptied_after_the_swap_and_generations_wait_until_the_weights_are_accepted(
+@virtual_time.test
+async def test_in_a_trial_generations_wait_until_the_weights_are_accepted(
     mode: PauseMode,
 ) -> None:
-    async def play() -> None:
-        llm = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
-        updater = updater_of(llm)
-        await updater.stage(3, WEIGHTS)
-        llm.calls.clear()
-        await updater.swap(SwapOptions(mode), is_trial=True)
-        paused, *calls = llm.calls
-        assert paused == f"pause mode={mode} clear_cache=True"
-        assert calls == ["swap_staged", "label 3", "pause mode=abort clear_cache=False", "resume"]
-        assert (updater.may_generate.is_set(), updater.is_on_trial, updater.aborts) == (False, True, 1)
-        updater.accept()
-        assert (updater.may_generate.is_set(), updater.is_on_trial) == (True, False)
-
-    run(play())
+    llm = full_weights()
+    updater = updater_of(llm)
+    await updater.stage(3, WEIGHTS)
+    llm.calls.clear()
+    await updater.swap(SwapOptions(mode), is_trial=True)
+    paused, *calls = llm.calls
+    assert paused == f"pause mode={mode} clear_cache=True"
+    assert calls == ["swap_staged", "label 3", "pause mode=abort clear_cache=False", "resume"]
+    assert (updater.may_generate.is_set(), updater.is_on_trial, updater.aborts) == (False, True, 1)
+    updater.accept()
+    assert (updater.may_generate.is_set(), updater.is_on_trial) == (True, False)
 
 
-def test_a_swap_that_is_no_trial_ends_one() -> None:
-    async def play() -> None:
-        llm = ScriptedLLM(begin_staging=[[None]] * 2, staged=[[(True, None)]] * 2, swap_staged=[[(0.5, None)]] * 2)
-        updater = updater_of(llm)
-        for version, is_trial in ((3, True), (2, False)):
-            await updater.stage(version, WEIGHTS)
-            await updater.swap(SwapOptions(), is_trial)
-        assert (updater.may_generate.is_set(), updater.is_on_trial, updater.loaded) == (True, False, LoadedWeights(2))
-
-    run(play())
+@virtual_time.test
+async def test_a_swap_that_is_no_trial_ends_one() -> None:
+    llm = ScriptedLLM(begin_staging=[[None]] * 2, staged=[[(True, None)]] * 2, swap_staged=[[(0.5, None)]] * 2)
+    updater = updater_of(llm)
+    for version, is_trial in ((3, True), (2, False)):
+        await updater.stage(version, WEIGHTS)
+        await updater.swap(SwapOptions(), is_trial)
+    assert (updater.may_generate.is_set(), updater.is_on_trial, updater.loaded) == (True, False, LoadedWeights(2))
 
 
-def test_an_adapter_on_trial_interrupts_nothing_and_lets_new_generations_wait() -> None:
-    async def play() -> None:
-        llm = ScriptedLLM()
-        updater = updater_of(llm)
-        await updater.stage_adapter(4, adapter_folder("4"))
-        await updater.swap(SwapOptions("abort"), is_trial=True)
-        assert (updater.may_generate.is_set(), updater.aborts) == (False, 0)
-        updater.accept()
-        assert updater.may_generate.is_set()
-
-    run(play())
-
-
-def test_a_failed_swap_names_the_worker_and_leaves_the_version_as_it_was() -> None:
-    async def play() -> LoadedWeights:
-        llm = ScriptedLLM(
-            begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.0, "ValueError: other shape")]]
-        )
-        updater = updater_of(llm)
-        await updater.stage(3, WEIGHTS)
-        with pytest.raises(WeightsFailed, match="Worker 0: ValueError: other shape"):
-            await updater.swap(SwapOptions())
-        assert updater.is_paused
-        assert "resume" not in llm.calls, "its weights may be a mixture"
-        return updater.loaded
-
-    assert run(play()) == LoadedWeights(0)
+@virtual_time.test
+async def test_a_failed_swap_names_the_worker_and_leaves_the_version_as_it_was() -> None:
+    llm = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.0, "ValueError: other shape")]])
+    updater = updater_of(llm)
+    await updater.stage(3, WEIGHTS)
+    with pytest.raises(WeightsFailed, match="Worker 0: ValueError: other shape"):
+        await updater.swap(SwapOptions())
+    assert updater.is_paused
+    assert "resume" not in llm.calls, "its weights may be a mixture"
+    assert updater.loaded == LoadedWeights(0)
 
 
-def test_a_switch_of_adapter_pauses_nothing() -> None:
-    async def play() -> tuple[CommandCosts, LoadedWeights, list[str]]:
-        llm = ScriptedLLM()
-        updater = updater_of(llm)
-        folder = adapter_folder("4")
-        await updater.stage_adapter(4, folder)
-        times = await updater.swap(SwapOptions("abort"))
-        assert updater.aborts == 0
-        return times, updater.loaded, [call.replace(f"{folder.parent}/", "") for call in llm.calls]
-
-    assert run(play()) == (CommandCosts(), LoadedWeights(0, adapter=4), ["add_lora 1 4"])
+@virtual_time.test
+async def test_a_switch_of_adapter_pauses_nothing() -> None:
+    llm = ScriptedLLM()
+    updater = updater_of(llm)
+    folder = adapter_folder("4")
+    await updater.stage_adapter(4, folder)
+    times = await updater.swap(SwapOptions("abort"), is_trial=True)
+    assert (updater.may_generate.is_set(), updater.aborts) == (False, 0)
+    updater.accept()
+    assert updater.may_generate.is_set()
+    assert (times, updater.loaded, [call.replace(f"{folder.parent}/", "") for call in llm.calls]) == (
+        CommandCosts(),
+        LoadedWeights(0, adapter=4),
+        ["add_lora 1 4"],
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "paused", "aborts"), [("keep", "abort", 1), ("wait", "wait", 0), ("abort", "abort", 1)]
 )
-def test_while_full_weights_replace_an_adapter_no_generation_goes_on_or_begins(
+@virtual_time.test
+async def test_while_full_weights_replace_an_adapter_no_generation_goes_on(
     asked: PauseMode, paused: str, aborts: int
 ) -> None:
-    async def play() -> None:
-        llm = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
-        updater = updater_of(llm)
-        await updater.stage_adapter(4, adapter_folder("4"))
+    llm: Any = full_weights()
+    adapters = Adapters(llm)
+    updater = WeightUpdater(llm, adapters)
+    await updater.stage_adapter(4, adapter_folder("4"))
+    await updater.swap(SwapOptions())
+    await updater.stage(5, WEIGHTS)
+    llm.calls.clear()
+    in_the_pause = states_at_swaps(updater, llm)
+    await updater.swap(SwapOptions(asked))
+    assert (llm.calls[0], in_the_pause) == (f"pause mode={paused} clear_cache=True", [(False, aborts, 0)])
+    assert updater.may_generate.is_set()
+    assert (updater.loaded, adapters.needed) == (LoadedWeights(5), {"4"})
+    llm.may_unload.set()
+
+
+@virtual_time.test
+async def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> None:
+    silent = "the trainer sent nothing for 20 s"
+    llm = ScriptedLLM(
+        begin_saving=[[None, None]],
+        receive_transfer=[[(None, silent), (None, None)]],
+        abandon_transfer=[[(None, None)] * 2],
+        begin_staging=[[None, None]],
+        staged=[STAGED],
+        swap_staged=[[(0.5, None)] * 2],
+    )
+    updater = updater_of(llm)
+    await updater.start_transfer(SwapOptions(), WEIGHTS)
+    with pytest.raises(WeightsFailed, match=f"^Worker 0: {silent}$"):
+        await updater.update_transfer({"names": []}, 20.0)
+    await updater.abandon_transfer()
+    assert updater.is_paused
+    await updater.stage_adapter(4, adapter_folder("4"))
+    with pytest.raises(RuntimeError, match="full weights have to be loaded before an adapter"):
         await updater.swap(SwapOptions())
-        await updater.stage(5, WEIGHTS)
-        llm.calls.clear()
-        await updater._pause(SwapOptions(asked))
-        assert llm.calls == [f"pause mode={paused} clear_cache=True"]
-        assert (updater.may_generate.is_set(), updater.aborts) == (False, aborts)
-        await updater._resume(5)
-        assert not updater.may_generate.is_set()
-        updater.accept()
-        assert updater.may_generate.is_set()
-        assert (updater.loaded, updater._adapters.needed) == (LoadedWeights(5), {"4"})
-        llm.may_unload.set()
-
-    run(play())
+    await updater.stage(3, WEIGHTS)
+    await updater.swap(SwapOptions())
+    assert (updater.is_paused, updater.loaded) == (False, LoadedWeights(3))
+    await updater.stage_adapter(4, adapter_folder("4"))
+    await updater.swap(SwapOptions())
+    assert updater.loaded == LoadedWeights(3, adapter=4)
+    calls = ["start_weight_update", "receive_transfer {'names': []} 20.0", "abandon_transfer"]
+    assert llm.calls[2:5] == calls
 
 
-def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> None:
-    async def play() -> None:
-        silent = "the trainer sent nothing for 20 s"
-        llm = ScriptedLLM(
-            begin_saving=[[None, None]],
-            receive_transfer=[[(None, silent), (None, None)]],
-            abandon_transfer=[[(None, None)] * 2],
-            begin_staging=[[None, None]],
-            staged=[STAGED],
-            swap_staged=[[(0.5, None)] * 2],
-        )
-        updater = updater_of(llm)
-        await updater.start_transfer(SwapOptions(), WEIGHTS)
-        with pytest.raises(WeightsFailed, match=f"^Worker 0: {silent}$"):
-            await updater.update_transfer({"names": []}, 20.0)
-        await updater.abandon_transfer()
-        assert updater.is_paused
-        await updater.stage_adapter(4, adapter_folder("4"))
-        with pytest.raises(RuntimeError, match="full weights have to be loaded before an adapter"):
-            await updater.swap(SwapOptions())
-        await updater.stage(3, WEIGHTS)
-        await updater.swap(SwapOptions())
-        assert (updater.is_paused, updater.loaded) == (False, LoadedWeights(3))
-        await updater.stage_adapter(4, adapter_folder("4"))
-        await updater.swap(SwapOptions())
-        assert updater.loaded == LoadedWeights(3, adapter=4)
-        calls = ["start_weight_update", "receive_transfer {'names': []} 20.0", "abandon_transfer"]
-        assert llm.calls[2:5] == calls
-
-    run(play())
-
-
-def test_what_one_worker_has_saved_is_told_once_it_is_written() -> None:
-    async def play() -> None:
-        llm = ScriptedLLM(
-            begin_saving=[[None, None]],
-            saved_weights=[[None, (None, None)], [None, (("5f3a", 10), None)]],
-        )
-        updater = updater_of(llm)
-        await updater.start_transfer(SwapOptions(), Path("/node/transfer.safetensors"), b"header")
-        assert await updater.saved_transfer() == ("5f3a", 10)
-        begun = "begin_saving /node/transfer.safetensors b'header'"
-        assert llm.calls[:2] == [begun, "pause mode=keep clear_cache=True"]
-
-    run(play())
+@virtual_time.test
+async def test_what_one_worker_has_saved_is_told_once_it_is_written() -> None:
+    llm = ScriptedLLM(
+        begin_saving=[[None, None]],
+        saved_weights=[[None, (None, None)], [None, (("5f3a", 10), None)]],
+    )
+    updater = updater_of(llm)
+    await updater.start_transfer(SwapOptions(), Path("/node/transfer.safetensors"), b"header")
+    assert await updater.saved_transfer() == ("5f3a", 10)
+    begun = "begin_saving /node/transfer.safetensors b'header'"
+    assert llm.calls[:2] == [begun, "pause mode=keep clear_cache=True"]
 
 
 @pytest.mark.parametrize(
@@ -254,51 +235,47 @@ def test_what_one_worker_has_saved_is_told_once_it_is_written() -> None:
         ([None, None], "the transfer was begun without a file"),
     ],
 )
-def test_weights_that_no_worker_could_save_say_why(answers: list[Any], error: str) -> None:
-    async def play() -> None:
-        with pytest.raises(WeightsFailed, match=f"^{error}$"):
-            await updater_of(ScriptedLLM(saved_weights=[answers])).saved_transfer()
-
-    run(play())
+@virtual_time.test
+async def test_weights_that_no_worker_could_save_say_why(answers: list[Any], error: str) -> None:
+    with pytest.raises(WeightsFailed, match=f"^{error}$"):
+        await updater_of(ScriptedLLM(saved_weights=[answers])).saved_transfer()
 
 
 @pytest.mark.parametrize(
     ("asked", "paused", "is_trial", "aborts"),
     [("keep", "abort", False, 1), ("wait", "wait", False, 0), ("keep", "abort", True, 1), ("wait", "wait", True, 1)],
 )
-def test_while_full_weights_change_no_generation_of_a_named_policy_goes_on_and_its_adapter_is_dropped(
+@virtual_time.test
+async def test_while_full_weights_change_no_generation_of_a_named_policy_goes_on(
     asked: PauseMode, paused: str, is_trial: bool, aborts: int
 ) -> None:
-    async def play() -> None:
-        llm: Any = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
-        adapters = Adapters(llm)
-        updater = WeightUpdater(llm, adapters)
-        named = await adapters.load("run-b/7", 7, adapter_folder("named"))
-        adapters.hold(named)
-        adapters.serve({"run-b": named})
-        await updater.stage(5, WEIGHTS)
-        llm.calls.clear()
-        with adapters.used_by_generation(named), adapters.used_by_generation(None):
-            await updater._pause(SwapOptions(asked), is_trial)
-            assert llm.calls == [f"pause mode={paused} clear_cache=True"]
-            assert (updater.may_generate.is_set(), updater.aborts, updater.swaps) == (False, aborts, 0)
-            await updater._resume(5)
-            assert (adapters.versions, updater.swaps) == ({}, 1)
-            assert adapters.needed == {"named"}, "a generation still has it"
-        llm.may_unload.set()
-        await settled()
-        assert (adapters.needed, llm.unloaded) == (set(), [1])
-
-    run(play())
+    llm: Any = full_weights()
+    adapters = Adapters(llm)
+    updater = WeightUpdater(llm, adapters)
+    named = await adapters.load("run-b/7", 7, adapter_folder("named"))
+    adapters.hold(named)
+    adapters.serve({"run-b": named})
+    await updater.stage(5, WEIGHTS)
+    llm.calls.clear()
+    in_the_pause = states_at_swaps(updater, llm)
+    with adapters.used_by_generation(named), adapters.used_by_generation(None):
+        await updater.swap(SwapOptions(asked), is_trial)
+        assert (llm.calls[0], in_the_pause) == (f"pause mode={paused} clear_cache=True", [(False, aborts, 0)])
+        assert (adapters.versions, updater.swaps) == ({}, 1)
+        assert adapters.needed == {"named"}, "a generation still has it"
+    llm.may_unload.set()
+    await settled()
+    assert (adapters.needed, llm.unloaded) == (set(), [1])
 
 
-def test_without_an_adapter_new_generations_need_not_wait_for_an_update() -> None:
-    async def play() -> bool:
-        updater = updater_of(ScriptedLLM())
-        await updater._pause(SwapOptions("keep"))
-        return updater.may_generate.is_set()
-
-    assert run(play())
+@virtual_time.test
+async def test_without_an_adapter_new_generations_need_not_wait_for_an_update() -> None:
+    llm = full_weights()
+    updater = updater_of(llm)
+    await updater.stage(5, WEIGHTS)
+    in_the_pause = states_at_swaps(updater, llm)
+    await updater.swap(SwapOptions("keep"))
+    assert in_the_pause == [(True, 0, 0)]
 
 
 def test_a_checksum_is_that_of_one_worker_or_of_all_checksums() -> None:

@@ -19,7 +19,8 @@ from deployments.generation.weights_canary import (
     canary_prompts,
 )
 from deployments.protocols.generation import GenerationRequest
-from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
+from tests import virtual_time
+from tests.fakes.async_llm import ScriptedLLM, adapter_folder
 from tests.virtual_time import run
 
 # Importing vLLM takes seconds.
@@ -52,13 +53,10 @@ def test_the_prompts_are_tokens_of_the_model_and_leave_room_for_the_canary(
     assert length == 1 or length + CANARY_TOKENS <= max_model_len
 
 
-def test_finite_log_probabilities_pass() -> None:
-    _refuse_bad_canary(output([-1.0, -2.0], [-3.0]))
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["generated", "prompt"])
 def test_one_that_is_not_finite_fails_the_canary(where: str, value: float) -> None:
+    _refuse_bad_canary(output([-1.0, -2.0], [-3.0]))
     bad = [-1.0, value]
     with pytest.raises(GenerationNotFinite):
         _refuse_bad_canary(output(bad, [-3.0]) if where == "generated" else output([-1.0], bad))
@@ -108,15 +106,10 @@ def tried(logprob: Logprob) -> tuple[bool, Engine]:
     return run(play())
 
 
-def test_an_adapter_that_changes_a_log_probability_passes_without_further_ado() -> None:
-    changes_nothing, engine = tried(lambda adapter: -1.0 if adapter is None else -2.0)
-    assert (changes_nothing, engine.plays) == (False, 4)
-    assert len(engine.llm.calls) == 1
-
-
-def test_an_adapter_with_which_the_engine_generates_as_without_it_passes_and_is_told_of() -> None:
-    changes_nothing, engine = tried(lambda _: -1.0)
-    assert (changes_nothing, engine.plays) == (True, 4)
+@pytest.mark.parametrize("with_it", [-1.0, -2.0])
+def test_an_adapter_passes_and_it_is_told_whether_it_changes_anything(with_it: float) -> None:
+    changes_nothing, engine = tried(lambda adapter: -1.0 if adapter is None else with_it)
+    assert (changes_nothing, engine.plays, len(engine.llm.calls)) == (with_it == -1.0, 4, 1)
 
 
 def test_an_adapter_whose_log_probabilities_are_not_finite_has_failed() -> None:
@@ -124,25 +117,21 @@ def test_an_adapter_whose_log_probabilities_are_not_finite_has_failed() -> None:
         tried(lambda adapter: -1.0 if adapter is None else math.nan)
 
 
-def test_full_weights_are_compared_with_those_before() -> None:
-    async def play() -> list[bool]:
-        engine = Engine(lambda _: -2.0)
-        seen = [await engine.canary.try_current()]
-        for logprob in (-2.0, -2.0, -3.0):
-            engine.swaps += 1
-            engine.logprob = lambda _, value=logprob: value  # type: ignore[misc]
-            seen.append(await engine.canary.try_current())
-        assert engine.plays == 4 * 2
-        return seen
-
-    assert run(play()) == [False, True, True, False]
+@virtual_time.test
+async def test_full_weights_are_compared_with_those_before() -> None:
+    engine = Engine(lambda _: -2.0)
+    seen = [await engine.canary.try_current()]
+    for logprob in (-2.0, -2.0, -3.0):
+        engine.swaps += 1
+        engine.logprob = lambda _, value=logprob: value  # type: ignore[misc]
+        seen.append(await engine.canary.try_current())
+    assert engine.plays == 4 * 2
+    assert seen == [False, True, True, False]
 
 
-def test_weights_before_which_others_were_swapped_without_a_canary_are_compared_with_nothing() -> None:
-    async def play() -> bool:
-        engine = Engine(lambda _: -1.0)
-        await engine.canary.try_current()
-        engine.swaps += 2
-        return await engine.canary.try_current()
-
-    assert not run(play())
+@virtual_time.test
+async def test_weights_after_ones_without_a_canary_are_compared_with_nothing() -> None:
+    engine = Engine(lambda _: -1.0)
+    await engine.canary.try_current()
+    engine.swaps += 2
+    assert not await engine.canary.try_current()

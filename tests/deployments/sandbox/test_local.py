@@ -5,7 +5,6 @@ import ctypes
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,20 +37,18 @@ def run(sandbox: LocalSandbox, source: str, limits: Limits = DEFAULT_LIMITS, **f
     return asyncio.run(sandbox.run(Program(source), files, limits))
 
 
-def test_a_run_gives_back_both_streams_and_the_exit_code(sandbox: LocalSandbox) -> None:
-    outcome = run(sandbox, "import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(3)")
-    assert (outcome.ended_by, outcome.exit_code, outcome.stdout, outcome.stderr) == ("exit", 3, "out\n", "err\n")
-
-
-def test_a_run_gets_its_stdin_and_its_arguments(sandbox: LocalSandbox) -> None:
-    program = Program("import sys\nprint(input(), sys.argv[1:])", stdin="grüße", arguments=("a", "b c"))
-    assert asyncio.run(sandbox.run(program)).stdout == "grüße ['a', 'b c']\n"
-
-
-def test_a_run_gets_its_files_and_can_import_them(sandbox: LocalSandbox) -> None:
+def test_a_run_gets_its_input_and_gives_back_streams_and_exit_code(sandbox: LocalSandbox) -> None:
     files = {"helper.py": b"WORD = 'hello'", "data/numbers.bin": bytes(range(256)) * 300}
-    source = "import helper\nprint(helper.WORD, len(open('data/numbers.bin', 'rb').read()))"
-    assert asyncio.run(sandbox.run(Program(source), files)).stdout == "hello 76800\n"
+    source = """
+import sys, helper
+print(input(), sys.argv[1:], helper.WORD, len(open('data/numbers.bin', 'rb').read()))
+print('err', file=sys.stderr)
+sys.exit(3)
+"""
+    program = Program(source, stdin="grüße", arguments=("a", "b c"))
+    outcome = asyncio.run(sandbox.run(program, files))
+    assert (outcome.ended_by, outcome.exit_code) == ("exit", 3)
+    assert (outcome.stdout, outcome.stderr) == ("grüße ['a', 'b c'] hello 76800\n", "err\n")
 
 
 JUDGED_EQUAL = """\
@@ -86,7 +83,7 @@ def test_a_program_runs_as_with_the_python_that_people_have(
     each_sandbox: LocalSandbox, end: str, tmp_path: Path
 ) -> None:
     (tmp_path / "main.py").write_text(JUDGED_EQUAL + end)
-    command = [sys._base_executable, "-I", "-B", "main.py"]  # type: ignore[attr-defined]
+    command = [str(Path(sys.executable).resolve()), "-I", "-B", "main.py"]
     plain = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, text=True)
     outcome = run(each_sandbox, JUDGED_EQUAL + end)
     folder = outcome.stderr.partition('  File "')[2].partition("/main.py")[0]
@@ -138,7 +135,7 @@ def test_a_program_that_sleeps_is_ended_at_the_limit_of_wall_time(sandbox: Local
     assert (outcome.ended_by, outcome.exit_code, outcome.stdout) == ("time", None, "before\n")
 
 
-def test_a_program_that_computes_is_ended_at_the_limit_of_processor_time(sandbox: LocalSandbox) -> None:
+def test_a_program_that_computes_is_ended_at_its_processor_time(sandbox: LocalSandbox) -> None:
     outcome = run(sandbox, "while True: pass", Limits(processor_time_s=0.3, time_s=60))
     assert (outcome.ended_by, outcome.exit_code) == ("processor_time", None)
 
@@ -153,15 +150,8 @@ def test_processor_time_of_all_processes_counts_together(sandbox: LocalSandbox) 
 def test_output_is_cut_at_its_limit_to_the_byte(sandbox: LocalSandbox) -> None:
     outcome = run(sandbox, "while True: print('x' * 999)", Limits(output_bytes=1500))
     assert (outcome.ended_by, outcome.stdout) == ("output", "x" * 999 + "\n" + "x" * 500)
-
-
-def test_output_of_exactly_the_limit_is_no_excess(sandbox: LocalSandbox) -> None:
     outcome = run(sandbox, "print('x' * 1499)", Limits(output_bytes=1500))
-    assert (outcome.ended_by, len(outcome.stdout)) == ("exit", 1500)
-
-
-def test_a_signal_gives_the_exit_code_of_a_shell(sandbox: LocalSandbox) -> None:
-    assert run(sandbox, "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)").exit_code == 128 + 15
+    assert (outcome.ended_by, len(outcome.stdout)) == ("exit", 1500), "exactly the limit is no excess"
 
 
 @runs
@@ -178,13 +168,11 @@ async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> No
         await asyncio.sleep(0.01)
 
 
-def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
-    async def many() -> list[str]:
-        return [
-            outcome.stdout for outcome in await asyncio.gather(*(sandbox.run(Program("print(1)")) for _ in range(6)))
-        ]
-
-    assert asyncio.run(many()) == ["1\n"] * 6
+@runs
+async def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
+    assert (
+        [outcome.stdout for outcome in await asyncio.gather(*(sandbox.run(Program("print(1)")) for _ in range(6)))]
+    ) == ["1\n"] * 6
 
 
 @runs
@@ -214,7 +202,7 @@ def orphans() -> Iterator[Callable[[], list[str]]]:
     libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def test_the_limits_leave_no_process_for_the_first_one_of_the_machine_to_wait_for(
+def test_the_limits_leave_no_process_that_has_ended(
     orphans: Callable[[], list[str]],
 ) -> None:
     # Such a process counts against the limit of its user for as long as nobody waits for it.
@@ -251,16 +239,10 @@ def test_a_file_in_place_of_the_program_is_refused(sandbox: LocalSandbox) -> Non
         asyncio.run(sandbox.run(Program(""), {"./main.py": b""}))
 
 
-def test_a_wall_that_is_required_and_does_not_stand_keeps_the_sandbox_from_starting() -> None:
+def test_a_required_wall_that_does_not_stand_keeps_it_from_starting() -> None:
     with pytest.raises(SandboxTooWeak) as refusal:
         LocalSandbox(max_concurrent_runs=1, isolation="limits", require=["network", "total_memory"])
     assert str(refusal.value) == (
         "The sandbox is not started: required walls do not stand on this machine: total_memory. Its isolation is "
         "limits. Install bubblewrap and permit namespaces to the service, or do not require these walls."
     )
-
-
-def test_the_wall_time_of_a_run_is_told(sandbox: LocalSandbox) -> None:
-    started = time.monotonic()
-    outcome = run(sandbox, "import time\ntime.sleep(0.2)")
-    assert 0.2 <= outcome.wall_s <= time.monotonic() - started

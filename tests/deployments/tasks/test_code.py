@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from deployments.sandbox import Limits, Outcome, SandboxLost
 from deployments.sandbox.interface import MIB
 from deployments.tasks.code import CodeEnvironment, CodeInfo, SandboxSettings, _reported
 from rollout_env import StepOutcome, TemporaryFailure, check
-from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment
-from tests.deployments.tasks.scripted_sandbox import ScriptedSandbox, printed, scripted
+from rollout_env.loading import EnvironmentNotLoadable, load_environment
+from tests.fakes.sandbox import ScriptedSandbox, printed, scripted
 
 ADD = "```python\ndef add(a, b):\n    return a + b\n```"
 
@@ -54,19 +53,6 @@ def test_a_function_is_rewarded_by_what_it_gives(environment: CodeEnvironment, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("thought", ["<think></think>", "<think>```python\nwrong\n```</think>\n", "Hm.</think>"])
-def test_code_is_read_behind_the_thought_of_a_reply(environment: CodeEnvironment, thought: str) -> None:
-    outcome = step(environment, thought + ADD, tests=[{"call": "add(1, 2)", "expected": 3}])
-    assert (outcome.reward, outcome.answer) == (1.0, "def add(a, b):\n    return a + b\n")
-
-
-@pytest.mark.slow
-def test_code_in_a_thought_is_not_run(environment: CodeEnvironment) -> None:
-    tested = step(environment, f"<think>\n{ADD}\n</think>\nDone.", tests=[{"call": "add(1, 2)", "expected": 3}])
-    assert (tested.reward, tested.answer) == (0.0, None)
-
-
-@pytest.mark.slow
 def test_a_program_is_rewarded_by_what_it_prints(environment: CodeEnvironment) -> None:
     tests = [{"stdin": "2 3\n", "stdout": "5"}, {"stdin": "1 1", "stdout": "2 \n"}, {"stdin": "1 1", "stdout": "3"}]
     outcome = step(environment, "```\nprint(sum(map(int, input().split())))\n```", tests=tests)
@@ -77,7 +63,7 @@ def test_a_program_is_rewarded_by_what_it_prints(environment: CodeEnvironment) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["exit", "exit()", "quit", "quit()", "exit(0)", "raise SystemExit"])
+@pytest.mark.parametrize("end", ["exit", "quit()", "exit(0)", "raise SystemExit"])
 def test_a_program_may_end_as_people_end_theirs(environment: CodeEnvironment, end: str) -> None:
     printing = step(environment, f"```\nprint(5)\n{end}\n```", tests=[{"stdout": "5"}])
     called = step(
@@ -143,22 +129,32 @@ def test_it_keeps_the_rules_for_environments() -> None:
     )
 
 
-def test_a_reply_without_code_is_worth_nothing_and_runs_nothing() -> None:
+@pytest.mark.parametrize("reply", ["I do not know.", f"<think>\n{ADD}\n</think>\nDone."])
+def test_a_reply_without_code_is_worth_nothing_and_runs_nothing(reply: str) -> None:
     sandbox = ScriptedSandbox([])
-    outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), "I do not know.", tests=[{"stdout": "1"}])
+    outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), reply, tests=[{"stdout": "1"}])
     assert (outcome.reward, outcome.terminated, outcome.answer) == (0.0, True, None)
     assert outcome.observations[0]["content"] == "Environment: the reply has no code block."
     assert sandbox.runs == []
 
 
-def test_the_block_of_its_output_behind_a_program_is_not_run_in_its_place() -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "\nThis prints:\n```\n5\n```"),
+        ("<think></think>", ""),
+        ("<think>```python\nwrong\n```</think>\n", ""),
+        ("Hm.</think>", ""),
+    ],
+)
+def test_the_program_is_neither_in_the_thought_nor_the_block_of_its_output(before: str, after: str) -> None:
     sandbox = ScriptedSandbox([printed("5\n")])
-    reply = "```python\nprint(5)\n```\nThis prints:\n```\n5\n```"
+    reply = f"{before}```python\nprint(5)\n```{after}"
     outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), reply, tests=[{"stdout": "5"}])
     assert (outcome.reward, outcome.answer, sandbox.runs[0][0].source) == (1.0, "print(5)\n", "print(5)\n")
 
 
-def test_all_tests_must_pass_by_default_and_none_is_run_after_one_that_failed() -> None:
+def test_all_tests_must_pass_and_none_is_run_after_one_that_failed() -> None:
     sandbox = ScriptedSandbox([printed("1\n"), printed("wrong\n")])
     tests = [{"stdout": "1"}, {"stdout": "2"}, {"stdout": "3"}]
     outcome = step(CodeEnvironment(sandbox=scripted(sandbox)), "```\nprint(1)\n```", tests=tests)
@@ -205,19 +201,8 @@ def test_the_limits_of_the_config_reach_the_sandbox() -> None:
     step(environment, "```\n1\n```", tests=[{"stdout": "1"}])
     assert sandbox.runs[0][2] == Limits(time_s=7.0, processor_time_s=3.0, memory_bytes=100 * MIB, processes=9)
     assert environment.max_concurrent_steps == 5
-
-
-@pytest.mark.parametrize(
-    ("info", "problem"),
-    [
-        ({}, "Field required"),
-        ({"tests": []}, "List should have at least 1 item"),
-        ({"ground_truth": "1"}, "Field required"),
-    ],
-)
-def test_a_sample_has_tests(info: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValidationError, match=rf"tests\n  {problem}"):
-        CodeInfo.model_validate(info)
+    environment.close()
+    assert sandbox.is_closed
 
 
 def test_only_lines_with_the_token_are_results_and_the_first_one_counts() -> None:
@@ -225,29 +210,8 @@ def test_only_lines_with_the_token_are_results_and_the_first_one_counts() -> Non
     assert _reported(stdout, "t") == {0: {"value": 1}, 1: {"value": 3}}
 
 
-def test_closing_closes_the_sandbox() -> None:
-    sandbox = ScriptedSandbox([])
-    CodeEnvironment(sandbox=scripted(sandbox)).close()
-    assert sandbox.is_closed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ({"reward": "some"}, "reward: Input should be 'all' or 'share'"),
-        ({"sandbox": {"time_limit_s": 0}}, "sandbox.time_limit_s: Input should be greater than 0"),
-        ({"sandbox": {"require": ["moat"]}}, "Input should be 'network', 'files'"),
-        ({"sandbox": {"isolate": True}}, "sandbox.isolate: Extra inputs are not permitted"),
-    ],
-)
-def test_wrong_settings_are_refused_before_the_service_starts(arguments: dict[str, Any], problem: str) -> None:
-    with pytest.raises(EnvironmentNotLoadable) as refusal:
-        checked_arguments(CodeEnvironment, arguments, "code:CodeEnvironment")
-    assert problem in str(refusal.value)
-
-
 @pytest.mark.slow
-def test_a_required_wall_that_does_not_stand_keeps_the_environment_from_starting() -> None:
+def test_a_required_wall_that_does_not_stand_keeps_it_from_starting() -> None:
     arguments = {"sandbox": {"isolation": "limits", "require": ["disk"]}}
     with pytest.raises(EnvironmentNotLoadable, match="required walls do not stand on this machine: disk"):
         load_environment("deployments.tasks.code:CodeEnvironment", arguments)

@@ -47,7 +47,7 @@ def judged(environment: InstructionFollowingEnvironment, *rows: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("score", ["strict", "loose"])
-def test_the_shares_of_ifevals_own_examples_are_those_of_its_own_evaluation(
+def test_the_shares_of_ifevals_examples_are_those_of_its_evaluation(
     environments: dict[str, InstructionFollowingEnvironment], score: str
 ) -> None:
     from if_verifiable.ifeval import INSTRUCTION_DICT  # type: ignore[import-untyped]

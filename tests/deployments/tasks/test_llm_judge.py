@@ -1,6 +1,5 @@
-"""Replies that a judge scores, by a scripted judge and by one behind a socket."""
+"""Replies that a scripted judge scores."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -8,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.models.clients import HttpChatModel
-from deployments.models.settings import ChatModelSettings
 from deployments.tasks.llm_judge import (
     _DEFAULT_RUBRIC,
     LlmJudgeEnvironment,
@@ -19,8 +16,7 @@ from deployments.tasks.llm_judge import (
     _verdict_in,
 )
 from deployments.tasks.multi_reward import MultiRewardEnvironment, _PartSettings
-from rollout_env import ModelReply, ModelUnavailable, ScriptedChatModel, aplay, check, play
-from tests.deployments.models.chat_server import chat_server, said
+from rollout_env import ModelReply, ScriptedChatModel, check, play
 
 SAMPLE = {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "extra_env_info": {}}
 GOOD = '{"score": 7.5, "reason": "Clear."}'
@@ -115,12 +111,6 @@ def test_without_a_verdict_the_reward_is_unknown_and_not_zero() -> None:
     assert len(judge.asked) == 2
 
 
-def test_a_judge_that_does_not_answer_is_a_failure_that_may_pass() -> None:
-    environment, _ = judged_by(ModelUnavailable("gone"))
-    with pytest.raises(ModelUnavailable):
-        play(environment, ["A"], SAMPLE)
-
-
 @pytest.mark.parametrize(
     ("text", "score"),
     [
@@ -147,11 +137,12 @@ def test_the_verdict_is_the_json_object_at_the_end(text: str, score: float) -> N
         '{"score": 7} and so on',
         "[7]",
         '{"verdict": 7}',
+        f'{{"score": 1{"0" * 400}}}',
         "}",
     ],
 )
 def test_everything_else_is_no_verdict(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no JSON object|no number|the score nan is not from"):
+    with pytest.raises(ValueError, match=r"no JSON object|no number|the score (nan|10+) is not from"):
         _verdict_in(text, 0, 10)
 
 
@@ -179,29 +170,5 @@ def test_a_part_of_several_rewards_may_be_a_judge() -> None:
     assert played.metrics["style/judge_calls"] == 1
 
 
-@pytest.mark.slow
-def test_a_judge_behind_a_socket_is_asked_by_many_steps_at_once() -> None:
-    def answer(_: int, body: dict[str, Any]) -> Any:
-        score = 9 if "Good reply" in body["messages"][0]["content"] else 1
-        return said(f'{{"score": {score}, "reason": "x"}}')
-
-    async def scenario(url: str) -> list[float]:
-        judge = HttpChatModel(ChatModelSettings.model_validate({"base_url": url, "model": "m"}), "judge")
-        environment = LlmJudgeEnvironment()
-        environment.use_models({"judge": judge}, {})
-        replies = [["Good reply" if number % 2 else "Bad reply"] for number in range(16)]
-        played = await asyncio.gather(*(aplay(environment, reply, SAMPLE) for reply in replies))
-        return [each.total_reward for each in played]
-
-    with chat_server(answer) as server:
-        assert asyncio.run(scenario(server.url)) == [0.1, 0.9] * 8
-    assert len(server.requests) == 16
-
-
 def test_it_keeps_the_rules_for_environments() -> None:
     check(lambda: judged_by(GOOD)[0], samples=8)
-
-
-def test_an_integer_that_is_too_large_for_a_float_is_a_score_off_the_scale() -> None:
-    with pytest.raises(ValueError, match=r"the score 10+ is not from 0 to 10"):
-        _verdict_in(f'{{"score": 1{"0" * 400}}}', 0, 10)

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,9 @@ from deployments.environments.host import _refused_fields
 from deployments.tasks.math import MathEnvironment, _compare, _ground_truth_text, _MathInfo
 from deployments.tasks.replies import AnswerForm, last_box
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TemporaryFailure, check
-from rollout_env.steps import longest_block
-from tests.deployments.tasks.math_pairs import RIGHT as RIGHT_ANSWERS
-from tests.deployments.tasks.math_pairs import WRONG as WRONG_ANSWERS
+from tests.virtual_time import runs
 
 RIGHT, WRONG = {"correctness": 1.0}, {"correctness": 0.0}
-CASES = Path(__file__).parent / "math_verify_cases.jsonl"
 HOSTILE = "\\boxed{10^{10^{10^{10}}}}"
 
 
@@ -55,40 +53,16 @@ def judge(
     return asyncio.run(environment.step(conversation(response), info))
 
 
-def test_a_right_answer_has_reward_one_and_ends_the_rollout(environment: MathEnvironment) -> None:
-    assert judge(environment, "So it is \\boxed{42}.") == StepOutcome(
-        observation={"role": "user", "content": "Environment: correct"}, reward=RIGHT, terminated=True, answer="42"
-    )
-
-
-def test_a_wrong_answer_has_reward_zero_and_the_right_one_is_told(environment: MathEnvironment) -> None:
-    assert judge(environment, "\\boxed{41}") == StepOutcome(
-        observation={"role": "user", "content": "Environment: incorrect. Expected 42."},
-        reward=WRONG,
-        terminated=True,
-        answer="41",
-    )
-
-
 @pytest.mark.parametrize(
-    ("response", "ground_truth", "answer"),
-    [
-        ("The answer is 42.", "42", "42"),
-        ("\\boxed{ 42 }", 42, " 42 "),
-        ("\\boxed{\\frac{1}{2}}", "0.5", "\\frac{1}{2}"),
-        ("\\boxed{0.5}", "\\frac{2}{4}", "0.5"),
-        ("\\boxed{1,000}", 1000, "1,000"),
-        ("\\boxed{0.0000001}", 1e-07, "0.0000001"),
-        ("\\boxed{7}. Let me check that again, which is needed because I was not sure. So \\boxed{42}.", "42", "42"),
-        ("\\boxed{1} and \\boxed{2}", "\\{1, 2\\}", "2"),
-        ("\\boxed{\\{1, 2\\}}", "\\{2, 1\\}", "\\{1, 2\\}"),
-    ],
+    ("answer", "said", "reward"),
+    [("42", "Environment: correct", RIGHT), ("41", "Environment: incorrect. Expected 42.", WRONG)],
 )
-def test_an_equal_answer_is_right(
-    environment: MathEnvironment, response: str, ground_truth: str | float, answer: str
+def test_an_answer_ends_the_rollout_and_the_right_one_is_told(
+    environment: MathEnvironment, answer: str, said: str, reward: dict[str, float]
 ) -> None:
-    outcome = judge(environment, response, ground_truth)
-    assert (outcome.reward, outcome.answer) == (RIGHT, answer)
+    assert judge(environment, f"So it is \\boxed{{{answer}}}.") == StepOutcome(
+        observation={"role": "user", "content": said}, reward=reward, terminated=True, answer=answer
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +90,7 @@ def test_a_ground_truth_that_cannot_be_read_rejects_the_sample(environment: Math
 
 
 @pytest.mark.slow
-def test_an_answer_that_needs_too_much_processor_time_is_wrong_and_logged_and_the_next_one_is_checked(
+def test_an_answer_that_needs_too_much_processor_time_is_wrong_and_logged(
     environment: MathEnvironment, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -140,46 +114,17 @@ def test_a_comparison_without_a_result_is_lost_and_has_no_reward() -> None:
             judge(impatient, "\\boxed{42}")
 
 
-@pytest.mark.slow
-def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvironment) -> None:
-    step = environment.step(conversation(HOSTILE), _MathInfo(ground_truth=42))
-    began = time.monotonic()
-    outcome, longest_block_s = asyncio.run(longest_block(step, timeout_s=60))
-    took_s = time.monotonic() - began
-    assert (
-        outcome.observations[0]["content"] == "Environment: incorrect. The check took more than 1 s of processor time."
-    )
-    assert longest_block_s < took_s / 2
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many workers each pool was asked for, in place of starting them."""
-    asked_for: list[int] = []
-    monkeypatch.setattr("deployments.tasks.support.WorkerPool", lambda workers, *_: asked_for.append(workers))
-    return asked_for
-
-
-@pytest.mark.parametrize(("num_cpus", "workers"), [(0.1, 1), (1, 1), (2.5, 3)])
+@pytest.mark.parametrize(("num_cpus", "workers"), [(None, 1), (0.1, 1), (1, 1), (2.5, 3)])
 def test_there_is_a_worker_for_each_core_that_ray_reserves(
-    num_cpus: float, workers: int, started: list[int], monkeypatch: pytest.MonkeyPatch
+    num_cpus: float | None, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class RuntimeContext:
-        def get_actor_id(self) -> str:
-            return "actor"
-
-        def get_assigned_resources(self) -> dict[str, float]:
-            return {"CPU": num_cpus}
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray, "get_runtime_context", RuntimeContext)
+    started: list[int] = []
+    monkeypatch.setattr("deployments.tasks.support.WorkerPool", lambda workers, *_: started.append(workers))
+    context = SimpleNamespace(get_actor_id=lambda: "actor", get_assigned_resources=lambda: {"CPU": num_cpus})
+    monkeypatch.setattr(ray, "is_initialized", lambda: num_cpus is not None)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     assert MathEnvironment().max_concurrent_steps == 2 * workers
     assert started == [workers]
-
-
-def test_outside_of_a_replica_there_is_one_worker(started: list[int]) -> None:
-    assert MathEnvironment().max_concurrent_steps == 2
-    assert started == [1]
 
 
 @given(st.text(alphabet="abc {}\\1", max_size=30), st.text(alphabet="ab1+ ", max_size=10))
@@ -196,6 +141,7 @@ def test_a_box_at_the_end_is_the_last_box(before: str, content: str) -> None:
         ("\\boxed{\\boxed{3}}", "3"),
         ("\\boxed {\\frac{1}{2}}", "\\frac{1}{2}"),
         ("\\boxed{\\}}", "\\}"),
+        ("\\boxed{7} \\fbox {42}", "42"),
     ],
 )
 def test_the_last_box_is_the_last_whose_braces_close(text: str, content: str | None) -> None:
@@ -218,30 +164,40 @@ def test_the_examples_are_different_additions(environment: MathEnvironment) -> N
     assert samples == environment.example_samples(200, seed=1)
     assert len({sample["messages"][0]["content"] for sample in samples}) == 200
     for sample in samples:
-        (message,) = sample["messages"]
-        left, right = message["content"].removeprefix("What is ").removesuffix("?").split(" + ")
-        assert message == {"role": "user", "content": f"What is {left} + {right}?"}
-        assert 0 <= int(left) <= 99
-        assert 0 <= int(right) <= 99
-        assert sample["extra_env_info"] == {"ground_truth": str(int(left) + int(right))}
+        numbers = re.fullmatch(r"What is (\d\d?) \+ (\d\d?)\?", sample["messages"][0]["content"])
+        assert numbers is not None
+        assert sample["extra_env_info"] == {"ground_truth": str(sum(map(int, numbers.groups())))}
+
+
+def cases(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(__file__).parent / name).read_text().splitlines()]
+
+
+PAIRS = [
+    (row["gold"], f"\\boxed{{{answer}}}", row["is_right"])
+    for row in cases("math_pairs.jsonl")
+    for answer in row["answers"]
+]
+"""Answers as people write them in LaTeX, and whether they are right."""
+CASES = [(case["gold"], case["answer"], case["is_right"]) for case in cases("math_verify_cases.jsonl")]
+"""From the folder `tests` of Math-Verify 0.9 (MIT and Apache 2.0): all cases that mean the same without options.
+
+Left out are those with options of precision and of relations, two that forbid plain numbers, 1,22 for 1.22, one that
+wants 1 + 1/e to be 1 - 1/e, and ground truths of more than 1000 characters.
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("table", "reward"), [(RIGHT_ANSWERS, RIGHT), (WRONG_ANSWERS, WRONG)], ids=["right", "wrong"])
-def test_answers_are_judged_in_all_the_forms_in_which_people_write_them(
-    patient_environment: MathEnvironment, table: dict[str, list[str]], reward: dict[str, float]
+@pytest.mark.parametrize("table", [PAIRS, CASES], ids=["pairs", "Math-Verify"])
+@runs
+async def test_answers_are_judged_in_all_the_forms_in_which_people_write_them(
+    patient_environment: MathEnvironment, table: list[tuple[str, str, bool]]
 ) -> None:
-    pairs = [(truth, answer) for truth, listed in table.items() for answer in listed]
-
-    async def judged() -> list[StepOutcome]:
-        steps = (
-            patient_environment.step(conversation(f"\\boxed{{{answer}}}"), _MathInfo(ground_truth=truth))
-            for truth, answer in pairs
-        )
-        return await asyncio.gather(*steps)
-
-    outcomes = asyncio.run(judged())
-    assert [pair for pair, outcome in zip(pairs, outcomes, strict=True) if outcome.reward != reward] == []
+    outcomes = await asyncio.gather(
+        *(patient_environment.step(conversation(said), _MathInfo(ground_truth=truth)) for truth, said, _ in table)
+    )
+    judged = [(*case[:2], outcome.reward == RIGHT) for case, outcome in zip(table, outcomes, strict=True)]
+    assert [case for case in judged if case not in table] == []
 
 
 @pytest.mark.parametrize(
@@ -266,11 +222,6 @@ def test_an_answer_outside_of_a_box_is_read_in_the_same_forms(
     environment: MathEnvironment, response: str, ground_truth: str, is_right: bool
 ) -> None:
     assert judge(environment, response, ground_truth, "any").reward == (RIGHT if is_right else WRONG)
-
-
-def test_an_fbox_is_a_box(environment: MathEnvironment) -> None:
-    assert last_box("\\boxed{7} \\fbox {42}") == "42"
-    assert judge(environment, "\\fbox{42}", form="boxed").reward == RIGHT
 
 
 @given(st.integers(-(10**40), 10**40), st.integers(-(10**40), 10**40), st.integers(1, 10**40))
@@ -317,7 +268,8 @@ def test_a_mixed_number_is_the_sum_of_its_parts(whole: int, numerator: int, deno
         assert not _compare(f"{sign}{whole}", f"\\boxed{{{answer}}}").correct
 
 
-def test_math_verify_itself_still_takes_numbers_as_equal_that_are_near_each_other() -> None:
+@pytest.mark.slow
+def test_math_verify_itself_still_takes_near_numbers_as_equal() -> None:
     # When this fails, `math_exact.py` is needed no more.
     near = "from math_verify import parse, verify; print(verify(parse('$2^{-99}$'), parse('$2^{-98}$')))"
     assert subprocess.run([sys.executable, "-c", near], check=True, capture_output=True, text=True).stdout == "True\n"
@@ -368,10 +320,8 @@ def test_a_ground_truth_with_a_few_words_is_no_prose(environment: MathEnvironmen
         ("So: \\boxed{\\text{all  real numbers.}}", "boxed", True),
         ("All real\nnumbers.", "any", True),
         ("I think all real numbers", "any", False),
-        ("\\boxed{all complex numbers}", "any", False),
         ("all real numbers", "boxed", False),
         ("Answer: all real numbers", "answer_line", True),
-        ("\\boxed{}", "any", False),
         ("", "any", False),
     ],
 )
@@ -390,32 +340,11 @@ def test_the_right_choice_may_be_followed_by_words() -> None:
     assert len(_refused_fields(_MathInfo, [{"ground_truth": "(B) the red ball"}])) == 1
 
 
-@pytest.mark.slow
-def test_the_scores_of_math_verifys_own_test_cases_are_those_that_its_tests_expect(
-    patient_environment: MathEnvironment,
-) -> None:
-    """From the folder `tests` of Math-Verify 0.9 (MIT and Apache 2.0): all cases that mean the same without options.
-
-    Left out are those with options of precision and of relations, two that forbid plain numbers, 1,22 for 1.22, one
-    that wants 1 + 1/e to be 1 - 1/e, and ground truths of more than 1000 characters.
-    """
-    cases = [json.loads(line) for line in CASES.read_text().splitlines()]
-
-    async def judged() -> list[bool]:
-        steps = (
-            patient_environment.step(conversation(case["answer"]), _MathInfo(ground_truth=case["gold"]))
-            for case in cases
-        )
-        return [outcome.reward == RIGHT for outcome in await asyncio.gather(*steps)]
-
-    wrong = [case for case, is_right in zip(cases, asyncio.run(judged()), strict=True) if is_right != case["is_right"]]
-    assert wrong == []
-
-
 @pytest.mark.parametrize(
     ("form", "response", "reward"),
     [
         ("boxed", "\\boxed{42}", RIGHT),
+        ("boxed", "\\fbox{42}", RIGHT),
         ("boxed", "The answer is 42.", WRONG),
         ("boxed", "\\boxed{7}, no, \\boxed{42}", RIGHT),
         ("boxed", "\\boxed{42}, no, \\boxed{7}", WRONG),
@@ -457,7 +386,7 @@ def test_a_ground_truth_that_is_no_choice_rejects_the_sample(environment: MathEn
         judge(environment, "\\boxed{B}", "cat", "choice")
 
 
-def test_the_format_has_a_reward_of_its_own_and_a_wrong_answer_what_the_config_says() -> None:
+def test_the_format_has_a_reward_of_its_own() -> None:
     with closing(MathEnvironment(answer_form="answer_line", wrong_reward=-1.0, format_reward=0.25)) as environment:
         assert judge(environment, "Answer: 42").reward == {"correctness": 1.0, "format": 0.25}
         assert judge(environment, "Answer: 41").reward == {"correctness": -1.0, "format": 0.25}

@@ -112,11 +112,6 @@ def test_the_fields_of_a_sample_are_those_of_each_part() -> None:
     assert (fields["required"], list(fields["properties"])) == (["one", "two"], ["ended", "one", "two"])
 
 
-def test_what_a_part_raises_fails_the_sample() -> None:
-    with pytest.raises(SampleRejected, match="It is bad"):
-        play(made(one=part()), ["bad"], sample(one=1))
-
-
 @runs
 async def test_a_part_that_fails_ends_the_steps_of_the_others() -> None:
     environment = made(one=part("WaitingEnvironment"), two=part())
@@ -159,6 +154,7 @@ def test_its_end_closes_every_part() -> None:
         ({}, "parts: Dictionary should have at least 1 item"),
         ({"one": {"import_path": "no.such:Thing"}}, "no.such:Thing cannot be imported: there is no module no."),
         ({"one": part(colour=1)}, "got an unexpected keyword argument 'colour'"),
+        ({"one": part(), "ended": part()}, "parts: a part cannot be named 'ended', which is a field of extra"),
         ({"one": part("StartingEnvironment")}, "StartingEnvironment has a start or sessions, which a part cannot have"),
     ],
 )
@@ -173,25 +169,15 @@ def test_it_keeps_the_rules_for_environments() -> None:
     assert MultiRewardEnvironment.description
 
 
-def test_a_part_with_the_name_of_the_field_beside_the_parts_is_refused() -> None:
-    with pytest.raises(
-        EnvironmentNotLoadable, match=r"parts: a part cannot be named 'ended', which is a field of extra"
-    ):
-        made(one=part(), ended=part())
-
-
-def graded(finish_reason: Literal["stop", "length"], **fields: Any) -> dict[str, float]:
-    """The rewards of a right answer that the task `math` judges as the only part, with these fields."""
-    parts = {"math": {"import_path": "deployments.tasks.math:MathEnvironment", **fields}}
-    environment = load_environment("deployments.tasks.multi_reward:MultiRewardEnvironment", {"parts": parts})
-    reply: ChatMessage = {"role": "assistant", "content": "\\boxed{4}", "finish_reason": finish_reason}
-    messages = [{"role": "user", "content": "What is 2 + 2?"}]
-    played = play(environment, [reply], {"messages": messages, "extra_env_info": {"math": {"ground_truth": "4"}}})
-    assert played.terminated
-    return played.rewards
-
-
-def test_a_part_judges_cut_replies_unless_it_says_otherwise() -> None:
-    assert graded("length") == {"math/correctness": 1.0}
-    assert graded("length", judges_cut_replies=False) == {"math/correctness": 0.0}
-    assert graded("stop", judges_cut_replies=False, weight=2.0) == {"math/correctness": 2.0}
+@pytest.mark.parametrize(
+    ("finish_reason", "judges_cut_replies", "reward"),
+    [("length", True, 2.0), ("length", False, 0.0), ("stop", False, 2.0)],
+)
+def test_a_part_judges_cut_replies_unless_it_says_otherwise(
+    finish_reason: Literal["stop", "length"], judges_cut_replies: bool, reward: float
+) -> None:
+    # Without the field, a part judges them.
+    field = {} if judges_cut_replies else {"judges_cut_replies": False}
+    reply: ChatMessage = {"role": "assistant", "content": "4", "finish_reason": finish_reason}
+    played = play(made(one={**part(weight=2.0), **field}), [reply], sample(one=1))
+    assert (played.rewards, played.terminated) == ({"one": reward}, True)

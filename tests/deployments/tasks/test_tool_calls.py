@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,12 +57,9 @@ def test_a_call_is_computed_and_the_answer_after_it_judged() -> None:
     assert contents(played.message_log[2:]) == ["408", "\\boxed{408}", "Environment: correct."]
     assert played.message_log[2]["role"] == "tool"
     assert (played.rewards, played.terminated, played.answers[-1]) == ({"correct": 1.0}, True, "408")
+    no_truth = {**SUM, "extra_env_info": {"ground_truth": ""}}
+    assert play(ToolCallsEnvironment(), ["\\boxed{}"], no_truth).total_reward == 0.0, "an empty answer is never right"
     assert played.metrics == {"calls": 1, "malformed_calls": 0}
-
-
-def test_an_empty_answer_is_never_right() -> None:
-    sample = {**SUM, "extra_env_info": {"ground_truth": ""}}
-    assert [play(ToolCallsEnvironment(), [reply], sample).total_reward for reply in ("", " ", "\\boxed{}")] == [0.0] * 3
 
 
 def test_calls_that_the_service_has_parsed_are_answered_with_their_ids() -> None:
@@ -85,26 +81,13 @@ def test_calls_that_the_service_has_parsed_are_answered_with_their_ids() -> None
     assert played.rewards == {"correct": 1.0}
 
 
-def test_malformed_calls_are_answered_with_what_is_wrong_and_cost_what_the_config_says() -> None:
+def test_malformed_calls_are_answered_and_cost_what_the_config_says() -> None:
     replies = ["<tool_call>{</tool_call>", '{"name": "search", "arguments": {}}', "408"]
     played = play(ToolCallsEnvironment(malformed_reward=-0.5), replies, SUM)
     assert played.message_log[2]["content"].startswith("Error: The call is not valid JSON")
     assert played.message_log[4]["content"] == "Error: There is no tool search. The tools are: calculator."
     assert played.rewards == {"correct": 1.0, "malformed": -1.0}
     assert played.metrics == {"calls": 2, "malformed_calls": 2}
-
-
-@pytest.mark.parametrize(
-    ("values", "reward"), [({"room": "101", "hours": "2"}, 1.0), ({"room": "null", "hours": "2"}, 0.0)]
-)
-def test_parameters_without_types_are_read_by_the_schema_of_the_samples_tool(
-    values: dict[str, str], reward: float
-) -> None:
-    parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
-    reply = f"<tool_call>\n<function=book>\n{parameters}</function>\n</tool_call>"
-    played = play(ToolCallsEnvironment(), [reply], booking({"room": "101", "hours": 2}))
-    assert (played.total_reward, contents(played.message_log[2:])[0][:5]) == (reward, "ok" if reward else "Error")
-    assert played.metrics == {"calls": 1, "malformed_calls": 0}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +99,6 @@ def test_parameters_without_types_are_read_by_the_schema_of_the_samples_tool(
             book('{"room": ' + "[" * 200 + "]" * 200 + "}"),
             "Error: The arguments of book are nested deeper than 100 levels.",
         ),
-        (book('{"room": ' + "[" * 90 + "]" * 90 + "}"), "Error: The call of book is not valid: arguments.room: [[[["),
         (book('{"room": "a", "hours": ' + "9" * 4000 + ".5}"), "Error: The arguments of book have a value that JSON"),
         (book('{"room": ' + "9" * 4000 + "}"), "Error: The call of book is not valid: arguments.room: 9999"),
         (book('{"room": "a", "\\ud800": 1}'), "Error: The arguments of book have a value that JSON does not have."),
@@ -131,11 +113,6 @@ def test_a_malformed_call_is_answered_whatever_it_is_made_of(reply: str, told: s
     assert contents(played.message_log[2:])[0].startswith(told)
     assert (played.total_reward, played.terminated) == (0.0, True)
     assert played.metrics == {"calls": 1, "malformed_calls": 1}
-
-
-def test_a_result_that_json_cannot_write_is_answered_as_an_error() -> None:
-    tools = ToolSet([Tool({"name": "f"}, lambda: {1})])
-    assert tools.answer(ToolCall("f", {}))["content"] == "Error: Object of type set is not JSON serializable"
 
 
 def test_what_a_tool_raises_is_answered_and_is_no_malformed_call() -> None:
@@ -163,12 +140,12 @@ def test_more_calls_than_are_permitted_end_the_rollout_without_being_made() -> N
         ("I booked both.", 0.0),
     ],
 )
-def test_without_a_right_answer_the_calls_of_one_turn_must_be_the_expected_ones(reply: str, reward: float) -> None:
+def test_without_a_right_answer_the_calls_must_be_the_expected_ones(reply: str, reward: float) -> None:
     played = play(ToolCallsEnvironment(), [reply], booking({"room": "A", "hours": 2}, {"room": "B"}))
     assert (played.rewards, played.terminated) == ({"correct": reward}, True)
 
 
-def test_expected_calls_are_answered_with_their_results_over_turns_and_all_are_needed() -> None:
+def test_expected_calls_are_answered_with_their_results_and_all_are_needed() -> None:
     expected = [{"name": "book", "arguments": {"room": room}, "result": f"{room} is yours"} for room in "AB"]
     sample = booking(ground_truth="done", expected_calls=expected)
     replies = [book('{"room": "B"}'), book('{"room": "C"}') + book('{"room": "A"}'), "done"]
@@ -211,24 +188,12 @@ def test_tools_of_the_config_are_functions_by_import_path() -> None:
         ToolCallsEnvironment(tools=[settings, settings])
 
 
-def test_the_schemas_of_a_samples_tools_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled, compile_schema = [], jsonschema_rs.validator_for
-
-    def counted(schema: dict[str, Any]) -> Any:
-        compiled.append(schema)
-        return compile_schema(schema)
-
-    monkeypatch.setattr(jsonschema_rs, "validator_for", counted)
-    schema = {"type": "object", "title": "Compiled by no other test"}
-    sample = booking({}, ground_truth=1, tools=[{"name": "book", "parameters": schema}])
-    played = play(ToolCallsEnvironment(), [book("{}"), book("{}"), "1"], sample)
-    assert (played.metrics["calls"], compiled.count(schema)) == (2, 1)
-
-
 def test_a_result_that_is_no_text_is_json_and_a_long_one_is_cut() -> None:
     tools = ToolSet([Tool({"name": "f"}, lambda n: ["x"] * n)])
     assert tools.answer(ToolCall("f", {"n": 2}))["content"] == '["x", "x"]'
     assert len(tools.answer(ToolCall("f", {"n": 10_000}))["content"]) == LONGEST_RESULT + len("\n[...]")
+    unwritable = ToolSet([Tool({"name": "f"}, lambda: {1})])
+    assert unwritable.answer(ToolCall("f", {}))["content"] == "Error: Object of type set is not JSON serializable"
 
 
 @pytest.mark.parametrize(

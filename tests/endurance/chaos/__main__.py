@@ -19,49 +19,35 @@ rounds in that file come to, by kind. The exit code is 1 if something does not h
 
 import asyncio
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing
 from pathlib import Path
-from time import monotonic
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from benchmarks.process_group import no_process_left
 from rollout_client import AsyncRolloutClient
-from service.startup.local_service import sentences_for_the_user
 from tests.endurance.chaos.counted_puzzle import StepLog
 from tests.endurance.chaos.nodes.several_nodes import NODE_KINDS, several_nodes
 from tests.endurance.chaos.one_machine import one_machine
 from tests.endurance.chaos.parts import DRAINED, KILLED, PARTS, STOPPED
-from tests.endurance.chaos.results import Round, by_kind
+from tests.endurance.chaos.results import Round, by_kind, totals
 from tests.endurance.chaos.rounds import Chaos, Struck
 from tests.endurance.reporting import finish, rounds_shown
 from tests.endurance.result_lines import append, read
+from tests.endurance.running import in_turn, running
 
 console = Console(stderr=True)
-
-
-def in_turn(kinds: Sequence[str], rounds: int, played: Mapping[str, int], until: float) -> Iterator[str]:
-    """The kinds by turns, until each has `rounds`, those that were `played` before among them; none after `until`,
-    seconds of `monotonic`."""
-    for number in range(rounds):
-        for kind in kinds:
-            if monotonic() > until:
-                return
-            if played.get(kind, 0) <= number:
-                yield kind
 
 
 async def chaos(service: Struck, kinds: Iterator[str], steps: StepLog, seed: int, file: Path) -> list[Round]:
     finished: list[Round] = []
     async with AsyncRolloutClient(service.url) as client:
-        running = await Chaos.begin(service, client, steps, seed)
-        console.print(f"Undisturbed, the games take {running.undisturbed.seconds:.1f} s.")
+        begun = await Chaos.begin(service, client, steps, seed)
+        console.print(f"Undisturbed, the games take {begun.undisturbed.seconds:.1f} s.")
         with rounds_shown(console, None) as show:
-            async with aclosing(running.rounds(kinds)) as rounds:
+            async with aclosing(begun.rounds(kinds)) as rounds:
                 async for one in rounds:
                     append(file, one)
                     finished.append(one)
@@ -99,16 +85,15 @@ def main(
     seed: Annotated[int | None, typer.Option(help="Of the moments and the choice of replicas.")] = None,
 ) -> None:
     kinds, before = chosen_kinds(kind), read(results, Round)
-    left = in_turn(kinds, rounds, Counter(one.kind for one in before), monotonic() + 60 * minutes)
+    left = in_turn(kinds, rounds, before, minutes)
     # Without a seed each run draws other moments.
     seed = len(before) if seed is None else seed
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         steps_file = Path(folder, "steps")
-        with sentences_for_the_user(console), no_process_left(), chosen_service(kinds, config, steps_file) as service:
+        with running(console, chosen_service(kinds, config, steps_file)) as service:
             finished = asyncio.run(chaos(service, left, StepLog(steps_file), seed, results))
-    finish(
-        console, problems_of(finished), {"kinds": by_kind(read(results, Round)), "rounds_of_this_run": len(finished)}
-    )
+    figures = {"kinds": by_kind(read(results, Round), totals), "rounds_of_this_run": len(finished)}
+    finish(console, problems_of(finished), figures)
 
 
 if __name__ == "__main__":

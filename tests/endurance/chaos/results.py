@@ -1,9 +1,17 @@
 """The results of rounds, and what they come to by kind."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+
+class OfAKind(Protocol):
+    @property
+    def kind(self) -> str: ...
+
+
+Summed = TypeVar("Summed", bound=OfAKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +48,25 @@ class Round:
         return [f"{self.kind}: {problem}" for problem in [*problems, *self.errors]]
 
 
-def by_kind(rounds: Iterable[Round]) -> dict[str, dict[str, Any]]:
+def by_kind(
+    rounds: Iterable[Summed], totals: Callable[[Sequence[Summed]], dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """What the rounds of each kind come to."""
-    grouped = defaultdict[str, list[Round]](list)
+    grouped = defaultdict[str, list[Summed]](list)
     for finished in rounds:
         grouped[finished.kind].append(finished)
-    return {kind: totals(finished) for kind, finished in sorted(grouped.items())}
+    return {kind: {"rounds": len(each), **totals(each)} for kind, each in sorted(grouped.items())}
 
 
-def totals(rounds: list[Round]) -> dict[str, Any]:
+def sums(rounds: Sequence[Summed], *names: str) -> dict[str, int]:
+    return {name: sum(getattr(finished, name) for finished in rounds) for name in names}
+
+
+def totals(rounds: Sequence[Round]) -> dict[str, Any]:
     recovered = [finished.recovered_after_s for finished in rounds if finished.recovered_after_s is not None]
     return {
-        "rounds": len(rounds),
         "rounds_with_problems": sum(bool(finished.problems()) for finished in rounds),
-        **{name: sum(getattr(finished, name) for finished in rounds) for name in ("lost", "twice", "changed")},
-        "posted_again": sum(finished.posted_again for finished in rounds),
-        "turns_again": sum(finished.turns_again for finished in rounds),
+        **sums(rounds, "lost", "twice", "changed", "posted_again", "turns_again"),
         "most_turns_again": max(finished.most_turns_again for finished in rounds),
         "longest_s": round(max(finished.seconds for finished in rounds), 1),
         "longest_recovery_s": round(max(recovered), 1) if recovered else None,

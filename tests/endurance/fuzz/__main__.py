@@ -27,9 +27,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from benchmarks.process_group import no_process_left
 from benchmarks.tree import commit
-from service.startup.local_service import sentences_for_the_user
 from tests.endurance.core_speed import core_speed
 from tests.endurance.fuzz import agent_bodies
 from tests.endurance.fuzz.bodies import ROLLOUT, TARGETS, fuzz_bodies
@@ -42,6 +40,7 @@ from tests.endurance.fuzz.slow_clients import SLOW_CLIENTS, fuzz_slowly
 from tests.endurance.fuzz.tally import Tally
 from tests.endurance.reporting import finish
 from tests.endurance.result_lines import append, read
+from tests.endurance.running import running
 
 SIMULATED_PARTS = ("routes", "bodies", "slow")
 AGENTS = "agents"
@@ -170,13 +169,12 @@ def main(
     if unknown := set(chosen) - set(PARTS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are only {', '.join(PARTS)}")
     probe = IngressProbe(stacks)
-    with sentences_for_the_user(console), no_process_left():
-        if set(chosen) & set(SIMULATED_PARTS):
-            with fuzzed_service(console, simulated()) as service:
-                fuzz(service, targets(service, chosen, cases, slow_clients, seed), results, only, probe)
-        if AGENTS in chosen:
-            with fuzzed_service(console, with_engine()) as service:
-                fuzz(service, agent_targets(service, cases, seed), results, only, probe)
+    if set(chosen) & set(SIMULATED_PARTS):
+        with running(console, fuzzed_service(console, simulated())) as service:
+            fuzz(service, targets(service, chosen, cases, slow_clients, seed), results, only, probe)
+    if AGENTS in chosen:
+        with running(console, fuzzed_service(console, with_engine())) as service:
+            fuzz(service, agent_targets(service, cases, seed), results, only, probe)
     by_target = counted(read(results, Portion))
     finish(console, problems_of(by_target), totals(by_target))
 

@@ -87,52 +87,37 @@ def gzip_packed(body: bytes) -> bytes:
     return packer.compress(body) + packer.flush()
 
 
+def posted(body: bytes, mutate: Mutate, path: str = "rollout", method: str = "POST", **headers: str) -> Target:
+    """Args: `headers` have underscores for their dashes."""
+    return Target(method, f"/v1/{path}", body, mutate, {name.replace("_", "-"): text for name, text in headers.items()})
+
+
+def as_json(body: bytes, path: str, method: str = "POST", **headers: str) -> Target:
+    return posted(body, mutated_json, path, method, content_type=JSON, **headers)
+
+
+NDJSON = "application/x-ndjson"
+VERSION, PUT = "policy/versions/{number}", "PUT"
+INIT = b'{"init_info": {"master_address": "127.0.0.1", "master_port": 29500, "world_size": 2}}'
+GZIP, ZSTD = compressed(gzip_packed), compressed(zstandard.ZstdCompressor().compress)
 TARGETS: Mapping[str, Target] = {
-    "JSON of POST /rollout": Target("POST", "/v1/rollout", ROLLOUT, mutated_json, {"content-type": JSON}),
-    "JSON of POST /rollout, streamed": Target(
-        "POST", "/v1/rollout", ROLLOUT, mutated_json, {"content-type": JSON, "accept": "application/x-ndjson"}
-    ),
-    "JSON of POST /rollout, answered in Arrow": Target(
-        "POST", "/v1/rollout", ROLLOUT, mutated_json, {"content-type": JSON, "accept": ARROW}
-    ),
-    "gzip of POST /rollout": Target(
-        "POST", "/v1/rollout", ROLLOUT, compressed(gzip_packed), {"content-type": JSON, "content-encoding": "gzip"}
-    ),
-    "zstd of POST /rollout": Target(
-        "POST",
-        "/v1/rollout",
-        ROLLOUT,
-        compressed(zstandard.ZstdCompressor().compress),
-        {"content-type": JSON, "content-encoding": "zstd"},
-    ),
-    "JSON of POST /jobs": Target("POST", "/v1/jobs", ROLLOUT, mutated_json, {"content-type": JSON}),
-    "JSON of POST /score": Target("POST", "/v1/score", SCORE, mutated_json, {"content-type": JSON}),
-    "safetensors of PUT /policy/versions": Target(
-        "PUT", "/v1/policy/versions/{number}", WEIGHTS, mutated_safetensors, {"content-type": SAFETENSORS}
-    ),
+    "JSON of POST /rollout": as_json(ROLLOUT, "rollout"),
+    "JSON of POST /rollout, streamed": as_json(ROLLOUT, "rollout", accept=NDJSON),
+    "JSON of POST /rollout, answered in Arrow": as_json(ROLLOUT, "rollout", accept=ARROW),
+    "gzip of POST /rollout": posted(ROLLOUT, GZIP, content_type=JSON, content_encoding="gzip"),
+    "zstd of POST /rollout": posted(ROLLOUT, ZSTD, content_type=JSON, content_encoding="zstd"),
+    "JSON of POST /jobs": as_json(ROLLOUT, "jobs"),
+    "JSON of POST /score": as_json(SCORE, "score"),
+    "safetensors of PUT /policy/versions": posted(WEIGHTS, mutated_safetensors, VERSION, PUT, content_type=SAFETENSORS),
     **{
-        f"{form} of POST /blobs": Target("POST", "/v1/blobs", picture("red", form, (9, 9)), mutated_bytes)
+        f"{form} of POST /blobs": posted(picture("red", form, (9, 9)), mutated_bytes, "blobs")
         for form in ("PNG", "JPEG")
     },
-    "JSON of PUT /policy/versions": Target(
-        "PUT", "/v1/policy/versions/{number}", b'{"checkpoint": "/data/step-5"}', mutated_json, {"content-type": JSON}
-    ),
-    "JSON of POST /policy/rollback": Target(
-        "POST", "/v1/policy/rollback", b'{"to": 1, "version": 3}', mutated_json, {"content-type": JSON}
-    ),
-    "JSON of POST /policy/transfer/init": Target(
-        "POST",
-        "/v1/policy/transfer/init",
-        b'{"init_info": {"master_address": "127.0.0.1", "master_port": 29500, "world_size": 2}}',
-        mutated_json,
-        {"content-type": JSON},
-    ),
-    "server-sent events of POST /rollout": Target(
-        "POST", "/v1/rollout", LINES, mutated_lines, {"content-type": "text/event-stream"}
-    ),
-    "NDJSON of POST /rollout": Target(
-        "POST", "/v1/rollout", ROLLOUT + b"\n" + ROLLOUT, mutated_lines, {"content-type": "application/x-ndjson"}
-    ),
+    "JSON of PUT /policy/versions": as_json(b'{"checkpoint": "/data/step-5"}', VERSION, PUT),
+    "JSON of POST /policy/rollback": as_json(b'{"to": 1, "version": 3}', "policy/rollback"),
+    "JSON of POST /policy/transfer/init": as_json(INIT, "policy/transfer/init"),
+    "server-sent events of POST /rollout": posted(LINES, mutated_lines, content_type="text/event-stream"),
+    "NDJSON of POST /rollout": posted(ROLLOUT + b"\n" + ROLLOUT, mutated_lines, content_type=NDJSON),
 }
 
 

@@ -20,11 +20,11 @@ from openai import AsyncOpenAI
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
-from benchmarks.process_group import no_process_left
 from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient
-from service.startup.local_service import local_service, sentences_for_the_user
+from service.startup.local_service import local_service
 from tests.endurance.reporting import finish, rounds_shown
+from tests.endurance.running import running
 from tests.endurance.session_laws.laws import record_problems, stable_calls
 from tests.endurance.session_laws.log_probabilities import TASK_NAME, Differences, add_played, add_scored
 from tests.endurance.session_laws.random_agent import PlayedSession, RandomAgent
@@ -137,7 +137,7 @@ def main(
     sessions: Annotated[int, typer.Option(min=1)] = 1000,
     first: Annotated[int, typer.Option(min=0, help="The seed of the first session.")] = 0,
 ) -> None:
-    with sentences_for_the_user(console), no_process_left(), local_service(settings_of(config), console) as url:
+    with running(console, local_service(settings_of(config), console)) as url:
         tally = asyncio.run(play_sessions(url, range(first, first + sessions)))
     report(tally)
 

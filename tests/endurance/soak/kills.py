@@ -27,16 +27,15 @@ import typer
 from rich.console import Console
 from safetensors.torch import save_file
 
-from benchmarks.process_group import no_process_left
 from benchmarks.reference_model import State
 from rollout_client import AsyncRolloutClient
-from rollout_client.contract.policy import PolicyState
 from rollout_client.weights.checksum import file_checksum
-from service.startup.local_service import sentences_for_the_user
 from tests.endurance.chaos.parts import KILLED
 from tests.endurance.reporting import finish, rounds_shown
+from tests.endurance.running import running
 from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.logprob_check import logprob_differences
+from tests.endurance.soak.settled import problems_at_the_end
 from tests.endurance.soak.soaked_service import SoakedService, soaked_service
 from tests.endurance.soak.steady_rollouts import RolloutTally, SteadyRollouts
 from tests.endurance.soak.version_times import VersionTimes
@@ -49,8 +48,6 @@ USUAL_S = 1.0
 LATEST_KILL = 1.2
 """As a share of what a push usually takes: some kills come after the push has ended."""
 UPDATE_TIMEOUT_S = 240.0
-SETTLED_WITHIN_S = 240.0
-SETTLING_POLL_S = 1.0
 SAMPLE_RETRIES = 8
 """A killed replica costs every rollout that it plays one, and its successor may be killed too."""
 console = Console(stderr=True)
@@ -174,18 +171,6 @@ def last_line(errors: bytes) -> str:
     return lines[-1] if lines else "the client ended without a word"
 
 
-async def settled(client: AsyncRolloutClient, replicas: int) -> PolicyState:
-    """The state of the policy once all replicas hold the current version, or after `SETTLED_WITHIN_S`."""
-    until = monotonic() + SETTLED_WITHIN_S
-    while True:
-        state = await client.policy(checksums_within_s=SETTLING_POLL_S)
-        held = {(replica.version, replica.checksum) for replica in state.replicas}
-        is_settled = len(state.replicas) == replicas and {version for version, _ in held} == {state.current}
-        if (is_settled and len(held) == 1 and (state.current, None) not in held) or monotonic() > until:
-            return state
-        await asyncio.sleep(SETTLING_POLL_S)
-
-
 async def kill_rounds(service: SoakedService, updates: int, replicas: int, victims: Sequence[str], seed: int) -> Kills:
     torch.set_num_threads(1)
     known = KnownWeights(service.model)
@@ -202,12 +187,10 @@ async def kill_rounds(service: SoakedService, updates: int, replicas: int, victi
                     base = rounds.times.newest if is_delta else None
                     await rounds.update(written(service.checkpoints, known, before, state, base))
                     show(description(kills))
-        policy = await settled(client, replicas)
         newest = rounds.times.newest
-        if policy.current != newest or {replica.version for replica in policy.replicas} != {newest}:
-            kills.problems.append(f"{newest} was acknowledged last, and at the end there is {policy}")
-        differences = await logprob_differences(client, known, policy.current, state)
-        kills.problems += differences.problems(policy.current)
+        kills.problems += await problems_at_the_end(client, newest, replicas)
+        differences = await logprob_differences(client, known, newest, state)
+        kills.problems += differences.problems(newest)
     return kills
 
 
@@ -240,11 +223,7 @@ def main(
     chosen = victims.split(",")
     if unknown := set(chosen) - set(VICTIMS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: only {', '.join(VICTIMS)} can be killed")
-    with (
-        sentences_for_the_user(console),
-        no_process_left(),
-        soaked_service(config, {"Generator": replicas}, console) as service,
-    ):
+    with running(console, soaked_service(config, {"Generator": replicas}, console)) as service:
         kills = asyncio.run(kill_rounds(service, updates, replicas, chosen, seed))
     report(kills)
 

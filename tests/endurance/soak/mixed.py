@@ -28,14 +28,13 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.process_group import no_process_left
 from rollout_client import AsyncRolloutClient
-from service.startup.local_service import sentences_for_the_user
 from tests.endurance.chaos.one_machine import OneMachine
 from tests.endurance.chaos.parts import PARTS, TASK_NAME
 from tests.endurance.chaos.rounds import POLL_S, RECOVERED_WITHIN_S
 from tests.endurance.growth import Growth, all_growth, growth_problems
 from tests.endurance.reporting import finish, growth_figures, rounds_shown, show_growth
+from tests.endurance.running import running
 from tests.endurance.soak.callers import Callers
 from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.mixed_load import SAMPLE_RETRIES, MixedLoad
@@ -190,10 +189,10 @@ class MixedSoak:
 async def soak(service: SoakedService, minutes: float, seed: int) -> MixedSoak:
     torch.set_num_threads(1)
     async with AsyncRolloutClient(service.url) as client:
-        running = MixedSoak(service, client, seed)
+        soaking = MixedSoak(service, client, seed)
         with rounds_shown(console, len(slots(60 * minutes, KINDS))) as show:
-            await running.run(minutes, show)
-    return running
+            await soaking.run(minutes, show)
+    return soaking
 
 
 def main(
@@ -201,11 +200,7 @@ def main(
     minutes: Annotated[float, typer.Option(min=1, help="Of load, after the warm-up.")] = 15,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    with (
-        sentences_for_the_user(console),
-        no_process_left(),
-        soaked_service(config, REPLICAS, console) as service,
-    ):
+    with running(console, soaked_service(config, REPLICAS, console)) as service:
         ended = asyncio.run(soak(service, minutes, seed))
     growth = ended.soaked.growth()
     show_growth(console, growth)

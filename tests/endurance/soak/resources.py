@@ -52,7 +52,6 @@ BOUNDS = {
     "asyncio tasks": Bound(64),
     "engine requests": Bound(64),
     "rollouts in flight": Bound(64),
-    "running jobs": Bound(4),
     "steps": Bound(64),
 }
 """By quantity, or by a part of its name. A leaked copy of the embedded model's weights is 1.8 MB a push. What runs in

@@ -25,21 +25,20 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.process_group import no_process_left
 from rollout_client import AsyncRolloutClient
-from service.startup.local_service import sentences_for_the_user
 from tests.endurance.growth import FEWEST_READINGS, Growth, all_growth, growth_problems, last_two_thirds
 from tests.endurance.reporting import finish, growth_figures, rounds_shown, show_growth
+from tests.endurance.running import running
 from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.logprob_check import LogprobDifferences, logprob_differences
 from tests.endurance.soak.resources import BOUNDS, ServiceResources
+from tests.endurance.soak.settled import problems_at_the_end
 from tests.endurance.soak.soaked_service import SoakedService, soaked_service
 from tests.endurance.soak.steady_rollouts import RolloutTally, SteadyRollouts
 from tests.endurance.soak.trainer import Push, Trainer
 from tests.endurance.soak.version_times import VersionTimes
 
 CHECK_EVERY = 10
-CHECKSUMS_WITHIN_S = 60.0
 console = Console(stderr=True)
 
 
@@ -78,7 +77,7 @@ async def soak(service: SoakedService, pushes: int, seed: int) -> Soaked:
                         await check_logprobs(client, weights, times.newest, trainer, soaked)
                     show(description(soaked))
         soaked.refused = trainer.refused
-        soaked.problems += await differences_at_the_end(client, times.newest)
+        soaked.problems += await problems_at_the_end(client, times.newest)
     return soaked
 
 
@@ -88,18 +87,6 @@ async def check_logprobs(
     differences = await logprob_differences(client, weights, version, trainer.state)
     soaked.differences.append(differences)
     soaked.problems += differences.problems(version)
-
-
-async def differences_at_the_end(client: AsyncRolloutClient, newest: int) -> list[str]:
-    """What is not as it should be when version `newest` was acknowledged last and nothing is under way."""
-    state = await client.policy(checksums_within_s=CHECKSUMS_WITHIN_S)
-    problems = []
-    if state.current != newest or state.updating_to is not None:
-        problems.append(f"version {state.current} is current, and {newest} was acknowledged last")
-    held = {(replica.version, replica.checksum) for replica in state.replicas}
-    if len(held) != 1 or (newest, None) in held or {version for version, _ in held} != {newest}:
-        problems.append(f"the replicas hold {sorted(map(str, held))}, and {newest} was acknowledged last")
-    return problems
 
 
 def description(soaked: Soaked) -> str:
@@ -143,11 +130,7 @@ def main(
         Path | None, typer.Option(help="What was held after each push is written here, as JSON.")
     ] = None,
 ) -> None:
-    with (
-        sentences_for_the_user(console),
-        no_process_left(),
-        soaked_service(config, {"Generator": replicas}, console) as service,
-    ):
+    with running(console, soaked_service(config, {"Generator": replicas}, console)) as service:
         soaked = asyncio.run(soak(service, pushes, seed))
     if readings is not None:
         readings.write_text(json.dumps(soaked.readings))

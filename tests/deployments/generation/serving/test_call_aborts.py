@@ -36,11 +36,11 @@ def sent(waits: st.SearchStrategy[float] = SECONDS) -> st.SearchStrategy[Sent]:
     sent(st.just(0.0)),
     st.fixed_dictionaries({name: st.integers(-(10**6), 10**6) for name in ("a", "b", "replica")}),
 )
-def test_an_abort_ends_the_calls_before_it_and_no_later_ones_whatever_the_clocks_say(
+def test_an_abort_ends_earlier_calls_alone_whatever_the_clocks_say(
     call: Sent, abort: Sent, clocks: dict[str, int]
 ) -> None:
     aborted = CallAborts(AsyncMock())
-    aborted._note(
+    aborted.note(
         CallsToAbort(None, "r", abort.ingress, abort.received_at + clocks[abort.ingress]),
         abort.arrives_at + clocks["replica"],
     )
@@ -60,14 +60,14 @@ def test_an_abort_ends_the_calls_before_it_and_no_later_ones_whatever_the_clocks
         assert not is_aborted
 
 
-def test_aborts_of_several_ingresses_stand_beside_each_other_and_the_oldest_is_forgotten() -> None:
+def test_aborts_of_ingresses_are_kept_and_the_oldest_is_forgotten() -> None:
     aborted = CallAborts(AsyncMock())
     request = ServedRequest("id", range(1), 1, (), SamplingOptions(), ingress="a", received_at=5.0, arrived_at=50.0)
     call = AbortableCall(request, "r", "id")
-    aborted._note(CallsToAbort(None, "", "a", 6.0), 60.0)
-    aborted._note(CallsToAbort(None, "", "a", 4.0), 61.0)
-    aborted._note(CallsToAbort(None, "", "b", 0.0), 40.0)
+    aborted.note(CallsToAbort(None, "", "a", 6.0), 60.0)
+    aborted.note(CallsToAbort(None, "", "a", 4.0), 61.0)
+    aborted.note(CallsToAbort(None, "", "b", 0.0), 40.0)
     assert aborted.is_aborted(call)
     for number in range(MOST_REMEMBERED):
-        aborted._note(CallsToAbort("other", str(number), "a", 9.0), 90.0)
+        aborted.note(CallsToAbort("other", str(number), "a", 9.0), 90.0)
     assert not aborted.is_aborted(call)

@@ -48,7 +48,7 @@ def strict_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @runs
-async def test_an_empty_content_beside_calls_is_one_message_however_it_is_written(strict_model: Path) -> None:
+async def test_an_empty_content_beside_calls_is_one_message_in_all_forms(strict_model: Path) -> None:
     served = await Served(strict_model, tool_call_parser="hermes").open()
     for content in CONTENTS:
         served.reply("5")
@@ -61,34 +61,3 @@ async def test_an_empty_content_beside_calls_is_one_message_however_it_is_writte
     drift = [message.action for call in (await served.store.drift("s", "")).drift for message in call.messages]
     # The first call alone brings the answer, which the session has not generated.
     assert drift == ["rendered_anew"]
-
-
-NULLS = {"name": None, "tool_calls": None, "refusal": None, "annotations": None, "audio": None, "function_call": None}
-
-
-@pytest.mark.parametrize("session", [None, "s"])
-@runs
-async def test_null_fields_are_as_if_they_were_not_there(session: str | None) -> None:
-    served = await Served(tool_call_parser="hermes").open()
-    conversation: list[dict[str, Any]] = [
-        {"role": "system", "content": "Add."},
-        QUESTION,
-        {"role": "assistant", "content": None, "tool_calls": CALLS},
-        RESULT,
-        {"role": "assistant", "content": "5"},
-        {"role": "user", "content": "And 1 + 1?"},
-    ]
-    for given in (conversation, [{**NULLS, **message} for message in conversation]):
-        served.reply("2")
-        status, answer = await served.answer("chat/completions", asking(*given), session)
-        assert status == 200, answer
-        counted = await served.answer("tokenize", {"messages": given})
-        assert (counted[0], counted[1]["count"] > 0) == (200, True)
-    first, second = served.core.prompts
-    assert second == first
-
-
-@runs
-async def test_a_message_without_a_role_is_refused_as_before() -> None:
-    status, refused = await Served().answer("chat/completions", {"messages": [{"name": None, "content": None}]})
-    assert (status, "role" in refused["error"]["message"]) == (400, True)

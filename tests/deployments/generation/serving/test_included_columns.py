@@ -124,7 +124,7 @@ async def test_what_a_caller_is_shown_is_what_it_asked_for(asked: dict[str, Any]
 
 @pytest.mark.parametrize("streams", [False, True])
 @runs
-async def test_a_call_that_updates_of_the_weights_interrupt_has_the_columns_of_all_its_tokens(streams: bool) -> None:
+async def test_an_interrupted_call_has_the_columns_of_all_its_tokens(streams: bool) -> None:
     replica = await served()
     core = replica.core
     update_after(replica, requests=2)
@@ -146,14 +146,10 @@ async def test_a_call_that_updates_of_the_weights_interrupt_has_the_columns_of_a
 
 
 @runs
-async def test_a_session_keeps_its_columns_when_other_replicas_go_on_with_it_and_when_its_store_starts_again() -> None:
-    first, second = await served(), await served()
-    second.store = first.store
-    # Calls have ids of their own wherever they are made.
-    second._calls = 100
-    assert second.layers._sessions is not None
-    unchecked: Any = first.store
-    second.layers._sessions._store = unchecked
+async def test_a_session_keeps_its_columns_over_replicas_and_restarts() -> None:
+    first = await served()
+    second = Served(beside=first)
+    second.core.returns_experts = True
     log = [QUESTION]
     for replica, reply in ((first, "5"), (second, "2"), (first, "Yes.")):
         replica.reply(reply)
@@ -178,13 +174,13 @@ def update_after(replica: Served, requests: int) -> None:
         core.meanwhile = None if len(core.prompts) == requests else update
         engine.weights.aborts += 1
         engine.weights.loaded = LoadedWeights(engine.weights.loaded.version + 1)
-        await core.abort([running.engine_id for running in engine._running._running])
+        await core.abort_all()
 
     core.meanwhile, core.step = update, 3
 
 
 @runs
-async def test_a_stop_string_that_an_update_has_divided_leaves_no_rows_of_the_tokens_after_it() -> None:
+async def test_a_divided_stop_string_leaves_no_rows_of_the_tokens_after_it() -> None:
     replica = await served()
     update_after(replica, requests=1)
     replica.reply("wxa???", ends=False)
@@ -193,28 +189,23 @@ async def test_a_stop_string_that_an_update_has_divided_leaves_no_rows_of_the_to
     [sample] = await replica.samples()
     assert list(sample.message_log[-1].token_ids) == list(b"wxab")
     assert_columns([sample])
-
-
-@runs
-async def test_a_stop_string_leaves_no_rows_of_the_tokens_after_it() -> None:
-    replica = await served()
-    replica.core.step = 8
-    replica.reply("one two three four five")
-    body = body_of("chat/completions", QUESTION, stop=["two"])
-    status, _ = await replica.answer("chat/completions", body, "s")
-    [sample] = await replica.samples()
-    assert (status, sample.message_log[-1].finish_reason) == (200, "stop")
+    whole = await served()
+    whole.core.step = 8
+    whole.reply("one two three four five")
+    await whole.answer("chat/completions", body_of("chat/completions", QUESTION, stop=["two"]), "s")
+    [sample] = await whole.samples()
+    assert sample.message_log[-1].finish_reason == "stop"
     assert_columns([sample])
 
 
 @runs
-async def test_a_call_that_its_caller_has_left_is_recorded_with_the_columns_of_what_was_generated() -> None:
+async def test_a_call_that_was_left_has_the_columns_of_what_was_generated() -> None:
     replica = await served()
     replica.core.step = 1
 
     async def leave() -> None:
         await replica.engine.interrupt(["call-1"])
-        await replica.core.abort([running.engine_id for running in replica.engine._running._running])
+        await replica.core.abort_all()
 
     replica.core.meanwhile = leave
     replica.reply("one two")
@@ -224,53 +215,37 @@ async def test_a_call_that_its_caller_has_left_is_recorded_with_the_columns_of_w
     assert_columns([sample])
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
+INCLUDED = "ession includes top_logprobs, sampling_mask, entropy: send a "
+WARM = f"{INCLUDED}temperature of at least 0.01: greedy decoding draws from no distribution."
+BOUNDED = f"{INCLUDED}top_k from 1 to 32, or leave it to the session."
+OTHERS = "A session that includes top_logprobs, sampling_mask, entropy takes no `{}`: leave it out."
+
+
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("endpoints", "asked", "message"),
     [
+        *((ENDPOINTS, {"temperature": temperature}, WARM) for temperature in (0, 1e-6)),
+        *((ENDPOINTS, {"top_k": top_k}, BOUNDED) for top_k in (-1, 0, 33)),
         *(
-            (
-                {"temperature": temperature},
-                "The session includes top_logprobs, sampling_mask, entropy: send a temperature of at least 0.01: "
-                "greedy decoding draws from no distribution.",
-            )
-            for temperature in (0, 1e-6)
-        ),
-        *(
-            (
-                {"top_k": top_k},
-                "The session includes top_logprobs, sampling_mask, entropy: send a top_k from 1 to 32, or leave it to "
-                "the session.",
-            )
-            for top_k in (-1, 0, 33)
+            (ENDPOINTS[:1], {"logprobs": True, name: value}, OTHERS.format(name))
+            for name, value in (("logprob_token_ids", [3]), ("prompt_logprobs", 1))
         ),
     ],
 )
 @runs
-async def test_a_call_whose_own_sampling_leaves_no_place_for_the_columns_is_refused(
-    endpoint: Endpoint, asked: dict[str, Any], message: str
+async def test_a_call_that_leaves_no_place_for_the_columns_is_refused(
+    endpoints: list[Endpoint], asked: dict[str, Any], message: str
 ) -> None:
     replica = await served()
-    status, refused = await replica.answer(endpoint, body_of(endpoint, QUESTION, **asked), "s")
-    assert (status, message in refused["error"]["message"]) == (400, True), refused
-    assert replica.core.prompts == []
+    for endpoint in endpoints:
+        status, refused = await replica.answer(endpoint, body_of(endpoint, QUESTION, **asked), "s")
+        assert (status, message in refused["error"]["message"]) == (400, True), refused
     info = await replica.store.info("s", "")
-    assert (info.calls, info.calls_in_flight) == (0, 0)
-
-
-@pytest.mark.parametrize(("name", "value"), [("logprob_token_ids", [3]), ("prompt_logprobs", 1)])
-@runs
-async def test_a_call_that_asks_for_other_log_probabilities_is_refused(name: str, value: Any) -> None:
-    body = body_of("chat/completions", QUESTION, logprobs=True, **{name: value})
-    replica = await served()
-    status, refused = await replica.answer("chat/completions", body, "s")
-    message = f"A session that includes top_logprobs, sampling_mask, entropy takes no `{name}`: leave it out."
-    assert (status, message in refused["error"]["message"]) == (400, True)
-    assert replica.core.prompts == []
+    assert (info.calls, info.calls_in_flight, replica.core.prompts) == (0, 0, [])
 
 
 @runs
-async def test_a_session_that_includes_experts_alone_takes_any_sampling_and_log_probabilities_of_prompts() -> None:
+async def test_a_session_that_includes_experts_alone_takes_any_sampling() -> None:
     replica = await served(include=["routed_experts"])
     replica.reply("5")
     asked: dict[str, Any] = {"logprobs": True, "prompt_logprobs": 1, "temperature": 0}
@@ -283,7 +258,7 @@ async def test_a_session_that_includes_experts_alone_takes_any_sampling_and_log_
 
 @pytest.mark.parametrize("streams", [False, True])
 @runs
-async def test_a_call_with_more_tokens_to_choose_from_than_the_engine_names_is_refused_and_not_recorded(
+async def test_a_call_with_more_tokens_to_choose_from_than_are_named_is_refused(
     streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = await served()

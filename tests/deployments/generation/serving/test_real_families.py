@@ -1,4 +1,4 @@
-"""The calls and thoughts of model families in their own tokens: read from rollouts, from chat, and in sessions.
+"""The calls and thoughts of model families in their own tokens: read from rollouts, and in sessions.
 
 vLLM's own serving layers run over a scripted engine core, with the vendors' tokenizers and templates.
 """
@@ -46,10 +46,9 @@ CALLS = {
     '<|constrain|>json<|message|>{"a": 41, "b": "é"}<|call|>',
 }
 FAMILIES = [name for name in PARSERS if name in wanted()]
-SERVED = [name for name in FAMILIES if name != "gptoss"]
-"""vLLM knows models of gpt-oss by their type, not by their parsers, and renders their chats by itself."""
-IN_SESSIONS = [name for name in SERVED if name != "mistral"]
-"""A template that moves the tools takes none in a session."""
+IN_SESSIONS = [name for name in FAMILIES if name not in ("gptoss", "mistral")]
+"""vLLM knows models of gpt-oss by their type, not by their parsers, and renders their chats by itself; a template that
+moves the tools takes none in a session."""
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}
 QUESTION = {"role": "user", "content": "Add one to 41."}
@@ -99,18 +98,6 @@ def test_the_calls_of_a_rollout_are_read(name: str, monkeypatch: pytest.MonkeyPa
     assert (said.tool_calls, said.parse_error) == ([], None)
 
 
-@pytest.mark.parametrize("name", SERVED)
-@runs
-async def test_the_calls_of_a_chat_are_read(models: Callable[[str], Path], name: str) -> None:
-    layers = served(models(name), name)
-    layers.reply(CALLS[name])
-    body = {"messages": [QUESTION], "tools": [TOOL], "max_tokens": 100}
-    status, answer = await layers.answer("chat/completions", body)
-    assert status == 200
-    [call] = answer["choices"][0]["message"]["tool_calls"]
-    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", ARGUMENTS)
-
-
 FORMS: dict[Callable[[Any], Any], list[str]] = {
     dict: [],
     without_reasoning: ["reasoning_content"],
@@ -148,31 +135,6 @@ async def test_a_session_goes_on_from_the_ids_of_its_calls(models: Callable[[str
         [sample] = (await layers.store.samples(id_, "")).samples
         flat = [token_id for one in sample.message_log for token_id in one.token_ids]
         assert flat[: len(continued)] == continued
-
-
-@pytest.mark.parametrize("name", IN_SESSIONS)
-@runs
-async def test_a_session_of_anthropics_api_goes_on_from_the_ids_of_its_calls(
-    models: Callable[[str], Path], name: str
-) -> None:
-    layers = await served(models(name), name).open()
-    made = layers.reply(CALLS[name])
-    tool = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}
-    body: dict[str, Any] = {"model": "m", "messages": [QUESTION], "tools": [tool], "max_tokens": 100}
-    status, first = await layers.answer("messages", body, "s")
-    assert status == 200
-    # A client that drops thoughts, as most do.
-    calls = [part for part in first["content"] if part["type"] == "tool_use"]
-    assert [(call["name"], call["input"]) for call in calls] == [("add", ARGUMENTS)]
-    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "42"} for call in calls]
-    layers.reply("It is 42.")
-    following = [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]
-    status, _ = await layers.answer("messages", {**body, "messages": [QUESTION, *following]}, "s")
-    assert status == 200
-    asked, continued = layers.core.prompts
-    assert continued[: len(asked) + len(made)] == asked + made
-    report = await layers.store.drift("s", "")
-    assert {one.action for call in report.drift for one in call.messages} <= {"generated_ids"}
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name == "mistral"])

@@ -17,6 +17,8 @@ from deployments.protocols.model_server import ServedPart, ServedRequest, Served
 from tests.deployments.generation.serving.test_session_call import QUESTION, Replica, generate, prepared
 from tests.virtual_time import runs
 
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
 REQUEST = ServedRequest("call-1", range(3), 100, (), SamplingOptions(), body=b'{"a": 1}')
 EVENTS = "text/event-stream"
 Server = Callable[[ServedCall], Awaitable[_ServedAnswer]]
@@ -58,15 +60,6 @@ async def test_events_come_in_their_order_and_the_last_part_says_so() -> None:
     assert [part.tokens is not None for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
-@runs
-async def test_what_breaks_before_the_answer_is_raised() -> None:
-    async def server(_call: ServedCall) -> _ServedAnswer:
-        raise LookupError("nothing there")
-
-    with pytest.raises(LookupError, match="nothing there"):
-        await parts_of(server, ServedCall(REQUEST))
-
-
 async def broken_events(call: ServedCall, failure: Exception, begins: bool = True) -> AsyncGenerator[str, None]:
     if begins:
         yield "first"
@@ -106,7 +99,7 @@ async def test_a_failure_is_another_replicas_until_the_answer_has_begun(has_begu
 
 
 @runs
-async def test_a_call_of_a_session_is_left_when_its_server_ends_whatever_it_has_done() -> None:
+async def test_a_call_of_a_session_is_left_when_its_server_ends() -> None:
     left: list[str] = []
     call = ServedCall(REQUEST)
     unchecked: Any = SimpleNamespace(leave=lambda *_: left.append("left"))
@@ -115,7 +108,7 @@ async def test_a_call_of_a_session_is_left_when_its_server_ends_whatever_it_has_
     async def server(_call: ServedCall) -> _ServedAnswer:
         raise LookupError("nothing there")
 
-    with pytest.raises(LookupError):
+    with pytest.raises(LookupError, match="nothing there"):
         await parts_of(server, call)
     assert left == ["left"]
 
@@ -141,7 +134,7 @@ async def test_a_server_is_ended_when_its_caller_goes_away() -> None:
 
 
 @runs
-async def test_a_call_of_a_session_that_is_left_at_whatever_step_ends_and_what_it_generated_is_recorded() -> None:
+async def test_a_call_left_at_any_step_ends_and_its_tokens_are_recorded() -> None:
     steps, has_ended = 0, False
     while not has_ended:
         replica = await Replica().open()
@@ -168,7 +161,7 @@ async def test_a_call_of_a_session_that_is_left_at_whatever_step_ends_and_what_i
             await running_calls.ended()
             await replica.calls.tasks.ended()
         info = await replica.store.info("s", "")
-        assert (info.calls_in_flight, replica.calls._in_flight) == (0, {}), f"left after {steps} steps"
+        assert info.calls_in_flight == 0, f"left after {steps} steps"
         assert info.branches == len(has_generated), f"left after {steps} steps"
         steps += 1
     assert steps > 10

@@ -54,7 +54,7 @@ FREE: dict[str, list[Any]] = {
 OF_THE_POLICY: dict[str, list[Any]] = {"temperature": [0.0, 0.5, 2.0], "top_p": [0.5], "top_k": [4], "min_p": [0.1]}
 
 
-def test_every_parameter_of_vllm_is_known_as_one_that_binds_or_as_one_that_does_not() -> None:
+def test_every_parameter_of_vllm_is_known_to_bind_or_not() -> None:
     public = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
     assert public == BINDING.keys() | FREE.keys() | OF_THE_POLICY.keys()
 

@@ -1,24 +1,29 @@
 """Calls of a session beside the engine: their prompts, their records, and what becomes of those that are left."""
 
 import asyncio
+import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
 from deployments.failures import ReplicaShuttingDown
 from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving import session_call
+from deployments.generation.serving.answered_layers import _prepare_chat, _shown_output
 from deployments.generation.serving.served_call import ServedCall
-from deployments.generation.serving.session_call import SessionCall, SessionCallClient
+from deployments.generation.serving.session_call import SessionCall, SessionCallClient, _ShownChoices, shown_message
 from deployments.generation.serving.session_renderer import _context_of
-from deployments.protocols.generation import SamplingOptions, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.generation import SamplingOptions, WeightSpan, derived_seed, packed_ids, packed_logprobs
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.model_server import ServedRequest, ServedTokens
-from deployments.sessions.records import ChatContext, EngineCall, OpenSession
+from deployments.sessions.records import ChatContext, OpenSession
 from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.base import RolloutDemand
+from rollout_client.contract.rollouts import Sampling
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from tests.deployments.sessions.renderer import PLAIN, small
 from tests.fakes.storage import ScriptedStorage
@@ -84,7 +89,6 @@ async def prepared(call: ServedCall, messages: list[Any], context: ChatContext =
 async def test_the_prompt_of_a_call_that_continues_another_begins_with_its_ids() -> None:
     replica = await Replica().open()
     first = replica.call("one")
-    assert first.session is not None
     prompt = await prepared(first, [QUESTION])
     assert prompt == small().fresh([QUESTION], PLAIN)
     made = generate(first, "5")
@@ -100,12 +104,11 @@ async def test_the_prompt_of_a_call_that_continues_another_begins_with_its_ids()
 
 @pytest.mark.parametrize(("policy", "oldest"), [(None, 3), ("run-b", None)])
 @runs
-async def test_the_engine_is_told_the_oldest_version_of_what_a_call_continues(
+async def test_the_engine_is_told_the_oldest_version_that_a_call_continues(
     policy: str | None, oldest: int | None
 ) -> None:
     replica = await Replica().open(SessionRequest(policy=RolloutDemand(name=policy)))
     first, second = replica.call("one"), replica.call("two")
-    assert first.session is not None
     await prepared(first, [QUESTION])
     assert first.generation([1], 8).oldest_version is None
     generate(first, "5")
@@ -118,7 +121,6 @@ async def test_the_engine_is_told_the_oldest_version_of_what_a_call_continues(
 async def test_each_choice_of_an_answer_is_recorded_by_its_index() -> None:
     replica = await Replica().open()
     call = replica.call("one")
-    assert call.session is not None
     await prepared(call, [QUESTION])
     for index in (1, 0):
         generate(call, f"answer {index}", index=index)
@@ -132,7 +134,6 @@ async def test_each_choice_of_an_answer_is_recorded_by_its_index() -> None:
 async def test_a_call_that_is_left_is_interrupted_and_recorded_as_far_as_it_came() -> None:
     replica = await Replica().open()
     call = replica.call("one")
-    assert call.session is not None
     await prepared(call, [QUESTION])
     ids = generate(call, "half of an ans", "abort")
     call.leave()
@@ -144,22 +145,9 @@ async def test_a_call_that_is_left_is_interrupted_and_recorded_as_far_as_it_came
 
 
 @runs
-async def test_a_call_that_is_left_before_the_engine_was_called_ends_without_a_record() -> None:
-    replica = await Replica().open()
-    call = replica.call("one")
-    assert call.session is not None
-    await prepared(call, [QUESTION])
-    call.leave()
-    await replica.calls.tasks.ended()
-    info = await replica.store.info("s", "")
-    assert (info.calls, info.calls_in_flight, info.branches) == (0, 0, 0)
-
-
-@runs
 async def test_a_call_that_was_recorded_is_not_recorded_again_when_it_is_left() -> None:
     replica = await Replica().open()
     call = replica.call("one")
-    assert call.session is not None
     await prepared(call, [QUESTION])
     generate(call, "5")
     await call.record({})
@@ -169,58 +157,9 @@ async def test_a_call_that_was_recorded_is_not_recorded_again_when_it_is_left() 
 
 
 @runs
-async def test_a_call_whose_caller_leaves_while_it_is_recorded_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = await Replica().open()
-    add, adding, may_add = replica.store.add, asyncio.Event(), asyncio.Event()
-
-    async def slow_add(session_id: str, call: EngineCall) -> None:
-        adding.set()
-        await may_add.wait()
-        await add(session_id, call)
-
-    monkeypatch.setattr(replica.store, "add", slow_add)
-    call = replica.call("one")
-    assert call.session is not None
-    await prepared(call, [QUESTION])
-    generate(call, "5")
-    answering = asyncio.create_task(call.record({}))
-    await adding.wait()
-    answering.cancel()
-    await asyncio.wait([answering])
-    call.leave()
-    may_add.set()
-    await replica.calls.tasks.ended()
-    [sample] = await replica.samples()
-    assert (sample.branch, sample.status) == ("chatcmpl-one", "completed")
-
-
-@runs
-async def test_a_call_whose_caller_leaves_while_it_begins_counts_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = await Replica().open()
-    plan = replica.store.plan
-
-    async def planned_unheard(*given: Any) -> Any:
-        await plan(*given)
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(replica.store, "plan", planned_unheard)
-    call = replica.call("one")
-    assert call.session is not None
-    beginning = asyncio.create_task(call.session.prepare([QUESTION], PLAIN))
-    while not (await replica.store.info("s", "")).calls_in_flight:
-        await asyncio.sleep(0)
-    beginning.cancel()
-    await asyncio.wait([beginning])
-    call.leave()
-    await replica.calls.tasks.ended()
-    assert (await replica.store.info("s", "")).calls_in_flight == 0
-
-
-@runs
 async def test_what_another_replica_makes_anew_is_not_recorded() -> None:
     replica = await Replica().open()
     call = replica.call("one")
-    assert call.session is not None
     await prepared(call, [QUESTION])
     generate(call, "half of an ans", None)
     call.note_failure(ReplicaShuttingDown("it ends"))
@@ -247,3 +186,78 @@ def test_what_vllm_adds_to_the_arguments_of_a_template_makes_no_other_root() -> 
     given = {"tools": None, "tokenize": False, "add_generation_prompt": True, "continue_final_message": False}
     assert _context_of(None, {**given, "documents": None}) == PLAIN
     assert _context_of([], {**given, "enable_thinking": False}) == ChatContext(None, {"enable_thinking": False})
+
+
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
+
+
+def asked_chat(generation_index: int = 0, sampling: Sampling | None = None, **asked: object) -> ChatCompletionRequest:
+    request = ChatCompletionRequest.model_validate({"messages": [], "model": "gpt-4o", **asked})
+    sent = ServedRequest(
+        "one", (), 1, (), SamplingOptions(), session_sampling=sampling, generation_index=generation_index
+    )
+    _prepare_chat(request, ServedCall(sent))
+    return request
+
+
+def test_a_field_that_a_call_leaves_out_is_the_sessions() -> None:
+    request = asked_chat(sampling=Sampling(temperature=0.3, seed=5, max_new_tokens=9), top_p=0.5)
+    assert (request.temperature, request.top_p, request.seed, request.max_completion_tokens) == (0.3, 0.5, 5, 9)
+
+
+def test_equal_seeds_of_a_groups_sessions_sample_differently() -> None:
+    assert [asked_chat(index, seed=5).seed for index in range(3)] == [5, derived_seed(5, 1), derived_seed(5, 2)]
+
+
+def event(*choices: dict[str, Any]) -> str:
+    return f"data: {json.dumps({'choices': list(choices)})}\n\n"
+
+
+def test_the_deltas_of_each_choice_are_joined() -> None:
+    shown = _ShownChoices()
+    shown.note(event({"index": 0, "delta": {"role": "assistant", "content": ""}}))
+    shown.note(event({"index": 1, "delta": {"content": "B"}}, {"index": 0, "delta": {"reasoning": "why"}}))
+    shown.note(event({"index": 0, "delta": {"content": "A"}}, {"index": 0, "delta": {"content": "a"}}))
+    for without_choices in (event(), 'data: {"error": {"message": "it broke"}}\n\n', "data: [DONE]\n\n"):
+        shown.note(without_choices)
+    assert shown.messages == {
+        0: {"role": "assistant", "content": "Aa", "reasoning": "why"},
+        1: {"role": "assistant", "content": "B"},
+    }
+
+
+def test_the_parts_of_tool_calls_are_joined() -> None:
+    shown = _ShownChoices()
+    first = {"index": 0, "id": "c1", "function": {"name": "add", "arguments": ""}}
+    second = {"index": 1, "id": "c2", "function": {"name": "sub", "arguments": "{}"}}
+    shown.note(event({"index": 0, "delta": {"tool_calls": [first]}}))
+    shown.note(event({"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]}}))
+    shown.note(event({"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": " 1}"}}, second]}}))
+    assert shown.messages[0]["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
+        {"id": "c2", "type": "function", "function": {"name": "sub", "arguments": "{}"}},
+    ]
+    assert shown.messages[0]["content"] is None
+
+
+def test_a_message_keeps_the_fields_by_which_it_is_known_again() -> None:
+    assert shown_message({"role": "assistant", "content": "A", "refusal": None, "tool_calls": []}) == {
+        "role": "assistant",
+        "content": "A",
+    }
+
+
+def test_the_items_of_a_response_are_one_message() -> None:
+    part = SimpleNamespace
+    items = [
+        part(type="reasoning", content=[part(text="why")]),
+        part(type="message", content=[part(text="A"), part(text="B")]),
+        part(type="function_call", call_id="c1", name="add", arguments="{}"),
+    ]
+    assert _shown_output(items) == {
+        "role": "assistant",
+        "content": "AB",
+        "reasoning": "why",
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+    }

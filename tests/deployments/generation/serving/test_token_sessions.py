@@ -39,8 +39,13 @@ async def test_a_prompt_that_begins_with_what_was_generated_is_its_next_turn(end
     served = await Served().open()
     first, second = served.reply("4"), served.reply("2")
     await asked(served, endpoint, PROMPT)
-    await asked(served, endpoint, [*PROMPT, *first, *BETWEEN])
+    answer = await asked(served, endpoint, [*PROMPT, *first, *BETWEEN])
     [sample] = await served.samples()
+    if endpoint == "generate":
+        assert sample.generation_ids[-1] == answer["meta_info"]["generation_id"], "by it the answer is rewarded"
+    else:
+        assert answer["choices"][0]["logprobs"] is None, "they are recorded, and not shown unless they are asked for"
+    assert list(sample.message_log[1].generation_logprobs or ()) == [-0.25, -0.25]
     assert log_of(sample) == [
         ("user", PROMPT, False),
         ("assistant", first, True),
@@ -102,16 +107,6 @@ async def test_a_chat_does_not_go_on_from_a_raw_prompt_that_says_the_same() -> N
     assert served.core.prompts[1][: len(raw)] != raw
 
 
-@runs
-async def test_log_probabilities_are_recorded_and_not_shown_unless_they_are_asked_for() -> None:
-    served = await Served().open()
-    served.reply("4")
-    answer = await asked(served, "inference/v1/generate", PROMPT)
-    assert answer["choices"][0]["logprobs"] is None
-    [sample] = await served.samples()
-    assert list(sample.message_log[1].generation_logprobs or ()) == [-0.25, -0.25]
-
-
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @runs
 async def test_parameters_that_a_call_leaves_out_are_the_sessions(endpoint: Endpoint) -> None:
@@ -133,15 +128,6 @@ async def test_a_stream_is_recorded_before_its_end_is_sent(endpoint: Endpoint) -
     assert events
     [sample] = await served.samples()
     assert log_of(sample)[1] == ("assistant", ids, True)
-
-
-@runs
-async def test_an_answer_is_rewarded_by_its_generation_id() -> None:
-    served = await Served().open()
-    served.reply("4")
-    answer = await asked(served, "generate", PROMPT)
-    [sample] = await served.samples()
-    assert sample.generation_ids == [answer["meta_info"]["generation_id"]]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
+from unittest.mock import patch
 
 import numpy as np
 import orjson
@@ -21,8 +23,9 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from deployments.generation.engine import VLLMEngine
+from deployments.generation.serving import layers
 from deployments.generation.serving.call_aborts import CallAborts
-from deployments.generation.serving.layers import ServingLayers
+from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.protocols.generation import NO_COLUMNS, SamplingOptions, included_columns
 from deployments.protocols.model_server import Endpoint, ServedRequest
@@ -60,6 +63,7 @@ class ScriptedCore:
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
         """Happens before the last ids of a reply."""
         self.returns_experts = False
+        self._running: set[str] = set()
         self._aborted: set[str] = set()
 
     def get_tokenizer(self) -> Any:
@@ -74,12 +78,16 @@ class ScriptedCore:
     async def abort(self, engine_ids: Sequence[str]) -> None:
         self._aborted.update(engine_ids)
 
+    async def abort_all(self) -> None:
+        await self.abort([*self._running])
+
     async def generate(
         self, prompt: Any, params: SamplingParams, engine_id: str, **_options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         request = self.input_processor.process_inputs(engine_id, prompt, params, ("generate",))
         request.external_req_id = engine_id
         assert request.sampling_params is not None
+        self._running.add(engine_id)
         self.params.append(request.sampling_params)
         prompt_token_ids = list(request.prompt_token_ids or ())
         self.prompts.append(prompt_token_ids)
@@ -114,8 +122,9 @@ class ScriptedCore:
                     return
 
 
-async def unchecked_grammar(_params: SamplingParams) -> None:
-    """Takes any."""
+class UncheckedGrammars(GrammarChecks):
+    async def check(self, params: SamplingParams) -> None:
+        """Takes any."""
 
 
 def experts_between(ids: Sequence[int], start: int) -> Any:
@@ -140,24 +149,28 @@ def prompt_logprobs_of(ids: Sequence[int], count: int) -> LogprobsTensors:
 
 
 class ServedEngine:
-    """One replica's model server over an engine, and a session store in this process."""
+    """One replica's model server over an engine, and a session store in this process.
 
-    def __init__(self, engine: VLLMEngine, **settings: Any) -> None:
+    Args:
+        beside: another replica, which has the store and the session.
+    """
+
+    def __init__(self, engine: VLLMEngine, beside: "ServedEngine | None" = None, **settings: Any) -> None:
         self.engine = engine
-        self.storage = ScriptedStorage()
-        self.store = SessionStore(SessionsSettings(), self.storage)
+        self.storage: ScriptedStorage = beside.storage if beside else ScriptedStorage()
+        self.store: SessionStore = beside.store if beside else SessionStore(SessionsSettings(), self.storage)
+        self.opened: SessionRequest = beside.opened if beside else SessionRequest()
         store: Any = self.store
         self.aborts = CallAborts(self.engine.interrupt)
         of_engine = EngineSettings(model=str(SMALL_MODEL), grammar_time_limit_s=2.0)
-        self.layers = ServingLayers(self.engine, of_engine, ResponseSettings(**settings), store, self.aborts)
-        # A process of its own would compile it first.
-        self.layers._grammars.check = unchecked_grammar  # type: ignore[method-assign,assignment]
-        self._calls = 0
-        self._opened = SessionRequest()
+        # A process of its own would compile a grammar first.
+        with patch.object(layers, "GrammarChecks", UncheckedGrammars):
+            self.layers = layers.ServingLayers(engine, of_engine, ResponseSettings(**settings), store, self.aborts)
+        self._call_ids = map(("beside-{}" if beside else "call-{}").format, count(1))
 
     async def open(self, **request: Any) -> Self:
-        self._opened = SessionRequest(**request)
-        await self.store.open(OpenSession("s", "", "", "http://service", self._opened))
+        self.opened = SessionRequest(**request)
+        await self.store.open(OpenSession("s", "", "", "http://service", self.opened))
         return self
 
     async def answer(
@@ -179,9 +192,8 @@ class ServedEngine:
         return (await self.store.samples("s", "")).samples
 
     async def _answered(self, endpoint: Endpoint, body: dict[str, Any], session: str | None) -> tuple[int, bytes]:
-        self._calls += 1
         request = ServedRequest(
-            f"call-{self._calls}",
+            next(self._call_ids),
             range(3),
             512,
             (),
@@ -189,8 +201,8 @@ class ServedEngine:
             endpoint=endpoint,
             body=orjson.dumps(body),
             session_id=session,
-            session_sampling=self._opened.sampling if session else None,
-            include=included_columns(self._opened.include) if session else NO_COLUMNS,
+            session_sampling=self.opened.sampling if session else None,
+            include=included_columns(self.opened.include) if session else NO_COLUMNS,
         )
         status, content = 0, b""
         async for part in self.layers.answer(request):

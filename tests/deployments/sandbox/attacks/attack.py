@@ -1,6 +1,7 @@
 """What an attack is: a program that tries to get over one wall, and how its run ends where the wall stands."""
 
 import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from deployments.sandbox import Limits, WallName
@@ -50,3 +51,9 @@ class Attack:
 def endless(name: str, wall: WallName | None, source: str, *ended_by: EndedBy, limits: Limits = LIMITS) -> Attack:
     """An attack that ends at a limit."""
     return Attack(name, wall, source, ended_by, None, None, limits)
+
+
+def refused(by_wall: Mapping[WallName | None, Mapping[str, str]]) -> Iterator[Attack]:
+    """Attacks that print that they were refused: their names and sources, by the wall that stops them."""
+    for wall, sources in by_wall.items():
+        yield from (Attack(name, wall, source) for name, source in sources.items())

@@ -1,6 +1,6 @@
 """Attacks on the service's files, environment, processes, on the network and on the kernel."""
 
-from tests.deployments.sandbox.attacks.attack import SHORT, Attack, endless
+from tests.deployments.sandbox.attacks.attack import SHORT, Attack, endless, refused
 
 CALLS = """
 import ctypes
@@ -12,13 +12,141 @@ def named(function, *arguments):
 """
 
 
-def by_calls(name: str, source: str) -> Attack:
-    """An attack by a call of the kernel that Python does not offer."""
-    return Attack(name, "system_calls", CALLS + source)
-
-
-ON_FILES = [
-    Attack("reading_a_file_of_the_service", "files", "print(attempt(lambda: open(sys.argv[6]).read()))"),
+BY_CALLS = {
+    "tracing_the_parent": "print(called(101 if os.uname().machine == 'x86_64' else 117, 16, os.getppid(), 0, 0))",
+    "copying_the_memory_of_others": (
+        "print(called(310 if os.uname().machine == 'x86_64' else 270, os.getppid(), 0, 0, 0, 0, 0))"
+    ),
+    "becoming_root_by_a_program_that_may": "print('refused' if LIBC.prctl(39, 0, 0, 0, 0) == 1 else 'BREACH')",
+    "a_user_namespace_of_its_own": "print(named('unshare', 0x10000000))",
+    "a_namespace_by_clone": "print(called(56 if os.uname().machine == 'x86_64' else 220, 0x10000011, 0, 0, 0, 0))",
+    "entering_another_namespace": "print(named('setns', 0, 0))",
+    "mounting": "print(named('mount', b'tmpfs', b'/tmp', b'tmpfs', 0, None))",
+    "unmounting": "print(named('umount2', b'/tmp', 2))",
+    "another_root_directory": "print(named('chroot', b'.'))",
+    "a_program_in_the_kernel": "print(called(321 if os.uname().machine == 'x86_64' else 280, 0, 0, 0))",
+    "rings_of_requests": "print(called(425, 8, 0))",
+    "keys_of_the_kernel": "print(called(250 if os.uname().machine == 'x86_64' else 219, 0, 0, 0, 0, 0))",
+    "faults_by_userspace": "print(called(323 if os.uname().machine == 'x86_64' else 282, 0))",
+    "calls_of_another_architecture": "print(called(0x40000000 + 39))",
+}
+"""By calls of the kernel that Python does not offer."""
+ON_THE_SERVICE = [
+    *refused(
+        {
+            "files": {
+                "reading_a_file_of_the_service": "print(attempt(lambda: open(sys.argv[6]).read()))",
+                "writing_over_the_interpreter": "print(attempt(lambda: open(sys.executable, 'r+b')))",
+                "removing_a_library": "print(attempt(lambda: os.unlink(os.__file__)))",
+                "climbing_out_by_dots": "print(attempt(lambda: open('../' * 40 + sys.argv[6].lstrip('/')).read()))",
+                "reading_through_a_symlink": (
+                    "os.symlink(sys.argv[6], 'link'); print(attempt(lambda: open('link').read()))"
+                ),
+                "writing_through_a_symlink_in_place_of_the_program": """
+        os.unlink("main.py")
+        os.symlink(os.__file__, "main.py")
+        print(attempt(lambda: open("main.py", "r+b").write(b"x")))
+        """,
+                "a_hard_link_to_a_program_of_the_system": "print(attempt(lambda: os.link(sys.executable, 'python')))",
+                "reaching_outside_through_open_directories": """
+        found = []
+        for fd in range(64):
+            try: found.append(open(os.open(sys.argv[6].lstrip("/"), os.O_RDONLY, dir_fd=fd)).read())
+            except OSError: pass
+        print("BREACH" if found else "refused")
+        """,
+                "reaching_outside_through_proc": """
+        found = []
+        for process in [*range(1, 40), os.getppid(), int(sys.argv[2]), "self"]:
+            for place in ("root", "cwd"):
+                try: found.append(open(f"/proc/{process}/{place}{sys.argv[6]}").read())
+                except OSError: pass
+        print("BREACH" if found else "refused")
+        """,
+                "making_a_device": "print(attempt(lambda: os.mknod('disk', 0o60666, os.makedev(254, 0))))",
+                "using_open_files_of_the_service": """
+        def is_open(fd):
+            try: os.fstat(fd)
+            except OSError: return False
+            return True
+        print("BREACH" if any(is_open(fd) for fd in range(3, 64)) else "refused")
+        """,
+                "walking_sys": """
+        found = [path for path, _, _ in os.walk("/sys")]
+        print("BREACH" if len(found) > 1 else "refused")
+        """,
+            },
+            "file_size": {
+                "one_huge_file": "print(attempt(lambda: open('huge', 'wb').write(bytes(2 ** 21))))",
+                "one_huge_file_with_holes": "print(attempt(lambda: open('huge', 'wb').truncate(2 ** 40)))",
+            },
+            "disk": {
+                "many_files": "print(attempt(lambda: [open(f'{i}', 'wb').write(bytes(2 ** 19)) for i in range(20)]))",
+                "many_files_in_shared_memory": (
+                    "print(attempt(lambda: [open(f'/dev/shm/{i}', 'wb').write(bytes(2 ** 19)) for i in range(20)]))"
+                ),
+            },
+            None: {
+                "writing_to_its_own_stdin": "print(attempt(lambda: os.write(0, b'x' * 2 ** 20)))",
+                "precedence_over_the_service": (
+                    "print(attempt(lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))))"
+                ),
+                "setting_the_clock": "print(attempt(lambda: time.clock_settime(time.CLOCK_REALTIME, 0)))",
+            },
+            "environment_variables": {
+                "reading_the_environment_of_the_service": """
+        found = [str(dict(os.environ))]
+        for process in [*range(1, 40), os.getppid(), int(sys.argv[2]), "self"]:
+            try: found.append(open(f"/proc/{process}/environ").read())
+            except OSError: pass
+        print("BREACH" if "ROLLOUT_ATTACKED_SECRET" in "".join(found) else "refused")
+        """,
+            },
+            "service_processes": {
+                "walking_proc": """
+        def processes():
+            try: return [name for name in os.listdir("/proc") if name.isdigit()]
+            except OSError: return []
+        seen = []
+        for process in processes():
+            try: seen.append(open(f"/proc/{process}/cmdline").read())
+            except OSError: pass
+        # All processes of the run have the token among their arguments.
+        print("BREACH" if any(line and sys.argv[1] not in line for line in seen) else "refused")
+        """,
+                "reading_the_memory_of_others": """
+        found = []
+        for process in [*range(1, 3), os.getppid(), int(sys.argv[2])]:
+            if process != os.getpid():
+                try: found.append(open(f"/proc/{process}/maps").read())
+                except OSError: pass
+        print("BREACH" if any("libpython" in text or "pytest" in text for text in found) else "refused")
+        """,
+            },
+            "network": {
+                "connecting_to_the_service": (
+                    "print(attempt(lambda: socket.create_connection(('127.0.0.1', int(sys.argv[3])), 2)))"
+                ),
+                "connecting_to_the_world": "print(attempt(lambda: socket.create_connection(('1.1.1.1', 53), 2)))",
+                "sending_a_datagram": """
+        def send():
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out: out.sendto(b"x", ("8.8.8.8", 53))
+        print(attempt(send))
+        """,
+                "asking_for_a_name": "print(attempt(lambda: socket.getaddrinfo('example.com', 80)))",
+                "an_abstract_socket_of_the_service": (
+                    "print(attempt(lambda: socket.socket(socket.AF_UNIX).connect('\\0' + sys.argv[4])))"
+                ),
+                "a_socket_file_of_the_service": (
+                    "print(attempt(lambda: socket.socket(socket.AF_UNIX).connect(sys.argv[5])))"
+                ),
+            },
+            "system_calls": {
+                "more_than_its_share_of_processors": "print(attempt(lambda: os.setpriority(0, 0, -20)))",
+                **{name: CALLS + source for name, source in BY_CALLS.items()},
+            },
+        }
+    ),
     Attack(
         "reading_secrets_of_the_system",
         "files",
@@ -38,72 +166,6 @@ ON_FILES = [
         """,
         stdout="{'refused'}\n",
     ),
-    Attack("writing_over_the_interpreter", "files", "print(attempt(lambda: open(sys.executable, 'r+b')))"),
-    Attack("writing_over_a_library", "files", "print(attempt(lambda: open(os.__file__, 'r+b')))"),
-    Attack("removing_a_library", "files", "print(attempt(lambda: os.unlink(os.__file__)))"),
-    Attack(
-        "climbing_out_by_dots", "files", "print(attempt(lambda: open('../' * 40 + sys.argv[6].lstrip('/')).read()))"
-    ),
-    Attack(
-        "reading_through_a_symlink",
-        "files",
-        "os.symlink(sys.argv[6], 'link'); print(attempt(lambda: open('link').read()))",
-    ),
-    Attack(
-        "writing_through_a_symlink_in_place_of_the_program",
-        "files",
-        """
-        os.unlink("main.py")
-        os.symlink(os.__file__, "main.py")
-        print(attempt(lambda: open("main.py", "r+b").write(b"x")))
-        """,
-    ),
-    Attack(
-        "a_symlink_to_the_root_directory",
-        "files",
-        "os.symlink('/', 'root'); print(attempt(lambda: open('root' + sys.argv[6]).read()))",
-    ),
-    Attack(
-        "symlinks_that_go_in_circles",
-        "files",
-        "os.symlink('b', 'a'); os.symlink('a', 'b'); print(attempt(lambda: open('a')))",
-    ),
-    Attack(
-        "a_hard_link_to_a_program_of_the_system", "files", "print(attempt(lambda: os.link(sys.executable, 'python')))"
-    ),
-    Attack(
-        "reaching_outside_through_open_directories",
-        "files",
-        """
-        found = []
-        for fd in range(64):
-            try: found.append(open(os.open(sys.argv[6].lstrip("/"), os.O_RDONLY, dir_fd=fd)).read())
-            except OSError: pass
-        print("BREACH" if found else "refused")
-        """,
-    ),
-    Attack(
-        "reaching_outside_through_proc",
-        "files",
-        """
-        found = []
-        for process in [*range(1, 40), os.getppid(), int(sys.argv[2]), "self"]:
-            for place in ("root", "cwd"):
-                try: found.append(open(f"/proc/{process}/{place}{sys.argv[6]}").read())
-                except OSError: pass
-        print("BREACH" if found else "refused")
-        """,
-    ),
-    Attack("one_huge_file", "file_size", "print(attempt(lambda: open('huge', 'wb').write(bytes(2 ** 21))))"),
-    Attack("one_huge_file_with_holes", "file_size", "print(attempt(lambda: open('huge', 'wb').truncate(2 ** 40)))"),
-    Attack(
-        "many_files", "disk", "print(attempt(lambda: [open(f'{i}', 'wb').write(bytes(2 ** 19)) for i in range(20)]))"
-    ),
-    Attack(
-        "many_files_in_shared_memory",
-        "disk",
-        "print(attempt(lambda: [open(f'/dev/shm/{i}', 'wb').write(bytes(2 ** 19)) for i in range(20)]))",
-    ),
     endless(
         "files_without_content_forever",
         "processor_time",
@@ -121,62 +183,6 @@ ON_FILES = [
         print("made")
         """,
         stdout="made\n",
-    ),
-    Attack(
-        "directories_that_cannot_be_removed",
-        None,
-        "os.makedirs('a/b/c'); open('a/b/file', 'w').close(); os.chmod('a/b', 0); os.chmod('a', 0); print('made')",
-        stdout="made\n",
-    ),
-    Attack("making_a_device", "files", "print(attempt(lambda: os.mknod('disk', 0o60666, os.makedev(254, 0))))"),
-    Attack("writing_to_its_own_stdin", None, "print(attempt(lambda: os.write(0, b'x' * 2 ** 20)))"),
-]
-
-ON_PROCESSES_OF_THE_SERVICE = [
-    Attack(
-        "reading_the_environment_of_the_service",
-        "environment_variables",
-        """
-        found = [str(dict(os.environ))]
-        for process in [*range(1, 40), os.getppid(), int(sys.argv[2]), "self"]:
-            try: found.append(open(f"/proc/{process}/environ").read())
-            except OSError: pass
-        print("BREACH" if "ROLLOUT_ATTACKED_SECRET" in "".join(found) else "refused")
-        """,
-    ),
-    Attack(
-        "using_open_files_of_the_service",
-        "files",
-        """
-        def is_open(fd):
-            try: os.fstat(fd)
-            except OSError: return False
-            return True
-        print("BREACH" if any(is_open(fd) for fd in range(3, 64)) else "refused")
-        """,
-    ),
-    Attack(
-        "walking_proc",
-        "service_processes",
-        """
-        def processes():
-            try: return [name for name in os.listdir("/proc") if name.isdigit()]
-            except OSError: return []
-        seen = []
-        for process in processes():
-            try: seen.append(open(f"/proc/{process}/cmdline").read())
-            except OSError: pass
-        # All processes of the run have the token among their arguments.
-        print("BREACH" if any(line and sys.argv[1] not in line for line in seen) else "refused")
-        """,
-    ),
-    Attack(
-        "walking_sys",
-        "files",
-        """
-        found = [path for path, _, _ in os.walk("/sys")]
-        print("BREACH" if len(found) > 1 else "refused")
-        """,
     ),
     Attack(
         "writing_settings_of_the_kernel",
@@ -212,79 +218,17 @@ ON_PROCESSES_OF_THE_SERVICE = [
         limits=SHORT,
     ),
     Attack(
-        "killing_everything",
-        "service_processes",
-        """
-        attempt(lambda: os.kill(-1, signal.SIGKILL))
-        print("tried")
-        """,
-        stdout="tried\n",
-    ),
-    Attack(
         "killing_its_process_group",
         "service_processes",
         "os.killpg(0, signal.SIGKILL); time.sleep(60)",
         exit_code=137,
         stdout="",
     ),
-    by_calls(
-        "tracing_the_parent", "print(called(101 if os.uname().machine == 'x86_64' else 117, 16, os.getppid(), 0, 0))"
-    ),
-    Attack(
-        "reading_the_memory_of_others",
-        "service_processes",
-        """
-        found = []
-        for process in [*range(1, 3), os.getppid(), int(sys.argv[2])]:
-            if process != os.getpid():
-                try: found.append(open(f"/proc/{process}/maps").read())
-                except OSError: pass
-        print("BREACH" if any("libpython" in text or "pytest" in text for text in found) else "refused")
-        """,
-    ),
-    by_calls(
-        "copying_the_memory_of_others",
-        "print(called(310 if os.uname().machine == 'x86_64' else 270, os.getppid(), 0, 0, 0, 0, 0))",
-    ),
     Attack(
         "becoming_root",
         "files",
         "print({attempt(lambda: os.setuid(0)), attempt(lambda: os.setgroups([0]))} if os.getuid() else 'BREACH')",
         stdout="{'refused'}\n",
-    ),
-    by_calls(
-        "becoming_root_by_a_program_that_may", "print('refused' if LIBC.prctl(39, 0, 0, 0, 0) == 1 else 'BREACH')"
-    ),
-]
-
-ON_THE_NETWORK = [
-    Attack(
-        "connecting_to_the_service",
-        "network",
-        "print(attempt(lambda: socket.create_connection(('127.0.0.1', int(sys.argv[3])), 2)))",
-    ),
-    Attack(
-        "connecting_to_the_world", "network", "print(attempt(lambda: socket.create_connection(('1.1.1.1', 53), 2)))"
-    ),
-    Attack(
-        "sending_a_datagram",
-        "network",
-        """
-        def send():
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out: out.sendto(b"x", ("8.8.8.8", 53))
-        print(attempt(send))
-        """,
-    ),
-    Attack("asking_for_a_name", "network", "print(attempt(lambda: socket.getaddrinfo('example.com', 80)))"),
-    Attack(
-        "an_abstract_socket_of_the_service",
-        "network",
-        "print(attempt(lambda: socket.socket(socket.AF_UNIX).connect('\\0' + sys.argv[4])))",
-    ),
-    Attack(
-        "a_socket_file_of_the_service",
-        "network",
-        "print(attempt(lambda: socket.socket(socket.AF_UNIX).connect(sys.argv[5])))",
     ),
     Attack(
         "raw_and_unusual_sockets",
@@ -295,28 +239,5 @@ ON_THE_NETWORK = [
         """,
         stdout="{'refused'}\n",
     ),
-]
-
-ON_THE_KERNEL = [
-    by_calls("a_user_namespace_of_its_own", "print(named('unshare', 0x10000000))"),
-    by_calls(
-        "a_namespace_by_clone", "print(called(56 if os.uname().machine == 'x86_64' else 220, 0x10000011, 0, 0, 0, 0))"
-    ),
-    by_calls("entering_another_namespace", "print(named('setns', 0, 0))"),
-    by_calls("mounting", "print(named('mount', b'tmpfs', b'/tmp', b'tmpfs', 0, None))"),
-    by_calls("unmounting", "print(named('umount2', b'/tmp', 2))"),
-    by_calls("another_root_directory", "print(named('chroot', b'.'))"),
-    by_calls("a_program_in_the_kernel", "print(called(321 if os.uname().machine == 'x86_64' else 280, 0, 0, 0))"),
-    by_calls("rings_of_requests", "print(called(425, 8, 0))"),
-    by_calls("keys_of_the_kernel", "print(called(250 if os.uname().machine == 'x86_64' else 219, 0, 0, 0, 0, 0))"),
-    by_calls("faults_by_userspace", "print(called(323 if os.uname().machine == 'x86_64' else 282, 0))"),
-    by_calls("calls_of_another_architecture", "print(called(0x40000000 + 39))"),
-    Attack("more_than_its_share_of_processors", "system_calls", "print(attempt(lambda: os.setpriority(0, 0, -20)))"),
-    Attack(
-        "precedence_over_the_service",
-        None,
-        "print(attempt(lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))))",
-    ),
-    Attack("setting_the_clock", None, "print(attempt(lambda: time.clock_settime(time.CLOCK_REALTIME, 0)))"),
     Attack("restarting_the_machine", None, CALLS + "print(named('reboot', 0x1234567))"),
 ]

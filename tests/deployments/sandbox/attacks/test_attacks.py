@@ -19,17 +19,12 @@ import pytest
 from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, SandboxLost
 from tests.deployments.sandbox.attacks.attack import Attack
 from tests.deployments.sandbox.attacks.on_processes import ON_PROCESSES
-from tests.deployments.sandbox.attacks.on_the_service import (
-    ON_FILES,
-    ON_PROCESSES_OF_THE_SERVICE,
-    ON_THE_KERNEL,
-    ON_THE_NETWORK,
-)
+from tests.deployments.sandbox.attacks.on_the_service import ON_THE_SERVICE
 from tests.deployments.sandbox.running_processes import is_running
 
 pytestmark = pytest.mark.slow
 
-ATTACKS = [*ON_PROCESSES, *ON_FILES, *ON_PROCESSES_OF_THE_SERVICE, *ON_THE_NETWORK, *ON_THE_KERNEL]
+ATTACKS = [*ON_PROCESSES, *ON_THE_SERVICE]
 ISOLATIONS = os.environ.get("ATTACKED_ISOLATIONS", "auto").split()
 SECRET = "ROLLOUT_ATTACKED_SECRET"
 CLOSED_WITHIN_S = 60.0
@@ -115,8 +110,3 @@ def test_an_attack_is_contained(sandbox: LocalSandbox, target: Target, attack: A
     assert len(open_files()) <= open_before, open_files()
     assert target.file.read_text() == "secret"
     assert sorted(path.name for path in target.file.parent.iterdir()) == ["secret.txt", "socket"]
-
-
-def test_there_are_at_least_forty_attacks_with_different_names() -> None:
-    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
-    assert len(ATTACKS) >= 40

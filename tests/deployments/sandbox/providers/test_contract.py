@@ -38,7 +38,10 @@ from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
 from tests.paths import REPOSITORY
+from tests.virtual_time import runs
 
+# Sandboxes are started, and owners of some are killed.
+pytestmark = pytest.mark.slow
 DOCKER_SOCKET = os.environ.get("ROLLOUT_TEST_DOCKER_SOCKET", SOCKET)
 """The images `debian:12-slim` and `python:3.12-slim` must be there."""
 GONE_WITHIN_S = 60.0
@@ -177,7 +180,7 @@ def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(name: s
     with_sandbox(name, spec_of(name, tmp_path), work)
 
 
-def test_what_commands_have_left_is_ended_and_what_was_there_before_goes_on(name: str, tmp_path: Path) -> None:
+def test_what_commands_have_left_is_ended_and_the_rest_goes_on(name: str, tmp_path: Path) -> None:
     async def work(sandbox: RunningSandbox) -> None:
         left = "nohup sleep {0}1 >/dev/null 2>&1 & setsid sleep {0}2 >/dev/null 2>&1 &"
         await sandbox.exec(["sh", "-c", left.format(310)])
@@ -204,7 +207,7 @@ def test_files_are_written_and_read(name: str, tmp_path: Path) -> None:
     with_sandbox(name, spec_of(name, tmp_path), work)
 
 
-def test_after_its_end_a_sandbox_is_lost_and_destroying_it_again_does_nothing(name: str, tmp_path: Path) -> None:
+def test_after_its_end_a_sandbox_is_lost(name: str, tmp_path: Path) -> None:
     async def work(sandbox: RunningSandbox) -> None:
         running = asyncio.ensure_future(sandbox.exec(["sleep", "303"]))
         await asyncio.sleep(0.5)
@@ -268,7 +271,8 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str, tmp_path: Path) -> None:
+@runs
+async def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str, tmp_path: Path) -> None:
     seconds = str(3040 + [*OPTIONS, *STAND_INS].index(name))
     spec = {"image": KNOWN_IMAGE} if name in WITHOUT_BUILDS else {"folder": str(tmp_path)}
     spec_of(name, tmp_path)
@@ -276,33 +280,30 @@ def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str,
     async def left() -> bool:
         return await asyncio.to_thread(running, seconds) or (name in STAND_INS and bool(world().held))
 
-    async def run() -> None:
-        async with standing(name) as (provider_name, options), AsyncExitStack() as closing:
-            paths = [str(REPOSITORY), *sys.path]
-            asked = json.dumps({**spec, "network": name != "local"})
-            owner = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", OWNER, provider_name, json.dumps(options), asked, seconds),
-                stdout=subprocess.PIPE,
-                cwd=REPOSITORY,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            )
-            assert owner.stdout is not None
-            label = (await owner.stdout.readline()).decode().strip()
-            assert label
-            if name != "local":
-                closing.callback(end_reapers, label)
-            while not running(seconds):
-                assert owner.returncode is None
-                await asyncio.sleep(0.05)
-            assert name not in STAND_INS or len(world().held) == 2
-            owner.kill()
-            killed_at = time.monotonic()
-            await owner.wait()
-            while await left():
-                assert time.monotonic() - killed_at < GONE_WITHIN_S
-                await asyncio.sleep(0.1)
-
-    asyncio.run(run())
+    async with standing(name) as (provider_name, options), AsyncExitStack() as closing:
+        paths = [str(REPOSITORY), *sys.path]
+        asked = json.dumps({**spec, "network": name != "local"})
+        owner = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", OWNER, provider_name, json.dumps(options), asked, seconds),
+            stdout=subprocess.PIPE,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        assert owner.stdout is not None
+        label = (await owner.stdout.readline()).decode().strip()
+        assert label
+        if name != "local":
+            closing.callback(end_reapers, label)
+        while not running(seconds):
+            assert owner.returncode is None
+            await asyncio.sleep(0.05)
+        assert name not in STAND_INS or len(world().held) == 2
+        owner.kill()
+        killed_at = time.monotonic()
+        await owner.wait()
+        while await left():
+            assert time.monotonic() - killed_at < GONE_WITHIN_S
+            await asyncio.sleep(0.1)
 
 
 def running(seconds: str) -> bool:
@@ -317,7 +318,7 @@ def end_reapers(label: str) -> None:
 
 
 @pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")
-def test_what_bubblewrap_leaves_of_a_dead_owner_is_ended_and_what_a_living_one_has_is_not() -> None:
+def test_what_bubblewrap_leaves_of_a_dead_owner_is_ended() -> None:
     argv, mine = ["sh", "-c", "while :; do sleep 1; done"], owner_of(os.getpid())
     with (
         subprocess.Popen([*argv, f"{OWNER_LABEL}={mine}1"]) as left,

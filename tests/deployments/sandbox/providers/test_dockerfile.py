@@ -19,7 +19,7 @@ def copied(folder: Path, text: str) -> set[str]:
     return set(step.files)
 
 
-def test_variables_folders_and_commands_follow_the_instructions_before_them(tmp_path: Path) -> None:
+def test_variables_folders_and_commands_follow_earlier_instructions(tmp_path: Path) -> None:
     made = plan(
         tmp_path,
         '# syntax\nFROM a AS b\nARG N=1\nENV A=x${N} B="two words"\nWORKDIR /app\nWORKDIR sub\n'

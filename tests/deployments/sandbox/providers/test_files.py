@@ -56,6 +56,7 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: py
         state_of(folder)
 
 
+@pytest.mark.slow
 def test_further_sandboxes_of_a_folder_read_none_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_with(tmp_path, Dockerfile=b"FROM debian\nCOPY data /data\n", data=b"1")
     plans: list[Path] = []

@@ -7,13 +7,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from deployments.sandbox.providers.interface import (
-    ProviderName,
     RunningSandbox,
     SandboxProvider,
     SandboxRefused,
@@ -23,7 +22,6 @@ from deployments.sandbox.providers.interface import (
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Engine, engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.world import ASKED, KNOWN_IMAGE, WORLDS, Held, World
-from tests.paths import REPOSITORY
 
 LIMITS: dict[str, dict[str, Any]] = {
     "no-network": {"network": False},
@@ -38,10 +36,7 @@ ENFORCED: dict[tuple[str, str], dict[str, Any]] = {
     ("docker", "cpus"): {"NanoCpus": 1_500_000_000, "NetworkMode": "host"},
     ("docker", "memory_mb"): {"Memory": 3000 * MIB, "MemorySwap": 3000 * MIB},
     ("docker", "processes"): {"PidsLimit": 512, "Memory": 2048 * MIB, "MemorySwap": 2048 * MIB},
-    ("kubernetes", "cpus"): {
-        "limits": {"cpu": "1.5", "memory": "2048Mi"},
-        "requests": {"cpu": "1.5"},
-    },
+    ("kubernetes", "cpus"): {"limits": {"cpu": "1.5", "memory": "2048Mi"}, "requests": {"cpu": "1.5"}},
     ("kubernetes", "memory_mb"): {"limits": {"memory": "3000Mi"}, "requests": {"memory": "3000Mi"}},
     ("kubernetes", "storage_mb"): {
         "limits": {"ephemeral-storage": "100Mi", "memory": "2048Mi"},
@@ -50,14 +45,9 @@ ENFORCED: dict[tuple[str, str], dict[str, Any]] = {
 }
 """By provider and limit, what the provider was asked for."""
 REFUSED = {
-    (
-        "docker",
-        "storage_mb",
-    ): "^storage_mb is 100, and a Docker engine bounds no files .*: leave storage_mb out",
+    ("docker", "storage_mb"): "^storage_mb is 100, and a Docker engine bounds no files .*: leave storage_mb out",
     ("kubernetes", "no-network"): "^network_mode is no-network, and the provider kubernetes .*: use another provider",
 }
-NOT_OURS = {("kubernetes", "processes"), *(("harbor", limit) for limit in LIMITS)}
-"""No task names a number of processes: the cluster's own bound stands. `tests/sockets` has what `harbor` refuses."""
 
 
 class Nowhere(World):
@@ -125,9 +115,7 @@ def test_a_limit_is_asked_of_the_provider(name: str, limit: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("name", "limit"), REFUSED)
-def test_a_limit_that_a_provider_cannot_enforce_is_refused_before_anything_is_made(
-    name: str, limit: str, tmp_path: Path
-) -> None:
+def test_a_limit_that_a_provider_cannot_enforce_is_refused(name: str, limit: str, tmp_path: Path) -> None:
     with pytest.raises(SandboxRefused, match=REFUSED[name, limit]):
         asked_of(name, tmp_path, **LIMITS[limit])
     assert ASKED == []
@@ -155,26 +143,3 @@ def test_resources_of_a_template_stand_where_a_task_names_none(tmp_path: Path) -
     asked = asked_of("kubernetes", tmp_path, template=str(template), cpus=1)
     assert asked["limits"] == {"memory": "4Gi", "gpu": 1, "cpu": "1"}
     assert asked["requests"] == {"cpu": "1", "memory": "1Gi"}
-
-
-def test_the_page_says_of_each_provider_which_limits_it_enforces_and_which_it_refuses() -> None:
-    page = (REPOSITORY / "docs" / "sandboxes.md").read_text(encoding="utf-8")
-    table = page[page.index("| provider | `no-network` |") :].split("\n\n")[0].splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    names = [name.strip("`") for name in rows[0][1:]]
-    said = {
-        (row[0].strip("`"), limit): cell.split(" ")[0].strip(",;:")
-        for row in rows[2:]
-        for limit, cell in zip(names, row[1:], strict=True)
-    }
-    assert names == list(LIMITS)
-    assert said == {
-        (name, limit): "enforced"
-        if name == "local" or (name, limit) in ENFORCED
-        else "refused"
-        if (name, limit) in REFUSED
-        else "not"
-        for name in get_args(ProviderName)
-        for limit in LIMITS
-    }
-    assert {key for key, word in said.items() if word == "not"} == NOT_OURS

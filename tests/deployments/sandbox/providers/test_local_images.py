@@ -20,6 +20,10 @@ from deployments.sandbox.providers.interface import (
 )
 from deployments.sandbox.providers.local import LocalProvider
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
+from tests.virtual_time import runs
+
+# Sandboxes are started.
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -50,30 +54,27 @@ async def name_of(sandbox: RunningSandbox) -> bytes | None:
     return name
 
 
-def test_an_archive_that_is_unlinked_while_its_sandbox_starts_is_read_all_the_same(
+@runs
+async def test_an_archive_unlinked_while_its_sandbox_starts_is_read(
     provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "MOST_IMAGES", 1)
     start = LocalRunningSandbox.start
+    first = folder(tmp_path, "first")
+    assert await name_of(await provider.open(first)) == b"first\n"
 
-    async def run() -> None:
-        first = folder(tmp_path, "first")
-        assert await name_of(await provider.open(first)) == b"first\n"
+    async def start_late(sandbox: LocalRunningSandbox) -> None:
+        monkeypatch.setattr(LocalRunningSandbox, "start", start)
+        await start(sandbox)
+        # Its image takes the place of the first one.
+        await (await provider.open(folder(tmp_path, "second"))).close()
 
-        async def start_late(sandbox: LocalRunningSandbox) -> None:
-            monkeypatch.setattr(LocalRunningSandbox, "start", start)
-            await start(sandbox)
-            # Its image takes the place of the first one.
-            await (await provider.open(folder(tmp_path, "second"))).close()
-
-        monkeypatch.setattr(LocalRunningSandbox, "start", start_late)
-        assert await name_of(await provider.open(first)) == b"first\n"
-        assert await name_of(await provider.open(first)) == b"first\n"
-
-    asyncio.run(run())
+    monkeypatch.setattr(LocalRunningSandbox, "start", start_late)
+    assert await name_of(await provider.open(first)) == b"first\n"
+    assert await name_of(await provider.open(first)) == b"first\n"
 
 
-def test_an_image_by_name_is_refused_and_the_files_of_those_that_are_forgotten_are_gone(
+def test_an_image_by_name_is_refused_and_forgotten_files_are_gone(
     provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "MOST_IMAGES", 2)
@@ -91,22 +92,20 @@ def test_an_image_by_name_is_refused_and_the_files_of_those_that_are_forgotten_a
     assert deleted_files() == before
 
 
-def test_an_image_that_is_forgotten_before_its_own_build_has_ended_is_built_again(
+@runs
+async def test_an_image_forgotten_before_its_build_has_ended_is_built_again(
     provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "MOST_IMAGES", 1)
     destroy = LocalRunningSandbox.close
 
-    async def run() -> None:
-        async def destroy_late(sandbox: LocalRunningSandbox) -> None:
-            monkeypatch.setattr(LocalRunningSandbox, "close", destroy)
-            await destroy(sandbox)
-            await (await provider.open(folder(tmp_path, "second"))).close()
+    async def destroy_late(sandbox: LocalRunningSandbox) -> None:
+        monkeypatch.setattr(LocalRunningSandbox, "close", destroy)
+        await destroy(sandbox)
+        await (await provider.open(folder(tmp_path, "second"))).close()
 
-        monkeypatch.setattr(LocalRunningSandbox, "close", destroy_late)
-        assert await name_of(await provider.open(folder(tmp_path, "first"))) == b"first\n"
-
-    asyncio.run(run())
+    monkeypatch.setattr(LocalRunningSandbox, "close", destroy_late)
+    assert await name_of(await provider.open(folder(tmp_path, "first"))) == b"first\n"
 
 
 def test_the_archive_of_an_image_is_sent_part_by_part(provider: LocalProvider, tmp_path: Path) -> None:
@@ -124,22 +123,18 @@ def test_the_archive_of_an_image_is_sent_part_by_part(provider: LocalProvider, t
     assert asyncio.run(run()) < 20 * MIB
 
 
-def test_files_that_do_not_fit_are_refused_with_what_was_said_and_the_sandbox_goes_on(
+@runs
+async def test_files_that_do_not_fit_are_refused_and_the_sandbox_goes_on(
     provider: LocalProvider, tmp_path: Path
 ) -> None:
-    async def run() -> bytes | None:
-        spec = folder(tmp_path, "small")
-        sandbox = await provider.open(SandboxSpec(folder=spec.folder, storage_mb=8))
-        with pytest.raises(SandboxRefused, match=r"(?s)The files cannot be written in the sandbox: .*No space left"):
-            await sandbox.write_files({"/large": SandboxFile(bytes(40 * MIB)), "/other": SandboxFile(b"x")})
-        return await name_of(sandbox)
-
-    assert asyncio.run(run()) == b"small\n"
+    spec = folder(tmp_path, "small")
+    sandbox = await provider.open(SandboxSpec(folder=spec.folder, storage_mb=8))
+    with pytest.raises(SandboxRefused, match=r"(?s)The files cannot be written in the sandbox: .*No space left"):
+        await sandbox.write_files({"/large": SandboxFile(bytes(40 * MIB)), "/other": SandboxFile(b"x")})
+    assert (await name_of(sandbox)) == b"small\n"
 
 
-def test_folders_of_the_machine_whose_names_have_wildcards_are_no_files_of_an_image(
-    provider: LocalProvider, tmp_path: Path
-) -> None:
+def test_folders_whose_names_have_wildcards_are_no_files_of_an_image(provider: LocalProvider, tmp_path: Path) -> None:
     # The sandbox's user may not enter `tmp_path`.
     with tempfile.TemporaryDirectory(prefix="run[1]-") as read_only:
         Path(read_only).chmod(0o755)
@@ -152,12 +147,10 @@ def test_folders_of_the_machine_whose_names_have_wildcards_are_no_files_of_an_im
         assert asyncio.run(run()) == b"first\n"
 
 
-def test_a_shell_that_does_not_answer_is_a_lost_sandbox(provider: LocalProvider, tmp_path: Path) -> None:
-    async def run() -> None:
-        sandbox = await provider.open(folder(tmp_path, "first"))
-        assert isinstance(sandbox, LocalRunningSandbox)
-        with pytest.raises(SandboxLost, match=r"did not answer within 0.2 s"):
-            await sandbox.run_shell("sleep 60", 0.2)
-        await sandbox.close()
-
-    asyncio.run(run())
+@runs
+async def test_a_shell_that_does_not_answer_is_a_lost_sandbox(provider: LocalProvider, tmp_path: Path) -> None:
+    sandbox = await provider.open(folder(tmp_path, "first"))
+    assert isinstance(sandbox, LocalRunningSandbox)
+    with pytest.raises(SandboxLost, match=r"did not answer within 0.2 s"):
+        await sandbox.run_shell("sleep 60", 0.2)
+    await sandbox.close()

@@ -17,7 +17,10 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
 )
 from deployments.sandbox.providers.local import LocalProvider, _Processors
+from tests.virtual_time import runs
 
+# Sandboxes are started.
+pytestmark = pytest.mark.slow
 FORKS = """
 import os, signal, time
 children = []
@@ -99,9 +102,7 @@ def test_it_sees_no_files_processes_or_variables_of_the_machine(
     assert written.exit_code != 0
 
 
-def test_it_reaches_no_network_and_its_port_of_the_service_answers_nobody_before_a_session(
-    provider: LocalProvider, folder: Path
-) -> None:
+def test_it_reaches_no_network_and_no_service_before_a_session(provider: LocalProvider, folder: Path) -> None:
     outside, service = tried(
         provider,
         folder,
@@ -151,9 +152,7 @@ def test_memory_of_all_processes_together_is_bounded(provider: LocalProvider, fo
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="This machine has one processor.")
-def test_its_processes_together_have_the_processors_of_its_cpus_rounded_up_and_cannot_take_others(
-    provider: LocalProvider, folder: Path
-) -> None:
+def test_its_processes_have_the_processors_of_its_cpus_and_no_others(provider: LocalProvider, folder: Path) -> None:
     async def run() -> list[list[str]]:
         specs = [SandboxSpec(folder=folder, cpus=cpus) for cpus in (0.5, 1, None, 4096)]
         sandboxes = [await provider.open(spec) for spec in specs]
@@ -188,9 +187,7 @@ def test_sandboxes_take_the_processors_in_turn(monkeypatch: pytest.MonkeyPatch) 
     assert [taken(cpus) for cpus in (3, 2.5, None)] == [[]] * 3
 
 
-def test_commands_end_what_they_have_started_by_signals_and_orphans_are_waited_for(
-    provider: LocalProvider, folder: Path
-) -> None:
+def test_signals_end_what_commands_have_started_and_orphans_are_reaped(provider: LocalProvider, folder: Path) -> None:
     signals, left = tried(
         provider,
         folder,
@@ -208,17 +205,15 @@ def test_namespaces_and_mounts_are_refused(provider: LocalProvider, folder: Path
     assert mounted.exit_code != 0
 
 
-def test_closing_the_provider_ends_what_runs(provider: LocalProvider, folder: Path) -> None:
-    async def run() -> None:
-        sandbox = await provider.open(SandboxSpec(folder=folder))
-        running = asyncio.ensure_future(sandbox.exec(["sleep", "300"]))
-        await asyncio.sleep(0.3)
-        provider.close()
-        with pytest.raises(SandboxLost):
-            await running
-        await sandbox.close()
-
-    asyncio.run(run())
+@runs
+async def test_closing_the_provider_ends_what_runs(provider: LocalProvider, folder: Path) -> None:
+    sandbox = await provider.open(SandboxSpec(folder=folder))
+    running = asyncio.ensure_future(sandbox.exec(["sleep", "300"]))
+    await asyncio.sleep(0.3)
+    provider.close()
+    with pytest.raises(SandboxLost):
+        await running
+    await sandbox.close()
 
 
 def test_a_network_is_refused(provider: LocalProvider, folder: Path) -> None:

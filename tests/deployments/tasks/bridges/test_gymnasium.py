@@ -1,24 +1,18 @@
 """The bridge to Gymnasium, over its own text environments."""
 
-import asyncio
 import sys
 from io import BytesIO
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy
 import pytest
 from PIL import Image
 
-from deployments.environments.step_runner import StepRunner
-from deployments.images.book import ImagesSettings
-from deployments.images.checks import ObservedImages
-from deployments.protocols.environments import StepRequest
 from deployments.tasks.bridges.gymnasium import GymnasiumEnvironment, _GymnasiumInfo, _plain_text
 from deployments.tasks.replies import last_tagged
-from rollout_env import SampleRejected, check, play
+from rollout_env import check, play
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments
-from tests.fakes.image_store import ImagesInProcess
 
 DIRECTIONS = ["left", "down", "right", "up"]
 PATH = ["down", "down", "right", "right", "down", "right"]
@@ -40,11 +34,6 @@ def test_an_episode_is_played_to_its_goal() -> None:
     )
     assert played.message_log[2]["content"] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG"
     assert (played.total_reward, played.terminated, played.answers) == (1.0, True, PATH)
-
-
-def test_a_hole_ends_the_episode_without_a_reward() -> None:
-    played = play(lake(), moves(["down", "right", "up"]), {"extra_env_info": {"seed": 0}})
-    assert (played.total_reward, played.terminated, len(played.unused_replies)) == (0.0, True, 1)
 
 
 @pytest.mark.parametrize(
@@ -82,16 +71,10 @@ def test_rewards_are_those_of_the_library_for_the_same_seed_and_actions(
     assert played.terminated == over
 
 
-def test_an_observation_without_a_rendering_is_shown_as_text() -> None:
-    [sample] = GymnasiumEnvironment("Blackjack-v1").example_samples(1, seed=3)
-    env = gymnasium.make("Blackjack-v1")
-    observation, _ = env.reset(seed=sample["extra_env_info"]["seed"])
-    shown = play(GymnasiumEnvironment("Blackjack-v1"), [], sample).message_log[0]["content"]
-    assert shown == f"Answer with <action>NAME</action>. The actions are: 0, 1.\n\n{observation}"
-
-
-def test_a_session_that_is_opened_again_stands_where_the_first_stood_also_after_examples_in_the_prompt() -> None:
-    environment = GymnasiumEnvironment("FrozenLake-v1", actions=DIRECTIONS)
+@pytest.mark.parametrize("observation", ["text", "image"])
+def test_a_session_that_is_opened_again_stands_where_the_first_stood(observation: Literal["text", "image"]) -> None:
+    """Also after examples in the prompt."""
+    environment = GymnasiumEnvironment("FrozenLake-v1", actions=DIRECTIONS, observation=observation)
     examples: Any = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": moves(["right"])[0]}]
     sample = {"messages": examples, "extra_env_info": {"seed": 5}}
     played = play(environment, moves(["down", "left", "down"]), sample)
@@ -115,7 +98,7 @@ def pixels(file: Any) -> Any:
     return numpy.asarray(Image.open(BytesIO(file)))
 
 
-def test_pictures_are_those_that_the_environment_renders_after_the_same_actions() -> None:
+def test_pictures_are_those_that_the_environment_renders() -> None:
     env = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="rgb_array")
     env.reset(seed=0)
     first = env.render()
@@ -132,72 +115,7 @@ def test_pictures_are_those_that_the_environment_renders_after_the_same_actions(
     assert start["content"] == "Answer with <action>NAME</action>. The actions are: left, down, right, up."
 
 
-def test_the_image_store_keeps_the_pictures_of_observations_by_name() -> None:
-    images = ImagesInProcess()
-
-    async def start_and_step() -> list[Any]:
-        runner = StepRunner(lake(observation="image"), "lake", 60, ObservedImages(images, ImagesSettings()))
-        log: Any = [{"role": "assistant", "content": moves(["down"])[0]}]
-        step = StepRequest(log, {"seed": 0}, step_id="b", owner="ann", session_id="s", turn=0)
-        start = StepRequest([], {"seed": 0}, step_id="a", owner="ann", is_start=True)
-        outcomes = [await runner.start(request, set()) for request in (start, step)]
-        await runner.close()
-        return outcomes
-
-    start, step = asyncio.run(start_and_step())
-    names = [*start.observation[0]["images"], *step.observation["images"]]
-    assert images.puts == [[name] for name in names]
-    env = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="rgb_array")
-    env.reset(seed=0)
-    for name in names:
-        assert numpy.array_equal(pixels(asyncio.run(images.get(name))), env.render())
-        env.step(1)
-
-
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Taxi-v4", "Blackjack-v1", "CliffWalking-v1"])
-def test_environments_without_a_text_are_played_in_pictures_too(env_id: str) -> None:
-    environment = GymnasiumEnvironment(env_id, observation="image")
-    played = play(environment, moves(["0", "1"]), {"extra_env_info": {"seed": 7}})
-    env = gymnasium.make(env_id, render_mode="rgb_array")
-    env.reset(seed=7)
-    for action, outcome in zip((0, 1), played.outcomes, strict=False):
-        env.step(action)
-        message: Any = outcome.observation
-        assert numpy.array_equal(pixels(message["images"][0]), env.render())
-
-
-def test_a_session_that_is_opened_again_shows_the_picture_that_the_first_would_have_shown() -> None:
-    environment = GymnasiumEnvironment("FrozenLake-v1", actions=DIRECTIONS, observation="image")
-    played = play(environment, moves(["down", "left", "down"]), {"extra_env_info": {"seed": 5}})
-    info = _GymnasiumInfo.model_validate(played.extra_env_info)
-    session = environment.open_session(played.message_log[:5], info)
-    assert session.step(played.message_log[:6], info) == played.outcomes[2]
-    session.close()
-
-
-class Pictureless(gymnasium.Env):  # type: ignore[misc]  # the package is not there where types are checked
-    observation_space = gymnasium.spaces.Text(20)
-    action_space = gymnasium.spaces.Text(5)
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as Gymnasium has it
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
-        return "dark", {}
-
-    def render(self) -> Any:
-        return numpy.zeros((4, 4, 3), numpy.float64)
-
-
 def test_what_has_no_picture_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    gymnasium.register("Pictureless-v0", entry_point=Pictureless)
-    with pytest.raises(TypeError, match="Cannot handle this data type"):
-        GymnasiumEnvironment("Pictureless-v0", observation="image")
-    monkeypatch.setattr(Pictureless, "metadata", {"render_modes": ["ansi"]})
-    with pytest.raises(ValueError, match=r"Pictureless-v0 has no rendering as image \(rgb_array\) but \['ansi'\]"):
-        GymnasiumEnvironment("Pictureless-v0", observation="image")
     with pytest.raises(EnvironmentNotLoadable, match="observation: Input should be 'text' or 'image'"):
         checked_arguments(GymnasiumEnvironment, {"env_id": "FrozenLake-v1", "observation": "picture"}, "lake")
     monkeypatch.setitem(sys.modules, "pygame", None)
@@ -223,16 +141,6 @@ def test_a_text_action_goes_to_the_environment_as_it_is() -> None:
     played = play(GymnasiumEnvironment("Echo-v0"), moves(["abc", "too long"]), {"extra_env_info": {"seed": 4}})
     texts = [message["content"] for message in played.message_log[::2]]
     assert texts == ["Answer with <action>...</action>.\n\nSay 4", "ABC", "There was no legal action.\nABC"]
-
-
-def test_an_episode_that_is_over_takes_no_step() -> None:
-    environment = lake()
-    info = _GymnasiumInfo(seed=0)
-    session = environment.open_session([], info)
-    for reply in moves(["down", "right"]):
-        session.step([{"role": "assistant", "content": reply}], info)
-    with pytest.raises(SampleRejected, match="The game is over"):
-        session.step([{"role": "assistant", "content": "again"}], info)
 
 
 def test_colours_are_told_in_words() -> None:

@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from deployments.tasks.bridges import mcp
-from deployments.tasks.bridges.mcp import McpEnvironment, McpInfo, _McpServer
+from deployments.tasks.bridges.mcp import McpEnvironment, _McpServer
 from rollout_env import PlayResult, TemporaryFailure, aplay, check, play
 from service.startup.config import free_port
 from tests.deployments.tasks.bridges.hosted_environments import wait_until_it_answers
@@ -107,7 +107,7 @@ def uvloop_policy() -> Iterator[None]:
     asyncio.set_event_loop_policy(None)
 
 
-def test_servers_are_started_beside_an_event_loop_of_uvloop_without_a_fork_of_this_process(
+def test_servers_are_started_beside_uvloop_without_a_fork(
     uvloop_policy: None,  # noqa: ARG001
 ) -> None:
     forks: list[int] = []
@@ -154,14 +154,6 @@ def test_only_the_tools_of_the_config_can_be_called() -> None:
         McpEnvironment(STDIO, tools=["subtract"])
 
 
-def test_answers_may_be_judged_by_a_class_of_ones_own() -> None:
-    class Lenient(McpEnvironment):
-        def reward_of(self, answer: str, extra_env_info: McpInfo) -> dict[str, float]:
-            return {"close": float(abs(float(answer) - 42) < 2)}
-
-    assert played(Lenient(STDIO), "41").rewards == {"close": 1.0}
-
-
 def test_a_server_is_a_url_or_a_command() -> None:
     for wrong in ({}, {"url": "http://127.0.0.1:1/mcp", "command": "true"}):
         with pytest.raises(ValueError, match="give either a url or a command"):
@@ -183,7 +175,7 @@ def whole() -> McpEnvironment:
 
 def test_tools_of_several_pages_are_all_known() -> None:
     paged, whole = McpEnvironment(by_hand("paged")), McpEnvironment(by_hand("whole"))
-    assert len(paged.tools) == len(RESULTS) + len(BROKEN) + 1
+    assert len(paged.tools) == len(RESULTS) + len(BROKEN)
     assert paged.tools == whole.tools
 
 
@@ -219,19 +211,15 @@ def test_a_server_that_never_lists_its_tools_is_named(monkeypatch: pytest.Monkey
     ("tool", "shown"),
     [
         ("structured", '{"value": 42, "unit": "cm²"}'),
-        ("structured_list", '{"result": [1, 2]}'),
         ("structured_failure", 'Error: {"reason": "no luck"}'),
         ("text_and_structured", "42 cm"),
         ("image_and_structured", '(image image/png)\n{"value": 42}'),
         ("resource", "42"),
-        ("blob", "(resource file:///a.pdf application/pdf)"),
         ("link", "(resource_link file:///a.txt)"),
         ("audio", "(audio audio/wav)\n42"),
         ("nothing", ""),
         ("empty_text", '{"value": 42}'),
         ("blank_text", '(image image/png)\n{"value": 42}'),
-        ("empty_failure", 'Error: {"reason": "no luck"}'),
-        ("only_empty_text", ""),
         ("huge", "a" * 4_000_000),
     ],
 )
@@ -245,7 +233,7 @@ TOLD = {
     "null_content": "breaks MCP's schema: content: Input should be a valid list.",
     "broken_failure": "breaks MCP's schema: content: Input should be a valid list.",
     "list_for_structured": "breaks MCP's schema: structuredContent: Input should be a valid dictionary.",
-    **dict.fromkeys(["unknown_block", "block_without_a_type", "number_as_text", "image_without_data"], NO_BLOCK),
+    **dict.fromkeys(["unknown_block", "image_without_data"], NO_BLOCK),
     "without_its_schema": (
         "is not valid: Tool without_its_schema has an output schema but did not return structured content"
     ),
@@ -265,30 +253,6 @@ def test_a_result_that_breaks_the_protocol_is_told_and_the_session_goes_on(whole
 
 
 @pytest.mark.parametrize(
-    ("written", "arrived"),
-    [
-        ({"text": "101", "number": "1.10"}, {"text": "101", "number": 1.1}),
-        ({"text": "null", "flag": "null"}, {"text": "null", "flag": None}),
-        ({"text": '{"a": [1]}\n', "flag": "True"}, {"text": '{"a": [1]}\n', "flag": True}),
-        ({"items": "[1, 2]", "further": "7"}, {"items": [1, 2], "further": "7"}),
-    ],
-)
-def test_parameters_without_types_reach_the_server_as_its_schema_has_them(
-    whole: McpEnvironment, written: dict[str, str], arrived: dict[str, Any]
-) -> None:
-    parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in written.items())
-    reply = f"<tool_call>\n<function=echo>\n{parameters}</function>\n</tool_call>"
-    [shown] = results(played(whole, reply))
-    assert json.loads(shown) == arrived
-
-
-@pytest.mark.parametrize("reply", ["[a" + ".b" * 700 + "(x=1)]", call("echo", items=json.loads("[" * 200 + "]" * 200))])
-def test_a_malformed_call_is_answered_whatever_it_is_made_of(whole: McpEnvironment, reply: str) -> None:
-    [told] = results(played(whole, reply))
-    assert told.startswith("Error: ")
-
-
-@pytest.mark.parametrize(
     ("reply", "truth", "reward"),
     [("", "", 0.0), ("\\boxed{ }", " ", 0.0), (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", 1.0), ("42", "42", 1.0)],
 )
@@ -299,7 +263,7 @@ def test_the_answer_is_the_whole_last_box_and_never_empty(reply: str, truth: str
 TALKS = f"import runpy; print('[INFO] listening', flush=True); runpy.run_path({SERVER!r}, run_name='__main__')"
 
 
-def test_what_the_package_says_of_lines_that_a_server_logs_on_its_output_is_not_logged(
+def test_lines_that_a_server_logs_on_its_output_make_no_noise(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     environment = McpEnvironment(_McpServer(command=sys.executable, args=["-c", TALKS]))

@@ -112,7 +112,7 @@ async def test_a_server_without_room_is_a_temporary_failure(url: str) -> None:
     await last
 
 
-def test_a_socket_that_drops_is_a_retryable_failure_and_the_rollout_begins_anew() -> None:
+def test_a_socket_that_drops_is_a_retryable_failure() -> None:
     with ExitStack() as stack:
         environment = made(stack.enter_context(server()), action_field="word", observation_field="text")
 
@@ -140,7 +140,7 @@ def test_a_server_that_is_not_seeded_is_noticed() -> None:
         play(made(url, action_field="word"), ["one"], sample())
 
 
-def test_a_server_that_is_not_there_and_a_field_that_is_not_there_are_named(url: str) -> None:
+def test_a_missing_server_and_a_missing_field_are_named(url: str) -> None:
     with pytest.raises(TemporaryFailure, match="does not tell its schemas"):
         made("http://127.0.0.1:9")
     with pytest.raises(ValueError, match="have no field text, but"):

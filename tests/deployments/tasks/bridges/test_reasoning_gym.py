@@ -16,7 +16,6 @@ from deployments.tasks.bridges.reasoning_gym import (
     _entry_of,
     _refuse_unknown_names,
 )
-from deployments.tasks.replies import last_tagged
 from rollout_env import PlayResult, SampleRejected, TemporaryFailure, check, play
 
 SEED = 3
@@ -66,9 +65,7 @@ def test_the_oracle_answer_of_a_task_scores_one_in_a_rollout(gym: ReasoningGymEn
 
 
 @pytest.mark.parametrize("task", sorted(WITHOUT_ORACLE))
-def test_a_task_without_an_oracle_plays_a_rollout_and_scores_as_the_library_does(
-    gym: ReasoningGymEnvironment, task: str
-) -> None:
+def test_a_task_without_an_oracle_scores_as_the_library_does(gym: ReasoningGymEnvironment, task: str) -> None:
     score = _dataset_of(task, SEED, None, "{}").score_answer("nothing", made(gym, task))
     assert answered(gym, "nothing", task).total_reward == score
 
@@ -106,10 +103,6 @@ def test_every_task_with_levels_makes_a_question_at_the_lowest(gym: ReasoningGym
 def test_a_puzzle_that_the_library_cannot_make_is_rejected(gym: ReasoningGymEnvironment) -> None:
     with pytest.raises(SampleRejected, match="The puzzle of task knight_swap cannot be made: "):
         play(gym, [], sample_of("knight_swap", level=0))
-
-
-def test_a_level_above_the_highest_is_the_highest(gym: ReasoningGymEnvironment) -> None:
-    assert made(gym, "chain_sum", 1000)["question"] == made(gym, "chain_sum", 10)["question"]
 
 
 def test_settings_of_a_dataset_come_from_the_config() -> None:
@@ -175,17 +168,14 @@ def test_no_module_of_the_package_evaluates_text_that_was_not_looked_at() -> Non
     assert evaluating - of_their_own_problems - literals == {"puzzle24", "countdown"}
 
 
-@pytest.mark.parametrize("text", ["(8 / (3 - 8/3))", "x**2/2 + C", "-cos(x) + 3.5*exp(2*x) - .5", "sqrt(2)*log(x1)"])
-def test_expressions_of_arithmetic_are_read(text: str) -> None:
-    _refuse_unknown_names(text)
-
-
 @pytest.mark.parametrize(
     "text", ["x.real", "open('f')", "a[0]", "exec", "__import__", "lambda", "x_", "1;2", "{}", "9" * 50 + "!"]
 )
 def test_expressions_that_could_be_code_are_not(text: str) -> None:
     with pytest.raises(ValueError, match="the expression has"):
         _refuse_unknown_names(text)
+    for arithmetic in ("(8 / (3 - 8/3))", "x**2/2 + C", "-cos(x) + 3.5*exp(2*x) - .5", "sqrt(2)*log(x1)"):
+        _refuse_unknown_names(arithmetic)
 
 
 def test_an_answer_that_never_ends_costs_its_own_sample_alone() -> None:
@@ -198,19 +188,6 @@ def test_an_answer_that_never_ends_costs_its_own_sample_alone() -> None:
         raise AssertionError("The worker did not end by its own limit.") from error
     finally:
         environment.close()
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("<answer>1</answer> no, <answer> 2\n</answer>.", "2"),
-        ("<answer>1</answer> <answer>2", "1"),
-        ("1", None),
-        ("<answer></answer>", ""),
-    ],
-)
-def test_the_last_answer_counts(response: str, answer: str | None) -> None:
-    assert last_tagged(response, "answer") == answer
 
 
 def test_it_keeps_the_rules_for_environments() -> None:

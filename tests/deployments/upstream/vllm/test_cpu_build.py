@@ -33,6 +33,9 @@ class ScriptedExperts:
             self.moe_kernel = SimpleNamespace(fused_experts=self)
             self.process_weights_after_loading(layer)
 
+    def load(self, layer: SimpleNamespace, *weights: str) -> None:
+        self._setup_kernel(layer, *weights)
+
     def process_weights_after_loading(self, layer: SimpleNamespace) -> None:
         layer.weights = [f"packed {weight}" for weight in layer.weights]
 
@@ -42,12 +45,12 @@ def test_experts_are_packed_once_at_each_load() -> None:
         _pack_experts_at_each_load(ScriptedExperts)
     experts, layer = ScriptedExperts(), SimpleNamespace()
     for weights in (["w13", "w2"], ["new w13", "new w2"]):
-        experts._setup_kernel(layer, *weights)
+        experts.load(layer, *weights)
         assert layer.weights == [f"packed {weight}" for weight in weights]
 
 
-def test_experts_must_still_be_packed_and_the_path_of_openmp_still_be_shortened() -> None:
-    setup = inspect.getsource(inspect.unwrap(UnquantizedFusedMoEMethod._setup_kernel))
+def test_experts_must_still_be_packed_and_openmps_path_shortened() -> None:
+    setup = inspect.getsource(inspect.unwrap(vars(UnquantizedFusedMoEMethod)["_setup_kernel"]))
     packing = setup.index("process_weights_after_loading(layer)")
     assert setup.rindex("if not is_weight_update:", 0, packing) > 0, LOOK_AGAIN
     assert 'os.environ["LD_PRELOAD"] = ld_preload_str' in inspect.getsource(CpuPlatform), LOOK_AGAIN

@@ -1,11 +1,21 @@
-"""Wrong items beyond the first one cost no time."""
+"""Requests with many wrong items, which cost no time beyond the first one, and messages with null fields."""
 
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest
+from vllm.renderers.chat_utils import ChatCompletionMessageParam
 
-from deployments.upstream.vllm.request_validation import fail_at_first_wrong_item
+from deployments.generation.serving.layers import REQUESTS
+from deployments.upstream.vllm.request_validation import fail_at_first_wrong_item, take_null_fields_of_messages
+
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
 
 
 class Call(BaseModel):
@@ -66,3 +76,58 @@ def test_the_other_wrong_items_must_still_be_left_out() -> None:
     with pytest.raises(ValidationError) as refused:
         TypeAdapter(list[Call]).validate_python([{}, {}])
     assert refused.value.error_count() == 2
+
+
+QUESTION = {"role": "user", "content": "2 + 3?"}
+
+
+def test_null_fields_are_left_out_once_however_often_it_is_installed() -> None:
+    class Asked(BaseModel):
+        messages: list[dict[str, str]]
+
+    take_null_fields_of_messages(Asked)
+    once = Asked.__pydantic_core_schema__
+    take_null_fields_of_messages(Asked)
+    assert Asked.__pydantic_core_schema__ == once
+    assert Asked.model_validate({"messages": [{**QUESTION, "name": None}]}).messages == [QUESTION]
+
+
+def test_null_fields_must_still_be_left_out() -> None:
+    with pytest.raises(ValidationError):
+        # Otherwise vLLM takes them by itself: drop the patch.
+        TypeAdapter(ChatCompletionMessageParam).validate_python({**QUESTION, "name": None})
+
+
+RIGHT: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def served_requests() -> None:
+    fail_at_first_wrong_item(*REQUESTS)
+
+
+def errors_of(model: type[BaseModel], body: dict[str, Any]) -> int:
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(body)
+    return refused.value.error_count()
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "field"),
+    [
+        (ResponsesRequest, {}, "input"),
+        (ResponsesRequest, {"input": "x"}, "tools"),
+        (ChatCompletionRequest, RIGHT, "messages"),
+        (CompletionRequest, {}, "prompt"),
+        (ChatCompletionRequest, RIGHT, "tools"),
+        (AnthropicMessagesRequest, RIGHT, "messages"),
+        (AnthropicMessagesRequest, RIGHT, "tools"),
+        (AnthropicCountTokensRequest, RIGHT, "messages"),
+        (TokenizeChatRequest, RIGHT, "messages"),
+        (DetokenizeRequest, {}, "tokens"),
+    ],
+)
+def test_a_thousand_wrong_items_have_the_errors_of_one(
+    model: type[BaseModel], body: dict[str, Any], field: str
+) -> None:
+    assert errors_of(model, {**body, field: [{}] * 1000}) == errors_of(model, {**body, field: [{}]})

@@ -52,9 +52,7 @@ def ended(params: SamplingParams, text: str) -> tuple[str, str, Any]:
         (MARKER, f"ab{SPECIAL}cd{MARKER}", "abcd"),
     ],
 )
-def test_an_answer_ends_with_a_special_token_of_a_stop_string_and_its_text_is_without_it(
-    stop: str, kept: str, text: str
-) -> None:
+def test_an_answer_ends_with_a_special_token_of_a_stop_string(stop: str, kept: str, text: str) -> None:
     assert ended(SamplingParams(stop=["never", stop]), f"ab{SPECIAL}cd{MARKER}e") == (kept, text, stop)
 
 

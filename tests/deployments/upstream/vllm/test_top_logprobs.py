@@ -16,7 +16,7 @@ from deployments.upstream.vllm.plugin import _keep_top_logprobs_beside_scores
 pytestmark = pytest.mark.slow
 
 
-def test_a_call_beside_the_score_of_a_whole_context_has_its_most_probable_tokens(
+def test_a_call_beside_a_score_has_its_most_probable_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # vLLM's own compiles for seconds; nothing here depends on it.

@@ -57,7 +57,7 @@ def test_a_reload_that_broke_off_must_still_be_ended() -> None:
     assert model.first is not in_use, "vLLM does it by itself: drop the patch"
 
 
-def test_a_transfer_backend_that_does_not_exist_is_refused_with_the_names_of_those_that_do() -> None:
+def test_an_unknown_transfer_backend_is_refused() -> None:
     # Otherwise vLLM refuses it by itself: drop the check.
     config = WeightTransferConfig(backend="pigeon")
     arguments: Any = SimpleNamespace(weight_transfer_config=config)

@@ -18,25 +18,22 @@ rounds in that file come to, by kind. The exit code is 1 if something does not h
 import asyncio
 import random
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from benchmarks.process_group import no_process_left
 from rollout_client import AsyncRolloutClient
-from service.startup.local_service import sentences_for_the_user
-from tests.endurance.chaos.__main__ import in_turn
 from tests.endurance.chaos.one_machine import OneMachine
-from tests.endurance.chaos.sessions.results import SessionRound, by_kind
+from tests.endurance.chaos.results import by_kind
+from tests.endurance.chaos.sessions.results import SessionRound, totals
 from tests.endurance.chaos.sessions.rounds import PROGRAMS, NotBegun, SessionRounds
 from tests.endurance.chaos.sessions.service import service_of_sessions
 from tests.endurance.reporting import finish, rounds_shown
 from tests.endurance.result_lines import append, read
+from tests.endurance.running import in_turn, running
 
 MOST_NOT_BEGUN = 5
 console = Console(stderr=True)
@@ -79,20 +76,15 @@ def main(
 ) -> None:
     before = read(results, SessionRound)
     kinds = list(PROGRAMS) if kind == "all" else kind.split(",")
-    left = in_turn(kinds, rounds, Counter(one.kind for one in before), monotonic() + 60 * minutes)
+    left = in_turn(kinds, rounds, before, minutes)
     draw = random.Random(len(before) if seed is None else seed)
     with (
         tempfile.TemporaryDirectory(prefix="chaos-sessions-") as folder,
-        sentences_for_the_user(console),
-        no_process_left(),
-        service_of_sessions(config, Path(folder), console) as service,
+        running(console, service_of_sessions(config, Path(folder), console)) as service,
     ):
         finished = asyncio.run(play(service, left, Path(folder), draw, results))
-    finish(
-        console,
-        problems_of(finished),
-        {"kinds": by_kind(read(results, SessionRound)), "rounds_of_this_run": len(finished)},
-    )
+    figures = {"kinds": by_kind(read(results, SessionRound), totals), "rounds_of_this_run": len(finished)}
+    finish(console, problems_of(finished), figures)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The results of rounds, and what they come to by kind."""
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.endurance.chaos.results import sums
 
 GOAL_S = 1.0
 
@@ -34,21 +35,10 @@ class SessionRound:
         return [f"{self.kind}: {problem}" for problem in problems]
 
 
-def by_kind(rounds: Iterable[SessionRound]) -> dict[str, dict[str, Any]]:
-    grouped = defaultdict[str, list[SessionRound]](list)
-    for finished in rounds:
-        grouped[finished.kind].append(finished)
-    return {kind: totals(finished) for kind, finished in sorted(grouped.items())}
-
-
-def totals(rounds: list[SessionRound]) -> dict[str, Any]:
+def totals(rounds: Sequence[SessionRound]) -> dict[str, Any]:
     quiet = [finished.quiet_after_s for finished in rounds if finished.quiet_after_s is not None]
     return {
-        "rounds": len(rounds),
-        **{
-            name: sum(getattr(finished, name) for finished in rounds)
-            for name in ("sessions", "answered", "recorded", "readable", "deleted")
-        },
+        **sums(rounds, "sessions", "answered", "recorded", "readable", "deleted"),
         "rounds_with_errors": sum(bool(finished.errors) for finished in rounds),
         "longest_until_quiet_s": max(quiet, default=None),
         "later_than_goal": sum(finished.is_late for finished in rounds),

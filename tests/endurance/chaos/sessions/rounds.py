@@ -138,20 +138,15 @@ class SessionRounds:
         return [*agents(), *(psutil.Process(one.pid) for one in at_work.programs if one.returncode is None)]
 
     async def _seconds_until_quiet(self, at_work: AtWork, are_agents_dead: bool = False) -> float | None:
-        """Until the engines have nothing but one call at most of each session whose agent has somebody who waits."""
+        """Until the engines have at most one call of each session whose agent has somebody who waits."""
         began = monotonic()
         while monotonic() - began < QUIET_WITHIN_S:
             asked_at = monotonic()
             found = await asyncio.to_thread(calls_in_flight)
             has_client = at_work.has_client() and not are_agents_dead
-            waited_for = {
-                session.id
-                for session, program in zip(at_work.sessions, at_work.programs, strict=True)
-                if program.returncode is None and not are_agents_dead
-            }
-            own = {session.id for session in at_work.sessions}
-            allowed = {name: name in waited_for or (has_client and name not in own and name != "") for name in found}
-            if all(count <= allowed[name] for name, count in found.items()) and (has_client or not agents()):
+            programs = [] if are_agents_dead else [one for one in at_work.programs if one.returncode is None]
+            allowed = len(programs) + has_client * (SESSIONS - len(at_work.programs))
+            if found <= allowed and (has_client or not agents()):
                 return round(asked_at - began, 2)
             await asyncio.sleep(POLL_S)
         return None

@@ -2,9 +2,8 @@
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -54,24 +53,19 @@ def service_of_sessions(path: Path, answers: Path, console: Console) -> Iterator
         yield OneMachine(url, {"Generator": REPLICAS, "Ingress": REPLICAS}, settings)
 
 
-def calls_in_flight() -> Counter[str]:
-    """How many calls of each session the engines have, by its id; and under "" what they have beside these."""
-    found: Counter[str] = Counter()
+def calls_in_flight() -> int:
+    """How many calls the engines have."""
+    calls = 0
     for actor in replica_actors().get("Generator", ()):
-        try:
-            sessions, requests = done_in(actor, calls_of)
-        except RayActorError:
-            continue
-        found.update(sessions)
-        found[""] += max(0, requests - len(sessions))
-    return +found
+        with suppress(RayActorError):
+            calls += done_in(actor, calls_of)
+    return calls
 
 
-def calls_of(replica: object) -> tuple[list[str], int]:
-    """In the replica's process: the session of each call, and the number of requests of the engine."""
-    instance = instance_of(replica)
-    in_flight = {} if instance._serving is None else instance._serving._sessions._in_flight
-    return list(in_flight.values()), instance._engine.load().ongoing_generations
+def calls_of(replica: object) -> int:
+    """In the replica's process."""
+    ongoing: int = instance_of(replica).load().ongoing_generations
+    return ongoing
 
 
 def agents() -> list[psutil.Process]:

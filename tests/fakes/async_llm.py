@@ -1,13 +1,16 @@
-"""A double of vLLM's `AsyncLLM` for what changes weights: records the calls, and answers as told."""
+"""vLLM's `AsyncLLM`: for what changes weights, and for what generates. Each records its calls and answers as told."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 
+from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
+from vllm.sampling_params import SamplingParams
 
 from deployments.generation.adapters import ADAPTER_FILE
 from tests.deployments.policy.policy_world import adapter
@@ -34,6 +37,8 @@ class ScriptedLLM:
 
     def __init__(self, **results: Sequence[list[Any]]) -> None:
         self.calls: list[str] = []
+        self.meanwhile: Callable[[str], None] = lambda _: None
+        """Called with the method of each call of the workers."""
         self.engine_core = ScriptedEngineCore(self.calls)
         self.may_unload = asyncio.Event()
         self.unloaded: list[int] = []
@@ -47,6 +52,7 @@ class ScriptedLLM:
         if method == "unplaced_matrices":
             return [([name for name in args[0] if name in self.unplaced], None)]
         self.calls.append(" ".join([method, *map(str, args)]))
+        self.meanwhile(method)
         await asyncio.sleep(0)
         return self._results[method].pop(0)
 
@@ -72,3 +78,46 @@ class ScriptedLLM:
 
     async def abort(self, engine_ids: Sequence[str]) -> None:
         self.calls.append(f"abort {' '.join(engine_ids)}")
+
+
+Step = str | Exception | Callable[[], Awaitable[None] | None]
+"""A text that is generated, a failure, or what happens meanwhile."""
+
+
+class GeneratingLLM:
+    """Each request of the engine goes through the next of `scripts`; "!" in a text ends the request as aborted."""
+
+    def __init__(self, *scripts: Sequence[Step]) -> None:
+        self.scripts = list(scripts)
+        self.prompts: list[list[int]] = []
+        self.aborted: list[str] = []
+        self.version = "0"
+
+    def get_tokenizer(self) -> Any:
+        return SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+
+    async def abort(self, engine_ids: Sequence[str]) -> None:
+        self.aborted += engine_ids
+
+    async def generate(
+        self, prompt: Any, _params: SamplingParams, _engine_id: str, **_options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        self.prompts.append(prompt["prompt_token_ids"])
+        made = 0
+        for step in self.scripts.pop(0):
+            await asyncio.sleep(0)
+            if isinstance(step, Exception):
+                raise step
+            if not isinstance(step, str):
+                if (meanwhile := step()) is not None:
+                    await meanwhile
+                continue
+            ends = {"!": "abort", ".": "stop"}.get(step[-1])
+            text = step.rstrip("!.")
+            made += len(text)
+            spans = [WeightVersionSpan(self.version, 0, made)] if ends else None
+            ids, logprobs = list(map(ord, text)), FlatLogprobs()
+            for token_id in ids:
+                logprobs.append({token_id: Logprob(-0.5)})
+            completion = CompletionOutput(0, text, ids, None, logprobs, finish_reason=ends, weight_versions=spans)
+            yield RequestOutput("id", None, prompt["prompt_token_ids"], None, [completion], ends is not None)
