@@ -25,8 +25,8 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.images import ImageSpan
 from deployments.upstream.vllm.engine_progress import StepCounter
-from tests.deployments.images.pictures import ImagesInProcess
 from tests.fakes.async_llm import GeneratingLLM
+from tests.fakes.image_store import ImagesInProcess
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow

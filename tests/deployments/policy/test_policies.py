@@ -45,7 +45,8 @@ async def test_a_version_that_is_current_or_comes_in_time_is_waited_for(world: W
     assert [await waited(world, 2, None, None, name), await waited(world, 3, 3, 10.0, name)] == [3, 3]
     assert now() == began
     await world.replica("r0", command_s=5.0)
-    waits = [asyncio.create_task(waited(world, *demand, 50.0, name)) for demand in ((4, None), (5, None), (0, 5))]
+    demands: list[tuple[int, int | None]] = [(4, None), (5, None), (0, 5)]
+    waits = [asyncio.create_task(waited(world, least, exact, 50.0, name)) for least, exact in demands]
     for version in (4, 5):
         await world.push(version, adapter(version), **kind)
     assert await asyncio.gather(*waits) == [4, 5, 5]

@@ -369,7 +369,8 @@ async def test_nothing_is_generated_with_full_weights_before_their_adapter() -> 
 async def test_a_replica_that_fails_to_load_is_replaced_if_it_is_there(
     step: Step, before: int, killed: list[str], left: list[str]
 ) -> None:
-    registry, actor, done = await loading(*["ok"] * before, step)  # type: ignore[list-item]
+    came: list[Step] = ["ok"] * before
+    registry, actor, done = await loading(*came, step)
     assert not await done
     assert (actor.cluster.killed, [each.replica_id for each in registry.replicas]) == (killed, left)
     actor.end()

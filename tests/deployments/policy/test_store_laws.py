@@ -99,8 +99,13 @@ class AnyStore(RuleBasedStateMachine):
     def begin(self, is_rolling: bool, kept: int) -> None:
         async def begun() -> None:
             activation = "rolling" if is_rolling else "together"
-            limits = {"command_timeout_s": 30, "transfer_idle_s": 5, "keep_versions": kept, "activation": activation}
-            self.world = World(Path(self.folder.name) / "policy", **limits)
+            limits: dict[str, Any] = {
+                "command_timeout_s": 30,
+                "transfer_idle_s": 5,
+                "keep_versions": kept,
+                "activation": activation,
+            }
+            self.world = World(Path(self.folder.name) / "policy", activation=activation, **limits)
             self.events = self.world.cluster.events = CheckedEvents(self.world)
 
         self.run(begun())

@@ -131,7 +131,8 @@ async def test_a_full_disk_is_named_changes_nothing_and_passes(tmp_path: Path, m
     connections, connect = list[sqlite3.Connection](), sqlite3.connect
 
     def connected(*given: Any, **named: Any) -> sqlite3.Connection:
-        connections.append(connect(*given, **named, check_same_thread=False))
+        connection: sqlite3.Connection = connect(*given, **{**named, "check_same_thread": False})
+        connections.append(connection)
         return connections[0]
 
     def limit_pages(most: int) -> None:
