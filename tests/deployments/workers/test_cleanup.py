@@ -10,6 +10,7 @@ import pytest
 
 from deployments.workers.cleanup import (
     MARK,
+    OWNER_VARIABLE,
     claim_folder,
     free_left_over,
     has_died,
@@ -111,7 +112,9 @@ print(name_of_memory(), lock._semlock.name, os.environ[OWNER_VARIABLE])
 
 
 def test_shared_memory_and_semaphores_have_the_replica_in_their_names(tmp_path: Path) -> None:
-    printed = subprocess.run([sys.executable, "-c", CLAIMS, str(tmp_path)], check=True, capture_output=True, text=True)
+    of_no_replica = {name: value for name, value in os.environ.items() if name != OWNER_VARIABLE}
+    command = [sys.executable, "-c", CLAIMS, str(tmp_path)]
+    printed = subprocess.run(command, env=of_no_replica, check=True, capture_output=True, text=True)
     unclaimed, memory, semaphore, owner = printed.stdout.split()
     assert unclaimed.startswith("psm_"), "a process of no replica keeps its names"
     assert memory.rpartition("-")[0] == f"{MARK}-{owner}"
