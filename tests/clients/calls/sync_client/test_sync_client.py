@@ -1,6 +1,7 @@
 """The generated half: one test of each kind of call. What both halves do is tested in the half that it comes from."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -46,17 +47,22 @@ def test_leaving_a_stream_early_ends_the_request(service: ScriptedService) -> No
         assert service.hung_up.wait(HUNG_UP_WITHIN_S)
 
 
-def test_jobs_and_sessions_are_sub_clients() -> None:
+def test_jobs_and_sessions_are_sub_clients_and_a_broken_stream_goes_on() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         requests.append((request.method, request.url.raw_path.decode(), json.loads(request.content or "null")))
         if request.url.path.endswith("/events"):
-            return httpx.Response(200, text=json.dumps({"event": 1, "summary": SUMMARY}) + "\n")
+            return httpx.Response(200, content=streams.pop(0))
         return httpx.Response(200, json=JOB if request.url.path.startswith("/jobs") else SESSION)
 
+    def broken() -> Iterator[bytes]:
+        yield b'{"event": 1}\n'
+        raise httpx.ReadError("It broke.")
+
+    streams = [broken(), [b'{"event": 1}\n', json.dumps({"event": 2, "summary": SUMMARY}).encode() + b"\n"]]
     requests: list[tuple[str, str, object]] = []
     client = RolloutClient("http://service", http_client=httpx.Client(transport=httpx.MockTransport(answer)))
     assert client.jobs.submit([sample()]).job_id == "a/b"
-    assert [event.is_last for event in client.jobs.events("a/b")] == [True]
+    assert [(event.event, event.is_last) for event in client.jobs.events("a/b")] == [(1, False), (2, True)]
     client.jobs.delete("a/b")
     with client.sessions.open(sampling={"seed": 1}) as session:
         session.reward({"style": 0.5}, "g1")
@@ -64,6 +70,7 @@ def test_jobs_and_sessions_are_sub_clients() -> None:
     assert requests == [
         ("POST", "/jobs", {"samples": [sample()]}),
         ("GET", "/jobs/a%2Fb/events?after=0", None),
+        ("GET", "/jobs/a%2Fb/events?after=1", None),
         ("DELETE", "/jobs/a%2Fb", None),
         ("POST", "/sessions", {"sampling": {"seed": 1}}),
         ("POST", "/sessions/s/reward", {"rewards": {"style": 0.5}, "generation_id": "g1"}),
