@@ -113,7 +113,7 @@ def pushed(client: RolloutClient, model: Path) -> list[ReplicaUpdate]:
 def pushed_slowly(url: str, client: RolloutClient, model: Path) -> list[ReplicaUpdate]:
     [file] = model.glob("*.safetensors")
     data = file.read_bytes()
-    version = client.policy().current + 1
+    version = client.policy.state().current + 1
     for begin in range(0, len(data), SLOW_CHUNK_BYTES):
         chunk = data[begin : begin + SLOW_CHUNK_BYTES]
         time.sleep(SLOW_CHUNK_S)

@@ -87,7 +87,7 @@ def check_calls(url: str, client: RolloutClient, findings: Findings) -> None:
                 answer = http.post(f"{url}/v1/chat/completions", json=plain | {"model": model} | added)
                 findings.add(name, answer.is_success, status=answer.status_code, answer=answer.text[:200])
         name = "a session of two calls"
-        with findings.attempt(name), client.session() as session:
+        with findings.attempt(name), client.sessions.open() as session:
             key = {"authorization": f"Bearer {session.api_key}"}
             history: list[dict[str, Any]] = [*QUESTION]
             for _ in range(2):

@@ -59,7 +59,7 @@ def check_logprobs(machine: Machine, client: RolloutClient, findings: Findings, 
         other = perturbed(state, 1)
         pushed = client.push_weights(other)
         findings.add("a push of all weights", None, push_s=round(pushed.push_s, 3), **costs(pushed))
-        version = str(client.policy().current)
+        version = str(client.policy.state().current)
         model = model_of(folder).to(machine.torch_device)
         played = play(client)
         by_old = figures_of(differences(played, {version: model})[version])
@@ -105,7 +105,7 @@ def change(weights: State) -> None:
 
 
 def engine_checksum(client: RolloutClient) -> str | None:
-    [replica] = client.policy(checksums_within_s=60).replicas
+    [replica] = client.policy.state(checksums_within_s=60).replicas
     return replica.checksum
 
 
@@ -129,7 +129,7 @@ def check_adapter(machine: Machine, client: RolloutClient, findings: Findings, f
     adapter = machine.folder / "adapter"
     added = write_adapter(adapter, state, ("q_proj", "v_proj", "down_proj"), seed=7, rank=RANK, scale=0.3)
     pushed = client.push_weights(adapter, kind="adapter")
-    version = str(client.policy().current)
+    version = str(client.policy.state().current)
     played = play(client)
     model = model_of(folder).to(machine.torch_device)
     by_base = figures_of(differences(played, {version: model})[version])

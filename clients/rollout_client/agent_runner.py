@@ -167,7 +167,7 @@ async def run_agent(
     reward: AgentReward = None
     error: Exception | None = None
     is_judged = False
-    async with client.session(**fields, sample=sample, generation_index=generation_index) as session:
+    async with client.sessions.open(**fields, sample=sample, generation_index=generation_index) as session:
         try:
             async with asyncio.timeout(timeout_s):
                 reward = await agent(session.base_url, session.api_key, sample)

@@ -6,7 +6,8 @@ Each method imports what it needs when it is called.
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from rollout_client.contract.rollouts import RolloutResponse, SampleResult
+from rollout_client.contract.rollouts import RolloutResponse as PlainResponse
+from rollout_client.contract.rollouts import SampleResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,14 +48,14 @@ class DataOut:
         save_response(self, Path(path))
 
 
-class PlayedRollouts(RolloutResponse, DataOut):
+class PlayedRollouts(PlainResponse, DataOut):
     """The answer of `POST /rollout`, whose rollouts can be saved and tabulated.
 
-    `rollout_client` exports it as `RolloutResponse`.
+    Users import it as `rollout_client.RolloutResponse`.
     """
 
     def __repr_name__(self) -> str:
-        return RolloutResponse.__name__
+        return PlainResponse.__name__
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -67,3 +68,7 @@ class PlayedRollouts(RolloutResponse, DataOut):
         from rollout_client.data_out.files import load_response
 
         return load_response(cls, Path(path))
+
+
+RolloutResponse = PlayedRollouts
+"""Its name for users."""

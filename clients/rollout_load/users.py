@@ -12,8 +12,8 @@ from locust import User, constant, events, task
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
-from rollout_client import RolloutClient, RolloutError, SampleInput, SampleResult, ServiceUnreachable, StatusError
-from rollout_client.errors import error_of_response
+from rollout_client import RolloutClient, RolloutError, SampleInput, SampleResult, ServiceUnreachable
+from rollout_client.errors import StatusError, error_of_response
 from rollout_load.report import FIRST, TOTALS, shares
 
 SAMPLES_PER_TASK = 64
@@ -157,7 +157,7 @@ class AgentSession(LoadUser):
         messages = [message.model_dump(exclude_unset=True) for message in sample.messages or ()] or [FOLLOW_UP]
 
         def played() -> Iterable[SampleResult]:
-            with self.rollouts.session(sample=sample) as session:
+            with self.rollouts.sessions.open(sample=sample) as session:
                 for _ in range(self.options.agent_calls):
                     self.timed("/v1/chat/completions", lambda: self.call(session, messages))
                 session.reward(0.0)

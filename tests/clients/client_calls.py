@@ -4,14 +4,16 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+import httpx
 
 from rollout_client import AsyncRolloutClient, RolloutResponse, SampleInput, SampleResult
 from rollout_client.calls.arrow_bodies import ArrowResponse
 from service.startup.config import free_port
-from tests.clients.scripted_service import Json
+from tests.clients.scripted_service import SUMMARY, Json, result
 
 Result = TypeVar("Result")
 
@@ -38,6 +40,18 @@ def stream(url: str, *samples: Json, client: Json | None = None, **options: Any)
             return [positioned async for positioned in rollouts.with_positions()]
 
     return call(url, read, **(client or {}))
+
+
+def recording(answers: Iterable[httpx.Response] = (), **options: Any) -> tuple[httpx.AsyncClient, list[httpx.Request]]:
+    """An `http_client` that gives `answers`, then a rollout to each request, and the requests that it was given."""
+    requests: list[httpx.Request] = []
+    scripted = iter(answers)
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return next(scripted, None) or httpx.Response(200, json={**SUMMARY, "samples": [result()]})
+
+    return httpx.AsyncClient(transport=httpx.MockTransport(respond), **options), requests
 
 
 @contextmanager

@@ -21,8 +21,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def async_sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("rollout_client.calls.async_client.connection.async_sleep", async_sleep)
-    monkeypatch.setattr("rollout_client.calls.async_client.client.async_sleep", async_sleep)
-    monkeypatch.setattr("rollout_client.calls.sync_client.connection.sleep", waited.append)
+    for module in ("connection", "client", "policy"):
+        monkeypatch.setattr(f"rollout_client.calls.async_client.{module}.async_sleep", async_sleep)
+        monkeypatch.setattr(f"rollout_client.calls.sync_client.{module}.sleep", waited.append)
     monkeypatch.setattr("random.uniform", lambda _low, high: high)
     return waited

@@ -101,8 +101,14 @@ class ScriptedPolicy:
             )
             for version, content in self.versions.items()
         ]
-        updating_to = self.updating.popleft() if self.updating else None
-        return PolicyState(current=current, versions=infos, replicas=[], updating_to=updating_to, named=self.named)
+        return PolicyState(
+            current=current,
+            versions=infos,
+            replicas=[],
+            updating_to=self.updating.popleft() if self.updating else None,
+            next_version=max(self.versions) + 1,
+            named=self.named,
+        )
 
     def take(self, put: Put) -> tuple[int, BaseModel | dict[str, Any]]:
         """The status and the answer to a chunk, as the contract defines them."""

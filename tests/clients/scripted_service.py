@@ -153,7 +153,7 @@ class ScriptedService:
         self.rollouts: deque[Responder] = deque()
         self.readiness: deque[Response] = deque()
         self.info: Json | None = None
-        """The answer of `GET /info`; without it the service is one that is too old to have the route."""
+        """The answer of `GET /info`, which is 404 without it."""
         self.vocabulary: list[str | None] = []
         self.benchmark: list[str] = []
         """Ids of the samples of any task, which come again after the last one; without them samples have no end."""

@@ -7,16 +7,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rollout_client import (
-    AgentRollout,
-    AsyncRolloutClient,
-    NotJson,
-    RequestRejected,
-    SampleInput,
-    StatusError,
-    agent_rollouts,
-    play_agent,
-)
+from rollout_client import AgentRollout, AsyncRolloutClient, RequestRejected, SampleInput, play_agent
+from rollout_client.agent_runner import agent_rollouts
+from rollout_client.errors import NotJson, StatusError
 from tests.clients.agent_service import AgentService
 from tests.fakes.model_server import ScriptedModelServer
 from tests.growing_limits import in_the_middle
@@ -205,7 +198,7 @@ def test_leaving_early_cancels_the_runs_and_ends_their_sessions() -> None:
         rollouts = agent_rollouts(client, agent, PROMPTS)
         assert (await anext(rollouts)).idx == 0
         await rollouts.aclose()
-        return [session.status for session in await client.sessions()]
+        return [session.status for session in await client.sessions.all()]
 
     assert service.call(first) == ["ended"] * 3
     assert cancelled == 2

@@ -7,15 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client import RolloutResponse, SampleResult, Staleness, seats_of, staleness
+from rollout_client import RolloutResponse, SampleResult
 from rollout_client.results import (
     RolloutsNotFinal,
+    Staleness,
     TokenRow,
     final_reward,
     group_relative_advantages,
     is_clipped,
     last_finish_reason,
     sample_std,
+    seats_of,
+    staleness,
     token_row,
 )
 from tests.clients.message_logs import NOT_FREE, TWO_TURNS, failed, generated, given_message, rollout

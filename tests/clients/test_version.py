@@ -5,7 +5,8 @@ from importlib.metadata import version
 import pytest
 from fastapi.responses import JSONResponse
 
-from rollout_client import ContractDiffers, RolloutError
+from rollout_client import RolloutError
+from rollout_client.errors import ContractDiffers
 from rollout_client.version import CONTRACT_HEADER, CONTRACT_VERSION, check_contract
 from tests.clients.client_calls import play
 from tests.clients.scripted_service import SUMMARY, ScriptedService, results_of, sample

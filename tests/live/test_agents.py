@@ -18,9 +18,10 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from examples.task_configs import config_for
-from rollout_client import AsyncRolloutClient, RolloutClient, Sampling, seats_of
+from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.contract.sessions import SessionSample
+from rollout_client.results import seats_of
 from rollout_client.tensors import to_tensors
 from rollout_env import escape_control_tokens, reply_text
 from service.startup.local_service import local_service
@@ -167,7 +168,7 @@ def test_log_probabilities_of_a_session_are_those_of_a_rollout(client: RolloutCl
     sample = {"task_name": "math", "messages": [QUESTION], "extra_env_info": {"ground_truth": "5"}}
     [played] = client.rollout([sample], sampling=Sampling(**GREEDY)).samples
     with (
-        client.session(sampling=GREEDY) as session,
+        client.sessions.open(sampling=GREEDY) as session,
         openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
     ):
         model.chat.completions.create(model="gpt-4o", messages=[QUESTION])
@@ -180,7 +181,7 @@ def test_log_probabilities_of_a_session_are_those_of_a_rollout(client: RolloutCl
 
 
 def test_a_conversation_with_tools_is_one_branch_of_the_engines_own_ids(client: RolloutClient) -> None:
-    with client.session(sampling=GREEDY, sample={"task_name": "math", "id": "mine"}) as session:
+    with client.sessions.open(sampling=GREEDY, sample={"task_name": "math", "id": "mine"}) as session:
         with openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model:
             ask: Any = {"model": "gpt-4o", "tools": [CALCULATOR], "extra_body": {"return_token_ids": True}}
             first = model.chat.completions.create(messages=[QUESTION], **ask)
@@ -213,7 +214,7 @@ def test_a_tools_result_that_spells_control_tokens_forges_no_turn(client: Rollou
     prompts = []
     for content in ("5", forged):
         with (
-            client.session(sampling=GREEDY) as session,
+            client.sessions.open(sampling=GREEDY) as session,
             openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
         ):
             ask: Any = {"model": "gpt-4o", "tools": [CALCULATOR], "extra_body": {"return_token_ids": True}}
@@ -267,7 +268,7 @@ async def messages(session: Any, **asked: Any) -> None:
 
 def test_every_api_records_the_same_tokens_streamed_or_not(url: str) -> None:
     async def played() -> list[SessionSample]:
-        async with AsyncRolloutClient(url) as client, client.session(sampling=GREEDY) as session:
+        async with AsyncRolloutClient(url) as client, client.sessions.open(sampling=GREEDY) as session:
             calls = [api(session, **asked) for api in (chat, responses, messages) for asked in ({}, {"stream": True})]
             await asyncio.gather(*calls)
             return await session.samples()
@@ -286,7 +287,7 @@ def test_a_call_that_only_has_tools_is_sampled_from_the_policy_and_one_with_a_st
     strict = {"type": "function", "function": {**CALCULATOR["function"], "strict": True}}
 
     async def played() -> tuple[list[SessionSample], Differences]:
-        async with AsyncRolloutClient(url) as client, client.session(sampling={"seed": 7}) as session:
+        async with AsyncRolloutClient(url) as client, client.sessions.open(sampling={"seed": 7}) as session:
             for tool in (CALCULATOR, strict):
                 asked: Any = {"tools": [tool], "parallel_tool_calls": False}
                 await chat(session, **asked)
@@ -302,7 +303,7 @@ def test_a_call_that_only_has_tools_is_sampled_from_the_policy_and_one_with_a_st
 
 def test_what_an_sdk_dumps_with_all_its_nulls_goes_on_with_the_engines_own_ids(client: RolloutClient) -> None:
     with (
-        client.session(sampling=GREEDY) as session,
+        client.sessions.open(sampling=GREEDY) as session,
         openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
     ):
         ask: Any = {"model": "gpt-4o", "tools": [CALCULATOR], "extra_body": {"return_token_ids": True}}
@@ -322,7 +323,7 @@ def test_a_json_schema_binds_the_answer_and_not_the_reasoning_before_it(client: 
     schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
     form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     with (
-        client.session(sampling=GREEDY) as session,
+        client.sessions.open(sampling=GREEDY) as session,
         openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
     ):
         model.chat.completions.create(model="any", messages=[QUESTION], response_format=form)
@@ -372,7 +373,7 @@ def test_what_vllm_would_answer_late_or_wrongly_is_refused_with_its_field(
     client: RolloutClient, direct: openai.OpenAI, asked: str, field: str
 ) -> None:
     body = f'{{"model": "{name_of(direct)}", "messages": [{json.dumps(QUESTION)}], "max_tokens": 4, {asked}}}'
-    with client.session() as session:
+    with client.sessions.open() as session:
         for address, key in ((session.base_url, session.api_key), (str(direct.base_url), direct.api_key)):
             answer = httpx.post(
                 f"{address.rstrip('/')}/chat/completions",
@@ -387,7 +388,7 @@ def test_a_developer_is_a_system_to_a_template_that_knows_none(client: RolloutCl
     prompts = list[list[int]]()
     for role in ("developer", "system"):
         with (
-            client.session(sampling=GREEDY) as session,
+            client.sessions.open(sampling=GREEDY) as session,
             openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
         ):
             rules: Any = {"role": role, "content": "Add the numbers."}
@@ -409,7 +410,7 @@ def finish_reasons(session: Any, streams: bool, **asked: Any) -> list[str]:
     [(True, 3), *(pytest.param(*case, marks=pytest.mark.long) for case in [(True, 1), (False, 3), (False, 1)])],
 )
 def test_a_call_goes_on_with_weights_that_are_pushed_meanwhile(client: RolloutClient, streams: bool, n: int) -> None:
-    with client.session() as session, ThreadPoolExecutor() as threads:
+    with client.sessions.open() as session, ThreadPoolExecutor() as threads:
         call = threads.submit(finish_reasons, session, streams, model="m", messages=[QUESTION], n=n, **LETTERS)
         while not session.info().calls_in_flight:
             pass
@@ -427,7 +428,7 @@ def test_a_call_goes_on_with_weights_that_are_pushed_meanwhile(client: RolloutCl
 
 
 def test_a_stream_that_its_agent_leaves_is_recorded_as_far_as_it_came(client: RolloutClient) -> None:
-    with client.session() as session:
+    with client.sessions.open() as session:
         with openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model:
             with model.chat.completions.create(model="m", messages=[QUESTION], stream=True, **ENDLESS) as stream:
                 for _, _chunk in zip(range(5), stream, strict=False):
@@ -456,7 +457,7 @@ def test_a_session_that_ends_aborts_what_runs_and_keeps_its_record(client: Rollo
                 await model.chat.completions.create(model="m", messages=[QUESTION])
             return answer
 
-    with client.session() as session:
+    with client.sessions.open() as session:
         answer = asyncio.run(ended(session))
         assert answer.choices[0].finish_reason == "abort"
         [branch] = session.samples()
@@ -464,7 +465,7 @@ def test_a_session_that_ends_aborts_what_runs_and_keeps_its_record(client: Rollo
 
 
 def test_another_ones_key_opens_no_session(client: RolloutClient) -> None:
-    with client.session() as session, client.session() as other:
+    with client.sessions.open() as session, client.sessions.open() as other:
         sent = {"authorization": f"Bearer {other.api_key}"}
         refused = httpx.post(f"{session.base_url}/chat/completions", json={"messages": [QUESTION]}, headers=sent)
     assert (refused.status_code, refused.json()["type"]) == (401, "urn:rollout:problem:not-authenticated")
@@ -472,7 +473,7 @@ def test_another_ones_key_opens_no_session(client: RolloutClient) -> None:
 
 def test_rollouts_of_an_agent_have_the_tokens_that_it_was_answered_with(client: RolloutClient) -> None:
     sample = {"task_name": "asked_twice", "messages": [QUESTION], "id": "mine", "difficulty": 2}
-    before = {session.id for session in client.sessions()}
+    before = {session.id for session in client.sessions.all()}
     response = client.rollout([sample], num_generations=4, sampling=Sampling(seed=3, max_new_tokens=24))
     assert [rollout.generation_index for rollout in response.samples] == [0, 1, 2, 3]
     for rollout in response.samples:
@@ -486,7 +487,7 @@ def test_rollouts_of_an_agent_have_the_tokens_that_it_was_answered_with(client: 
             ]
     assert len({tuple(ids_of(rollout)) for rollout in response.samples}) > 1
     assert response.metrics["environment/agent_calls/mean"] == 2
-    while not {session.id for session in client.sessions()} <= before:
+    while not {session.id for session in client.sessions.all()} <= before:
         pass
 
 
@@ -509,7 +510,7 @@ def test_rollouts_of_an_agent_have_the_columns_of_each_generated_token(client: R
 
 def test_a_call_that_leaves_no_place_for_what_its_session_includes_is_refused(client: RolloutClient) -> None:
     with (
-        client.session(sampling={"top_k": 5}, include=["entropy"]) as session,
+        client.sessions.open(sampling={"top_k": 5}, include=["entropy"]) as session,
         openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
         pytest.raises(openai.BadRequestError, match="greedy decoding draws from no distribution"),
     ):
@@ -560,7 +561,7 @@ def test_a_command_ends_with_the_deadline_of_its_request(client: RolloutClient, 
 
 def test_a_record_and_the_call_under_way_outlive_the_store_that_keeps_them(client: RolloutClient) -> None:
     with (
-        client.session(sampling=GREEDY) as session,
+        client.sessions.open(sampling=GREEDY) as session,
         openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
     ):
         messages: Any = [QUESTION]
@@ -585,7 +586,7 @@ def test_a_record_and_the_call_under_way_outlive_the_store_that_keeps_them(clien
 @pytest.mark.long
 def test_a_conversation_with_tokens_that_are_too_old_is_refused_and_another_one_begins(client: RolloutClient) -> None:
     with (
-        client.session(sampling=GREEDY, policy={"max_staleness": 0}) as session,
+        client.sessions.open(sampling=GREEDY, policy={"max_staleness": 0}) as session,
         openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
     ):
         reply = model.chat.completions.create(model="m", messages=[QUESTION]).choices[0].message
@@ -601,7 +602,7 @@ def test_a_conversation_with_tokens_that_are_too_old_is_refused_and_another_one_
 
 @pytest.mark.long
 def test_a_call_whose_replica_dies_is_made_again_and_recorded_once(client: RolloutClient) -> None:
-    with client.session() as session, ThreadPoolExecutor() as threads:
+    with client.sessions.open() as session, ThreadPoolExecutor() as threads:
         call = threads.submit(finish_reasons, session, False, model="m", messages=[QUESTION], **ENDLESS)
         while not session.info().calls_in_flight:
             pass
@@ -623,7 +624,7 @@ def test_random_sessions_record_what_their_calls_were_answered(url: str) -> None
 
 @pytest.mark.long
 def test_a_record_outlives_the_ingress_and_the_generator_that_made_it(client: RolloutClient) -> None:
-    with client.session(sampling=GREEDY) as session:
+    with client.sessions.open(sampling=GREEDY) as session:
         asyncio.run(chat(session))
         [before] = session.samples()
         for deployment in ("Ingress", "Generator"):
@@ -662,7 +663,7 @@ def test_both_seats_of_a_game_come_back_with_the_engines_own_tokens_and_rewards_
 
 def test_another_policy_of_the_service_takes_a_seat_that_a_sample_names(client: RolloutClient) -> None:
     [example] = client.example_samples("echo", count=1)
-    seats = {"0": {"version": client.policy().current}}
+    seats = {"0": {"version": client.policy.state().current}}
     sample = {"task_name": "echo", "extra_env_info": {**example.extra_env_info, "seats": seats}}
     [result] = client.rollout([sample], sampling={"max_new_tokens": 24}).samples
     assert (result.error, result.rewards, result.branches) == (None, {"seat_1": -1.0}, [])

@@ -26,7 +26,7 @@ def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
 
 
 def next_version(client: RolloutClient) -> int:
-    version = client.policy().next_version
+    version = client.policy.state().next_version
     assert version is not None
     return version
 

@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 from benchmarks.reference_model import State, load, merged, perturbed, write_adapter
 from benchmarks.service_process import service_process
 from deployments.protocols.images import name_of_image
-from rollout_client import PolicyPusher, RequestRejected, RolloutClient, Sampling, WeightsDoNotFit
+from rollout_client import PolicyPusher, RequestRejected, RolloutClient, Sampling
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import resumed
 from rollout_client.tensors import images_shown
+from rollout_client.weights.layout import WeightsDoNotFit
 from service.startup.config import free_port
 from tests.live.running_service import replicas
 from tests.live.seeing_environment import TURNS
@@ -209,7 +210,7 @@ def played_by_openai(client: RolloutClient, kill: str | None = None) -> SampleRe
     """
     name = client.upload_image(SMALL)
     with (
-        client.session(sampling=OF_SESSION) as session,
+        client.sessions.open(sampling=OF_SESSION) as session,
         openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=8) as model,
     ):
 
@@ -242,7 +243,7 @@ def test_a_session_of_openais_client_has_the_ids_of_a_rollout_and_transformers_l
 @pytest.mark.parametrize("streams", [False, True])
 def test_anthropics_client_shows_the_same(client: RolloutClient, streams: bool) -> None:
     with (
-        client.session(sampling=OF_SESSION) as session,
+        client.sessions.open(sampling=OF_SESSION) as session,
         anthropic.Anthropic(base_url=session.anthropic_base_url, api_key=session.api_key) as model,
     ):
 
@@ -264,7 +265,7 @@ def test_the_responses_api_and_a_call_outside_of_sessions_show_the_same_prompt(c
     [prompt, *_] = ids_of(rollout(client, 1))
     parts = [text("Look at "), image_url(data_url(SMALL)), text(" and "), image_url(data_url(WIDE))]
     with (
-        client.session(sampling=OF_SESSION) as session,
+        client.sessions.open(sampling=OF_SESSION) as session,
         openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
     ):
         items: Any = [
@@ -307,7 +308,7 @@ def test_a_session_with_images_goes_on_as_if_nothing_had_died(client: RolloutCli
 def test_a_call_with_images_goes_on_with_weights_that_are_pushed_meanwhile(client: RolloutClient, folder: Path) -> None:
     long: Any = {"temperature": 0.0, "max_new_tokens": 1500, "ignore_eos": True}
     with (
-        client.session(sampling=long) as session,
+        client.sessions.open(sampling=long) as session,
         openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
     ):
         messages: Any = [user(image_url(data_url(SMALL)), text("Tell a long story."))]

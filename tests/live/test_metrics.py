@@ -119,4 +119,4 @@ def test_the_gauges_of_the_ingress_and_of_the_engine_are_shown(service_url: str,
         shown |= metrics_of(service_url)
     assert gauges <= shown.keys()
     [(_, version)] = shown["rollout_policy_version"]
-    assert version == client.policy().current
+    assert version == client.policy.state().current

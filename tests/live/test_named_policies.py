@@ -54,18 +54,18 @@ def served(client: RolloutClient, base: State, folders: dict[str, tuple[Path, St
         assert [(replica.status, replica.pause_s) for replica in update.replicas] == [("swapped", 0.0)]
     yield
     client.push_weights(tiny_state())
-    assert [state.current for state in client.policy().named if state.name in NAMES] == [None] * 3
+    assert [state.current for state in client.policy.state().named if state.name in NAMES] == [None] * 3
 
 
 def current(client: RolloutClient, name: str) -> str:
-    [state] = [state for state in client.policy().named if state.name == name]
+    [state] = [state for state in client.policy.state().named if state.name == name]
     return f"{name}/{state.current}"
 
 
 def test_rollouts_of_several_policies_at_once_have_the_tokens_of_their_own(
     client: RolloutClient, base: State, folders: dict[str, tuple[Path, State]]
 ) -> None:
-    version = client.policy().current
+    version = client.policy.state().current
     with ThreadPoolExecutor(4) as threads:
         playing = {name: threads.submit(play, client, policy={"name": name}) for name in NAMES}
         unnamed = threads.submit(play, client)
@@ -144,7 +144,7 @@ def test_a_name_that_is_not_known_and_an_adapter_that_cannot_be_used_are_refused
     adapter_folder(tmp_path / "other", seed=1, prefix="base_model.model.lm.")
     with pytest.raises(RequestRejected, match=r"has no module lm\.model\.layers\.0\.self_attn\.o_proj"):
         client.push_weights(tmp_path / "other", kind="adapter", name="run-d")
-    assert "run-d" not in [state.name for state in client.policy().named]
+    assert "run-d" not in [state.name for state in client.policy.state().named]
     adapter_folder(tmp_path / "adapter", seed=1, rank=16)
     with pytest.raises(RankTooHigh, match="its rank is 16, and the engines take at most 8: raise max_lora_rank"):
         client.push_weights(tmp_path / "adapter", kind="adapter", name="run-d")
@@ -159,7 +159,7 @@ def test_a_dropped_policy_ends_the_rollouts_that_need_more_of_it(client: Rollout
         options: dict[str, Any] = {"sampling": sampling, "max_rollout_turns": 8, "policy": {"name": "run-e"}}
         playing = thread.submit(client.rollout, samples, **options)
         wait_until_generating(playing, 8)
-        client.drop_policy("run-e")
+        client.policy.drop("run-e")
         results = playing.result().samples
     errors = [result.error for result in results if result.error is not None]
     assert [(error.kind, error.retryable) for error in errors] == [("policy", False)] * 8

@@ -45,7 +45,7 @@ def push_overflowing(client: RolloutClient, _folder: Path) -> None:
 
 def put(client: RolloutClient, content: bytes) -> None:
     """Sends bytes that the client itself would not send; raises `ValueError` with what the service says of them."""
-    version = client.policy().current + 1
+    version = client.policy.state().current + 1
     answer = httpx.put(f"{client.base_url}/policy/versions/{version}", content=content, timeout=60)
     assert answer.status_code == 422
     raise ValueError(answer.json()["detail"])
@@ -93,7 +93,7 @@ def push_adapter_of_another_model(client: RolloutClient, folder: Path) -> None:
 def test_a_poisoned_version_is_refused_and_no_sample_fails_meanwhile(
     client: RolloutClient, tmp_path: Path, push: Callable[[RolloutClient, Path], None], says: str
 ) -> None:
-    before = client.policy(CHECKSUMS_WITHIN_S)
+    before = client.policy.state(CHECKSUMS_WITHIN_S)
     with ThreadPoolExecutor(1) as thread:
         playing = thread.submit(rollouts_under_way, client)
         with pytest.raises(Exception, match=says):
@@ -101,7 +101,7 @@ def test_a_poisoned_version_is_refused_and_no_sample_fails_meanwhile(
         played = playing.result()
     assert [sample.error for sample in played.samples] == [None] * len(played.samples)
     assert versions_of(played.samples) == {str(before.current)}
-    after = client.policy(CHECKSUMS_WITHIN_S)
+    after = client.policy.state(CHECKSUMS_WITHIN_S)
     assert after.current == before.current
     assert [replica.replica_id for replica in after.replicas] == [replica.replica_id for replica in before.replicas]
     assert [replica.checksum for replica in after.replicas] == [replica.checksum for replica in before.replicas]

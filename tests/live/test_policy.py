@@ -54,12 +54,12 @@ def base_url(client: RolloutClient) -> str:
 
 
 def next_version(client: RolloutClient) -> int:
-    return client.policy().current + 1
+    return client.policy.state().current + 1
 
 
 def test_after_a_push_every_token_is_of_the_new_weights(client: RolloutClient) -> None:
     state = perturbed(1)
-    before = client.policy()
+    before = client.policy.state()
     update = client.push_weights(state)
     assert update.version == before.current + 1
     assert [replica.status for replica in update.replicas] == ["swapped"]
@@ -71,9 +71,9 @@ def test_after_a_push_every_token_is_of_the_new_weights(client: RolloutClient) -
 
 def test_the_policy_says_what_is_current_and_what_each_replica_holds(client: RolloutClient) -> None:
     state = perturbed(2)
-    before = client.policy(CHECKSUMS_WITHIN_S)
+    before = client.policy.state(CHECKSUMS_WITHIN_S)
     update = client.push_weights(state)
-    after = client.policy(CHECKSUMS_WITHIN_S)
+    after = client.policy.state(CHECKSUMS_WITHIN_S)
     checksum = Checksum()
     for name, tensor in state.items():
         checksum.add(name, "BF16", tensor.shape, [tensor.contiguous().view(torch.uint8).numpy().tobytes()])
@@ -88,8 +88,8 @@ def test_equal_weights_have_equal_checksums_in_the_engine(client: RolloutClient)
     checksums = []
     for state in (perturbed(3), perturbed(4), perturbed(3)):
         client.push_weights(state)
-        assert [replica.checksum for replica in client.policy().replicas] == [None]
-        checksums += [replica.checksum for replica in client.policy(CHECKSUMS_WITHIN_S).replicas]
+        assert [replica.checksum for replica in client.policy.state().replicas] == [None]
+        checksums += [replica.checksum for replica in client.policy.state(CHECKSUMS_WITHIN_S).replicas]
     assert checksums[0] == checksums[2] != checksums[1]
 
 
@@ -125,7 +125,7 @@ def test_a_push_during_256_running_samples_loses_none_and_each_token_says_its_we
 def test_generations_under_way_may_be_waited_for_or_go_on_with_the_new_weights(
     client: RolloutClient, mode: Any, goes_on: bool
 ) -> None:
-    before = client.policy().current
+    before = client.policy.state().current
     # When the first one's single turn is over, the others have nine to go.
     samples = [following({"observation": "."})] + [following(*[{"observation": "."}] * 10)] * 31
     sampling = Sampling(max_new_tokens=48, ignore_eos=True)
@@ -164,7 +164,7 @@ def test_what_changed_can_be_pushed_alone(client: RolloutClient) -> None:
     full = pusher.push(state)
     changed = {**state, NORM: state[NORM] * 1.5}
     delta = pusher.push(changed)
-    kinds = {stored.version: (stored.kind, stored.base) for stored in client.policy().versions}
+    kinds = {stored.version: (stored.kind, stored.base) for stored in client.policy.state().versions}
     assert kinds[full.version] == ("full", None)
     assert kinds[delta.version] == ("delta", full.version)
     assert_of_weights(play(client).samples, delta.version, changed)
@@ -246,12 +246,12 @@ def test_generations_end_with_their_adapter_however_many_newer_ones_have_come(
 
 
 def test_an_adapter_that_the_engine_cannot_take_is_refused(client: RolloutClient, tmp_path: Path) -> None:
-    before = client.policy()
-    assert (client.policy_layout().max_lora_rank, client.info().limits["max_lora_rank"]) == (8, 8)
+    before = client.policy.state()
+    assert (client.policy.layout().max_lora_rank, client.info().limits["max_lora_rank"]) == (8, 8)
     adapter_folder(tmp_path / "adapter", seed=1, rank=16)
     with pytest.raises(RankTooHigh, match="its rank is 16, and the engines take at most 8: raise max_lora_rank"):
         client.push_weights(tmp_path / "adapter", kind="adapter")
-    assert weights_of(client.policy()) == weights_of(before)
+    assert weights_of(client.policy.state()) == weights_of(before)
 
 
 def test_a_rollout_waits_for_the_weights_that_it_demands(client: RolloutClient) -> None:

@@ -126,13 +126,13 @@ def test_what_ran_beside_others_differs_by_rounding_alone_until_it_parts(client:
 
 @pytest.mark.long
 def test_a_version_that_is_gone_is_refused_until_its_weights_are_current_again(client: RolloutClient) -> None:
-    before = client.policy().current
+    before = client.policy.state().current
     result = played(client, 3)
     client.push_weights(perturbed(7))
     with pytest.raises(RequestRejected, match=f"rollout policy rollback {before}") as rejected:
         client.replay(result)
     assert rejected.value.problem.status == 409
-    client.rollback(before)
+    client.policy.rollback(before)
     assert client.replay(result).verdict == "equal"
 
 
@@ -142,7 +142,7 @@ def test_other_weights_under_the_number_of_the_record_are_found(client: RolloutC
     client.push_weights(perturbed(8))
     for message in result.message_log:
         for span in message.weight_versions or ():
-            span.version = str(client.policy().current)
+            span.version = str(client.policy.state().current)
     again = client.replay(result)
     assert again.verdict == "parts"
     first = again.generations[0]

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.long
 def version(client: RolloutClient, service_config: ServeDeploySchema) -> int:
     """The current one: a trainer sent it into the first replica, the second has started with what was saved of it."""
     transfer = RolloutWeightSyncClient(client)
-    connected(transfer, client.policy().transfer_world_size, model_of(perturbed(14))).send_weights()
+    connected(transfer, client.policy.state().transfer_world_size, model_of(perturbed(14))).send_weights()
     assert transfer.update is not None
     scale(service_config, "Generator", REPLICAS)
     wait_for_replicas(client, REPLICAS, transfer.update.version)
@@ -42,7 +42,7 @@ def wait_for_replicas(client: RolloutClient, count: int, version: int) -> None:
     """Once `count` replicas, and no other, hold `version`."""
     waited = threading.Event()
     for _ in range(int(READY_WITHIN_S)):
-        state = client.policy()
+        state = client.policy.state()
         if [replica.version for replica in state.replicas] == [version] * count:
             return
         waited.wait(1.0)
@@ -73,7 +73,7 @@ def conversations(prompts: int, first_id: int) -> list[SampleInput]:
 def of_each_replica(client: RolloutClient, method: str) -> dict[str, Any]:
     """By replica, what it returns for a call of the method."""
     handle: Any = serve.get_deployment_handle("Generator", app_name="rollout")
-    names = [replica.replica_id for replica in client.policy().replicas]
+    names = [replica.replica_id for replica in client.policy.state().replicas]
     return {name: getattr(handle.options(session_id=name), method).remote().result() for name in names}
 
 
@@ -112,7 +112,7 @@ def test_a_group_finds_the_prompt_that_its_first_has_left(client: RolloutClient)
 
 
 def assert_equal_engines(client: RolloutClient) -> None:
-    [checksum] = {replica.checksum for replica in client.policy(CHECKSUMS_WITHIN_S).replicas}
+    [checksum] = {replica.checksum for replica in client.policy.state(CHECKSUMS_WITHIN_S).replicas}
     assert checksum is not None
 
 
@@ -130,7 +130,7 @@ def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
         with ThreadPoolExecutor(1) as thread:
             # It waits for the generations under way, so that it is under way itself when the replica dies.
             pushing = thread.submit(client.push_weights, perturbed(15), mode="wait")
-            while version + 1 not in {known.version for known in client.policy().versions}:
+            while version + 1 not in {known.version for known in client.policy.state().versions}:
                 time.sleep(0.01)
             old.kill()
             update = pushing.result()

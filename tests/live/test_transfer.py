@@ -35,7 +35,7 @@ def saved(client: RolloutClient, version: int) -> str:
     """Returns the checksum of a transferred version once the policy store has its weights."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        [info] = [info for info in client.policy().versions if info.version == version]
+        [info] = [info for info in client.policy.state().versions if info.version == version]
         if info.checksum is not None:
             return info.checksum
         time.sleep(0.1)
@@ -48,7 +48,7 @@ def served(client: RolloutClient) -> tuple[object, ...]:
     Not the checksums, nor which old versions are there: the policy store saves the weights of an earlier transfer
     meanwhile, which take the place of older ones.
     """
-    state = client.policy()
+    state = client.policy.state()
     return (
         state.current,
         state.updating_to,
@@ -60,7 +60,7 @@ def served(client: RolloutClient) -> tuple[object, ...]:
 
 
 def test_after_a_transfer_every_token_is_of_the_trainers_weights(client: RolloutClient) -> None:
-    before = client.policy()
+    before = client.policy.state()
     state = perturbed(31)
     transfer = RolloutWeightSyncClient(client)
     connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
@@ -71,27 +71,27 @@ def test_after_a_transfer_every_token_is_of_the_trainers_weights(client: Rollout
 
 
 def test_a_transfer_what_was_saved_of_it_and_a_push_of_equal_weights_make_equal_engines(client: RolloutClient) -> None:
-    before = client.policy(CHECKSUMS_WITHIN_S)
+    before = client.policy.state(CHECKSUMS_WITHIN_S)
     state = perturbed(32)
     transfer = RolloutWeightSyncClient(client)
     connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
     version = before.current + 1
     checksum = saved(client, version)
-    transferred = client.policy(CHECKSUMS_WITHIN_S)
+    transferred = client.policy.state(CHECKSUMS_WITHIN_S)
     assert (transferred.versions[-1].version, transferred.versions[-1].kind) == (version, "transfer")
     assert transferred.current == version
     client.push_weights(perturbed(45))
-    assert client.rollback(version).checksum == checksum
-    back = client.policy(CHECKSUMS_WITHIN_S)
+    assert client.policy.rollback(version).checksum == checksum
+    back = client.policy.state(CHECKSUMS_WITHIN_S)
     assert client.push_weights(state).checksum == checksum
-    pushed = client.policy(CHECKSUMS_WITHIN_S)
+    pushed = client.policy.state(CHECKSUMS_WITHIN_S)
     engines = [[replica.checksum for replica in policy.replicas] for policy in (transferred, back, pushed)]
     assert engines == [engines[0]] * 3
     assert transferred.replicas[0].checksum not in (None, before.replicas[0].checksum)
 
 
 def test_one_connection_carries_each_step_and_numbers_go_up(client: RolloutClient) -> None:
-    before = client.policy()
+    before = client.policy.state()
     model = model_of(perturbed(33))
     transfer = RolloutWeightSyncClient(client)
     engine = connected(transfer, before.transfer_world_size, model)
@@ -109,7 +109,7 @@ def test_a_transfer_during_running_samples_loses_none_and_each_token_says_its_we
     old, new = perturbed(36), perturbed(37)
     before = client.push_weights(old).version
     transfer = RolloutWeightSyncClient(client)
-    engine = connected(transfer, client.policy().transfer_world_size, model_of(new))
+    engine = connected(transfer, client.policy.state().transfer_world_size, model_of(new))
     # Hot enough to babble: most generations are long, and many are under way when the weights change.
     sampling = Sampling(temperature=1.5, max_new_tokens=96)
     results: list[SampleResult] = []
@@ -127,7 +127,7 @@ def test_a_transfer_during_running_samples_loses_none_and_each_token_says_its_we
 
 
 def test_the_number_of_a_version_is_the_trainers_to_choose_and_taken_once(client: RolloutClient) -> None:
-    before = client.policy(CHECKSUMS_WITHIN_S)
+    before = client.policy.state(CHECKSUMS_WITHIN_S)
     transfer = RolloutWeightSyncClient(client, mode="wait")
     connected(transfer, before.transfer_world_size, model_of(perturbed(38)))
     transfer.start_weight_update()
@@ -135,7 +135,7 @@ def test_the_number_of_a_version_is_the_trainers_to_choose_and_taken_once(client
         transfer.finish_weight_update(str(before.current))
     transfer.finish_weight_update(str(before.current + 5))
     # Nothing was sent: the same weights under a new number.
-    after = client.policy(CHECKSUMS_WITHIN_S)
+    after = client.policy.state(CHECKSUMS_WITHIN_S)
     assert after.current == before.current + 5
     assert [replica.checksum for replica in after.replicas] == [replica.checksum for replica in before.replicas]
     assert versions_of(play(client, 4).samples) == {str(before.current + 5)}
@@ -146,7 +146,7 @@ def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: Rollout
     """Before the first tensor, or in the middle of a layer."""
     state = perturbed(40)
     version = client.push_weights(state).version
-    before = client.policy(CHECKSUMS_WITHIN_S)
+    before = client.policy.state(CHECKSUMS_WITHIN_S)
     transfer = RolloutWeightSyncClient(client)
     trainer = connected(transfer, before.transfer_world_size, model_of(perturbed(41)))
     transfer.start_weight_update()
@@ -159,7 +159,7 @@ def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: Rollout
         with pytest.raises(ConnectAgain, match=r"go back to the weights before it: .*the trainer sent nothing for 5 s"):
             receiving.result()
         assert_of_weights(playing.result().samples, version, state)
-    after = client.policy(CHECKSUMS_WITHIN_S)
+    after = client.policy.state(CHECKSUMS_WITHIN_S)
     assert (after.current, after.replicas) == (version, before.replicas)
     again, sent_state = RolloutWeightSyncClient(client), perturbed(42)
     connected(again, after.transfer_world_size, model_of(sent_state)).send_weights()
@@ -171,18 +171,18 @@ def test_replicas_go_back_in_place_when_the_trainer_takes_no_further_step(client
     """To weights that a trainer sent, too."""
     state = perturbed(43)
     transfer = RolloutWeightSyncClient(client)
-    connected(transfer, client.policy().transfer_world_size, model_of(state)).send_weights()
-    before = client.policy(CHECKSUMS_WITHIN_S)
+    connected(transfer, client.policy.state().transfer_world_size, model_of(state)).send_weights()
+    before = client.policy.state(CHECKSUMS_WITHIN_S)
     version = before.current
     transfer.start_weight_update()
     assert_of_weights(play(client).samples, version, state)
     with pytest.raises(ConnectAgain, match="none is under way; start it first, or it was abandoned"):
         transfer.finish_weight_update()
-    assert client.policy(CHECKSUMS_WITHIN_S).replicas == before.replicas
+    assert client.policy.state(CHECKSUMS_WITHIN_S).replicas == before.replicas
 
 
 def test_a_trainer_that_never_answers_costs_no_pause_and_no_replica(client: RolloutClient) -> None:
-    before, served_before, port = client.policy(), served(client), free_port()
+    before, served_before, port = client.policy.state(), served(client), free_port()
     init_info = {"master_address": "127.0.0.1", "master_port": port, "world_size": 2, "rendezvous_id": "none"}
     with ThreadPoolExecutor(1) as thread:
         meeting = thread.submit(RolloutWeightSyncClient(client).init_weight_transfer_engine, init_info)
@@ -197,7 +197,7 @@ def test_a_trainer_that_never_answers_costs_no_pause_and_no_replica(client: Roll
 
 
 def test_what_has_not_met_the_service_is_told_to_connect(client: RolloutClient) -> None:
-    before, served_before = client.policy(), served(client)
+    before, served_before = client.policy.state(), served(client)
     transfer = RolloutWeightSyncClient(client)
     with pytest.raises(RequestRejected, match=r"a replica could not meet the trainer: .*missing.*rendezvous_id"):
         transfer.init_weight_transfer_engine(

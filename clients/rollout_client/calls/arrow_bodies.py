@@ -5,7 +5,6 @@ Token ids and log-probabilities are not copied out of the body; Python objects a
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -148,20 +147,14 @@ def is_column_field(field: pa.Field) -> bool:
 def packed_numbers(column: pa.ChunkedArray, field: pa.Field) -> Iterator[list[PackedNumbers | None]]:
     """For each row the numbers of its messages."""
     dtype, row = row_of(field)
-    for chunk in column.chunks:
-        messages = chunk.values
-        data, begins = value_bytes(messages.values), messages.offsets.to_numpy().tolist()
-        width = len(data) // max(len(messages.values), 1)
-        of_messages = [
-            PackedNumbers(dtype=dtype, shape=[end - begin, *row], data=bytes(data[begin * width : end * width]))
-            if is_there
-            else None
-            for (begin, end), is_there in zip(
-                pairwise(begins), messages.is_valid().to_numpy(zero_copy_only=False), strict=True
-            )
+    for messages in column:
+        numbers = [message.values for message in messages.values]
+        yield [
+            None
+            if values is None
+            else PackedNumbers(dtype=dtype, shape=[len(values), *row], data=bytes(value_bytes(values)))
+            for values in numbers
         ]
-        for begin, end in pairwise(chunk.offsets.to_numpy().tolist()):
-            yield of_messages[begin:end]
 
 
 def value_bytes(values: pa.Array) -> memoryview:

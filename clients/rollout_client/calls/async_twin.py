@@ -41,5 +41,5 @@ def async_twin(client: RolloutClient) -> AsyncRolloutClient:
         transport=ThreadedTransport(connection.http), headers=connection.http.headers, trust_env=False
     )
     twin = AsyncRolloutClient(client.base_url, http_client=http)
-    twin._connection = AsyncConnection(http, connection.base_url, connection.defaults)
+    twin._connection = AsyncConnection(http, connection.settings)
     return twin

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
@@ -12,9 +13,9 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
 Result = TypeVar("Result")
-Part = TypeVar("Part")
+Value = TypeVar("Value")
 Model = TypeVar("Model", bound=BaseModel)
-Query = Mapping[str, int | float | str]
+Query = Mapping[str, int | float | str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,67 +24,42 @@ class Call(Generic[Result]):
 
     method: str
     path: str
-    read: Callable[[Any], Result]
+    read: Callable[[Sequence[bytes]], Result]
+    """Takes the body in the chunks that arrived."""
     accept: str = JSON
     query: Query = field(default_factory=dict)
+    """Entries that are `None` are not sent."""
     body: bytes | None = None
     content_headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": JSON})
     """The headers that describe `body`, where there is one."""
-    join: Callable[[Sequence[bytes]], bytes | memoryview] = b"".join
-    """Makes one body, for `read`, of the chunks that arrived."""
 
     @property
     def headers(self) -> dict[str, str]:
         return {"accept": self.accept, **({} if self.body is None else self.content_headers)}
 
-    def picking(self, pick: Callable[[Result], Part]) -> "Call[Part]":
-        """The same request; its result is `pick` of this one's."""
-        return Call(
-            self.method,
-            self.path,
-            lambda body: pick(self.read(body)),
-            self.accept,
-            self.query,
-            self.body,
-            self.content_headers,
-            self.join,
-        )
+
+def call_for(model: type[Model], method: str, path: str, **request: Any) -> Call[Model]:
+    """A call whose response is a `model`; `request` has the other fields of `Call`.
+
+    Reading the response raises `ResponseNotUnderstood` if it is none.
+    """
+
+    def read(chunks: Sequence[bytes]) -> Model:
+        try:
+            return model.model_validate_json(b"".join(chunks))
+        except ValidationError as error:
+            raise not_understood(f"The response of {method} {path}", error) from error
+
+    return Call(method, path, read, **request)
 
 
-def call_for(
-    model: type[Model],
-    method: str,
-    path: str,
-    *,
-    query: Mapping[str, int | float | str | None] | None = None,
-    body: bytes | None = None,
-    **request: Any,
-) -> Call[Model]:
-    """A call whose response is a `model`. Entries of `query` that are `None` are left out."""
-
-    def read(body: bytes) -> Model:
-        return parsed(model, f"The response of {method} {path}", body)
-
-    return Call(method, path, read, query=without_none(query or {}), body=body, **request)
+def nothing(_chunks: Sequence[bytes]) -> None:
+    """Reads the response of a call without a result."""
 
 
-def call_without_result(
-    method: str,
-    path: str,
-    *,
-    query: Mapping[str, int | float | str | None] | None = None,
-    body: bytes | None = None,
-) -> Call[None]:
-    return Call(method, path, lambda _body: None, query=without_none(query or {}), body=body)
+def path_of(*segments: str | int) -> str:
+    return "".join(f"/{quote(str(segment), safe='')}" for segment in segments)
 
 
-def parsed(model: type[Model], what: str, body: bytes) -> Model:
-    """Raises `ResponseNotUnderstood`, which calls the body `what`."""
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise not_understood(what, error) from error
-
-
-def without_none(values: Mapping[str, Part | None]) -> dict[str, Part]:
+def without_none(values: Mapping[str, Value | None]) -> dict[str, Value]:
     return {name: value for name, value in values.items() if value is not None}

@@ -16,13 +16,8 @@ sleep = time.sleep
 async_cancelled = asyncio.CancelledError
 """The exception that ends a call from outside."""
 cancelled = KeyboardInterrupt
-
-
-async def async_call_blocking(
-    function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
-) -> Result:
-    """Runs `function` in a thread, so that the other tasks of the event loop go on meanwhile."""
-    return await asyncio.to_thread(function, *args, **kwargs)
+async_call_blocking = asyncio.to_thread
+"""Runs a function that blocks, so that the other tasks of the event loop go on meanwhile."""
 
 
 def call_blocking(

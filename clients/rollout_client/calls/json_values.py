@@ -5,11 +5,10 @@ Numbers, arrays and tensors of numpy and torch become numbers and lists of them;
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import to_json, to_jsonable_python
+from pydantic_core import from_json, to_json
 
 from rollout_client.contract.base import set_fields
 from rollout_client.errors import NotJson, shortened
@@ -27,37 +26,32 @@ def as_given(value: Any) -> Any:
     return value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
 
 
-def json_bytes(value: object) -> bytes:
+def list_of(numbers: Any) -> list[Any]:
+    """The items of an iterable, or of an array or tensor of one dimension."""
+    items: list[Any] = numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)
+    return items
+
+
+def json_bytes(value: object, place: str = "") -> bytes:
     """`value` as JSON text.
-
-    Raises:
-        NotJson: it holds something that JSON does not have; the error names the first by its field.
-    """
-    with named_if_not_json(value):
-        return to_json(value, fallback=converted)
-
-
-def json_value(value: object, place: str = "") -> Any:
-    """A copy of `value` in the types of JSON, which shares nothing with it.
 
     Args:
         place: put before the field of an error.
 
     Raises:
-        NotJson: as `json_bytes`.
+        NotJson: it holds something that JSON does not have; the error names the first by its field.
     """
-    with named_if_not_json(value, place):
-        return to_jsonable_python(value, fallback=converted)
-
-
-@contextmanager
-def named_if_not_json(value: object, place: str = "") -> Iterator[None]:
     try:
-        yield
+        return to_json(value, fallback=converted)
     except (TypeError, ValueError, RuntimeError) as error:
         steps, found = first_refused(value)
         sample = steps[1] if steps[:1] == ["samples"] and len(steps) > 1 and isinstance(steps[1], int) else None
         raise NotJson(field_of(steps, place), shortened(repr(found)), type(found).__qualname__, sample) from error
+
+
+def json_value(value: object, place: str = "") -> Any:
+    """A copy of `value` in the types of JSON, which shares nothing with it. Arguments and errors as of `json_bytes`."""
+    return from_json(json_bytes(value, place))
 
 
 def converted(value: Any) -> object:

@@ -92,5 +92,24 @@ class NdjsonReader:
         return f"{self.expected - len(self._missing)} of {self.expected}"
 
 
+class StreamedRollouts:
+    """The size and the summary of a stream that `lines` reads."""
+
+    def __init__(self, lines: NdjsonReader) -> None:
+        self._lines = lines
+
+    @property
+    def expected(self) -> int:
+        """The number of rollouts that the request asks for; with `keep.where`, the most that come."""
+        return self._lines.expected
+
+    @property
+    def summary(self) -> RolloutSummary:
+        """Raises `RuntimeError` before the last sample."""
+        if self._lines.summary is None:
+            raise RuntimeError("The summary comes after the last sample: iterate to the end first.")
+        return self._lines.summary
+
+
 def in_input_order(summary: RolloutSummary, by_position: dict[int, SampleResult]) -> PlayedRollouts:
     return PlayedRollouts(**set_fields(summary), samples=[by_position[position] for position in sorted(by_position)])

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import httpx
 
+from rollout_client.calls.call import Call, without_none
 from rollout_client.errors import RolloutTimeout, ServiceUnreachable, StreamBroken
 from rollout_client.retry import DEFAULT_RETRIES
 from rollout_client.version import USER_AGENT
@@ -29,17 +30,19 @@ SHORT_CALL_TIMEOUT_S = 60.0
 
 SHORT_CALL_ADVICE = "allow more with timeout_s."
 ROLLOUT_ADVICE = "what was still running is cancelled. Allow more with timeout_s, or ask for fewer or shorter rollouts."
-UPDATE_ADVICE = "the update may still go on: ask client.policy(). Allow more with timeout_s."
+UPDATE_ADVICE = "the update may still go on: see client.policy.state(). Allow more with timeout_s."
 
 
 @dataclass(frozen=True, slots=True)
-class Deadline:
-    """Lies `timeout_s` seconds after it was made; `None` sets no limit."""
+class CallLimits:
+    """Timeout, retries and headers of one call. Its clock starts when this is made; no `timeout_s` sets no limit."""
 
     timeout_s: float | None
-    started_at: float = field(default_factory=time.monotonic)
+    retries: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
     advice: str = ROLLOUT_ADVICE
     """The end of the sentence of `error`."""
+    started_at: float = field(default_factory=time.monotonic)
 
     def remaining_s(self) -> float | None:
         """Seconds until the deadline; 0 after it."""
@@ -50,6 +53,12 @@ class Deadline:
         if (left_s := self.remaining_s()) == 0:
             raise self.error()
         return left_s
+
+    def at_most(self, timeout_s: float) -> "CallLimits":
+        """For one step of a longer call, never past the call's own deadline. Raises `RolloutTimeout` after that."""
+        left_s = self.left_s()
+        step_s = timeout_s if left_s is None else min(timeout_s, left_s)
+        return replace(self, timeout_s=step_s, started_at=time.monotonic())
 
     def http_timeout(self) -> httpx.Timeout:
         """For one attempt. Raises `RolloutTimeout` after the deadline."""
@@ -63,26 +72,26 @@ class Deadline:
 
 
 @contextmanager
-def before_the_response(url: str, deadline: Deadline) -> Iterator[None]:
+def before_the_response(url: str, limits: CallLimits) -> Iterator[None]:
     """Around sending a request, until the headers of its response have arrived."""
     try:
         yield
     except httpx.ConnectTimeout as error:
         raise ServiceUnreachable(f"{url} does not answer: connecting timed out.", may_have_arrived=False) from error
     except httpx.TimeoutException as error:
-        raise deadline.error() from error
+        raise limits.error() from error
     except httpx.RequestError as error:
         may_have_arrived = not isinstance(error, httpx.ConnectError)
         raise ServiceUnreachable(f"{url} cannot be reached: {error}", may_have_arrived) from error
 
 
 @contextmanager
-def during_the_response(deadline: Deadline) -> Iterator[None]:
+def during_the_response(limits: CallLimits) -> Iterator[None]:
     """Around reading the body of a response."""
     try:
         yield
     except httpx.TimeoutException as error:
-        raise deadline.error() from error
+        raise limits.error() from error
     except httpx.RequestError as error:
         raise StreamBroken(f"The response broke off: {error}") from error
 
@@ -94,13 +103,15 @@ URL_VARIABLE = "ROLLOUT_URL"
 def service_url(base_url: str | None, http_client: httpx.Client | httpx.AsyncClient | None = None) -> httpx.URL:
     """`base_url` or, without it, that of `http_client`, then the environment variable `ROLLOUT_URL`, then loopback.
 
+    It has no slash at its end.
+
     Raises:
         ValueError: what was found is not an `http` or `https` URL with a host.
     """
     of_http_client = "" if http_client is None else str(http_client.base_url)
     found = base_url or of_http_client or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     try:
-        url = httpx.URL(found)
+        url = httpx.URL(found.rstrip("/"))
     except httpx.InvalidURL as error:
         raise ValueError(f"{found!r} is not a URL: {error}") from error
     if url.scheme not in {"http", "https"} or not url.host:
@@ -108,44 +119,48 @@ def service_url(base_url: str | None, http_client: httpx.Client | httpx.AsyncCli
     return url
 
 
-def shown(url: httpx.URL) -> str:
-    """`url` for messages: without the password that it may carry, and without a slash at its end."""
-    return str(url.copy_with(userinfo=b"")).rstrip("/")
+def without_password(url: httpx.URL) -> str:
+    """`url` for messages."""
+    return str(url.copy_with(userinfo=b""))
 
 
 KEY_VARIABLE = "ROLLOUT_API_KEY"
 LOOPBACK_HOSTS = {"localhost", "127.0.0.1", "::1"}
+HTTPX_AGENT = "python-httpx/"
 CAN_BE_SENT = re.compile(r"[\x21-\x7e]+")
 logger = logging.getLogger("rollout_client")
 
 
-def key_headers(
+def client_headers(
     api_key: str | None,
     url: httpx.URL,
     headers: Mapping[str, str] | None = None,
     http_client: httpx.Client | httpx.AsyncClient | None = None,
 ) -> httpx.Headers:
-    """The header with `api_key` or, without it, with the environment variable `ROLLOUT_API_KEY`.
+    """The headers of each request: `User-Agent`, `headers` and `Authorization`.
 
-    The variable is not used where `headers` or `http_client` identify the caller already.
+    Without `api_key`, the key is that of the environment variable `ROLLOUT_API_KEY`, unless `headers` or `http_client`
+    identify the caller already. A `User-Agent` that the owner of `http_client` gave it stays.
 
     Raises:
         ValueError: both `api_key` and `headers` identify the caller, or the key has characters that no header can have.
     """
-    has_header = "authorization" in httpx.Headers(headers)
-    if api_key is not None and has_header:
-        raise ValueError("api_key and the header Authorization both identify the caller: leave one out.")
-    if http_client is not None:
-        has_header |= "authorization" in http_client.headers or http_client.auth is not None
-    if api_key is None and not has_header:
+    theirs = httpx.Headers() if http_client is None else http_client.headers
+    agent = theirs.get("user-agent", HTTPX_AGENT)
+    known = merged({"user-agent": USER_AGENT if agent.startswith(HTTPX_AGENT) else agent}, headers)
+    if "authorization" in known:
+        if api_key is not None:
+            raise ValueError("api_key and the header Authorization both identify the caller: leave one out.")
+        return known
+    if api_key is None and "authorization" not in theirs and (http_client is None or http_client.auth is None):
         api_key = os.environ.get(KEY_VARIABLE, "").strip() or None
     if api_key is None:
-        return httpx.Headers()
+        return known
     if CAN_BE_SENT.fullmatch(api_key) is None:
-        raise ValueError("The API key is empty, or has spaces or characters that are not ASCII; copy it anew.")
+        raise ValueError("The API key is empty, or has spaces or characters that are not ASCII: copy it again.")
     if url.scheme == "http" and url.host not in LOOPBACK_HOSTS:
         logger.warning("The API key goes to %s without encryption: use https.", url.host)
-    return httpx.Headers({"authorization": f"Bearer {api_key}"})
+    return merged(known, {"authorization": f"Bearer {api_key}"})
 
 
 def key_in_file(path: Path | None) -> str | None:
@@ -179,39 +194,22 @@ class CallOptions(TypedDict, total=False):
 
 
 class ClientOptions(TypedDict, total=False):
-    """Options of `with_options`."""
+    """Options of `with_options`, as the client's constructor takes them; `headers` are added to the client's."""
 
     timeout_s: float | None
-    """Seconds that one call may take, its retries included; `None` sets no limit."""
     retries: int
-    """Further attempts after a transient failure; 0 makes one attempt."""
     headers: Mapping[str, str]
-    """Sent with every request, beside the headers that the client has."""
 
 
 @dataclass(frozen=True, slots=True)
-class CallLimits:
-    """Deadline, retries and headers of one call."""
-
-    deadline: Deadline
-    retries: int
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def at_most(self, timeout_s: float) -> "CallLimits":
-        """For one step of a longer call, never past the call's own deadline. Raises `RolloutTimeout` after that."""
-        left_s = self.deadline.left_s()
-        step_s = timeout_s if left_s is None else min(timeout_s, left_s)
-        return replace(self, deadline=Deadline(step_s, advice=self.deadline.advice))
-
-
-@dataclass(frozen=True, slots=True)
-class ClientDefaults:
-    """Defaults of a client's calls.
+class ClientSettings:
+    """Address, limits and headers of a client's calls.
 
     Raises:
         ValueError: `retries` is negative.
     """
 
+    base_url: httpx.URL
     timeout_s: float | None = None
     retries: int = DEFAULT_RETRIES
     headers: httpx.Headers = field(default_factory=httpx.Headers)
@@ -219,16 +217,10 @@ class ClientDefaults:
     def __post_init__(self) -> None:
         check_retries(self.retries)
 
-    def replaced(self, options: ClientOptions) -> "ClientDefaults":
-        """These defaults with `options` in place of their own; headers are added."""
-        return ClientDefaults(
-            timeout_s=options.get("timeout_s", self.timeout_s),
-            retries=options.get("retries", self.retries),
-            headers=merged(self.headers, options.get("headers")),
-        )
-
-    def request_headers(self) -> httpx.Headers:
-        return merged(httpx.Headers({"user-agent": USER_AGENT}), self.headers)
+    def replaced(self, options: ClientOptions) -> "ClientSettings":
+        """These settings with `options` in place of their own; headers are added."""
+        changes: dict[str, Any] = {**options, "headers": merged(self.headers, options.get("headers"))}
+        return replace(self, **changes)
 
     def limits(self, options: CallOptions, longest_s: float | None = None, advice: str = ROLLOUT_ADVICE) -> CallLimits:
         """Starts the clock of one call.
@@ -245,11 +237,23 @@ class ClientDefaults:
         headers = {} if request_id is None else {REQUEST_ID_HEADER: request_id}
         if key is not None:
             headers[IDEMPOTENCY_KEY] = quoted_key(uuid4().hex if key == AUTOMATIC_KEY else key)
-        return CallLimits(
-            Deadline(options.get("timeout_s", default_s), advice=advice),
-            check_retries(options.get("retries", self.retries)),
-            headers,
-        )
+        retries = check_retries(options.get("retries", self.retries))
+        return CallLimits(options.get("timeout_s", default_s), retries, headers, advice)
+
+    def short_limits(self, options: CallOptions, longest_s: float = SHORT_CALL_TIMEOUT_S) -> CallLimits:
+        """`limits` of a call that plays no rollouts and changes no weights."""
+        return self.limits(options, longest_s, SHORT_CALL_ADVICE)
+
+    def request(self, call: Call[Any], limits: CallLimits) -> dict[str, Any]:
+        """The arguments of httpx for one attempt of `call`. Raises `RolloutTimeout` after the deadline."""
+        return {
+            "method": call.method,
+            "url": f"{self.base_url}{call.path}",
+            "params": without_none(call.query),
+            "content": call.body,
+            "headers": merged(self.headers, call.headers, limits.headers),
+            "timeout": limits.http_timeout(),
+        }
 
 
 def call_options(options: Mapping[str, Any]) -> CallOptions:
@@ -276,15 +280,9 @@ def check_retries(retries: int) -> int:
     return retries
 
 
-def user_agent_of(http_client: httpx.Client | httpx.AsyncClient | None) -> httpx.Headers:
-    """The `User-Agent` that a caller gave its own HTTP client; empty if that one has httpx's default."""
-    given = "" if http_client is None else http_client.headers.get("user-agent", "")
-    is_default = given.startswith("python-httpx/")
-    return httpx.Headers({"user-agent": given} if given and not is_default else {})
-
-
-def merged(headers: httpx.Headers, added: Mapping[str, str] | None) -> httpx.Headers:
-    """Names are compared without their case; `added` replaces."""
-    both = httpx.Headers(headers)
-    both.update(added)
-    return both
+def merged(*parts: Mapping[str, str] | None) -> httpx.Headers:
+    """Names are compared without their case; later parts replace."""
+    headers = httpx.Headers()
+    for part in parts:
+        headers.update(part)
+    return headers

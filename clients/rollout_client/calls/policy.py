@@ -1,29 +1,21 @@
-"""The calls of `/policy`: the request and the response of each. No I/O."""
+"""Options of the calls about weights, and readings of the state of the policy. No I/O."""
 
 import logging
-from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from pydantic import RootModel
 
-from rollout_client.calls.call import Call, Query, call_for, call_without_result, without_none
-from rollout_client.calls.json_values import json_bytes, json_value
-from rollout_client.calls.options import CallOptions, Deadline, without_call_options
+from rollout_client.calls.call import Query, without_none
+from rollout_client.calls.options import CallLimits, CallOptions, without_call_options
 from rollout_client.contract.policy import (
-    CheckpointSource,
     IfBusy,
     NamedPolicyState,
     PauseMode,
-    PolicyLayout,
     PolicyState,
     PolicyUpdate,
     PushOptions,
-    RollbackTarget,
     SwitchOptions,
-    TransferInit,
-    TransferUpdate,
-    TransferWorld,
     UploadState,
     Version,
     WeightsKind,
@@ -44,78 +36,27 @@ class UpdateOptions(TypedDict, total=False):
     """Behaviour while another update is in progress: `wait` or `refuse`."""
 
 
-class PushCallOptions(UpdateOptions, CallOptions, total=False):
-    """Options of `push_weights`, `load_checkpoint` and `rollback` beside the weights."""
+class SwitchCallOptions(UpdateOptions, CallOptions, total=False):
+    """Options of `rollback` beside the version."""
+
+
+class PusherOptions(SwitchCallOptions, total=False):
+    """Options of a `PolicyPusher`'s pushes."""
+
+    progress: bool
+
+
+class PushCallOptions(SwitchCallOptions, total=False):
+    """Options of `push_weights` and `load_checkpoint` beside the weights; `push_weights` describes them."""
+
+    kind: WeightsKind
+    base: Version | None
+    checksum: str | None
+    name: str | None
 
 
 class PushAnswer(RootModel[PolicyUpdate | UploadState]):
     """The answer of `PUT /policy/versions/{version}`: the update, or the state of an incomplete upload."""
-
-
-def policy_call(
-    min_version: Version | None = None, wait_s: float = 0.0, checksums_within_s: float = 0.0
-) -> Call[PolicyState]:
-    query = {
-        "min_version": min_version,
-        "wait_s": None if min_version is None else wait_s,
-        "checksums_within_s": checksums_within_s or None,
-    }
-    return call_for(PolicyState, "GET", "/policy", query=query)
-
-
-def policy_layout_call() -> Call[PolicyLayout]:
-    return call_for(PolicyLayout, "GET", "/policy/layout")
-
-
-def upload_state_call(version: Version, name: str | None = None) -> Call[UploadState]:
-    return call_for(UploadState, "GET", f"{version_path(version)}/upload", query={"name": name})
-
-
-def drop_policy_call(name: str) -> Call[None]:
-    return call_without_result("DELETE", f"/policy/names/{name}")
-
-
-def chunk_call(
-    version: Version, query: Query, chunk: bytes, headers: Mapping[str, str]
-) -> Call[PolicyUpdate | UploadState]:
-    call = call_for(PushAnswer, "PUT", version_path(version), query=query, body=chunk, content_headers=headers)
-    return call.picking(lambda answer: answer.root)
-
-
-def checkpoint_call(version: Version, query: Query, checkpoint: str) -> Call[PolicyUpdate]:
-    return call_for(
-        PolicyUpdate,
-        "PUT",
-        version_path(version),
-        query=query,
-        body=json_bytes(CheckpointSource(checkpoint=checkpoint)),
-    )
-
-
-def rollback_call(
-    to: Version, version: Version | None, options: UpdateOptions, name: str | None = None
-) -> Call[PolicyUpdate]:
-    body = json_bytes(RollbackTarget(to=to, version=version, name=name).model_dump(exclude_none=True))
-    return call_for(PolicyUpdate, "POST", "/policy/rollback", query=switch_query(options), body=body)
-
-
-def init_transfer_call(init_info: Mapping[str, Any]) -> Call[int]:
-    """Its answer, the world size, comes once every replica has connected to the trainer."""
-    body = json_bytes(TransferInit(init_info=json_value(dict(init_info), "init_info")))
-    return call_for(TransferWorld, "POST", "/policy/transfer/init", body=body).picking(lambda world: world.world_size)
-
-
-def start_transfer_call(options: UpdateOptions) -> Call[None]:
-    return call_without_result("POST", "/policy/transfer/start", query=switch_query(options))
-
-
-def update_transfer_call(update_info: Any) -> Call[None]:
-    body = json_bytes(TransferUpdate(update_info=json_value(update_info, "update_info")))
-    return call_without_result("POST", "/policy/transfer/update", body=body)
-
-
-def finish_transfer_call(version: Version | None) -> Call[PolicyUpdate]:
-    return call_for(PolicyUpdate, "POST", "/policy/transfer/finish", query={"version": version})
 
 
 def switch_query(options: UpdateOptions) -> Query:
@@ -128,58 +69,40 @@ def with_logged_warnings(update: PolicyUpdate) -> PolicyUpdate:
     return update
 
 
-def push_query(
-    kind: WeightsKind,
-    base: Version | None,
-    options: PushCallOptions,
-    checksum: str | None = None,
-    name: str | None = None,
-) -> Query:
+def push_query(options: PushCallOptions) -> Query:
     """The query of a push, with the given options only. Raises `ValueError` for options that the service refuses."""
-    optional: dict[str, Any] = {"base": base, "checksum": checksum, "name": name}
-    if (kind == "delta" and base is None) or (kind == "full" and base is not None):
+    query = PushOptions(**{"kind": "full", **without_none(without_call_options(options))})
+    if (query.kind == "delta" and query.base is None) or (query.kind == "full" and query.base is not None):
         raise ValueError(
-            f"kind={kind!r} and base={base!r}: a delta needs the version that it changes, partial weights may name the "
-            "one that has the other tensors and an adapter the one that it was trained on, full weights have none."
+            f"kind={query.kind!r} and base={query.base!r}: a delta needs the version that it changes, partial weights "
+            "may name the one that has the other tensors and an adapter the one that it was trained on, full weights "
+            "have none."
         )
-    return PushOptions(kind=kind, **without_call_options(options), **without_none(optional)).model_dump(
-        mode="json", exclude_unset=True
-    )
+    return query.model_dump(mode="json", exclude_unset=True)
+
+
+def policy_of(state: PolicyState, name: str | None) -> PolicyState | NamedPolicyState | None:
+    """The policy `name`; without a name `state` itself."""
+    return state if name is None else next((policy for policy in state.named if policy.name == name), None)
 
 
 def next_version(state: PolicyState, name: str | None = None) -> Version:
-    """The number that the service says, and at least the lowest above every version that it knows.
-
-    Args:
-        name: the named policy whose version is meant; by default the policy without a name.
-    """
-    if name is not None:
-        policy = named_state(state, name)
-        return 1 if policy is None else policy.next_version
-    known = [info.version for info in state.versions]
-    updating_to = -1 if state.updating_to is None else state.updating_to
-    return max(state.next_version or 0, 1 + max([state.current, updating_to, *known]))
-
-
-def named_state(state: PolicyState, name: str) -> NamedPolicyState | None:
-    return next((policy for policy in state.named if policy.name == name), None)
+    """The lowest number that the next version of the policy `name` may have."""
+    policy = policy_of(state, name)
+    return 1 if policy is None or policy.next_version is None else policy.next_version
 
 
 def is_updating_to(state: PolicyState, version: Version, name: str | None = None) -> bool:
     """Whether an update to `version`, of the policy `name`, is in progress; its outcome is not known yet."""
-    policy = state if name is None else named_state(state, name)
+    policy = policy_of(state, name)
     return policy is not None and policy.updating_to == version
 
 
 def is_known(state: PolicyState, version: Version, name: str | None = None) -> bool:
     """Whether all of `version`, of the policy `name`, has arrived at the service."""
-    policy = state if name is None else named_state(state, name)
+    policy = policy_of(state, name)
     older = [info.version for info in state.versions] if name is None else []
     return policy is not None and version in (policy.current, *older)
-
-
-def version_path(version: Version) -> str:
-    return f"/policy/versions/{version}"
 
 
 LONGEST_QUESTION_S = 20.0
@@ -190,7 +113,7 @@ RESPONSE_S = 60.0
 """Added to the time for which the service holds the question back: a proxy may have to come back meanwhile."""
 
 
-def pause_s(error: RequestRejected, version: Version, deadline: Deadline) -> float:
+def pause_s(error: RequestRejected, version: Version, limits: CallLimits) -> float:
     """Seconds to pause before `version` is asked for again.
 
     Raises:
@@ -199,9 +122,9 @@ def pause_s(error: RequestRejected, version: Version, deadline: Deadline) -> flo
     """
     if error.problem.status != HTTPStatus.CONFLICT:
         raise error
-    if not (left_s := deadline.remaining_s()):
+    if not (left_s := limits.remaining_s()):
         raise RolloutTimeout(
-            f"Version {version} was not current after {deadline.timeout_s:g} s. Check that it is pushed, or allow "
+            f"Version {version} was not current after {limits.timeout_s:g} s. Check that it is pushed, or allow "
             "more with timeout_s."
         ) from error
     return min(left_s, SHORTEST_PAUSE_S)

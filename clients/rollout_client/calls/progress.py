@@ -55,12 +55,16 @@ def counting_bar(total: int, done: int = 0) -> Iterator[Callable[[int, bool, flo
 
 
 @contextmanager
-def upload_bar(version: int) -> Iterator[Callable[[int, int | None], None]]:
-    """Shows a bar on stderr for the length of the block; yields the function to call with sent and total bytes.
+def upload_bar(version: int, is_shown: bool) -> Iterator[Callable[[int, int | None], None]]:
+    """Shows a bar on stderr, if `is_shown`, for the length of the block; yields the function to call with sent and
+    total bytes.
 
     Raises:
         ModuleNotFoundError: rich is not installed; the message says what to install.
     """
+    if not is_shown:
+        yield lambda _arrived_bytes, _total_bytes: None
+        return
     with needed_for("A progress bar", "cli"):
         from rich import progress
         from rich.console import Console

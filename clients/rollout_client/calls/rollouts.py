@@ -1,33 +1,15 @@
-"""The calls of `/rollout`, `/score`, `/tasks`, `/info`, `/blobs` and `/readyz`: the request and the response of each.
+"""The bodies of `POST /rollout`, `/jobs`, `/score` and `/rollouts/logprobs`, and their options. No I/O."""
 
-No I/O.
-"""
-
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import quote
+from typing import Any, Literal, TypedDict
 
-from rollout_client.calls.call import JSON, NDJSON, Call, call_for, call_without_result, without_none
-from rollout_client.calls.json_values import as_given, json_bytes, json_value
+from rollout_client.calls.call import without_none
+from rollout_client.calls.json_values import as_given, json_bytes, json_value, list_of
 from rollout_client.calls.options import CallOptions, without_call_options
 from rollout_client.contract.base import PolicyDemand, Priority
-from rollout_client.contract.info import (
-    BlobInfo,
-    Ready,
-    ScoreResponse,
-    ServiceInfo,
-    TaskInfo,
-    TaskList,
-    TaskSamples,
-    Vocabulary,
-)
-from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, Sampling
+from rollout_client.contract.rollouts import Keep, ObservationFormat, SampleInput, SampleResult, Sampling
 from rollout_client.contract.selection import SampleRange
-from rollout_client.errors import needed_for
-from rollout_client.responses import PlayedRollouts
-
-if TYPE_CHECKING:
-    from rollout_client.calls.arrow_bodies import ArrowResponse
 
 HEARTBEAT_S = 15
 """The service sends an empty line on a stream that is silent for so long: proxies commonly close one after 60 s."""
@@ -65,55 +47,11 @@ class RolloutOptions(CallOptions, total=False):
     """The share of the engines while other requests wait too: a name, or a number in proportion to `train`."""
 
 
-def tasks_call() -> Call[list[TaskInfo]]:
-    return call_for(TaskList, "GET", "/tasks").picking(lambda found: found.tasks)
-
-
-def task_samples_call(task_name: str, count: int, start: int, seed: int | None, split: str | None) -> Call[TaskSamples]:
-    query = {"count": count, "start": start, "seed": seed, "split": split}
-    return call_for(TaskSamples, "GET", f"/tasks/{quote(task_name, safe='')}/samples", query=query)
-
-
-def info_call() -> Call[ServiceInfo]:
-    return call_for(ServiceInfo, "GET", "/info")
-
-
-def vocabulary_call() -> Call[Vocabulary]:
-    return call_for(Vocabulary, "GET", "/info/vocabulary")
-
-
-def readiness_call() -> Call[Ready]:
-    return call_for(Ready, "GET", "/readyz")
-
-
-def rollout_call(samples: Samples, options: RolloutOptions) -> Call[PlayedRollouts]:
-    """Raises `NotJson` if `samples` or `options` hold a value that JSON does not have."""
-    return call_for(PlayedRollouts, "POST", "/rollout", body=rollout_body(samples, options))
-
-
-def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[ArrowResponse]":
-    """Raises what `rollout_call` raises, and `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings."""
-    with needed_for("Arrow", "arrow"):
-        from rollout_client.arrow.schema import ARROW
-        from rollout_client.calls.arrow_bodies import joined_body, read_response
-
-    body, headers = rollout_body(samples, options), {"content-type": JSON}
-    return Call("POST", "/rollout", read_response, accept=ARROW, body=body, content_headers=headers, join=joined_body)
-
-
-def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[bytes]:
-    """Raises `NotJson` if `samples` or `options` hold a value that JSON does not have."""
-    headers = {"content-type": JSON, "prefer": f"heartbeat={HEARTBEAT_S}"}
-    return Call("POST", "/rollout", bytes, accept=NDJSON, body=rollout_body(samples, options), content_headers=headers)
-
-
-def end_run_call() -> Call[None]:
-    """Ends the run of the `Idempotency-Key` with which it is sent."""
-    return call_without_result("DELETE", "/jobs")
-
-
 def rollout_body(samples: Samples, options: RolloutOptions) -> bytes:
-    """Holds only what was given, so that the service alone has defaults and checks."""
+    """Holds only what was given, so that the service alone has defaults and checks.
+
+    Raises `NotJson` if `samples` or `options` hold a value that JSON does not have.
+    """
     given = given_options(options, "sample_retries")
     # The service refuses a request without samples, unless it says where they come from.
     if samples or "samples_from" not in given:
@@ -161,24 +99,70 @@ class ScoreOptions(CallOptions, total=False):
     `retries`. `retries` is the number of further attempts of the whole request, by the client."""
 
 
-def score_call(sequences: Iterable[Iterable[int]], options: ScoreOptions) -> Call[ScoreResponse]:
+def score_body(sequences: Iterable[Iterable[int]], options: ScoreOptions) -> bytes:
     """Each sequence is a list of token ids, or a one-dimensional array or tensor of them."""
     given = given_options(options, "sequence_retries")
-    body = json_bytes({"sequences": [list_of(sequence) for sequence in sequences], **given})
-    return call_for(ScoreResponse, "POST", "/score", body=body)
+    return json_bytes({"sequences": [*map(list_of, sequences)], **given})
 
 
-def list_of(sequence: Any) -> list[int]:
-    ids: list[int] = sequence.tolist() if hasattr(sequence, "tolist") else list(sequence)
-    return ids
+class TrainerRows(TypedDict, total=False):
+    """Arguments of `report_logprobs` that have a row for each rollout."""
+
+    masks: Iterable[Any] | None
+    token_ids: Iterable[Any] | None
+    starts: Iterable[int] | None
 
 
-def upload_image_call(image: bytes) -> Call[str]:
-    """Its result is the name of the image. The service reads the type from the content."""
-    octets = {"content-type": "application/octet-stream"}
-    call = call_for(BlobInfo, "POST", "/blobs", body=image, content_headers=octets)
-    return call.picking(lambda info: info.name)
+class ReportColumns(TrainerRows, total=False):
+    """All of these arguments."""
+
+    rollouts: Iterable[str | SampleResult]
+    logprobs: Iterable[Any]
 
 
-def image_call(name: str) -> Call[bytes]:
-    return Call("GET", f"/blobs/{quote(name, safe='')}", bytes, accept="image/*")
+class ReportOptions(TrainerRows, CallOptions, total=False):
+    """Options of `report_logprobs`, which describes them."""
+
+    weight_version: str | None
+
+
+def report_body(
+    rollouts: Iterable[str | SampleResult | None], logprobs: Iterable[Any], options: ReportOptions
+) -> bytes:
+    """Raises `ValueError` unless there is one row of numbers for each rollout, and each has an id."""
+    columns: dict[str, list[Any]] = {
+        "rollout_id": [*map(id_of, rollouts)],
+        "logprobs": [[*map(finite_or_none, row)] for row in rows_of("logprobs", logprobs)],
+    }
+    if (masks := options.get("masks")) is not None:
+        columns["mask"] = [[*map(bool, row)] for row in rows_of("masks", masks)]
+    if (token_ids := options.get("token_ids")) is not None:
+        columns["token_ids"] = rows_of("token_ids", token_ids)
+    if (starts := options.get("starts")) is not None:
+        columns["start"] = [*map(int, starts)]
+    count = len(columns["rollout_id"])
+    for name, rows in columns.items():
+        if len(rows) != count:
+            raise ValueError(f"{name} has {len(rows)} rows for {count} rollouts: give one for each")
+    if (version := options.get("weight_version")) is not None:
+        columns["weight_version"] = [version] * count
+    reports = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return json_bytes({"reports": reports})
+
+
+def id_of(rollout: str | SampleResult | None) -> str:
+    name = rollout.rollout_id if isinstance(rollout, SampleResult) else rollout
+    if name is None:
+        raise ValueError("a rollout has no rollout_id")
+    return name
+
+
+def rows_of(name: str, rows: Iterable[Any]) -> list[list[Any]]:
+    """Lists, arrays or tensors, or the rows of one; `name` is that of the argument. Raises `NotJson`."""
+    lists: list[list[Any]] = json_value([*map(list_of, rows)], name)
+    return lists
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no other numbers."""
+    return value if math.isfinite(value) else None

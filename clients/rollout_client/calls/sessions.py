@@ -1,53 +1,36 @@
-"""The calls of `/sessions`: the request and the response of each. No I/O."""
+"""`OpenedSession`: what a program needs to know of a session. No I/O."""
 
-from typing import Any
-from urllib.parse import quote
-
-from rollout_client.calls.call import Call, call_for
-from rollout_client.calls.json_values import as_given, json_bytes, json_value
-from rollout_client.contract.sessions import (
-    DriftReport,
-    SessionInfo,
-    SessionList,
-    SessionRequest,
-    SessionReward,
-    SessionSamples,
-)
-
-SESSIONS = "/sessions"
+from rollout_client.contract.sessions import SessionInfo
 
 
-def open_call(request: dict[str, Any]) -> Call[SessionInfo]:
-    """Raises `ValueError` if the fields are not those of `SessionRequest`, `NotJson` if one holds no JSON."""
-    given = json_value({name: as_given(value) for name, value in request.items()})
-    body = SessionRequest.model_validate(given).model_dump_json(exclude_unset=True)
-    return call_for(SessionInfo, "POST", SESSIONS, body=body.encode())
+class OpenedSession:
+    """The addresses and the key of a session. They raise `ValueError` before it is open."""
 
+    _info: SessionInfo | None = None
 
-def session_list_call() -> Call[list[SessionInfo]]:
-    return call_for(SessionList, "GET", SESSIONS).picking(lambda found: found.sessions)
+    @property
+    def id(self) -> str:
+        return self._opened.id
 
+    @property
+    def base_url(self) -> str:
+        """For OpenAI's clients."""
+        return f"{self._opened.base_url}/v1"
 
-def session_call(session_id: str) -> Call[SessionInfo]:
-    return call_for(SessionInfo, "GET", path_of(session_id))
+    @property
+    def anthropic_base_url(self) -> str:
+        """For Anthropic's clients, which put `/v1` behind it themselves."""
+        return self._opened.base_url
 
+    @property
+    def api_key(self) -> str:
+        """The key of this session alone."""
+        key = self._opened.api_key
+        assert key is not None
+        return key
 
-def samples_call(session_id: str) -> Call[SessionSamples]:
-    return call_for(SessionSamples, "GET", f"{path_of(session_id)}/samples")
-
-
-def drift_call(session_id: str) -> Call[DriftReport]:
-    return call_for(DriftReport, "GET", f"{path_of(session_id)}/drift")
-
-
-def reward_call(session_id: str, reward: SessionReward) -> Call[SessionInfo]:
-    body = json_bytes(reward.model_dump(exclude_unset=True))
-    return call_for(SessionInfo, "POST", f"{path_of(session_id)}/reward", body=body)
-
-
-def end_call(session_id: str) -> Call[SessionInfo]:
-    return call_for(SessionInfo, "DELETE", path_of(session_id))
-
-
-def path_of(session_id: str) -> str:
-    return f"{SESSIONS}/{quote(session_id, safe='')}"
+    @property
+    def _opened(self) -> SessionInfo:
+        if self._info is None:
+            raise ValueError("The session is not open: use it in a with statement, `async with` of the async client.")
+        return self._info

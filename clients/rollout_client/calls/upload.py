@@ -8,8 +8,8 @@ by reading the source from its start.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rollout_client.calls.call import Call, Query
-from rollout_client.calls.policy import chunk_call, is_known
+from rollout_client.calls.call import Call, Query, call_for, path_of
+from rollout_client.calls.policy import PushAnswer, is_known
 from rollout_client.contract.policy import (
     SAFETENSORS,
     WEIGHTS_DIGEST,
@@ -22,7 +22,6 @@ from rollout_client.errors import UploadLost, needed_for
 from rollout_client.weights.checksum import DigestedWeights
 from rollout_client.weights.safetensors_file import BLOCK_BYTES, Data, Weights
 
-CHUNK_BYTES = 32 << 20
 ZSTD_LEVEL = 3
 
 
@@ -78,33 +77,27 @@ MAX_RESTARTS = 3
 class Upload:
     """Uploads `weights` as `version`, chunk by chunk.
 
-    The caller sends `next_call()` and passes the answer to `handle_response`, until `update` is set. `is_in_doubt`
-    stays true after a call without an answer: the caller then passes the service's state to `resume_from`.
+    The caller sends `next_call()` and passes the root of its answer to `handle_response`, until `update` is set.
+    `is_in_doubt` stays true after a call without an answer: the caller then passes the service's state to
+    `resume_from`.
 
     Args:
-        query: the result of `push_query`.
+        query: the result of `push_query`. A delta is sent as one zstd stream (needs the `weights` extra).
         chunk_bytes: size of a chunk, at least 1.
-        is_compressed: send one zstd stream (needs the `weights` extra).
 
     Raises:
         ModuleNotFoundError: zstandard is not installed; the message names the extra.
         ValueError: `chunk_bytes` is less than 1.
     """
 
-    def __init__(
-        self,
-        weights: Weights,
-        version: Version,
-        query: Query,
-        chunk_bytes: int = CHUNK_BYTES,
-        is_compressed: bool = False,
-    ) -> None:
+    def __init__(self, weights: Weights, version: Version, query: Query, chunk_bytes: int) -> None:
         if chunk_bytes < 1:
             raise ValueError(f"chunk_bytes={chunk_bytes}: a chunk needs at least one byte.")
         self.version = version
         self.update: PolicyUpdate | None = None
         self.is_in_doubt = False
-        self.total_bytes = None if is_compressed else weights.header.file_bytes
+        self._is_compressed = query.get("kind") == "delta"
+        self.total_bytes = None if self._is_compressed else weights.header.file_bytes
         """Size of the whole upload; if it is compressed, known only once its last chunk is made."""
         self.arrived_bytes = 0
         self.sent_bytes = 0
@@ -114,13 +107,12 @@ class Upload:
         """The policy that gets the version; `None` for the one without a name."""
         self._query = query
         self._chunk_bytes = chunk_bytes
-        self._is_compressed = is_compressed
         self._restarts = 0
         self._chunk: Chunk | None = None
         self._content = DigestedWeights(weights)
         self._chunks = self._make_chunks()
 
-    def next_call(self) -> Call[PolicyUpdate | UploadState]:
+    def next_call(self) -> Call[PushAnswer]:
         """The next chunk, or the missing part of the current one. Can be slow: it reads and compresses the source."""
         if self._chunk is None:
             self._chunk = next(self._chunks)
@@ -131,7 +123,9 @@ class Upload:
         begin = self.arrived_bytes if self.arrived_bytes < self._chunk.end else self._chunk.begin
         body = self._chunk.body[begin - self._chunk.begin :]
         self.sent_bytes += len(body)
-        return chunk_call(self.version, self._query, body, self._headers(self._chunk, begin))
+        headers = self._headers(self._chunk, begin)
+        path = path_of("policy", "versions", self.version)
+        return call_for(PushAnswer, "PUT", path, query=self._query, body=body, content_headers=headers)
 
     def handle_response(self, answer: PolicyUpdate | UploadState) -> None:
         """Raises `UploadLost` if the service has lost chunks that cannot be made again."""

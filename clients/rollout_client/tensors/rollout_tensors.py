@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollout_client.calls.records import ReportColumns
+from rollout_client.calls.rollouts import ReportColumns
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
 from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages
 from rollout_client.tensors.credit import Credit, credited_tokens, turn_advantages, turns_of

@@ -63,7 +63,7 @@ class ServiceWeightTransfer(WeightTransferProtocol):
         """Returns once every replica serves the weights. Keeps a copy of them in host memory, and needs another one."""
         tensors = {name: tensor.cpu() for name, tensor in iterator}
         if self._pusher is None:
-            is_partial = not self._client.policy_layout().tensors.keys() <= tensors.keys()
+            is_partial = not self._client.policy.layout().tensors.keys() <= tensors.keys()
             self._pusher = PolicyPusher(self._client, is_partial=is_partial)
         self.version = self._pusher.push(tensors).version
 

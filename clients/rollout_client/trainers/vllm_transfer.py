@@ -5,7 +5,7 @@
     client = RolloutClient(url)
     transfer = RolloutWeightSyncClient(client)
     engine = NCCLTrainerWeightTransferEngine.trainer_init(
-        NCCLTrainerInitInfo(address, port, client.policy().transfer_world_size, rank=0),
+        NCCLTrainerInitInfo(address, port, client.policy.state().transfer_world_size, rank=0),
         client=transfer,
         source=ModuleSource(model),
     )
@@ -21,19 +21,15 @@ The tests use `gloo`, a backend for CPUs, with the same calls as `nccl`; `nccl` 
 
 from typing import Any, TypeVar, Unpack
 
-from rollout_client.calls.call import Call
-from rollout_client.calls.policy import (
-    UpdateOptions,
-    finish_transfer_call,
-    init_transfer_call,
-    start_transfer_call,
-    update_transfer_call,
-)
+from rollout_client.calls.call import Call, call_for, nothing
+from rollout_client.calls.json_values import json_bytes, json_value
+from rollout_client.calls.policy import UpdateOptions, switch_query
 from rollout_client.calls.sync_client.client import RolloutClient
-from rollout_client.contract.policy import PolicyUpdate
+from rollout_client.contract.policy import PolicyUpdate, TransferInit, TransferUpdate, TransferWorld
 from rollout_client.errors import RequestRejected, RolloutError
 
 Result = TypeVar("Result")
+PATH = "/policy/transfer"
 TIMEOUT_S = 900.0
 """Default limit of one step. vLLM's backends wait for each other as long; the service's own limit is shorter."""
 
@@ -66,15 +62,17 @@ class RolloutWeightSyncClient:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Returns once every replica has connected to the trainer, each with its own range of ranks."""
-        self._client.once(init_transfer_call(init_info), self._timeout_s)
+        body = json_bytes(TransferInit(init_info=json_value(dict(init_info), "init_info")))
+        self._client.once(call_for(TransferWorld, "POST", f"{PATH}/init", body=body), self._timeout_s)
 
     def start_weight_update(self) -> None:
         """Pauses generation on every replica. The service abandons a transfer whose next step does not come in time."""
-        self._step(start_transfer_call(self._options))
+        self._step(Call("POST", f"{PATH}/start", nothing, query=switch_query(self._options)))
 
     def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Returns once every replica has received the tensors that the trainer sends at the same time."""
-        self._step(update_transfer_call(update_info))
+        body = json_bytes(TransferUpdate(update_info=json_value(update_info, "update_info")))
+        self._step(Call("POST", f"{PATH}/update", nothing, body=body))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Gives the transferred weights a version and resumes generation on every replica.
@@ -86,7 +84,7 @@ class RolloutWeightSyncClient:
             ValueError: `weight_version` is not a number.
         """
         version = None if weight_version is None else int(weight_version)
-        self.update = self._step(finish_transfer_call(version))
+        self.update = self._step(call_for(PolicyUpdate, "POST", f"{PATH}/finish", query={"version": version}))
 
     def _step(self, call: Call[Result]) -> Result:
         try:
@@ -96,5 +94,5 @@ class RolloutWeightSyncClient:
                 raise
             raise ConnectAgain(
                 f"{str(error).rstrip('.')}. Connect again: a new trainer_init, with "
-                "world_size=client.policy().transfer_world_size."
+                "world_size=client.policy.state().transfer_world_size."
             ) from error

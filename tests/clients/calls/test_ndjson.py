@@ -35,7 +35,8 @@ def test_every_row_of_a_file_is_one_line_whatever_its_texts_and_editor(
 
 @given(st.lists(st.integers(min_value=1, max_value=5000), max_size=20))
 def test_lines_are_the_same_however_the_bytes_are_cut(cuts: list[int]) -> None:
-    lines = [json.dumps(line) for line in lines_of({"samples": [sample(), sample(), sample()]})]
+    lines = [json.dumps(line, ensure_ascii=False) for line in lines_of({"samples": [sample(), sample(), sample()]})]
+    lines[0] = lines[0].replace("What", SPLITTING.replace("\x0b\x0c\x1c\x1d\x1e", ""))
     sent = "".join(f"{line}\n" for line in lines).encode()
     ends = [*sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
     reader = NdjsonReader(3)

@@ -3,48 +3,41 @@
 import asyncio
 import logging
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.responses import RedirectResponse
 
 from rollout_client import AsyncRolloutClient, RequestRejected, RolloutClient, RolloutError
 from rollout_client.calls.options import (
     KEY_VARIABLE,
     CallLimits,
     CallOptions,
-    ClientDefaults,
-    Deadline,
+    ClientSettings,
     key_in_file,
+    merged,
     service_url,
-    shown,
+    without_password,
 )
-from tests.clients.scripted_service import SUMMARY, result, sample
+from rollout_client.errors import StatusError
+from tests.clients.client_calls import play, recording
+from tests.clients.scripted_service import Json, ScriptedService, sample
 
 KEY = "rollout-0123456789abcdefghijklmnopqrstuvwxyz"
 URL = "https://service.example"
 OTHER = "rollout-other"
 
 
-def requests_of(answers: list[httpx.Response] | None = None, **options: Any) -> list[httpx.Request]:
+def requests_of(
+    answers: Iterable[httpx.Response] = (), http_options: Json | None = None, **options: Any
+) -> list[httpx.Request]:
     """The requests that a rollout sends; `answers` come before the rollout's own."""
-    sent: list[httpx.Request] = []
-    scripted = iter(answers or ())
-
-    def respond(request: httpx.Request) -> httpx.Response:
-        sent.append(request)
-        return next(scripted, None) or httpx.Response(200, json={**SUMMARY, "samples": [result()]})
-
-    http_options = options.pop("http_options", {})
-
-    async def run() -> None:
-        async with httpx.AsyncClient(transport=httpx.MockTransport(respond), **http_options) as http_client:
-            client = AsyncRolloutClient(URL, http_client=http_client, retries=0, **options)
-            await client.rollout([sample()])
-
-    asyncio.run(run())
-    return sent
+    http_client, requests = recording(answers, **(http_options or {}))
+    asyncio.run(AsyncRolloutClient(URL, http_client=http_client, retries=0, **options).rollout([sample()]))
+    return requests
 
 
 def sent_with(**options: Any) -> str | None:
@@ -97,9 +90,11 @@ def test_a_redirect_takes_the_key_to_no_other_host(location: str, reaches: bool)
     assert ("authorization" in second.headers) == reaches
 
 
-def test_a_client_of_its_own_follows_no_redirect() -> None:
-    with RolloutClient("http://127.0.0.1:1", api_key=KEY) as client:
-        assert client._connection.http.follow_redirects is False
+def test_a_client_of_its_own_follows_no_redirect(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: RedirectResponse("/rollout"))
+    with pytest.raises(StatusError, match=r"\(307\)"):
+        play(service.url, sample(), client={"api_key": KEY})
+    assert len(service.bodies) == 1
 
 
 def test_the_key_is_in_no_repr_log_or_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -107,7 +102,7 @@ def test_the_key_is_in_no_repr_log_or_error(caplog: pytest.LogCaptureFixture) ->
     texts: list[str] = []
     with caplog.at_level(logging.DEBUG):
         with RolloutClient("http://127.0.0.1:1", api_key=KEY, retries=1) as client:
-            texts += [repr(vars(client)), repr(client._connection.defaults), repr(vars(client._connection))]
+            texts.append(repr(vars(client)))
             with pytest.raises(RolloutError) as unreachable:
                 client.tasks(timeout_s=1)
         with pytest.raises(RequestRejected) as rejected:
@@ -154,54 +149,38 @@ def test_a_file_holds_a_key_with_white_space_around_it(tmp_path: Path) -> None:
 def test_the_timeout_of_a_call_comes_before_that_of_the_client(
     client_s: float | None, options: CallOptions, longest_s: float | None, expected: float | None
 ) -> None:
-    assert ClientDefaults(timeout_s=client_s).limits(options, longest_s).deadline.timeout_s == expected
+    settings = ClientSettings(httpx.URL(URL), timeout_s=client_s)
+    assert settings.limits(options, longest_s).timeout_s == expected
 
 
 def test_a_step_of_a_call_ends_no_later_than_the_call() -> None:
-    limits = CallLimits(Deadline(100, advice="wait."), retries=3)
-    assert limits.at_most(60).deadline.timeout_s == 60
-    left_s = limits.at_most(600).deadline.timeout_s
-    assert left_s is not None
-    assert 90 < left_s <= 100
-    assert CallLimits(Deadline(None), retries=3).at_most(60).deadline.timeout_s == 60
+    assert CallLimits(100).at_most(60).timeout_s == 60
+    assert 90 < (CallLimits(100).at_most(600).timeout_s or 0) <= 100
+    assert CallLimits(None).at_most(60).timeout_s == 60
 
 
 @pytest.mark.parametrize("retries", [-1, -10])
 def test_negative_retries_are_a_value_error(retries: int) -> None:
     with pytest.raises(ValueError, match=f"^retries={retries}: "):
-        ClientDefaults(retries=retries)
+        ClientSettings(httpx.URL(URL), retries=retries)
     with pytest.raises(ValueError, match=f"^retries={retries}: "):
-        ClientDefaults().limits({"retries": retries})
+        ClientSettings(httpx.URL(URL)).limits({"retries": retries})
 
 
 def test_added_headers_replace_those_of_the_same_name_in_any_case() -> None:
-    defaults = ClientDefaults(headers=httpx.Headers({"X-A": "1", "x-b": "2"})).replaced({"headers": {"x-a": "3"}})
-    assert defaults.headers == httpx.Headers({"x-a": "3", "x-b": "2"})
+    assert merged({"X-A": "1", "x-b": "2"}, None, {"x-a": "3"}) == httpx.Headers({"x-a": "3", "x-b": "2"})
 
 
-@pytest.mark.parametrize(
-    ("argument", "of_http_client", "variable", "expected"),
-    [
-        ("http://argument", "http://client", "http://variable", "http://argument"),
-        (None, "http://client", "http://variable", "http://client"),
-        (None, "", "http://variable", "http://variable"),
-        (None, None, "http://variable", "http://variable"),
-        (None, None, "", "http://127.0.0.1:8000"),
-        (None, None, None, "http://127.0.0.1:8000"),
-    ],
-)
-def test_the_argument_comes_first_and_loopback_last(
-    monkeypatch: pytest.MonkeyPatch,
-    argument: str | None,
-    of_http_client: str | None,
-    variable: str | None,
-    expected: str,
-) -> None:
-    monkeypatch.delenv("ROLLOUT_URL", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("ROLLOUT_URL", variable)
-    http_client = None if of_http_client is None else httpx.Client(base_url=of_http_client)
-    assert shown(service_url(argument, http_client)) == expected
+def test_the_argument_comes_first_and_loopback_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLOUT_URL", "http://variable/")
+    http_client = httpx.Client(base_url="http://client")
+    assert str(service_url("http://argument/at/", http_client)) == "http://argument/at"
+    assert str(service_url(None, http_client)) == "http://client"
+    assert str(service_url(None, httpx.Client())) == str(service_url(None)) == "http://variable"
+    monkeypatch.setenv("ROLLOUT_URL", "")
+    assert str(service_url(None)) == "http://127.0.0.1:8000"
+    monkeypatch.delenv("ROLLOUT_URL")
+    assert str(service_url(None)) == "http://127.0.0.1:8000"
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port"])
@@ -210,5 +189,5 @@ def test_what_is_not_the_url_of_a_service_is_a_value_error(url: str) -> None:
         service_url(url)
 
 
-def test_a_url_is_shown_without_its_password_and_last_slash() -> None:
-    assert shown(httpx.URL("https://me:secret@host:8000/path/")) == "https://host:8000/path"
+def test_a_url_is_shown_without_its_password() -> None:
+    assert without_password(httpx.URL("https://me:secret@host:8000/path")) == "https://host:8000/path"

@@ -2,7 +2,6 @@
 
 import tracemalloc
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,12 +9,13 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client import PolicyState, PolicyUpdate, UploadLost
+from rollout_client import PolicyState
 from rollout_client.calls.call import Call
-from rollout_client.calls.upload import MAX_RESTARTS, Chunk, Upload, chunks, compressed
-from rollout_client.contract.policy import UploadState, VersionInfo
-from rollout_client.weights.checksum import Checksum, weights_digest
+from rollout_client.calls.upload import MAX_RESTARTS, Upload, chunks, compressed
+from rollout_client.contract.policy import PolicyUpdate, UploadState
+from rollout_client.errors import UploadLost
 from rollout_client.weights.safetensors_file import BLOCK_BYTES, TensorEntry, Weights, header_of
+from tests.clients.scripted_policy import Put, ScriptedPolicy, digest_of
 
 VERSION = 3
 NOTHING_KNOWN = PolicyState(current=0, versions=[], replicas=[])
@@ -39,12 +39,6 @@ def content_of(source: Weights) -> bytes:
 CONTENT = content_of(weights())
 
 
-def digest_of_content() -> str:
-    checksum = Checksum()
-    checksum.add("a", "U8", (100,), [DATA])
-    return weights_digest(CONTENT[:-100], checksum.hexdigest())
-
-
 def upload_of(is_repeatable: bool = True, chunk_bytes: int = 60) -> Upload:
     return Upload(weights(is_repeatable), VERSION, {"kind": "full"}, chunk_bytes)
 
@@ -60,38 +54,19 @@ def arrived(received_bytes: int) -> UploadState:
     return UploadState(version=VERSION, received_bytes=received_bytes)
 
 
-class Store:
-    """The service's side of an upload, as the contract says it."""
+def taken(policy: ScriptedPolicy, call: Call[Any], arriving_bytes: int | None) -> Any:
+    """The answer of a service to `call`; `None` if only the first `arriving_bytes` of its body arrived."""
+    body = call.body or b""
+    if arriving_bytes is None or arriving_bytes >= len(body) or VERSION in policy.versions:
+        _, answer = policy.take(Put(VERSION, {}, dict(call.content_headers), body))
+        return answer if arriving_bytes is None else None
+    policy.uploads[VERSION] = policy.uploads.get(VERSION, b"")[: place(call)[0]] + body[:arriving_bytes]
+    return None
 
-    def __init__(self) -> None:
-        self.content = b""
-        self.is_complete = False
-        self.sent_bytes = 0
 
-    def put(self, call: Call[Any], arriving_bytes: int | None = None) -> PolicyUpdate | UploadState:
-        """Takes the first `arriving_bytes` of the body, by default all of it."""
-        begin, end, total = place(call)
-        body = call.body or b""
-        assert begin <= len(self.content)
-        assert len(body) == end - begin
-        self.sent_bytes += len(body)
-        if self.is_complete:
-            return PolicyUpdate(version=VERSION, checksum=None, replicas=[])
-        self.content = self.content[:begin] + body[:arriving_bytes]
-        if total != str(len(self.content)):
-            return self.upload_state()
-        assert call.content_headers["weights-digest"] == digest_of_content()
-        self.is_complete = True
-        return PolicyUpdate(version=VERSION, checksum=None, replicas=[])
-
-    def upload_state(self) -> UploadState:
-        return arrived(len(self.content))
-
-    def state(self) -> UploadState | PolicyState:
-        if not self.is_complete:
-            return self.upload_state() if self.content else NOTHING_KNOWN
-        info = VersionInfo(version=VERSION, kind="full", created_at=datetime.now(UTC))
-        return PolicyState(current=VERSION, versions=[info], replicas=[])
+def state_of(policy: ScriptedPolicy) -> UploadState | PolicyState:
+    uploaded = policy.uploads.get(VERSION)
+    return arrived(len(uploaded)) if uploaded else policy.state()
 
 
 @given(st.integers(1, 200), st.lists(st.none() | st.integers(0, 200), max_size=8), st.booleans())
@@ -99,26 +74,25 @@ def test_after_any_disconnects_the_service_has_the_content_and_each_cost_at_most
     chunk_bytes: int, disconnects: list[int | None], is_repeatable: bool
 ) -> None:
     """`disconnects` says for each call how many bytes of its body arrived before the answer was lost, or `None`."""
-    upload, store = upload_of(is_repeatable, chunk_bytes), Store()
+    upload, policy = upload_of(is_repeatable, chunk_bytes), ScriptedPolicy()
     script = iter(disconnects)
-    lost_answers = 0
+    sent_bytes, lost_answers = 0, 0
     while upload.update is None:
         if upload.is_in_doubt:
-            upload.resume_from(store.state())
+            upload.resume_from(state_of(policy))
         call = upload.next_call()
-        if (arriving_bytes := next(script, None)) is None:
-            upload.handle_response(store.put(call))
-        else:
-            store.put(call, arriving_bytes)
+        sent_bytes += len(call.body or b"")
+        if (answer := taken(policy, call, next(script, None))) is None:
             lost_answers += 1
-        assert upload.arrived_bytes <= len(store.content)
-    assert store.content == CONTENT
-    assert store.sent_bytes <= len(CONTENT) + lost_answers * chunk_bytes
+        else:
+            upload.handle_response(answer)
+    assert policy.content(VERSION) == CONTENT
+    assert sent_bytes == upload.sent_bytes <= len(CONTENT) + lost_answers * chunk_bytes
     assert (upload.arrived_bytes, upload.total_bytes) == (len(CONTENT), len(CONTENT))
 
 
 def test_the_size_of_a_compressed_upload_is_known_with_its_last_chunk() -> None:
-    upload = Upload(weights(), VERSION, {"kind": "delta", "base": 2}, 50, is_compressed=True)
+    upload = Upload(weights(), VERSION, {"kind": "delta", "base": 2}, 50)
     sent, totals, sizes = b"", list[str](), [upload.total_bytes]
     while upload.update is None:
         call = upload.next_call()
@@ -130,7 +104,7 @@ def test_the_size_of_a_compressed_upload_is_known_with_its_last_chunk() -> None:
         update = PolicyUpdate(version=VERSION, checksum=None, replicas=[])
         upload.handle_response(update if is_last else arrived(len(sent)))
     assert zstandard.ZstdDecompressor().decompressobj().decompress(sent) == CONTENT
-    assert call.content_headers["weights-digest"] == digest_of_content(), "it is that of the file, not of the stream"
+    assert call.content_headers["weights-digest"] == digest_of(CONTENT), "it is that of the file, not of the stream"
     assert totals == ["*"] * (len(totals) - 1) + [str(len(sent))]
     assert sizes == [None] * len(totals) + [len(sent)]
     assert upload.arrived_bytes == len(sent)
@@ -179,23 +153,14 @@ BLOCKS = st.lists(st.binary(max_size=20), max_size=8)
 
 
 @given(BLOCKS, st.integers(1, 30))
-def test_chunks_follow_one_another_have_one_size_and_join_to_the_blocks(blocks: list[bytes], chunk_bytes: int) -> None:
+def test_chunks_have_one_size_join_to_the_blocks_and_the_last_is_known(blocks: list[bytes], chunk_bytes: int) -> None:
     made = list(chunks(iter(blocks), chunk_bytes))
     content = b"".join(blocks)
     assert b"".join(chunk.body for chunk in made) == content
     assert [chunk.begin for chunk in made] == list(range(0, max(len(content), 1), chunk_bytes))
     assert [chunk.end - chunk.begin for chunk in made] == [len(chunk.body) for chunk in made]
     assert all(len(chunk.body) == chunk_bytes for chunk in made[:-1])
-
-
-@given(BLOCKS, st.integers(1, 30))
-def test_the_last_chunk_is_known_as_the_last(blocks: list[bytes], chunk_bytes: int) -> None:
-    made = list(chunks(iter(blocks), chunk_bytes))
     assert [chunk.is_last for chunk in made] == [False] * (len(made) - 1) + [True]
-
-
-def test_an_upload_of_nothing_is_one_empty_chunk() -> None:
-    assert list(chunks([], 4)) == [Chunk(0, b"", is_last=True)]
 
 
 @given(BLOCKS)

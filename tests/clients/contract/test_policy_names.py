@@ -36,6 +36,6 @@ def test_an_update_of_a_named_policy_has_its_label() -> None:
 
 
 def test_only_an_adapter_is_pushed_with_a_name() -> None:
-    assert push_query("adapter", None, {}, name="run-b") == {"kind": "adapter", "name": "run-b"}
+    assert push_query({"kind": "adapter", "name": "run-b"}) == {"kind": "adapter", "name": "run-b"}
     with pytest.raises(ValueError, match="name=run-b goes with kind=adapter, and the kind is full"):
-        push_query("full", None, {}, name="run-b")
+        push_query({"name": "run-b"})

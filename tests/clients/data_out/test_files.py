@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 
-from rollout_client import RolloutResponse, RolloutSummary, SampleResult, read_rollouts
+from rollout_client import RolloutResponse, SampleResult, read_rollouts
 from rollout_client.calls.arrow_bodies import ArrowResponse
 from rollout_client.contract.messages import PackedNumbers
+from rollout_client.contract.rollouts import RolloutSummary
 from rollout_client.data_out.table import ROWS_OF_A_BATCH
 from rollout_client.errors import RequestRejected
 from rollout_client.json_lines import BYTE_ORDER_MARK

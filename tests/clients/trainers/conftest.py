@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rollout_client import AsyncRolloutClient, RolloutClient
 from tests.clients.scripted_service import ScriptedService, running
 from tests.clients.trainers.scripted_trainer import PushingClient
 
@@ -12,6 +13,17 @@ from tests.clients.trainers.scripted_trainer import PushingClient
 def service() -> Iterator[ScriptedService]:
     with running(ScriptedService()) as scripted:
         yield scripted
+
+
+@pytest.fixture(autouse=True)
+def any_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripted service does not describe its tokenizer: each one is the same."""
+
+    async def is_same(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(RolloutClient, "check_tokenizer", lambda *_: None)
+    monkeypatch.setattr(AsyncRolloutClient, "check_tokenizer", is_same)
 
 
 @pytest.fixture

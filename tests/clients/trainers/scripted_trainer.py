@@ -41,13 +41,14 @@ class PushingClient(RolloutClient):
         self.failure: BaseException | None = None
         self.layout = layout_of(torch.nn.Linear(1, 1).state_dict())
 
-    def policy(self, *_: Any, **__: Any) -> PolicyState:
+    @property
+    def policy(self) -> Any:
+        return SimpleNamespace(state=self._state, layout=lambda **_: self.layout)
+
+    def _state(self, **_: Any) -> PolicyState:
         current = FIRST_VERSION + len(self.pushed) - 1
         info = VersionInfo(version=current, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC))
         return PolicyState(current=current, versions=[info], replicas=[])
-
-    def policy_layout(self, **_: Any) -> PolicyLayout:
-        return self.layout
 
     def push_weights(self, source: Any, version: int | None = None, **options: Any) -> PushResult:
         if self.failure is not None:

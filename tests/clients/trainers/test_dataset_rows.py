@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_client import NotJson
+from rollout_client.errors import NotJson
 from rollout_client.trainers.dataset_rows import RowReader, fields_by_prompt, messages_of
 from tests.clients.trainers.scripted_trainer import PROMPTS
 

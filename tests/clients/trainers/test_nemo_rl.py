@@ -10,7 +10,8 @@ import pytest
 import torch
 from fastapi.responses import JSONResponse
 
-from rollout_client import NotJson, RolloutClient
+from rollout_client import RolloutClient
+from rollout_client.errors import NotJson
 from rollout_client.results import RolloutsNotFinal
 from rollout_client.trainers.nemo_rl import (
     report_prev_logprobs,

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rollout_client import PolicyUpdate, RequestRejected, RolloutClient
+from rollout_client import RequestRejected, RolloutClient
+from rollout_client.contract.policy import PolicyUpdate
 from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
 
 UPDATE: dict[str, Any] = {"version": 4, "checksum": None, "replicas": []}

@@ -11,10 +11,10 @@ from safetensors.torch import load, load_file
 from torch import nn
 from transformers.core_model_loading import Chunk, WeightConverter
 
-from rollout_client import WeightsDoNotFit
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
 from rollout_client.weights import model_tensors
 from rollout_client.weights.file_tensors import file_tensors
+from rollout_client.weights.layout import WeightsDoNotFit
 from rollout_client.weights.sources import TensorsSource, full_weights
 from rollout_client.weights.torch_tensors import GatheredState
 from tests.model_families import FAMILIES, MIXTURES, random_model

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client import WeightsDoNotFit
-from rollout_client.weights.layout import fitted, names_in_model
+from rollout_client.weights.layout import WeightsDoNotFit, fitted, names_in_model
 from rollout_client.weights.safetensors_file import Data, SourceTensor
 from tests.clients.scripted_policy import layout_of
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from rollout_client import PolicyState, PolicyUpdate, WeightsDiffer
-from rollout_client.contract.policy import VersionInfo
+from rollout_client import PolicyState
+from rollout_client.contract.policy import PolicyUpdate, VersionInfo
+from rollout_client.errors import WeightsDiffer
 from rollout_client.weights.pushed_weights import CapturedWeights, PushedWeights
 from rollout_client.weights.safetensors_file import TensorEntry, Weights, header_bytes, read_header
 from rollout_client.weights.sources import full_weights

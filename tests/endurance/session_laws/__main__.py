@@ -64,7 +64,7 @@ def sampling_of(seed: int) -> dict[str, object]:
 async def play_session(url: str, client: AsyncRolloutClient, seed: int, tally: Tally) -> None:
     played = PlayedSession(seed, sampling_of(seed))
     async with (
-        client.session(sampling=played.sampling) as session,
+        client.sessions.open(sampling=played.sampling) as session,
         AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
         httpx.AsyncClient(base_url=url, timeout=SETTLED_WITHIN_S) as http,
     ):

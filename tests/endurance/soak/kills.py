@@ -121,7 +121,7 @@ class KillRounds:
             self.kills.pushed_again += 1
             victim = None
         self.kills.acknowledged += 1
-        state = await self._client.policy()
+        state = await self._client.policy.state()
         stored = {info.version: info.checksum for info in state.versions}
         if state.current != version or stored.get(version) != push.checksum:
             self.kills.problems.append(f"version {version} was acknowledged, and {state.current} is current: {stored}")

@@ -38,7 +38,7 @@ class SessionLoad:
         """One agent's run: a conversation that grows, with every other answer as a stream, judged by its task."""
         [sample] = await self._client.example_samples(TASK_NAME, 1, seed=number)
         limits = SessionLimits(idle_s=IDLE_S)
-        async with self._client.session(sample=sample, sampling=SAMPLING, limits=limits) as session:
+        async with self._client.sessions.open(sample=sample, sampling=SAMPLING, limits=limits) as session:
             async with AsyncOpenAI(
                 base_url=session.base_url, api_key=session.api_key, max_retries=CALL_RETRIES
             ) as model:

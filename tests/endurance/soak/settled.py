@@ -18,7 +18,7 @@ async def problems_at_the_end(client: AsyncRolloutClient, newest: int, replicas:
     """
     until = monotonic() + SETTLED_WITHIN_S
     while True:
-        state = await client.policy(checksums_within_s=POLL_S)
+        state = await client.policy.state(checksums_within_s=POLL_S)
         problems = _problems(state, newest, replicas)
         if not problems or monotonic() > until:
             return problems

@@ -125,9 +125,9 @@ class Trainer:
         return "adapter", update
 
     async def _roll_back(self, version: int) -> tuple[str, PolicyUpdate]:
-        stored = {info.version for info in (await self._client.policy()).versions}
+        stored = {info.version for info in (await self._client.policy.state()).versions}
         to = self._draw.choice([number for number in self._full if number in stored])
-        update = await self._client.rollback(to, version, **self._options())
+        update = await self._client.policy.rollback(to, version, **self._options())
         self._now_full(version, self._full[to])
         return "rollback", update
 

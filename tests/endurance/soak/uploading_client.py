@@ -22,7 +22,7 @@ def main(
     checksum: Annotated[str | None, typer.Option(help="Of the full weights.")] = None,
 ) -> None:
     with RolloutClient(url) as client:
-        version = next_version(client.policy())
+        version = next_version(client.policy.state())
         typer.echo(version)
         update = client.push_weights(
             weights,

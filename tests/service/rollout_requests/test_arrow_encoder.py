@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from deployments.failures import GenerationRejected
 from deployments.protocols.token_columns import packed_rows
-from rollout_client import ResponseNotUnderstood, RolloutError, RolloutResponse, RolloutSummary, SampleResult
+from rollout_client import RolloutError, RolloutResponse, SampleResult
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
 from rollout_client.contract.base import label_of
 from rollout_client.contract.messages import NUMBER_BYTES, Message, NumberType, SampledWith
+from rollout_client.contract.rollouts import RolloutSummary
+from rollout_client.errors import ResponseNotUnderstood
 from rollout_client.tensors import Credit, NotFinal, PaddingSide, RolloutTensors, to_tensors
 from rollout_client.tensors.arrow_rollouts import rows_at
 from rollout_env import StepOutcome

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.failures import GenerationLost, GenerationRejected
 from deployments.protocols.generation import RequestShare, ScoringRequest
-from rollout_client import SequenceScore
+from rollout_client.contract.info import SequenceScore
 from service.problems import _JSON_WORDS
 from service.rollouts import retries
 from service.settings import RequestLimits

@@ -312,13 +312,13 @@ def test_a_service_that_keeps_no_sessions_says_so() -> None:
 
 def test_the_clients_session_is_open_inside_of_its_block() -> None:
     async def play(client: AsyncRolloutClient) -> tuple[str, int]:
-        async with client.session(sampling={"temperature": 0.5}, deadline_s=60) as session:
+        async with client.sessions.open(sampling={"temperature": 0.5}, deadline_s=60) as session:
             assert session.anthropic_base_url == f"http://service/v1/sessions/{session.id}"
             assert session.base_url == f"{session.anthropic_base_url}/v1"
             assert session.api_key.startswith("session-")
             assert (await session.reward({"style": 0.5})).status == "open"
             assert await session.samples() == []
             assert (await session.drift()).calls == 0
-        return (await session.info()).status, len(await client.sessions())
+        return (await session.info()).status, len(await client.sessions.all())
 
     assert Opened().service.call(play) == ("ended", 2)

@@ -1,48 +1,41 @@
 """The client. It only does I/O: other modules decide what to send, how to read it and when to try again."""
 
 from collections.abc import Mapping
-from contextlib import aclosing
 from copy import copy
-from typing import Self, Unpack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self, Unpack
 
 import httpx
 from tenacity import AsyncRetrying
 
 from rollout_client.calls.async_client.connection import AsyncConnection
-from rollout_client.calls.async_client.info import AsyncBlobMethods, AsyncInfoMethods, AsyncScoreMethods
-from rollout_client.calls.async_client.jobs import AsyncJobs
-from rollout_client.calls.async_client.policy import AsyncPolicyMethods
-from rollout_client.calls.async_client.records import AsyncRecordMethods
-from rollout_client.calls.async_client.rollouts import AsyncRolloutMethods
-from rollout_client.calls.async_client.sessions import AsyncSessionMethods
-from rollout_client.calls.call import Call, Result
+from rollout_client.calls.async_client.info import AsyncInfoCalls
+from rollout_client.calls.async_client.records import AsyncRecordCalls
+from rollout_client.calls.async_client.rollouts import AsyncRolloutCalls
+from rollout_client.calls.async_client.weights import AsyncWeightCalls
+from rollout_client.calls.call import Call, Result, call_for
 from rollout_client.calls.concurrency import async_sleep
 from rollout_client.calls.options import (
     UPDATE_ADVICE,
-    ClientDefaults,
     ClientOptions,
-    key_headers,
-    merged,
+    ClientSettings,
+    client_headers,
     service_url,
-    shown,
-    user_agent_of,
+    without_password,
 )
-from rollout_client.calls.rollouts import readiness_call
+from rollout_client.contract.info import Ready
 from rollout_client.retry import DEFAULT_RETRIES, readiness_policy
+
+if TYPE_CHECKING:
+    from rollout_client.calls.async_client.jobs import AsyncJobs
+    from rollout_client.calls.async_client.policy import AsyncPolicy
+    from rollout_client.calls.async_client.sessions import AsyncSessions
 
 UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 """Admission is the service's: a request that waited for a connection here would be invisible to it."""
 
 
-class AsyncRolloutClient(
-    AsyncRolloutMethods,
-    AsyncRecordMethods,
-    AsyncScoreMethods,
-    AsyncSessionMethods,
-    AsyncPolicyMethods,
-    AsyncInfoMethods,
-    AsyncBlobMethods,
-):
+class AsyncRolloutClient(AsyncRolloutCalls, AsyncRecordCalls, AsyncWeightCalls, AsyncInfoCalls):
     """Talks to one rollout service. `RolloutClient` is safe to share between threads; `AsyncRolloutClient` has the same
     methods for asyncio, and cancelling one of its rollouts ends it at the service too.
 
@@ -76,22 +69,36 @@ class AsyncRolloutClient(
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
         url = service_url(base_url, http_client)
-        key = key_headers(api_key, url, headers, http_client)
-        own_headers = merged(merged(user_agent_of(http_client), headers), key)
-        defaults = ClientDefaults(timeout_s, retries, own_headers)
+        settings = ClientSettings(url, timeout_s, retries, client_headers(api_key, url, headers, http_client))
         http = httpx.AsyncClient(limits=UNBOUNDED) if http_client is None else http_client
-        self._connection = AsyncConnection(http, url, defaults)
+        super().__init__(AsyncConnection(http, settings))
         self._is_owner = http_client is None
 
     @property
-    def jobs(self) -> AsyncJobs:
+    def jobs(self) -> "AsyncJobs":
         """Rollouts that outlive their connection."""
+        from rollout_client.calls.async_client.jobs import AsyncJobs
+
         return AsyncJobs(self._connection)
+
+    @property
+    def policy(self) -> "AsyncPolicy":
+        """The weights that the service has, and which of them it serves."""
+        from rollout_client.calls.async_client.policy import AsyncPolicy
+
+        return AsyncPolicy(self._connection)
+
+    @property
+    def sessions(self) -> "AsyncSessions":
+        """Agents that bring their own loop."""
+        from rollout_client.calls.async_client.sessions import AsyncSessions
+
+        return AsyncSessions(self._connection)
 
     @property
     def base_url(self) -> str:
         """The service's URL, without a slash at its end."""
-        return str(self._connection.base_url).rstrip("/")
+        return str(self._connection.settings.base_url)
 
     async def __aenter__(self) -> Self:
         return self
@@ -106,26 +113,19 @@ class AsyncRolloutClient(
 
     def with_options(self, **options: Unpack[ClientOptions]) -> Self:
         """A client with other `timeout_s`, `retries` or further `headers`, which shares this client's connections."""
-        connection = self._connection
         client = copy(self)
-        client._connection = AsyncConnection(
-            connection.http, connection.base_url, connection.defaults.replaced(options)
-        )
+        client._connection = replace(self._connection, settings=self._connection.settings.replaced(options))
         client._is_owner = False
         return client
 
     async def wait_until_ready(self, timeout_s: float = 120.0) -> None:
         """Returns once rollouts can be served; raises `ServiceUnreachable` with the last reason after `timeout_s`."""
-        limits = self._connection.defaults.limits({"timeout_s": timeout_s})
-
-        async def ask() -> None:
-            async with aclosing(await self._connection.attempt(readiness_call(), limits)):
-                pass
-
-        policy = readiness_policy(shown(self._connection.base_url), timeout_s)
-        await AsyncRetrying(sleep=async_sleep, **policy)(ask)
+        settings = self._connection.settings
+        policy = readiness_policy(without_password(settings.base_url), timeout_s)
+        readiness, limits = call_for(Ready, "GET", "/readyz"), settings.limits({"timeout_s": timeout_s})
+        await AsyncRetrying(sleep=async_sleep, **policy)(self._connection.result_of_one_attempt, readiness, limits)
 
     async def once(self, call: Call[Result], timeout_s: float | None = None) -> Result:
-        """Makes one of the calls of `calls/rollouts.py` or `calls/policy.py` in one attempt."""
-        limits = self._connection.defaults.limits({"timeout_s": timeout_s}, advice=UPDATE_ADVICE)
+        """Makes a `Call` of one's own in one attempt."""
+        limits = self._connection.settings.limits({"timeout_s": timeout_s}, advice=UPDATE_ADVICE)
         return await self._connection.result_of_one_attempt(call, limits)

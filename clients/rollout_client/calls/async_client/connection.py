@@ -2,63 +2,53 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from tenacity import AsyncRetrying
 
-from rollout_client.calls.call import Call, Result
+from rollout_client.calls.call import Call, Result, nothing
 from rollout_client.calls.concurrency import async_cancelled, async_sleep
 from rollout_client.calls.options import (
     IDEMPOTENCY_KEY,
-    SHORT_CALL_ADVICE,
-    SHORT_CALL_TIMEOUT_S,
     CallLimits,
     CallOptions,
-    ClientDefaults,
-    Deadline,
+    ClientSettings,
     before_the_response,
     during_the_response,
-    merged,
-    shown,
+    without_password,
 )
-from rollout_client.calls.rollouts import end_run_call
 from rollout_client.errors import ContractDiffers, RolloutError, error_of_response
 from rollout_client.retry import call_policy, may_pass
 from rollout_client.version import check_contract
 
 END_RUN_WITHIN_S = 5.0
+Predicate = Callable[[BaseException], bool]
 
 
+@dataclass(frozen=True, slots=True)
 class AsyncConnection:
     """The connections to one service.
 
     Args:
         http: sends the requests; its own `base_url` is not used.
-        base_url: of the service.
-        defaults: of the client.
+        settings: of the client.
     """
 
-    def __init__(self, http: httpx.AsyncClient, base_url: httpx.URL, defaults: ClientDefaults) -> None:
-        self.http = http
-        self.base_url = base_url
-        self.defaults = defaults
+    http: httpx.AsyncClient
+    settings: ClientSettings
 
-    async def short(self, call: Call[Result], options: CallOptions, longest_s: float = SHORT_CALL_TIMEOUT_S) -> Result:
+    async def short(self, call: Call[Result], options: CallOptions) -> Result:
         """`result` of a call that plays no rollouts and changes no weights."""
-        return await self.result(call, self.defaults.limits(options, longest_s, SHORT_CALL_ADVICE))
+        return await self.result(call, self.settings.short_limits(options))
 
-    async def result(
-        self,
-        call: Call[Result],
-        limits: CallLimits,
-        is_repeated: Callable[[BaseException], bool] = may_pass,
-    ) -> Result:
+    async def result(self, call: Call[Result], limits: CallLimits, is_repeated: Predicate = may_pass) -> Result:
         """Makes `call` and reads its response; makes it again after an error for which `is_repeated`.
 
         A call with an idempotency key that is cancelled ends its run.
         """
-        policy = call_policy(limits.retries, limits.deadline.timeout_s, is_repeated)
+        policy = call_policy(limits.retries, limits.timeout_s, is_repeated)
         try:
             result: Result = await AsyncRetrying(sleep=async_sleep, **policy)(self.result_of_one_attempt, call, limits)
         except async_cancelled:
@@ -67,22 +57,22 @@ class AsyncConnection:
         return result
 
     async def end_run(self, limits: CallLimits) -> None:
-        """Deletes the run of the idempotency key in `limits`, if there is one: nobody waits for it any longer.
+        """Deletes the run of the idempotency key in `limits`, if there is one: its caller has gone.
 
         Where that fails, the run goes on to its end, and its answer is kept like that of a job.
         """
         if IDEMPOTENCY_KEY in limits.headers:
-            key = {IDEMPOTENCY_KEY: limits.headers[IDEMPOTENCY_KEY]}
+            own = CallLimits(END_RUN_WITHIN_S, headers={IDEMPOTENCY_KEY: limits.headers[IDEMPOTENCY_KEY]})
             with suppress(RolloutError):
-                await self.result_of_one_attempt(end_run_call(), CallLimits(Deadline(END_RUN_WITHIN_S), 0, key))
+                await self.result_of_one_attempt(Call("DELETE", "/jobs", nothing), own)
 
     async def result_of_one_attempt(self, call: Call[Result], limits: CallLimits) -> Result:
         async with aclosing(await self.attempt(call, limits)) as response:
-            return call.read(call.join([chunk async for chunk in body_chunks(response, limits.deadline)]))
+            return call.read([chunk async for chunk in body_chunks(response, limits)])
 
     async def open(self, call: Call[Any], limits: CallLimits) -> httpx.Response:
         """Makes `call` and returns its response with the body still to be read; makes it again where that may help."""
-        policy = call_policy(limits.retries, limits.deadline.timeout_s)
+        policy = call_policy(limits.retries, limits.timeout_s)
         return await AsyncRetrying(sleep=async_sleep, **policy)(self.attempt, call, limits)
 
     async def attempt(self, call: Call[Any], limits: CallLimits) -> httpx.Response:
@@ -93,8 +83,9 @@ class AsyncConnection:
             ContractDiffers: the service speaks another version of the contract.
             ServiceUnreachable, StreamBroken, RolloutTimeout: there was no whole response.
         """
-        with before_the_response(shown(self.base_url), limits.deadline):
-            response = await self.http.send(self._request(call, limits), stream=True)
+        with before_the_response(without_password(self.settings.base_url), limits):
+            request = self.http.build_request(**self.settings.request(call, limits))
+            response = await self.http.send(request, stream=True)
         try:
             check_contract(response.headers)
         except ContractDiffers:
@@ -103,23 +94,19 @@ class AsyncConnection:
         if response.is_success:
             return response
         async with aclosing(response):
-            body = b"".join([chunk async for chunk in body_chunks(response, limits.deadline)])
+            body = b"".join([chunk async for chunk in body_chunks(response, limits)])
         raise error_of_response(response.status_code, response.headers, body)
 
-    def _request(self, call: Call[Any], limits: CallLimits) -> httpx.Request:
-        headers = merged(self.defaults.request_headers(), call.headers)
-        return self.http.build_request(
-            call.method,
-            str(self.base_url).rstrip("/") + call.path,
-            params=call.query,
-            content=call.body,
-            headers=merged(headers, limits.headers),
-            timeout=limits.deadline.http_timeout(),
-        )
 
-
-async def body_chunks(response: httpx.Response, deadline: Deadline) -> AsyncGenerator[bytes, None]:
-    with during_the_response(deadline):
+async def body_chunks(response: httpx.Response, limits: CallLimits) -> AsyncGenerator[bytes, None]:
+    with during_the_response(limits):
         async for chunk in response.aiter_bytes():
-            deadline.left_s()
+            limits.left_s()
             yield chunk
+
+
+class AsyncResource:
+    """Base of the calls of one resource."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection

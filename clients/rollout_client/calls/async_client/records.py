@@ -3,28 +3,29 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
-from rollout_client.calls.async_client.connection import AsyncConnection
-from rollout_client.calls.options import CallOptions
-from rollout_client.calls.records import (
-    mismatch_call,
-    replay_call,
-    report_call,
-    rollout_record_call,
-    rollout_records_call,
+from rollout_client.calls.async_client.connection import AsyncResource
+from rollout_client.calls.call import call_for, path_of, without_none
+from rollout_client.calls.json_values import as_given, json_bytes
+from rollout_client.calls.options import CallOptions, call_options
+from rollout_client.calls.rollouts import ReportOptions, report_body
+from rollout_client.contract.records import (
+    Mismatch,
+    RecordedRollout,
+    RecordedRollouts,
+    ReplayResponse,
+    ReportAnswer,
+    RolloutRecord,
 )
-from rollout_client.contract.records import Mismatch, RecordedRollout, ReplayResponse, ReportAnswer, RolloutRecord
 from rollout_client.contract.rollouts import SampleResult
 
 
-class AsyncRecordMethods:
-    _connection: AsyncConnection
-
+class AsyncRecordCalls(AsyncResource):
     async def rollout_record(self, rollout_id: str, **options: Unpack[CallOptions]) -> RolloutRecord:
         """The result of a rollout that has ended, with where and how each of its generations was made.
 
         The service keeps it for the key that has played it, until newer ones need its room.
         """
-        return await self._connection.short(rollout_record_call(rollout_id), options)
+        return await self._connection.short(call_for(RolloutRecord, "GET", path_of("rollouts", rollout_id)), options)
 
     async def replay(
         self,
@@ -41,23 +42,20 @@ class AsyncRecordMethods:
             rollout: a result, as a request returned it or `read_rollouts` has read it.
             rollout_id: in its place, that of one whose record the service keeps.
         """
-        limits = self._connection.defaults.limits(options)
-        return await self._connection.result(replay_call(rollout, rollout_id), limits)
+        given = without_none({"rollout": as_given(rollout), "rollout_id": rollout_id})
+        call = call_for(ReplayResponse, "POST", "/replay", body=json_bytes(given))
+        return await self._connection.result(call, self._connection.settings.limits(options))
 
     async def rollout_records(self, count: int = 50, **options: Unpack[CallOptions]) -> list[RecordedRollout]:
         """The rollouts of this key that ended last, the newest first: at most `count`."""
-        return await self._connection.short(rollout_records_call(count), options)
+        call = call_for(RecordedRollouts, "GET", "/rollouts", query={"count": count})
+        return (await self._connection.short(call, options)).rollouts
 
     async def report_logprobs(
         self,
         rollouts: Iterable[str | SampleResult | None],
         logprobs: Iterable[Any],
-        *,
-        masks: Iterable[Any] | None = None,
-        token_ids: Iterable[Any] | None = None,
-        starts: Iterable[int] | None = None,
-        weight_version: str | None = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[ReportOptions],
     ) -> ReportAnswer:
         """Tells the service what a trainer has computed for the tokens of rollouts, and returns what that shows.
 
@@ -74,9 +72,10 @@ class AsyncRecordMethods:
         Raises:
             ValueError: an argument has another number of rows than there are rollouts, or a rollout has no id.
         """
-        call = report_call(rollouts, logprobs, masks, token_ids, starts, weight_version)
-        return await self._connection.short(call, options)
+        body = report_body(rollouts, logprobs, options)
+        call = call_for(ReportAnswer, "POST", "/rollouts/logprobs", body=body)
+        return await self._connection.short(call, call_options(options))
 
     async def mismatch(self, **options: Unpack[CallOptions]) -> Mismatch:
         """The mismatch ledger: how far trainers' log-probabilities part from the sampled ones, and why."""
-        return await self._connection.short(mismatch_call(), options)
+        return await self._connection.short(call_for(Mismatch, "GET", "/mismatch"), options)

@@ -2,48 +2,41 @@
 """The client. It only does I/O: other modules decide what to send, how to read it and when to try again."""
 
 from collections.abc import Mapping
-from contextlib import closing
 from copy import copy
-from typing import Self, Unpack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self, Unpack
 
 import httpx
 from tenacity import Retrying
 
-from rollout_client.calls.call import Call, Result
+from rollout_client.calls.call import Call, Result, call_for
 from rollout_client.calls.concurrency import sleep
 from rollout_client.calls.options import (
     UPDATE_ADVICE,
-    ClientDefaults,
     ClientOptions,
-    key_headers,
-    merged,
+    ClientSettings,
+    client_headers,
     service_url,
-    shown,
-    user_agent_of,
+    without_password,
 )
-from rollout_client.calls.rollouts import readiness_call
 from rollout_client.calls.sync_client.connection import Connection
-from rollout_client.calls.sync_client.info import BlobMethods, InfoMethods, ScoreMethods
-from rollout_client.calls.sync_client.jobs import Jobs
-from rollout_client.calls.sync_client.policy import PolicyMethods
-from rollout_client.calls.sync_client.records import RecordMethods
-from rollout_client.calls.sync_client.rollouts import RolloutMethods
-from rollout_client.calls.sync_client.sessions import SessionMethods
+from rollout_client.calls.sync_client.info import InfoCalls
+from rollout_client.calls.sync_client.records import RecordCalls
+from rollout_client.calls.sync_client.rollouts import RolloutCalls
+from rollout_client.calls.sync_client.weights import WeightCalls
+from rollout_client.contract.info import Ready
 from rollout_client.retry import DEFAULT_RETRIES, readiness_policy
+
+if TYPE_CHECKING:
+    from rollout_client.calls.sync_client.jobs import Jobs
+    from rollout_client.calls.sync_client.policy import Policy
+    from rollout_client.calls.sync_client.sessions import Sessions
 
 UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 """Admission is the service's: a request that waited for a connection here would be invisible to it."""
 
 
-class RolloutClient(
-    RolloutMethods,
-    RecordMethods,
-    ScoreMethods,
-    SessionMethods,
-    PolicyMethods,
-    InfoMethods,
-    BlobMethods,
-):
+class RolloutClient(RolloutCalls, RecordCalls, WeightCalls, InfoCalls):
     """Talks to one rollout service. `RolloutClient` is safe to share between threads; `RolloutClient` has the same
     methods for asyncio, and cancelling one of its rollouts ends it at the service too.
 
@@ -77,22 +70,36 @@ class RolloutClient(
         http_client: httpx.Client | None = None,
     ) -> None:
         url = service_url(base_url, http_client)
-        key = key_headers(api_key, url, headers, http_client)
-        own_headers = merged(merged(user_agent_of(http_client), headers), key)
-        defaults = ClientDefaults(timeout_s, retries, own_headers)
+        settings = ClientSettings(url, timeout_s, retries, client_headers(api_key, url, headers, http_client))
         http = httpx.Client(limits=UNBOUNDED) if http_client is None else http_client
-        self._connection = Connection(http, url, defaults)
+        super().__init__(Connection(http, settings))
         self._is_owner = http_client is None
 
     @property
-    def jobs(self) -> Jobs:
+    def jobs(self) -> "Jobs":
         """Rollouts that outlive their connection."""
+        from rollout_client.calls.sync_client.jobs import Jobs
+
         return Jobs(self._connection)
+
+    @property
+    def policy(self) -> "Policy":
+        """The weights that the service has, and which of them it serves."""
+        from rollout_client.calls.sync_client.policy import Policy
+
+        return Policy(self._connection)
+
+    @property
+    def sessions(self) -> "Sessions":
+        """Agents that bring their own loop."""
+        from rollout_client.calls.sync_client.sessions import Sessions
+
+        return Sessions(self._connection)
 
     @property
     def base_url(self) -> str:
         """The service's URL, without a slash at its end."""
-        return str(self._connection.base_url).rstrip("/")
+        return str(self._connection.settings.base_url)
 
     def __enter__(self) -> Self:
         return self
@@ -107,24 +114,19 @@ class RolloutClient(
 
     def with_options(self, **options: Unpack[ClientOptions]) -> Self:
         """A client with other `timeout_s`, `retries` or further `headers`, which shares this client's connections."""
-        connection = self._connection
         client = copy(self)
-        client._connection = Connection(connection.http, connection.base_url, connection.defaults.replaced(options))
+        client._connection = replace(self._connection, settings=self._connection.settings.replaced(options))
         client._is_owner = False
         return client
 
     def wait_until_ready(self, timeout_s: float = 120.0) -> None:
         """Returns once rollouts can be served; raises `ServiceUnreachable` with the last reason after `timeout_s`."""
-        limits = self._connection.defaults.limits({"timeout_s": timeout_s})
-
-        def ask() -> None:
-            with closing(self._connection.attempt(readiness_call(), limits)):
-                pass
-
-        policy = readiness_policy(shown(self._connection.base_url), timeout_s)
-        Retrying(sleep=sleep, **policy)(ask)
+        settings = self._connection.settings
+        policy = readiness_policy(without_password(settings.base_url), timeout_s)
+        readiness, limits = call_for(Ready, "GET", "/readyz"), settings.limits({"timeout_s": timeout_s})
+        Retrying(sleep=sleep, **policy)(self._connection.result_of_one_attempt, readiness, limits)
 
     def once(self, call: Call[Result], timeout_s: float | None = None) -> Result:
-        """Makes one of the calls of `calls/rollouts.py` or `calls/policy.py` in one attempt."""
-        limits = self._connection.defaults.limits({"timeout_s": timeout_s}, advice=UPDATE_ADVICE)
+        """Makes a `Call` of one's own in one attempt."""
+        limits = self._connection.settings.limits({"timeout_s": timeout_s}, advice=UPDATE_ADVICE)
         return self._connection.result_of_one_attempt(call, limits)

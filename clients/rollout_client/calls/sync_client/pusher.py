@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Unpack
 
 from rollout_client.calls.concurrency import call_blocking
 from rollout_client.calls.options import CallOptions, call_options
-from rollout_client.calls.policy import PushCallOptions
+from rollout_client.calls.policy import PusherOptions
 from rollout_client.contract.policy import PushResult
 from rollout_client.errors import RequestRejected, needed_for
 from rollout_client.weights.sources import TensorsSource, full_weights
 
 if TYPE_CHECKING:
     from rollout_client.calls.sync_client.client import RolloutClient
-    from rollout_client.weights.pushed_weights import CapturedWeights, PushedWeights
+    from rollout_client.weights.pushed_weights import CapturedWeights
 
 
 class PolicyPusher:
@@ -42,18 +42,13 @@ class PolicyPusher:
         self.client = client
         """The client of the service that gets the weights."""
         self._is_partial = is_partial
-        self._pushed = new_pushed_weights(is_verified, is_partial)
+        with needed_for("PolicyPusher", "weights"):
+            from rollout_client.weights.pushed_weights import PushedWeights
+        self._pushed = PushedWeights(is_verified, is_partial)
         self.update: PushResult | None = None
         """The result of the last push; `None` before the first."""
 
-    def push(
-        self,
-        source: TensorsSource,
-        version: int | None = None,
-        *,
-        progress: bool = False,
-        **options: Unpack[PushCallOptions],
-    ) -> PushResult:
+    def push(self, source: TensorsSource, version: int | None = None, **options: Unpack[PusherOptions]) -> PushResult:
         """Returns once every replica serves the weights; `capture` and `send` are its two halves.
 
         Raises:
@@ -63,7 +58,7 @@ class PolicyPusher:
         """
         began = time.perf_counter()
         captured = self.capture(source, **call_options(options))
-        update = self.send(captured, version, progress=progress, **options)
+        update = self.send(captured, version, **options)
         self.update = update.model_copy(update={"push_s": time.perf_counter() - began})
         return self.update
 
@@ -73,29 +68,18 @@ class PolicyPusher:
         Raises:
             WeightsDoNotFit: the tensors are not those of the service's model.
         """
-        self._pushed.check(self.client.policy(**options))
-        layout = self.client.policy_layout(**options)
+        self._pushed.check(self.client.policy.state(**options))
+        layout = self.client.policy.layout(**options)
         weights = call_blocking(full_weights, source, layout, self._is_partial)
         return call_blocking(self._pushed.capture, weights)
 
     def send(
-        self,
-        captured: "CapturedWeights",
-        version: int | None = None,
-        *,
-        progress: bool = False,
-        **options: Unpack[PushCallOptions],
+        self, captured: "CapturedWeights", version: int | None = None, **options: Unpack[PusherOptions]
     ) -> PushResult:
         """Sends captured weights. The next training step may run at the same time."""
         try:
             update = self.client.push_weights(
-                captured.weights,
-                version,
-                kind=captured.kind,
-                base=captured.base,
-                checksum=captured.checksum,
-                progress=progress,
-                **options,
+                captured.weights, version, kind=captured.kind, base=captured.base, checksum=captured.checksum, **options
             )
         except RequestRejected:
             self._pushed.forget()
@@ -103,9 +87,3 @@ class PolicyPusher:
         self._pushed.confirm(captured, update)
         self.update = update
         return update
-
-
-def new_pushed_weights(is_verified: bool, is_partial: bool) -> "PushedWeights":
-    with needed_for("PolicyPusher", "weights"):
-        from rollout_client.weights.pushed_weights import PushedWeights
-    return PushedWeights(is_verified, is_partial)

@@ -133,7 +133,7 @@ def policy(
     """Show which weights the service serves, and what each of its replicas has loaded."""
     if context.invoked_subcommand is None:
         with service.client() as client:
-            state = client.policy(checksums_within)
+            state = client.policy.state(checksums_within)
         show(state, as_json, policy_tables(state))
 
 
@@ -151,7 +151,7 @@ def rollback(
 ) -> None:
     """Make the weights of version TO current again, as a new version."""
     with service.client() as client:
-        update = client.rollback(to, version, name, mode=mode)
+        update = client.policy.rollback(to, version, name, mode=mode)
     show(update, as_json, update_table(update))
 
 
@@ -164,7 +164,7 @@ def drop(
 ) -> None:
     """Serve the policy NAME no longer. Its next version has the next number."""
     with service.client() as client:
-        client.drop_policy(name)
+        client.policy.drop(name)
     show({"dropped": name}, as_json, plain(f"{name} is served no longer."))
 
 

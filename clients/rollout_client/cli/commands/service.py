@@ -13,13 +13,13 @@ from pydantic import BaseModel
 from rich.console import Group
 from rich.text import Text
 
-from rollout_client.calls.rollouts import readiness_call
+from rollout_client.calls.call import call_for
 from rollout_client.calls.sync_client.client import RolloutClient
 from rollout_client.cli.commands.policy import policy_tables
 from rollout_client.cli.options import Connection, command
 from rollout_client.cli.output import FAILED, AsJson, fact_table, out, plain, show
 from rollout_client.cli.transcript import task_description, task_example
-from rollout_client.contract.info import DegradedPart, ServiceInfo
+from rollout_client.contract.info import DegradedPart, Ready, ServiceInfo
 from rollout_client.contract.policy import PolicyState
 from rollout_client.errors import ServiceUnreachable, StatusError
 from rollout_client.version import CONTRACT_VERSION, __version__
@@ -48,11 +48,11 @@ def status_of(client: RolloutClient) -> ServiceStatus:
     """Raises `RolloutError` if the service cannot be reached."""
     found = ServiceStatus(url=client.base_url, is_ready=True)
     try:
-        found.degraded = client.once(readiness_call(), HEALTH_TIMEOUT_S).degraded
+        found.degraded = client.once(call_for(Ready, "GET", "/readyz"), HEALTH_TIMEOUT_S).degraded
     except StatusError as error:
         found.is_ready, found.reason = False, str(error)
     with ignoring_unavailable():
-        found.policy = client.policy(retries=0)
+        found.policy = client.policy.state(retries=0)
     with ignoring_unavailable():
         found.jobs = dict(Counter(job.state for job in client.jobs.all(retries=0)))
     return found

@@ -3,28 +3,23 @@
 import asyncio
 import json
 import sys
-from typing import Any
 
 import httpx
 import pytest
 from fastapi.responses import PlainTextResponse
 
 from rollout_client import AsyncRolloutClient, RequestRejected, ServiceUnreachable, __version__
-from rollout_client.calls.options import ClientDefaults
-from tests.clients.client_calls import call, free_url, play
-from tests.clients.scripted_service import SUMMARY, ScriptedService, result, sample, unavailable
+from tests.clients.client_calls import call, play, recording
+from tests.clients.scripted_service import ScriptedService, sample, unavailable
+
+NOBODY = "http://127.0.0.1:1"
+"""Nothing listens there."""
 
 
 def test_waiting_until_ready_outlasts_a_start(service: ScriptedService, waits: list[float]) -> None:
     service.readiness += [PlainTextResponse("no such path", 404), unavailable(), PlainTextResponse("starting", 500)]
     call(service.url, lambda client: client.wait_until_ready(timeout_s=10))
     assert (len(service.readiness), waits) == (0, [0.5, 0.5, 0.5])
-
-
-def test_waiting_for_nobody_ends_with_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout_client.retry.READY_POLL_S", 60.0)
-    with pytest.raises(ServiceUnreachable, match=r"is not ready after 30 s\. http://127"):
-        call(free_url(), lambda client: client.wait_until_ready(timeout_s=30))
 
 
 def test_a_service_that_does_not_get_ready_says_why(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,30 +30,19 @@ def test_a_service_that_does_not_get_ready_says_why(service: ScriptedService, mo
         call(service.url, lambda client: client.wait_until_ready(timeout_s=30))
 
 
-def mocked(**options: Any) -> tuple[httpx.AsyncClient, list[httpx.Request]]:
-    """An `http_client` that answers every rollout, and the requests that it was given."""
-    requests: list[httpx.Request] = []
-
-    def respond(request: httpx.Request) -> httpx.Response:
-        requests.append(request)
-        return httpx.Response(200, json={**SUMMARY, "samples": [result()]})
-
-    return httpx.AsyncClient(transport=httpx.MockTransport(respond), **options), requests
-
-
 def test_an_http_client_of_the_callers_own_sends_the_requests_and_stays_open() -> None:
     async def run() -> bool:
         async with AsyncRolloutClient("http://nowhere/at/", http_client=http_client) as client:
             await client.rollout([sample()])
         return http_client.is_closed
 
-    http_client, requests = mocked()
+    http_client, requests = recording()
     assert asyncio.run(run()) is False
     assert [str(request.url) for request in requests] == ["http://nowhere/at/rollout"]
 
 
 def test_a_request_names_client_python_and_httpx_and_carries_the_headers_of_the_client() -> None:
-    http_client, requests = mocked(headers={"x-team": "theirs", "x-other": "kept"})
+    http_client, requests = recording(headers={"x-team": "theirs", "x-other": "kept"})
     client = AsyncRolloutClient("http://nowhere", headers={"X-Team": "ours"}, http_client=http_client)
     asyncio.run(client.rollout([sample()]))
     [headers] = [request.headers for request in requests]
@@ -68,13 +52,13 @@ def test_a_request_names_client_python_and_httpx_and_carries_the_headers_of_the_
 
 
 def test_an_http_client_keeps_the_user_agent_that_its_owner_gave_it() -> None:
-    http_client, requests = mocked(headers={"User-Agent": "trainer/3"})
+    http_client, requests = recording(headers={"User-Agent": "trainer/3"})
     asyncio.run(AsyncRolloutClient("http://nowhere", http_client=http_client).rollout([sample()]))
     assert requests[0].headers["user-agent"] == "trainer/3"
 
 
 def test_the_request_id_of_a_call_is_sent_and_is_not_a_field_of_the_request() -> None:
-    http_client, requests = mocked()
+    http_client, requests = recording()
     client = AsyncRolloutClient("http://nowhere", http_client=http_client)
     asyncio.run(client.rollout([sample()], request_id="step-7", timeout_s=5, retries=1, sample_retries=2))
     [request] = requests
@@ -83,17 +67,33 @@ def test_the_request_id_of_a_call_is_sent_and_is_not_a_field_of_the_request() ->
 
 
 def test_a_client_with_other_options_shares_the_connections_and_leaves_them_open() -> None:
-    async def run() -> list[bool]:
-        async with AsyncRolloutClient("http://nowhere", headers={"x-a": "1"}, retries=0) as client:
-            async with client.with_options(headers={"x-b": "2"}, retries=4, timeout_s=9) as other:
-                pass
-            assert other._connection.http is client._connection.http
-            assert other._connection.defaults == ClientDefaults(9, 4, httpx.Headers({"x-a": "1", "x-b": "2"}))
-            assert client._connection.defaults == ClientDefaults(None, 0, httpx.Headers({"x-a": "1"}))
-            open_within = client._connection.http.is_closed
-        return [open_within, client._connection.http.is_closed]
+    async def run() -> None:
+        client = AsyncRolloutClient("http://nowhere", headers={"x-a": "1"}, retries=0, http_client=http_client)
+        async with client.with_options(headers={"x-b": "2"}, timeout_s=9) as other:
+            await other.rollout([sample()])
+        await client.rollout([sample()])
 
-    assert asyncio.run(run()) == [False, True]
+    http_client, requests = recording()
+    asyncio.run(run())
+    with_both, own = requests
+    assert (with_both.headers["x-a"], with_both.headers["x-b"], own.headers["x-a"]) == ("1", "2", "1")
+    assert "x-b" not in own.headers
+    assert 8 < with_both.extensions["timeout"]["read"] <= 9
+    assert own.extensions["timeout"]["read"] is None
+
+
+def test_a_client_closes_connections_of_its_own() -> None:
+    async def run() -> None:
+        client = AsyncRolloutClient(NOBODY, retries=0)
+        async with client.with_options(retries=0):
+            pass
+        with pytest.raises(ServiceUnreachable):
+            await client.tasks()
+        await client.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await client.tasks()
+
+    asyncio.run(run())
 
 
 def test_an_error_shows_the_request_id_of_its_response(service: ScriptedService) -> None:

@@ -5,14 +5,8 @@ import socket
 import pytest
 from fastapi.responses import PlainTextResponse
 
-from rollout_client import (
-    RequestRejected,
-    ResponseNotUnderstood,
-    RolloutTimeout,
-    ServiceFailed,
-    ServiceUnreachable,
-    StatusError,
-)
+from rollout_client import RequestRejected, RolloutTimeout, ServiceFailed, ServiceUnreachable
+from rollout_client.errors import ResponseNotUnderstood, StatusError
 from tests.clients.client_calls import breaking_server, free_url, json_response, play
 from tests.clients.scripted_service import (
     REJECTED,
@@ -27,17 +21,15 @@ from tests.clients.scripted_service import (
 )
 
 
-@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
-def test_a_status_that_may_pass_is_tried_again(service: ScriptedService, waits: list[float], status: int) -> None:
-    service.rollouts.append(lambda _: PlainTextResponse("not now", status))
+def test_a_status_that_may_pass_is_tried_again(service: ScriptedService, waits: list[float]) -> None:
+    service.rollouts.append(lambda _: PlainTextResponse("not now", 502))
     assert len(play(service.url, sample()).samples) == 1
     assert (len(service.bodies), waits) == (2, [0.5])
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 415, 422, 501])
-def test_another_status_is_not_tried_again(service: ScriptedService, waits: list[float], status: int) -> None:
-    service.rollouts.append(lambda _: PlainTextResponse("no", status))
-    with pytest.raises(StatusError, match=rf"\({status}\): no$"):
+def test_another_status_is_not_tried_again(service: ScriptedService, waits: list[float]) -> None:
+    service.rollouts.append(lambda _: PlainTextResponse("no", 413))
+    with pytest.raises(StatusError, match=r"\(413\): no$"):
         play(service.url, sample())
     assert (len(service.bodies), waits) == (1, [])
 
@@ -104,13 +96,6 @@ def test_the_retries_of_a_call_come_before_those_of_the_client(
     with pytest.raises(ServiceFailed, match=r"^Not now \(503\): No replica is ready\.$"):
         play(service.url, sample(), client=client, **call_options)
     assert len(service.bodies) == attempts
-
-
-@pytest.mark.parametrize("status", [429, 503])
-def test_retry_after_is_waited_for_in_addition(service: ScriptedService, waits: list[float], status: int) -> None:
-    service.rollouts.append(lambda _: PlainTextResponse("later", status, {"retry-after": "7"}))
-    play(service.url, sample())
-    assert waits == [7.5]
 
 
 def test_no_attempt_starts_after_timeout_s(service: ScriptedService) -> None:

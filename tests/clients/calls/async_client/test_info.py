@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rollout_client import TokenizerDiffers
+from rollout_client.errors import TokenizerDiffers
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from tests.clients.client_calls import call
 from tests.clients.scripted_service import Json, ScriptedService
@@ -47,10 +47,3 @@ def test_another_vocabulary_is_fetched_to_name_what_differs(service: ScriptedSer
         call(service.url, lambda client: client.check_tokenizer(tokenizer))
     assert raised.value.differences == ["token 261 is '<|end|>' here and '<|fin|>' at the service"]
     assert service.info_requests == ["/info", "/info/vocabulary"]
-
-
-def test_a_service_that_is_too_old_to_say_is_not_checked(
-    service: ScriptedService, caplog: pytest.LogCaptureFixture
-) -> None:
-    call(service.url, lambda client: client.check_tokenizer(tokenizer))
-    assert caplog.messages == ["The service has no /info: whether its tokenizer is the same is not checked."]

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 from fastapi.responses import StreamingResponse
 
-from rollout_client import AsyncRolloutClient, ResponseNotUnderstood, RolloutTimeout, ServiceFailed, StreamBroken
+from rollout_client import AsyncRolloutClient, RolloutTimeout, ServiceFailed, StreamBroken
 from rollout_client.contract.rollouts import RequestMetrics
+from rollout_client.errors import ResponseNotUnderstood
 from tests.clients.client_calls import breaking_server, call, stream
 from tests.clients.scripted_service import (
     HUNG_UP_WITHIN_S,
@@ -36,16 +37,6 @@ def test_a_stream_gives_each_sample_with_its_position_as_it_ends(service: Script
     ]
 
 
-def test_a_sample_can_be_used_before_the_next_has_ended(service: ScriptedService) -> None:
-    service.rollouts.append(lambda _: service.hanging({"position": 1, "sample": result(1)}))
-
-    async def first(client: AsyncRolloutClient) -> int:
-        async with client.stream([sample(), sample()]) as rollouts:
-            return (await anext(aiter(rollouts))).idx
-
-    assert call(service.url, first) == 1
-
-
 def test_the_summary_is_there_after_the_last_sample_and_an_error_before(service: ScriptedService) -> None:
     async def read(client: AsyncRolloutClient) -> tuple[int, int, RequestMetrics]:
         async with client.stream([sample()]) as rollouts:
@@ -55,30 +46,6 @@ def test_the_summary_is_there_after_the_last_sample_and_an_error_before(service:
         return count, rollouts.expected, rollouts.summary.metrics
 
     assert call(service.url, read) == (1, 1, SUMMARY["metrics"])
-
-
-def test_a_stream_that_was_left_off_goes_on_where_it_was(service: ScriptedService) -> None:
-    async def read(client: AsyncRolloutClient) -> list[int]:
-        async with client.stream([sample(), sample()]) as rollouts:
-            first = await anext(aiter(rollouts))
-            return [first.idx, *[played.idx async for played in rollouts]]
-
-    assert call(service.url, read) == [1, 0]
-
-
-def test_a_stream_outside_a_with_statement_says_so(service: ScriptedService) -> None:
-    async def read(client: AsyncRolloutClient) -> None:
-        aiter(client.stream([sample()]))
-
-    with pytest.raises(RuntimeError, match=r"async with client\.stream"):
-        call(service.url, read)
-
-
-@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
-def test_line_separators_inside_a_text_do_not_end_a_line(service: ScriptedService, separator: str) -> None:
-    content = f"a{separator}b"
-    service.rollouts.append(lambda _: ndjson({"position": 0, "sample": result(content=content)}, {"summary": SUMMARY}))
-    assert stream(service.url, sample())[0][1].message_log[1].content == content
 
 
 def test_leaving_a_stream_early_ends_the_request(service: ScriptedService) -> None:
@@ -131,14 +98,6 @@ def test_a_stream_that_is_not_whole_is_an_error(
     with pytest.raises(error, match=message):
         stream(service.url, sample(), sample())
     assert len(service.bodies) == 1
-
-
-def test_a_stream_cut_within_its_last_line_is_broken(service: ScriptedService) -> None:
-    placed = json.dumps({"position": 0, "sample": result()}).encode()
-    cut = placed + b"\n" + json.dumps({"summary": SUMMARY}).encode()[:-2]
-    service.rollouts.append(lambda _: StreamingResponse(iter([cut])))
-    with pytest.raises(StreamBroken, match="ended after 1 of 1 rollouts, without summary"):
-        stream(service.url, sample())
 
 
 @pytest.mark.usefixtures("service")

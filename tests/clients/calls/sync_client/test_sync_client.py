@@ -1,25 +1,27 @@
 """The generated half: one test of each kind of call. What both halves do is tested in the half that it comes from."""
 
+import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
-from fastapi.responses import PlainTextResponse
 
-from rollout_client import RequestRejected, RolloutClient, ServiceFailed, StreamBroken
-from tests.clients.client_calls import breaking_server, json_response
+from rollout_client import RequestRejected, RolloutClient, ServiceFailed
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
 from tests.clients.scripted_service import (
     HUNG_UP_WITHIN_S,
     REJECTED,
     SUMMARY,
     ScriptedService,
-    lines_of,
-    ndjson,
     problem,
     result,
     sample,
     unavailable,
 )
+
+SESSION = {"id": "s", "base_url": "http://service/v1/sessions/s", "api_key": "k", "status": "open"}
+JOB = {"job_id": "a/b", "state": "completed", "request_id": "r", "created_at": 0, "last_event": 1, "acknowledged": 0}
 
 
 def test_a_rollout_is_the_same_whole_with_a_bar_and_as_arrow(service: ScriptedService) -> None:
@@ -45,25 +47,35 @@ def test_leaving_a_stream_early_ends_the_request(service: ScriptedService) -> No
         assert service.hung_up.wait(HUNG_UP_WITHIN_S)
 
 
-def test_a_stream_that_is_not_whole_is_an_error(service: ScriptedService) -> None:
-    service.rollouts.append(lambda body: ndjson(*lines_of(body)[:-1]))
-    broken = pytest.raises(StreamBroken, match="ended after 1 of 1 rollouts, without summary")
-    with RolloutClient(service.url) as client, client.stream([sample()]) as rollouts, broken:
-        list(rollouts)
+def test_jobs_and_sessions_are_sub_clients_and_a_broken_stream_goes_on() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append((request.method, request.url.raw_path.decode(), json.loads(request.content or "null")))
+        if request.url.path.endswith("/events"):
+            return httpx.Response(200, content=streams.pop(0))
+        return httpx.Response(200, json=JOB if request.url.path.startswith("/jobs") else SESSION)
 
+    def broken() -> Iterator[bytes]:
+        yield b'{"event": 1}\n'
+        raise httpx.ReadError("It broke.")
 
-def test_tasks_and_their_samples_come_ready_to_post(service: ScriptedService) -> None:
-    with RolloutClient(service.url) as client:
-        assert [task.task_name for task in client.tasks()] == ["math"]
-        assert len(client.rollout(client.example_samples("math", count=2)).samples) == 2
-
-
-@pytest.mark.slow
-def test_waiting_until_ready_outlasts_a_start(service: ScriptedService) -> None:
-    service.readiness += [PlainTextResponse("no such path", 404), unavailable()]
-    with RolloutClient(service.url) as client:
-        client.wait_until_ready(timeout_s=10)
-    assert not service.readiness
+    streams = [broken(), [b'{"event": 1}\n', json.dumps({"event": 2, "summary": SUMMARY}).encode() + b"\n"]]
+    requests: list[tuple[str, str, object]] = []
+    client = RolloutClient("http://service", http_client=httpx.Client(transport=httpx.MockTransport(answer)))
+    assert client.jobs.submit([sample()]).job_id == "a/b"
+    assert [(event.event, event.is_last) for event in client.jobs.events("a/b")] == [(1, False), (2, True)]
+    client.jobs.delete("a/b")
+    with client.sessions.open(sampling={"seed": 1}) as session:
+        session.reward({"style": 0.5}, "g1")
+        assert (session.base_url, session.api_key) == ("http://service/v1/sessions/s/v1", "k")
+    assert requests == [
+        ("POST", "/jobs", {"samples": [sample()]}),
+        ("GET", "/jobs/a%2Fb/events?after=0", None),
+        ("GET", "/jobs/a%2Fb/events?after=1", None),
+        ("DELETE", "/jobs/a%2Fb", None),
+        ("POST", "/sessions", {"sampling": {"seed": 1}}),
+        ("POST", "/sessions/s/reward", {"rewards": {"style": 0.5}, "generation_id": "g1"}),
+        ("DELETE", "/sessions/s", None),
+    ]
 
 
 def test_what_may_pass_is_tried_again_and_what_may_not_is_raised(service: ScriptedService, waits: list[float]) -> None:
@@ -77,24 +89,15 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_raised(service: Script
     assert waits == [0.5, 1]
 
 
-@pytest.mark.usefixtures("waits")
-def test_a_broken_connection_is_tried_again() -> None:
-    response = json_response({**SUMMARY, "samples": [result()]})
-    with breaking_server([b"", response[:-5], response]) as (url, received), RolloutClient(url) as client:
-        assert len(client.rollout([sample()]).samples) == 1
-    assert len(received) == 3
-
-
 def test_threads_share_a_client(service: ScriptedService) -> None:
     with RolloutClient(service.url) as client, ThreadPoolExecutor(8) as threads:
         played = list(threads.map(lambda idx: client.rollout([sample(idx=idx)]).samples[0].idx, range(32)))
     assert played == list(range(32))
 
 
-@pytest.mark.slow
-def test_a_version_is_waited_for() -> None:
+def test_a_version_is_waited_for(waits: list[float]) -> None:
     with PolicyServer(ScriptedPolicy()) as policy, RolloutClient(policy.url) as client:
         policy.polls += [0, 0]
         policy.versions[3] = b""
-        assert client.wait_for_version(3, timeout_s=10).current == 3
-        assert len(policy.asked) == 3
+        assert client.policy.wait_for_version(3, timeout_s=10).current == 3
+        assert (len(policy.asked), waits) == (3, [0.2, 0.2])

@@ -95,7 +95,7 @@ class SessionRounds:
 
     async def _begin(self, kind: str, at_work: AtWork) -> None:
         for _ in range(PROGRAMS[kind]):
-            session = self._client.session()
+            session = self._client.sessions.open()
             await session.__aenter__()
             at_work.sessions.append(session)
             arguments = [str(self._answers), session.anthropic_base_url, session.api_key]
