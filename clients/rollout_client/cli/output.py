@@ -26,14 +26,20 @@ TOO_MANY_ERRORS = 3
 """More rollouts failed than `--max-error-rate` allows. 2 is what typer ends with for wrong arguments."""
 
 
+def table(title: str | Text, columns: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> Table:
+    """A table. The columns whose names begin with `>` hold numbers: they are right-aligned and not folded."""
+    made = Table(title=title, title_justify="left")
+    for name in columns:
+        is_number = name.startswith(">")
+        made.add_column(name.lstrip(">"), justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
 def value_table(title: str, rows: Iterable[tuple[str | Text, str]]) -> Table:
-    """A table of names with right-aligned values."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("name", overflow="fold")
-    table.add_column("value", justify="right")
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    """A table of names with their values."""
+    return table(title, ("name", ">value"), rows)
 
 
 def fact_table(rows: Iterable[tuple[str | Text, str | Text]]) -> Table:

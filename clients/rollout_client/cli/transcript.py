@@ -41,23 +41,23 @@ def transcript(sample: SampleResult) -> Panel:
     style = STATUS_STYLES[sample.status]
     title = plain(f"{sample.id or sample.idx} · {sample.task_name} · generation {sample.generation_index}")
     return Panel(
-        messages_grid(sample),
+        _messages_grid(sample),
         title=title,
         title_align="left",
-        subtitle=outcome(sample, style),
+        subtitle=_outcome(sample, style),
         subtitle_align="right",
         border_style=style,
     )
 
 
-def messages_grid(sample: SampleResult) -> Table:
+def _messages_grid(sample: SampleResult) -> Table:
     grid = Table.grid(padding=(0, 1, 0, 0), expand=True)
     grid.add_column(width=LONGEST_ROLE)
     grid.add_column(ratio=1, overflow="fold")
     for message in sample.message_log:
-        shown = "\n".join(filter(None, [*image_marks(message), message.content]))
+        shown = "\n".join(filter(None, [*_image_marks(message), message.content]))
         grid.add_row(Text(message.role, ROLE_STYLES[message.role]), plain(shown))
-        if note := message_note(message):
+        if note := _message_note(message):
             grid.add_row("", Text(note, NOTE_STYLE))
     if sample.error is not None:
         grid.add_row(Text("error", "bold red"), plain(f"{sample.error.kind}: {sample.error.message}", "red"))
@@ -66,13 +66,13 @@ def messages_grid(sample: SampleResult) -> Table:
     return grid
 
 
-def image_marks(message: Message) -> list[str]:
+def _image_marks(message: Message) -> list[str]:
     """A short text for each image of a message: its name and how many tokens stand for it."""
     counts = [(shown.media[:NAME_SHOWN], shown.end - shown.start) for shown in message.mm_ranges or ()]
     return [f"[image {name}... · {count} {'token' if count == 1 else 'tokens'}]" for name, count in counts]
 
 
-def message_note(message: Message) -> str:
+def _message_note(message: Message) -> str:
     """Tokens, finish reason, log-probability and reward of a message; empty where it has none of them."""
     notes = []
     if message.generation_logprobs is not None:
@@ -87,7 +87,7 @@ def message_note(message: Message) -> str:
     return " · ".join(notes)
 
 
-def outcome(sample: SampleResult, style: str) -> Text:
+def _outcome(sample: SampleResult, style: str) -> Text:
     """Status and reward; a sample that failed has none. `clipped` are those whose last response its length has cut."""
     reward = "no reward" if sample.total_reward is None else f"reward {number(sample.total_reward)}"
     turns = sample.metrics.turn_count
@@ -121,7 +121,7 @@ def totals_table(totals: Totals) -> Table:
 
 def task_description(task: TaskInfo) -> Group:
     """A task: what it is, and what the `extra_env_info` of its samples holds."""
-    return Group(Rule(Text(task.task_name, "bold cyan"), align="left"), plain(task.description), fields_table(task))
+    return Group(Rule(Text(task.task_name, "bold cyan"), align="left"), plain(task.description), _fields_table(task))
 
 
 def task_example(task: TaskInfo) -> JSON:
@@ -129,23 +129,23 @@ def task_example(task: TaskInfo) -> JSON:
     return JSON(task.example.model_dump_json(exclude_none=True, exclude_defaults=True))
 
 
-def fields_table(task: TaskInfo) -> Table:
+def _fields_table(task: TaskInfo) -> Table:
     """A row for each field of a task's JSON schema."""
     properties, required = task.fields.get("properties"), task.fields.get("required")
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, schema in properties.items() if isinstance(properties, dict) else ():
         needed = "required" if isinstance(required, list) and name in required else "optional"
         about = str(schema.get("description", "")) if isinstance(schema, dict) else ""
-        table.add_row(plain(f"  {name}", "bold"), plain(type_name(schema)), Text(needed, NOTE_STYLE), plain(about))
+        table.add_row(plain(f"  {name}", "bold"), plain(_type_name(schema)), Text(needed, NOTE_STYLE), plain(about))
     return table
 
 
-def type_name(schema: JsonValue) -> str:
+def _type_name(schema: JsonValue) -> str:
     """`integer`, `array of string`, `string or null`; `any` where a JSON schema does not say."""
     if not isinstance(schema, dict):
         return "any"
     if isinstance(choices := schema.get("anyOf"), list):
-        return " or ".join(type_name(choice) for choice in choices)
+        return " or ".join(_type_name(choice) for choice in choices)
     if schema.get("type") == "array":
-        return f"array of {type_name(schema.get('items'))}"
+        return f"array of {_type_name(schema.get('items'))}"
     return str(schema.get("type", "any"))

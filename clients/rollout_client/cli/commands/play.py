@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rollout_client.calls.rollouts import RolloutOptions
-from rollout_client.cli.options import Connection, command
+from rollout_client.cli.options import Connection, Seed, Task, command
 from rollout_client.cli.output import AsJson, show
 from rollout_client.cli.run.totals import Totals
 from rollout_client.cli.transcript import metrics_table, totals_table, transcript
@@ -57,11 +57,11 @@ def view(
 
 @command
 def play(
-    task: Annotated[str, typer.Argument(help="A name from `rollout tasks`.")],
+    task: Task,
     options: RolloutOptions,
     service: Connection,
     count: Annotated[int, typer.Option(min=1, help="Samples to play.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Chooses the samples.")] = 0,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Play example samples of a TASK and show what happened."""

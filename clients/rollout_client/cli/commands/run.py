@@ -12,6 +12,7 @@ from rollout_client.cli.options import (
     ChunkSize,
     Connection,
     MaxErrorRate,
+    Overwrite,
     command,
 )
 from rollout_client.cli.output import AsJson, check_error_rate, show
@@ -38,7 +39,7 @@ def run(
     ] = None,
     task: Annotated[str | None, typer.Option(help="The task of samples that name none.")] = None,
     split: Annotated[str, typer.Option(help="Of a data set.")] = "train",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in place of going on.")] = False,
+    overwrite: Overwrite = False,
     chunk_size: ChunkSize = DEFAULT_CHUNK_SIZE,
     max_error_rate: MaxErrorRate = DEFAULT_MAX_ERROR_RATE,
     as_json: AsJson = False,

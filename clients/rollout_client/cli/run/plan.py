@@ -26,10 +26,10 @@ def with_seeds(samples: Sequence[Mapping[str, Any]], options: RolloutOptions) ->
     numbered = [{"idx": row, **sample} for row, sample in enumerate(samples)]
     if seed is None:
         return numbered
-    return [{"seed": row_seed(seed, row), **sample} for row, sample in enumerate(numbered)]
+    return [{"seed": _row_seed(seed, row), **sample} for row, sample in enumerate(numbered)]
 
 
-def row_seed(seed: int, row: int) -> int:
+def _row_seed(seed: int, row: int) -> int:
     """In [0, 2^63), and unrelated to those of other rows."""
     digest = hashlib.blake2b(f"{seed}/{row}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1

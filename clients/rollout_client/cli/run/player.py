@@ -84,7 +84,7 @@ class RunPlayer:
             try:
                 await self._play_chunk(client, plan, rows, on_group)
             except RequestRejected as error:
-                raise naming_rows(error, rows) from error
+                raise _naming_rows(error, rows) from error
             except StreamBroken:
                 self._breaks += 1
                 if self._breaks > self._service.retries:
@@ -104,7 +104,7 @@ class RunPlayer:
                     await on_group(row, group)
 
 
-def naming_rows(error: RequestRejected, rows: Sequence[int]) -> RequestRejected:
+def _naming_rows(error: RequestRejected, rows: Sequence[int]) -> RequestRejected:
     """The same with the rows of the input in place of the indices in the request."""
 
     def named(field: str) -> str:

@@ -56,6 +56,7 @@ def recovered(lines: Iterable[bytes], group_size: int) -> Recovered:
     return found
 
 
+ADVICE = "Begin anew with --overwrite, or name another file."
 NOT_OF_A_RUN = frozenset({"priority", "sample_retries"})
 """Options that change when rollouts end, not what they are: a run may go on with others."""
 
@@ -114,7 +115,7 @@ class ResultsFile:
             with self._path.open("rb") as lines:
                 found = recovered(lines, group_size)
         except ValueError as error:
-            raise ValueError(f"{self._path}: {error}. Begin anew with --overwrite, or name another file.") from error
+            raise ValueError(f"{self._path}: {error}. {ADVICE}") from error
         os.truncate(self._descriptor, found.kept_bytes)
         return found
 
@@ -135,25 +136,17 @@ class ResultsFile:
     def _write_run(self) -> None:
         """Whole or not at all, and before the first result."""
         written = self._run_path.with_name(f"{self._run_path.name}.new")
-        with written.open("wb") as file:
-            file.write(to_json(self._run, indent=1) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        written.write_bytes(to_json(self._run, indent=1) + b"\n")
         written.replace(self._run_path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def _check_run(self) -> None:
-        advice = "Begin anew with --overwrite, or name another file."
-        if not self._run_path.exists():
-            raise ValueError(f"{self._path} exists, but {self._run_path.name}, which names its run, does not. {advice}")
-        found = from_json(self._run_path.read_bytes())
-        if any(found.get(name) != self._run[name] for name in ("samples", "samples_sha256")):
-            raise ValueError(f"{self._path} is of a run with other samples. {advice}")
-        if found.get("options") != self._run["options"]:
-            raise ValueError(
-                f"{self._path} is of a run with other options: {to_json(found['options']).decode()}. {advice}"
-            )
+        found = from_json(self._run_path.read_bytes()) if self._run_path.exists() else None
+        if found is None:
+            problem = f"exists, but {self._run_path.name}, which names its run, does not"
+        elif any(found.get(name) != self._run[name] for name in ("samples", "samples_sha256")):
+            problem = "is of a run with other samples"
+        elif found.get("options") != self._run["options"]:
+            problem = f"is of a run with other options: {to_json(found['options']).decode()}"
+        else:
+            return
+        raise ValueError(f"{self._path} {problem}. {ADVICE}")
