@@ -4,8 +4,8 @@ Text of models and environments is shown as it is: never read as markup, its con
 """
 
 from collections.abc import Mapping
+from typing import Any
 
-from pydantic import JsonValue
 from rich.console import Group
 from rich.json import JSON
 from rich.panel import Panel
@@ -131,21 +131,18 @@ def task_example(task: TaskInfo) -> JSON:
 
 def _fields_table(task: TaskInfo) -> Table:
     """A row for each field of a task's JSON schema."""
-    properties, required = task.fields.get("properties"), task.fields.get("required")
+    fields: dict[str, Any] = task.fields
     table = Table.grid(padding=(0, 2, 0, 0))
-    for name, schema in properties.items() if isinstance(properties, dict) else ():
-        needed = "required" if isinstance(required, list) and name in required else "optional"
-        about = str(schema.get("description", "")) if isinstance(schema, dict) else ""
-        table.add_row(plain(f"  {name}", "bold"), plain(_type_name(schema)), Text(needed, NOTE_STYLE), plain(about))
+    for name, schema in fields.get("properties", {}).items():
+        needed = "required" if name in fields.get("required", ()) else "optional"
+        about = plain(schema.get("description", ""))
+        table.add_row(plain(f"  {name}", "bold"), plain(_type_name(schema)), Text(needed, NOTE_STYLE), about)
     return table
 
 
-def _type_name(schema: JsonValue) -> str:
+def _type_name(schema: Any) -> str:
     """`integer`, `array of string`, `string or null`; `any` where a JSON schema does not say."""
-    if not isinstance(schema, dict):
-        return "any"
-    if isinstance(choices := schema.get("anyOf"), list):
-        return " or ".join(_type_name(choice) for choice in choices)
-    if schema.get("type") == "array":
-        return f"array of {_type_name(schema.get('items'))}"
-    return str(schema.get("type", "any"))
+    if choices := schema.get("anyOf"):
+        return " or ".join(map(_type_name, choices))
+    name = str(schema.get("type", "any"))
+    return f"{name} of {_type_name(schema.get('items', {}))}" if name == "array" else name

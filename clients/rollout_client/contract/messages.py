@@ -1,7 +1,9 @@
 """The messages of a rollout, as callers send them and the service returns them, and what of them may be trained."""
 
+import re
 from array import array
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from typing import Annotated, Any, Literal, Self
@@ -334,14 +336,11 @@ class Branch(Lenient):
     the rollout's."""
 
 
-MOST_DIGITS = 6
 INCLUDED = r"^(routed_experts|sampling_mask|entropy|top_logprobs:[1-9][0-9]{0,5})$"
 
 
 def _one_that_is_known(name: str) -> str:
-    kind, _, count = name.partition(":")
-    is_count = count.isascii() and count.isdigit() and count[0] != "0" and len(count) <= MOST_DIGITS
-    if not (is_count if kind == "top_logprobs" else name in ("routed_experts", "sampling_mask", "entropy")):
+    if not re.fullmatch(INCLUDED, name):
         raise ValueError(
             "Input should be 'routed_experts', 'sampling_mask', 'entropy' or 'top_logprobs:N' with N from 1"
         )
@@ -349,10 +348,9 @@ def _one_that_is_known(name: str) -> str:
 
 
 def _each_named_once(include: list[str]) -> list[str]:
-    kinds = [name.partition(":")[0] for name in include]
-    for kind in kinds:
-        if kinds.count(kind) > 1:
-            raise ValueError(f"{kind} is named {kinds.count(kind)} times: name it once")
+    kinds = Counter(name.partition(":")[0] for name in include)
+    if repeated := [kind for kind, count in kinds.items() if count > 1]:
+        raise ValueError(f"{repeated[0]} is named {kinds[repeated[0]]} times: name it once")
     return include
 
 

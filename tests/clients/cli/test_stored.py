@@ -65,7 +65,7 @@ def test_export_prints_a_document_with_json_and_takes_every_option(file: Path, t
         (
             ["{file}", "--format", "dpo", "--min-gap", "2", "--output", "{out}"],
             "Nothing can be exported as dpo: 1 left out: status error; "
-            "2 left out: no reward of its group differs by 2.",
+            "2 left out: no other response to its prompt has a reward that differs by 2.",
         ),
         (
             ["--format", "sft", "--output", "{out}"],

@@ -141,8 +141,6 @@ def test_a_sample_without_a_valid_prompt_is_refused(sample: dict[str, Any], prob
 def test_wrong_arguments_are_refused_in_a_sentence() -> None:
     with pytest.raises(TypeError, match=r"^replies must be a list of strings, one a turn, got one string: 'hello'\.$"):
         play(CountingEnvironment(), "hello")
-    with pytest.raises(ValueError, match=r"^sample must be a sample or the index of an example sample, at least 0"):
-        play(CountingEnvironment(), [], sample=-1)
 
 
 def test_play_works_inside_a_running_event_loop_and_aplay_runs_in_it() -> None:
