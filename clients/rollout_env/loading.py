@@ -56,9 +56,7 @@ def load_environment_class(import_path: str) -> type[TaskEnvironment]:
     try:
         environment_class = getattr(module, class_name)
     except AttributeError as error:
-        raise EnvironmentNotLoadable(
-            f"{import_path}: module {module_name} has no {class_name}. {_environments_in(module)}"
-        ) from error
+        raise EnvironmentNotLoadable(f"{import_path}: module {module_name} has no {class_name}.") from error
     if problem := _problem_of_class(environment_class):
         raise EnvironmentNotLoadable(f"{import_path} {problem}")
     checked: type[TaskEnvironment] = environment_class
@@ -150,16 +148,6 @@ def _problem_of_class(candidate: Any) -> str | None:
     ]:
         return f"does not implement {' and '.join(missing)}, which every TaskEnvironment must."
     return None
-
-
-def _environments_in(module: ModuleType) -> str:
-    """Sentence that names the environments that the module defines."""
-    names = sorted(
-        name
-        for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, TaskEnvironment) and value.__module__ == module.__name__
-    )
-    return f"Its environments are: {', '.join(names)}." if names else "It defines no TaskEnvironment."
 
 
 def _described(error: BaseException) -> str:

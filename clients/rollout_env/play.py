@@ -184,10 +184,9 @@ class ScriptedRollout:
         self._turns.append(Turn(self._message_log[-1]["content"], self._stop_strings, outcome))
         self._message_log += outcome.observations
         rewards = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
-        for name, value in rewards.items():
-            self._rewards[name] = self._rewards.get(name, 0.0) + value
-        for name, value in (outcome.metrics or {}).items():
-            self._metrics[name] = self._metrics.get(name, 0.0) + value
+        for sums, added in ((self._rewards, rewards), (self._metrics, outcome.metrics or {})):
+            for name, value in added.items():
+                sums[name] = sums.get(name, 0.0) + value
         self._take_state(outcome)
         self.terminated = outcome.terminated
 

@@ -25,9 +25,7 @@ DEFAULT_RETRIES = 3
 Task = Annotated[str, typer.Argument(help="A name from `rollout tasks`.")]
 Seed = Annotated[int, typer.Option(min=0, help="Chooses the samples.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin anew in place of going on.")]
-MaxErrorRate = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of failed rollouts above which the exit code is 3.")
-]
+MaxErrorRate = Annotated[float, typer.Option(min=0, max=1, help="Share of failures beyond which the exit code is 3.")]
 ChunkSize = Annotated[int, typer.Option(min=1, help="Samples of one request; several are under way.")]
 DEFAULT_MAX_ERROR_RATE = 0.01
 DEFAULT_CHUNK_SIZE = 32
@@ -38,9 +36,7 @@ class Connection:
     """Where the service is, and how it is called."""
 
     url: Annotated[str, typer.Option(envvar=URL_VARIABLE, help="Where the service is.")] = DEFAULT_URL
-    api_key_file: Annotated[
-        Path | None, typer.Option(help=f"A file with the service's API key; by default {KEY_VARIABLE} holds it.")
-    ] = None
+    api_key_file: Annotated[Path | None, typer.Option(help=f"A file with the key; else {KEY_VARIABLE} has it.")] = None
     timeout_s: Annotated[float | None, typer.Option(min=0, help="Seconds that each call may take.")] = None
     retries: Annotated[int, typer.Option(min=0, help="Further attempts after a transient failure.")] = DEFAULT_RETRIES
 
@@ -91,14 +87,8 @@ def rollout_parameters(
     policy_version: Annotated[int | None, typer.Option(help="Exactly this version of the policy.")] = None,
     min_version: Annotated[int | None, typer.Option(help="Wait for this version or a newer one.")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="Cut off rollouts that are more versions behind.")] = None,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(help="Further numbers of tokens: routed_experts, top_logprobs:N, sampling_mask, entropy."),
-    ] = None,
-    priority: Annotated[
-        str | None,
-        typer.Option(help="Share of the engines: interactive, train, batch, or a number in proportion to train."),
-    ] = None,
+    include: Annotated[list[str] | None, typer.Option(help="routed_experts, top_logprobs:N, entropy, ...")] = None,
+    priority: Annotated[str | None, typer.Option(help="interactive, train, batch, or a number.")] = None,
 ) -> RolloutOptions:
     """The options of a rollout request. The service checks their values; it chooses those that were not given."""
     given = {RENAMED.get(name, name): value for name, value in locals().items() if value not in (None, [])}

@@ -292,25 +292,20 @@ class GivenMessage(Message):
         for name in COLUMN_FIELDS & self.model_fields_set:
             column: PackedNumbers | None = getattr(self, name)
             if column is not None:
-                _check_form(name, column)
-                _check_rows(name, column.shape[0], self)
+                _check_column(name, column, self)
         return self
 
 
-def _check_form(name: str, column: PackedNumbers) -> None:
-    """Raises `ValueError` if the column of this name has another type or other dimensions."""
+def _check_column(name: str, column: PackedNumbers, message: GivenMessage) -> None:
+    """Raises `ValueError` if the column of this name has another type, other dimensions, or not a row for each token.
+
+    Tokens at the end of a log have no experts. Those of a mask are as many as its sizes say.
+    """
     types, dimensions = COLUMN_FORMS[name]
     if column.dtype not in types or len(column.shape) != dimensions:
         allowed = f"{' or '.join(sorted(types))} with {dimensions} dimensions"
         raise ValueError(f"{name} is {column.dtype} of shape {column.shape}: send {allowed}")
-
-
-def _check_rows(name: str, rows: int, message: GivenMessage) -> None:
-    """Raises `ValueError` if the column of this name has not a row for each token of the message.
-
-    Tokens at the end of a log have no experts. Those of a mask are as many as its sizes say.
-    """
-    due = len(message.token_ids)
+    due, rows = len(message.token_ids), column.shape[0]
     if name == "sampling_mask":
         sizes = message.sampling_mask_sizes
         if sizes is None or sizes.dtype != "uint16" or sizes.shape != [due]:

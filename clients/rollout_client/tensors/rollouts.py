@@ -63,11 +63,6 @@ class TokenColumns:
         return np.repeat(self.logprob_counts >= 0, self.token_counts)
 
     @property
-    def is_trained(self) -> NDArray[np.bool_]:
-        """[N]: whether the token may be in a loss."""
-        return np.repeat(self.trained, self.token_counts)
-
-    @property
     def turn_counts(self) -> Integers:
         """[B]: number of messages that the policy generated."""
         return np.bincount(self.rollout_of_message[self.logprob_counts >= 0], minlength=len(self.message_counts))

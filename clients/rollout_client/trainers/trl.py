@@ -26,7 +26,7 @@ from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.policy import PushResult
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import RolloutError
-from rollout_client.results import TokenRow, final_reward, last_finish_reason, token_row
+from rollout_client.results import final_reward, last_finish_reason, token_row
 from rollout_client.trainers.dataset_rows import (
     GenerationOptions,
     Prompt,
@@ -282,7 +282,10 @@ def _columns_of(samples: Sequence[SampleResult], rewards: list[float | None], fi
         "prompt_ids": [row.token_ids[: row.prompt_length] or [filler_id] for row in rows],
         "completion_ids": [row.token_ids[row.prompt_length :] or [filler_id] for row in rows],
         "logprobs": [row.generation_logprobs[row.prompt_length :] or [MASKED_LOGPROB] for row in rows],
-        "env_mask": [env_mask(row, reward is not None) for row, reward in zip(rows, rewards, strict=True)],
+        "env_mask": [
+            [0 if reward is None else trained for trained in row.loss_mask[row.prompt_length :] or [0]]
+            for row, reward in zip(rows, rewards, strict=True)
+        ],
         "total_reward": rewards,
         "rewards": [sample.rewards for sample in samples],
         "status": [sample.status for sample in samples],
@@ -291,8 +294,3 @@ def _columns_of(samples: Sequence[SampleResult], rewards: list[float | None], fi
         "turn_rewards": [turn_rewards(sample, reward) for sample, reward in zip(samples, rewards, strict=True)],
         "rollout_id": [sample.rollout_id for sample in samples],
     }
-
-
-def env_mask(row: TokenRow, is_final: bool) -> list[int]:
-    mask = row.loss_mask[row.prompt_length :] or [0]
-    return mask if is_final else [0] * len(mask)

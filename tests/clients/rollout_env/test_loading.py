@@ -70,15 +70,8 @@ def test_an_environment_may_describe_itself_when_it_is_made() -> None:
     assert environment.description == "Says Good day."
 
 
-def test_an_unknown_class_is_refused_with_those_of_its_module() -> None:
-    assert message_of(f"{MODULE}:Loadabel") == (
-        f"{MODULE}:Loadabel: module {MODULE} has no Loadabel. "
-        "Its environments are: Judged, Loadable, SelfDescribing, WithoutDescription, WithoutExtraEnvInfo, "
-        "WithoutMethods."
-    )
-    assert message_of("json:Environment") == (
-        "json:Environment: module json has no Environment. It defines no TaskEnvironment."
-    )
+def test_an_unknown_class_is_refused_with_its_module() -> None:
+    assert message_of(f"{MODULE}:Loadabel") == f"{MODULE}:Loadabel: module {MODULE} has no Loadabel."
 
 
 @pytest.mark.parametrize("import_path", ["", "Environment", ":Environment", "package.module:"])

@@ -17,11 +17,10 @@ from rollout_env import (
     StartOutcome,
     StepOutcome,
     TemporaryFailure,
-    Turn,
     aplay,
     play,
 )
-from rollout_env.play import cut_at_stop_string
+from rollout_env.play import Turn, cut_at_stop_string
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
 
 texts = st.text(alphabet="ab", max_size=8)

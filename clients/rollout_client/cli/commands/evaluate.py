@@ -96,32 +96,16 @@ def estimate(total: int, passed: int, k: int) -> float:
 def evaluate(
     options: RolloutOptions,
     service: Connection,
-    tasks: Annotated[
-        list[str] | None, typer.Argument(help="Names from `rollout tasks`; by default those of --samples.")
-    ] = None,
+    tasks: Annotated[list[str] | None, typer.Argument(help="Names from `rollout tasks`, or else --samples.")] = None,
     samples: Annotated[str | None, typer.Option(help="Samples of your own, as `rollout run` takes them.")] = None,
-    count: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Samples of each task; by default all where it says how many, such as Harbor's, or 64."
-        ),
-    ] = None,
-    ids: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--id", help="Only samples with such an id: a name, or a pattern as in 'fix-*'; can be given again."
-        ),
-    ] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Samples of a task; by default all, or 64.")] = None,
+    ids: Annotated[list[str] | None, typer.Option("--id", help="Only samples with this id, or pattern.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Chooses the samples of a task.")] = None,
     split: Annotated[str | None, typer.Option(help="Of the task's data, or of the data set of --samples.")] = None,
-    ks: Annotated[
-        list[int] | None, typer.Option("--k", min=1, help="By default 1 and --num-generations; can be given again.")
-    ] = None,
+    ks: Annotated[list[int] | None, typer.Option("--k", min=1, help="By default 1 and --num-generations.")] = None,
     passes_at: Annotated[float, typer.Option(help="A rollout passes with this reward or a higher one.")] = 1.0,
     confidence: Annotated[float, typer.Option(min=0.01, max=0.999, help="Level of the intervals.")] = 0.95,
-    output: Annotated[
-        Path | None, typer.Option(help="Append the rollouts here, as `rollout run` does; run again, it goes on.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Append the rollouts here; run again, it goes on.")] = None,
     overwrite: Overwrite = False,
     chunk_size: ChunkSize = DEFAULT_CHUNK_SIZE,
     max_error_rate: MaxErrorRate = DEFAULT_MAX_ERROR_RATE,

@@ -102,10 +102,7 @@ policy_app = typer.Typer(invoke_without_command=True)
 def policy(
     context: typer.Context,
     service: Connection,
-    checksums_within: Annotated[
-        float,
-        typer.Option(min=0, help="Have the replicas compute their checksums; seconds to wait for them."),
-    ] = 0.0,
+    checksums_within: Annotated[float, typer.Option(min=0, help="Seconds to wait for the replicas' checksums.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Show which weights the service serves, and what each of its replicas has loaded."""
@@ -122,9 +119,7 @@ def rollback(
     service: Connection,
     version: Annotated[int | None, typer.Option(min=1, help="By default one more than the newest.")] = None,
     mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
-    name: Annotated[
-        str | None, typer.Option(help="Serve the adapter of version TO as this named policy; the weights stay.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Serve the adapter of version TO as this named policy.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make the weights of version TO current again, as a new version."""
@@ -152,9 +147,7 @@ def push(
     service: Connection,
     version: Annotated[int | None, typer.Option(min=1, help="By default one more than the newest.")] = None,
     kind: Annotated[WeightsKind, typer.Option(help="What the weights are.")] = "full",
-    base: Annotated[
-        int | None, typer.Option(help="The version that a delta changes, or that an adapter was trained on.")
-    ] = None,
+    base: Annotated[int | None, typer.Option(help="The version that a delta or an adapter is based on.")] = None,
     name: Annotated[str | None, typer.Option(help="The named policy that an adapter becomes a version of.")] = None,
     mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
     as_json: AsJson = False,

@@ -23,20 +23,11 @@ from rollout_client.cli.transcript import totals_table
 
 @command
 def run(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SAMPLES",
-            help="Samples: JSON lines, a .parquet file, hf:NAME of the Hugging Face Hub, or a folder of save_to_disk.",
-        ),
-    ],
+    source: Annotated[str, typer.Argument(metavar="SAMPLES", help="JSON lines, .parquet, hf:NAME, or a folder.")],
     output: Annotated[Path, typer.Option(help="Where each group is appended when it has ended, a rollout a line.")],
     options: RolloutOptions,
     service: Connection,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option("--map", help="FIELD=COLUMN, such as extra_env_info.ground_truth=answer; can be given again."),
-    ] = None,
+    columns: Annotated[list[str] | None, typer.Option("--map", help="FIELD=COLUMN; repeatable.")] = None,
     task: Annotated[str | None, typer.Option(help="The task of samples that name none.")] = None,
     split: Annotated[str, typer.Option(help="Of a data set.")] = "train",
     overwrite: Overwrite = False,

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 from rich.console import Group
+from rich.text import Text
 
 from rollout_client.calls.rollouts import readiness_call
 from rollout_client.calls.sync_client.client import RolloutClient
@@ -18,7 +19,7 @@ from rollout_client.cli.commands.policy import policy_tables
 from rollout_client.cli.options import Connection, command
 from rollout_client.cli.output import FAILED, AsJson, fact_table, out, plain, show
 from rollout_client.cli.transcript import task_description, task_example
-from rollout_client.contract.info import DegradedPart, ServiceInfo
+from rollout_client.contract.info import DegradedPart
 from rollout_client.contract.policy import PolicyState
 from rollout_client.errors import ServiceUnreachable, StatusError
 from rollout_client.version import CONTRACT_VERSION, __version__
@@ -80,33 +81,13 @@ def _status_tables(found: ServiceStatus) -> Group:
     return Group(fact_table(rows), *([] if found.policy is None else [policy_tables(found.policy)]))
 
 
-LONGEST_SHOWN_DIGEST = 12
-
-
-def _rows_of(info: ServiceInfo) -> Iterator[tuple[str, Any]]:
-    yield "model", info.model.name
-    yield "revision", info.model.revision
-    yield "vocabulary of the model", info.model.vocab_size
-    yield "vocabulary of the tokenizer", info.tokenizer.vocabulary_size
-    yield "tokenizer", info.tokenizer.vocabulary_sha256[:LONGEST_SHOWN_DIGEST]
-    yield "chat template", (info.tokenizer.chat_template_sha256 or "none")[:LONGEST_SHOWN_DIGEST]
-    yield "policy version", info.policy_version
-    yield "tasks", ", ".join(info.tasks)
-    yield from _flat_limits(info.limits, "")
-    yield "service", info.versions.service
-    yield "engine", info.versions.engine
-    yield "ray", info.versions.ray
-    yield "transformers", info.versions.transformers
-    yield "contract", f"{info.versions.contract} (this client {__version__}: {CONTRACT_VERSION})"
-
-
-def _flat_limits(limits: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Each limit by its path; those that are not set have no row."""
-    for name, value in limits.items():
-        if isinstance(value, dict):
-            yield from _flat_limits(value, f"{prefix}{name}.")
-        elif value is not None:
-            yield f"{prefix}{name}", value
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Text]]:
+    """Each value by its path; those that are not set have no row."""
+    if isinstance(value, dict):
+        for name, held in value.items():
+            yield from _flat(held, f"{path}.{name}" if path else name)
+    elif value is not None:
+        yield path, plain(", ".join(value) if isinstance(value, list) else str(value))
 
 
 @command
@@ -127,8 +108,9 @@ def info(service: Connection, as_json: AsJson = False) -> None:
     """Show which model, tokenizer, limits and versions the service has."""
     with service.client() as client:
         found = client.info()
-    facts = [(name, plain("" if value is None else str(value))) for name, value in _rows_of(found)]
-    show(found, as_json, fact_table(facts))
+    facts = _flat(found.model_dump(exclude={"tokenizer": {"encodings", "rendered_chat"}}))
+    client = plain(f"{__version__}, contract {CONTRACT_VERSION}")
+    show(found, as_json, fact_table([*facts, ("client", client)]))
 
 
 @command

@@ -20,10 +20,7 @@ from rollout_client.data_out.training_rows import Turns
 from rollout_client.errors import error_of_problem
 from rollout_client.results import FINAL_STATUSES
 
-File = Annotated[
-    Path | None,
-    typer.Argument(help="Rollouts of `rollout run` or of `save`, or an answer: .jsonl, .parquet, .json, .ndjson."),
-]
+File = Annotated[Path | None, typer.Argument(help="Rollouts: .jsonl, .parquet, .json or .ndjson.")]
 Job = Annotated[str | None, typer.Option(help="In place of FILE: a job of the service, once it has ended.")]
 
 
@@ -63,26 +60,13 @@ def export(
     output: Annotated[Path, typer.Option(help="Where the rows are written: .jsonl.")],
     file: File = None,
     job: Job = None,
-    statuses: Annotated[
-        list[str] | None,
-        typer.Option("--status", help="Keep this status; can be given again. By default all that have a final reward."),
-    ] = None,
-    best_of_group: Annotated[
-        bool, typer.Option("--best-of-group", help="Keep of each group the rollout with the highest reward.")
-    ] = False,
+    statuses: Annotated[list[str] | None, typer.Option("--status", help="By default all with a final reward.")] = None,
+    best_of_group: Annotated[bool, typer.Option("--best-of-group", help="Keep the best of each group.")] = False,
     min_reward: Annotated[float | None, typer.Option(help="Keep rollouts with this reward or a higher one.")] = None,
     min_gap: Annotated[float, typer.Option(min=0, help="dpo: least difference of the rewards of a pair.")] = 0.0,
-    pairs_per_group: Annotated[
-        int, typer.Option(min=1, help="dpo: most pairs of a group, the largest differences first.")
-    ] = 1,
+    pairs_per_group: Annotated[int, typer.Option(min=1, help="dpo: maximum pairs of a group.")] = 1,
     turns: Annotated[Turns, typer.Option(help="Which responses of a rollout are trained.")] = "all",
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder where the images that rollouts show are written, or are already. Rows have their paths; by "
-            "default they have the names of images."
-        ),
-    ] = None,
+    images: Annotated[Path | None, typer.Option(help="Write images to this folder; rows have their paths.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write stored rollouts as training data: messages, preference pairs, or tokens with labels.
@@ -108,14 +92,8 @@ def export(
         with service.client() as client:
             exported = export_rollouts(rollouts, format, selection, ImageFolder(images, client.image).file)
     exported.save(output)
-    document = {
-        "format": format,
-        "output": str(output),
-        "rows": len(exported.rows),
-        "rollouts": exported.rollouts,
-        "left_out": exported.left_out,
-        "notes": exported.notes,
-    }
+    counts = {name: getattr(exported, name) for name in ("format", "rollouts", "left_out", "notes")}
+    document = {**counts, "output": str(output), "rows": len(exported.rows)}
     show(document, as_json, _export_table(exported))
 
 

@@ -119,7 +119,7 @@ def play_to_file(player: RunPlayer, path: Path, overwrite: bool) -> Totals:
 
     Raises `RunStopped`, `ValueError` if the file is of another run, `OSError`, and what a request raises.
     """
-    with ResultsFile(path, run_of(player.samples, player.options), overwrite) as file:
+    with ResultsFile(path, run_of(player.samples, player.options), overwrite).locked() as file:
         found = file.recover(player.group_size)
         try:
             player.play(file.append, found.totals, found.rows)

@@ -9,10 +9,10 @@ import asyncio
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pydantic_core import from_json, to_json
@@ -72,14 +72,7 @@ def run_of(samples: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> 
 
 
 class ResultsFile:
-    """Use it as a context manager: it is locked for the length of the block.
-
-    Args:
-        path: of the results; `{path}.run.json` says which run they are of.
-
-    Raises:
-        ValueError: another process writes it, or it is of another run.
-    """
+    """The file at `path`, and `{path}.run.json`, which says which run it is of."""
 
     def __init__(self, path: Path, run: Mapping[str, Any], overwrite: bool = False) -> None:
         self._path = path
@@ -90,19 +83,17 @@ class ResultsFile:
         self._waiting: list[bytes] = []
         self._is_writing = asyncio.Lock()
 
-    def __enter__(self) -> Self:
+    @contextmanager
+    def locked(self) -> Iterator[Self]:
+        """Holds the file for the length of the block. Raises `ValueError` if another process writes it."""
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield self
         except BlockingIOError as error:
-            os.close(self._descriptor)
             raise ValueError(f"{self._path} is being written by another rollout run.") from error
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        os.close(self._descriptor)
+        finally:
+            os.close(self._descriptor)
 
     def recover(self, group_size: int) -> Recovered:
         """Cuts off what a kill left of a group; begins the file if it is empty."""
