@@ -329,7 +329,5 @@ def token_row(sample: SampleResult) -> TokenRow:
     length = len(row.token_ids)
     # A log without a generated token is all prompt.
     return replace(
-        row,
-        prompt_length=length if first is None else first,
-        generated_length=length if last is None else last,
+        row, prompt_length=length if first is None else first, generated_length=length if last is None else last
     )

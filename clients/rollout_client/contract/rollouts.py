@@ -8,14 +8,7 @@ The docstrings under the fields are the descriptions in the service's OpenAPI do
 
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict
 from rollout_client.contract.messages import (

@@ -39,13 +39,7 @@ from rollout_client.data_out.training_rows import (
     template_fields,
 )
 from rollout_client.errors import RolloutError
-from rollout_client.results import (
-    FINAL_STATUSES,
-    final_reward,
-    generated_places,
-    seats_of,
-    trained_places,
-)
+from rollout_client.results import FINAL_STATUSES, final_reward, generated_places, seats_of, trained_places
 
 ExportFormat = Literal["sft", "dpo", "tokens"]
 Value = TypeVar("Value")

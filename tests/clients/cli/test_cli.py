@@ -56,10 +56,7 @@ def test_info_shows_model_tokenizer_limits_and_versions(service: ScriptedService
             "chat_template_sha256": None,
             "rendered_chat": None,
         },
-        "limits": {
-            "max_seq_len": 100,
-            "admission": {"max_rollouts": 9, "max_tokens": None},
-        },
+        "limits": {"max_seq_len": 100, "admission": {"max_rollouts": 9, "max_tokens": None}},
         "versions": {"service": "0.9", "contract": "1.7", "engine": "vllm 0.32", "ray": "2.60", "transformers": "5.19"},
         "policy_version": 3,
         "tasks": ["math", "[code]"],

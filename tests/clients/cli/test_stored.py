@@ -171,9 +171,7 @@ REPLAYED = {
     "verdict": "parts",
     "tokens": 4,
     "largest_difference": 0.25,
-    "generations": [
-        {"message": 1, "start": 0, "end": 9, "weight_version": "7", "verdict": "parts", "tokens": 4},
-    ],
+    "generations": [{"message": 1, "start": 0, "end": 9, "weight_version": "7", "verdict": "parts", "tokens": 4}],
     "difference": {
         "message": 1,
         "token": 4,

@@ -141,8 +141,7 @@ def test_rows_come_back_from_json_lines_and_no_other_file_is_written(format: Exp
 
 
 @pytest.mark.parametrize(
-    ("min_gap", "pairs"),
-    [(0.0, [(2, 1), (2, 0), (0, 1)]), (0.5, [(2, 1), (2, 0)]), (1.0, [(2, 1)])],
+    ("min_gap", "pairs"), [(0.0, [(2, 1), (2, 0), (0, 1)]), (0.5, [(2, 1), (2, 0)]), (1.0, [(2, 1)])]
 )
 def test_pairs_have_at_least_the_gap_the_largest_first(min_gap: float, pairs: list[tuple[int, int]]) -> None:
     exported = export_rollouts(group(0.25, 0.0, 1.0), "dpo", ExportSelection(min_gap=min_gap, pairs_per_group=9))

@@ -368,11 +368,7 @@ def test_an_environment_with_a_start_passes_also_without_prompts() -> None:
             "the next step would not accept it as extra_env_info: ExtraEnvInfo does not accept it: "
             "extra_env_info.until: Field required.",
         ),
-        (
-            StartOutcome,
-            "start",
-            "start raised ValueError: The sample has no prompt: give it messages, at least one.",
-        ),
+        (StartOutcome, "start", "start raised ValueError: The sample has no prompt: give it messages, at least one."),
     ],
 )
 def test_a_start_that_is_not_seeded_raises_or_makes_no_state_is_found(begin: Any, rule: Any, message: str) -> None:

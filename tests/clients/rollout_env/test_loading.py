@@ -8,12 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from rollout_env.loading import (
-    EnvironmentNotLoadable,
-    checked_arguments,
-    load_environment,
-    load_environment_class,
-)
+from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment, load_environment_class
 from tests.clients.rollout_env.faulty_environments import Judge, Judged, Loadable
 
 MODULE = "tests.clients.rollout_env.faulty_environments"

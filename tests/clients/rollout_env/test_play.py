@@ -120,10 +120,7 @@ def test_extra_env_info_is_validated_before_each_step() -> None:
     [
         ({}, "The sample has no prompt: give it messages, at least one."),
         ({"messages": []}, "The sample has no prompt: give it messages, at least one."),
-        (
-            {"messages": [{"role": "user"}]},
-            "The sample's prompt is not valid: messages.0.content: Field required.",
-        ),
+        ({"messages": [{"role": "user"}]}, "The sample's prompt is not valid: messages.0.content: Field required."),
         (
             {"message_log": [{"role": "", "content": ""}]},
             "The sample's prompt is not valid: message_log.0.role: Input should be 'system', 'user', 'assistant', "

@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_env import (
-    ChatMessage,
-    ModelReply,
-    ModelUser,
-    ScriptedChatModel,
-    UserScenario,
-    UserTurn,
-    UserTurnMissing,
-)
+from rollout_env import ChatMessage, ModelReply, ModelUser, ScriptedChatModel, UserScenario, UserTurn, UserTurnMissing
 from rollout_env.users import GREETING
 
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
@@ -30,10 +22,7 @@ LAMP = UserScenario("A lamp.")
 
 
 def turn_of(
-    *script: str | ModelReply | Exception,
-    log: list[ChatMessage] = LOG,
-    scenario: UserScenario = LAMP,
-    **fields: Any,
+    *script: str | ModelReply | Exception, log: list[ChatMessage] = LOG, scenario: UserScenario = LAMP, **fields: Any
 ) -> tuple[UserTurn, ScriptedChatModel]:
     model = ScriptedChatModel(script)
     return asyncio.run(ModelUser(model, **fields).turn(log, scenario)), model

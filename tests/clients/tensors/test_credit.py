@@ -45,10 +45,7 @@ def of_turns(samples: Sequence[SampleResult], **options: Any) -> list[list[float
 
 def test_a_turn_has_the_rewards_from_it_on_against_all_turns_of_its_group() -> None:
     # The returns are 6, 5, 3 and 0, 2, with the mean 3.2.
-    assert of_turns([turns(1, 2, 3), turns(-2, 2)]) == [
-        pytest.approx([2.8, 1.8, -0.2]),
-        pytest.approx([-3.2, -1.2]),
-    ]
+    assert of_turns([turns(1, 2, 3), turns(-2, 2)]) == [pytest.approx([2.8, 1.8, -0.2]), pytest.approx([-3.2, -1.2])]
 
 
 @pytest.mark.parametrize(("discount", "advantages"), [(0.5, [[0, -1, 1]]), (0.0, [[-2 / 3, -8 / 3, 10 / 3]])])

@@ -254,9 +254,7 @@ def test_taking_the_padding_away_gives_back_each_log(
 
 
 @given(st.lists(rollouts, max_size=6))
-def test_the_clipped_mask_marks_rollouts_whose_last_response_was_cut(
-    samples: list[SampleResult],
-) -> None:
+def test_the_clipped_mask_marks_rollouts_whose_last_response_was_cut(samples: list[SampleResult]) -> None:
     assert to_tensors(samples, pad_token_id=0).clipped_mask.tolist() == [int(is_clipped(each)) for each in samples]
 
 

@@ -12,11 +12,7 @@ from fastapi.responses import JSONResponse
 
 from rollout_client import NotJson, RolloutClient
 from rollout_client.results import RolloutsNotFinal
-from rollout_client.trainers.nemo_rl import (
-    report_prev_logprobs,
-    run_async_multi_turn_rollout,
-    run_multi_turn_rollout,
-)
+from rollout_client.trainers.nemo_rl import report_prev_logprobs, run_async_multi_turn_rollout, run_multi_turn_rollout
 from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, result, running
 
 Run = Callable[..., tuple[Any, dict[str, Any]]]

@@ -114,9 +114,7 @@ def test_the_worker_fills_the_buffer_group_by_group(service: ScriptedService) ->
     assert second.metrics == {"reward": 1, "reward_std": pytest.approx(deviation), "rewards/sum": 1}
 
 
-def test_a_group_is_one_sample_and_the_dataset_is_repeated(
-    service: ScriptedService,
-) -> None:
+def test_a_group_is_one_sample_and_the_dataset_is_repeated(service: ScriptedService) -> None:
     service.rollouts.extend([answering()] * 50)
     with worker(service, args=async_args(max_inflight_tasks=2), max_rollout_turns=2) as rollout_worker:
         rollout_worker.start()
@@ -141,9 +139,7 @@ def test_no_more_runs_ahead_of_the_trainer_than_allowed(service: ScriptedService
         assert (len(service.bodies), rollout_worker.rollout_buffer.qsize()) == (3, 4)
 
 
-def test_rollouts_without_a_final_reward_or_a_token_are_left_out(
-    service: ScriptedService,
-) -> None:
+def test_rollouts_without_a_final_reward_or_a_token_are_left_out(service: ScriptedService) -> None:
     empty = {"message_log": [prompt_message()]}
     service.rollouts.extend([answering({}, LOST, {}, empty)] * 50)
     with worker(service, args=async_args(num_generations=4), scale_rewards=False) as rollout_worker:

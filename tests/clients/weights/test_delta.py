@@ -8,18 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.weights.delta import (
-    BadDelta,
-    TensorChanges,
-    apply_changes,
-    as_bits,
-    delta_entries,
-    encode_changes,
-)
-from rollout_client.weights.safetensors_file import (
-    Header,
-    header_of,
-)
+from rollout_client.weights.delta import BadDelta, TensorChanges, apply_changes, as_bits, delta_entries, encode_changes
+from rollout_client.weights.safetensors_file import Header, header_of
 
 
 @st.composite

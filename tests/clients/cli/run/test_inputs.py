@@ -88,11 +88,7 @@ def test_without_a_map_columns_are_fields_and_nulls_are_absent(tmp_path: Path) -
             {"columns": ["messages=a", "messages.content=a"]},
             "row 0: messages.content cannot lie in messages, which another --map gives as a whole.",
         ),
-        (
-            '{"a": "\xe9"}',
-            {},
-            "byte 0xe9 in position 7: invalid continuation byte.",
-        ),
+        ('{"a": "\xe9"}', {}, "byte 0xe9 in position 7: invalid continuation byte."),
         ('{"messages": "Go."}', {}, "row 0 has no task_name: name one with --task."),
         ('{"input_row": 1}', {}, "row 0 has a field input_row, which the results have: rename it."),
     ],
