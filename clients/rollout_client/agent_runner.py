@@ -123,16 +123,44 @@ async def agent_rollouts(
         raise ValueError("num_generations and concurrency are at least 1")
     given = json_value({"samples": [as_given(sample) for sample in samples]})["samples"]
     inputs = [SampleInput.model_validate(sample) for sample in given]
+
+    async def run(idx: int, generation_index: int) -> AgentRollout:
+        """One rollout. Raises `RolloutError` if its session cannot be opened. A later failure is its error."""
+        sample = inputs[idx].model_copy(deep=True)
+        sample.idx = idx if sample.idx is None else sample.idx
+        branches: list[SessionSample] = []
+        reward: AgentReward = None
+        error: Exception | None = None
+        is_judged = False
+        async with client.session(**session, sample=sample, generation_index=generation_index) as opened:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    reward = await agent(opened.base_url, opened.api_key, sample)
+                if reward is not None:
+                    await opened.reward(reward)
+                elif judge:
+                    await opened.judge()
+                    is_judged = True
+            except Exception as raised:  # noqa: BLE001 - a rollout that fails is data beside the others
+                error = raised
+        try:
+            branches = await opened.samples()
+        except RolloutError as raised:
+            error = error or raised
+        if is_judged and branches:
+            reward = branches[-1].rewards
+        total: float | None = None
+        if error is None and reward is not None:
+            total = sum(reward.values()) if isinstance(reward, dict) else float(reward)
+        return AgentRollout(idx, generation_index, branches, total, error)
+
     places = ((idx, generation) for idx in range(len(inputs)) for generation in range(num_generations))
     running: set[asyncio.Task[AgentRollout]] = set()
     ended: list[asyncio.Task[AgentRollout]] = []
     try:
         while True:
             for idx, generation_index in islice(places, concurrency - len(running)):
-                sample = inputs[idx].model_copy(deep=True)
-                sample.idx = idx if sample.idx is None else sample.idx
-                run = _run_agent(client, agent, sample, idx, generation_index, timeout_s, judge, session)
-                running.add(asyncio.create_task(run))
+                running.add(asyncio.create_task(run(idx, generation_index)))
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -143,41 +171,3 @@ async def agent_rollouts(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, *ended, return_exceptions=True)
-
-
-async def _run_agent(
-    client: AsyncRolloutClient,
-    agent: Agent,
-    sample: SampleInput,
-    idx: int,
-    generation_index: int,
-    timeout_s: float | None,
-    judge: bool,
-    fields: Mapping[str, Any],
-) -> AgentRollout:
-    """One rollout. Raises `RolloutError` if its session cannot be opened. A later failure is the rollout's error."""
-    branches: list[SessionSample] = []
-    reward: AgentReward = None
-    error: Exception | None = None
-    is_judged = False
-    async with client.session(**fields, sample=sample, generation_index=generation_index) as session:
-        try:
-            async with asyncio.timeout(timeout_s):
-                reward = await agent(session.base_url, session.api_key, sample)
-            if reward is not None:
-                await session.reward(reward)
-            elif judge:
-                await session.judge()
-                is_judged = True
-        except Exception as raised:  # noqa: BLE001 - a rollout that fails is data beside the others
-            error = raised
-    try:
-        branches = await session.samples()
-    except RolloutError as raised:
-        error = error or raised
-    if is_judged and branches:
-        reward = branches[-1].rewards
-    total: float | None = None
-    if error is None and reward is not None:
-        total = sum(reward.values()) if isinstance(reward, dict) else float(reward)
-    return AgentRollout(idx, generation_index, branches, total, error)

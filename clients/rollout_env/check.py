@@ -110,8 +110,6 @@ def check(
         max_block_s: how long a step may block the event loop, in seconds.
         step_timeout_s: how long a step may take, in seconds.
     """
-    if not callable(environment) and not isinstance(environment, TaskEnvironment):
-        raise TypeError(f"check needs an environment or what makes one, such as its class; got {environment!r}.")
     instances = [environment] if isinstance(environment, TaskEnvironment) else [environment(), environment()]
     checker = _Checker(instances, replies, max_block_s, step_timeout_s)
     if findings := run(checker.findings(samples, seed, repeatable)):

@@ -8,8 +8,8 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Mapping
-from types import ModuleType, SimpleNamespace
-from typing import Any, get_type_hints
+from types import ModuleType
+from typing import Any
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -86,12 +86,10 @@ def checked_arguments(
         problem = str(error)
     except ValidationError as error:
         problem = "; ".join(map(_argument_problem, error.errors()))
-    # `get_type_hints` takes types without their constraints.
-    short = get_type_hints(SimpleNamespace(__annotations__=types))
-    shown = [each.replace(annotation=short.get(each.name, each.annotation)) for each in signature.parameters.values()]
+    shown = signature.replace(return_annotation=signature.empty)
     raise EnvironmentNotLoadable(
         f"{import_path} does not take the arguments {dict(arguments)!r}: {problem}. Its constructor is "
-        f"{environment_class.__name__}{signature.replace(parameters=shown, return_annotation=signature.empty)}."
+        f"{environment_class.__name__}{shown}."
     )
 
 

@@ -88,18 +88,15 @@ class EnvironmentServer:
 
     async def _description(self, _: Request) -> Response:
         environment = self._environment
+        names = ("description", "max_sessions", "session_idle_s", "max_concurrent_steps", "sample_count")
         return JSONResponse(
             {
-                "description": environment.description,
+                **{name: getattr(environment, name) for name in names},
                 "fields": environment.ExtraEnvInfo.model_json_schema(),
                 "tools": list(environment.tools),
                 "has_start": has_a_start(type(environment)),
                 "lost_session": environment.lost_session if has_sessions(type(environment)) else "reopen",
                 "forks_sessions": forks_sessions(environment) or not has_sessions(type(environment)),
-                "max_sessions": environment.max_sessions,
-                "session_idle_s": environment.session_idle_s,
-                "max_concurrent_steps": environment.max_concurrent_steps,
-                "sample_count": environment.sample_count,
             }
         )
 

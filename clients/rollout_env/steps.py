@@ -233,10 +233,9 @@ def invalid(problem: str) -> OutcomeInvalid:
 def problems_of(error: ValidationError, whole: str) -> str:
     """Each problem with the path of its field, which begins with `whole`."""
 
-    def path_of(place: tuple[int | str, ...]) -> str:
-        return ".".join((whole, *(str(part) for part in place if part not in (ONE_MESSAGE, SEVERAL_MESSAGES))))
-
-    return "; ".join(f"{path_of(problem['loc'])}: {problem['msg']}" for problem in error.errors())
+    kinds = (ONE_MESSAGE, SEVERAL_MESSAGES)
+    paths = [".".join([whole, *(str(part) for part in each["loc"] if part not in kinds)]) for each in error.errors()]
+    return "; ".join(f"{path}: {problem['msg']}" for path, problem in zip(paths, error.errors(), strict=True))
 
 
 class RolloutSteps:

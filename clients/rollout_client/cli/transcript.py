@@ -3,7 +3,6 @@
 Text of models and environments is shown as it is: never read as markup, its control characters made visible.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group
@@ -20,15 +19,9 @@ from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RequestMetrics, SampleResult
 from rollout_client.results import is_clipped
 
-STATUS_STYLES: Mapping[str, str] = {
-    "completed": "green",
-    "truncated": "yellow",
-    "max_turns": "yellow",
-    "error": "red",
-    "deadline": "yellow",
-    "cancelled": "yellow",
-    "stale": "yellow",
-}
+STATUS_STYLES = {"completed": "green", "error": "red"}
+CUT_STYLE = "yellow"
+"""The style of every other status: something has cut the rollout off."""
 ROLE_STYLES = {"assistant": "bold cyan", "environment": "magenta", "system": "dim", "tool": "magenta", "user": "bold"}
 NOTE_STYLE = "dim"
 LONGEST_ROLE = len("environment")
@@ -38,7 +31,7 @@ NAME_SHOWN = len("sha256:") + 8
 
 def transcript(sample: SampleResult) -> Panel:
     """One rollout: its messages with their rewards, its status and its total reward."""
-    style = STATUS_STYLES[sample.status]
+    style = STATUS_STYLES.get(sample.status, CUT_STYLE)
     title = plain(f"{sample.id or sample.idx} · {sample.task_name} · generation {sample.generation_index}")
     return Panel(
         _messages_grid(sample),
@@ -55,9 +48,9 @@ def _messages_grid(sample: SampleResult) -> Table:
     grid.add_column(width=LONGEST_ROLE)
     grid.add_column(ratio=1, overflow="fold")
     for message in sample.message_log:
-        shown = "\n".join(filter(None, [*_image_marks(message), message.content]))
+        shown = "\n".join(filter(None, [*image_marks(message), message.content]))
         grid.add_row(Text(message.role, ROLE_STYLES[message.role]), plain(shown))
-        if note := _message_note(message):
+        if note := message_note(message):
             grid.add_row("", Text(note, NOTE_STYLE))
     if sample.error is not None:
         grid.add_row(Text("error", "bold red"), plain(f"{sample.error.kind}: {sample.error.message}", "red"))
@@ -66,13 +59,13 @@ def _messages_grid(sample: SampleResult) -> Table:
     return grid
 
 
-def _image_marks(message: Message) -> list[str]:
+def image_marks(message: Message) -> list[str]:
     """A short text for each image of a message: its name and how many tokens stand for it."""
     counts = [(shown.media[:NAME_SHOWN], shown.end - shown.start) for shown in message.mm_ranges or ()]
     return [f"[image {name}... · {count} {'token' if count == 1 else 'tokens'}]" for name, count in counts]
 
 
-def _message_note(message: Message) -> str:
+def message_note(message: Message) -> str:
     """Tokens, finish reason, log-probability and reward of a message; empty where it has none of them."""
     notes = []
     if message.generation_logprobs is not None:
@@ -110,7 +103,7 @@ def totals_table(totals: Totals) -> Table:
         "Run",
         [
             ("rollouts", number(totals.rollouts)),
-            *((plain(status, STATUS_STYLES.get(status, "")), number(count)) for status, count in statuses),
+            *((plain(status, STATUS_STYLES.get(status, CUT_STYLE)), number(count)) for status, count in statuses),
             ("error rate", f"{totals.error_rate:.2%}"),
             ("mean reward", "" if totals.mean_reward is None else number(totals.mean_reward)),
             ("clipped ratio", "" if totals.clipped_ratio is None else f"{totals.clipped_ratio:.2%}"),
@@ -136,13 +129,13 @@ def _fields_table(task: TaskInfo) -> Table:
     for name, schema in fields.get("properties", {}).items():
         needed = "required" if name in fields.get("required", ()) else "optional"
         about = plain(schema.get("description", ""))
-        table.add_row(plain(f"  {name}", "bold"), plain(_type_name(schema)), Text(needed, NOTE_STYLE), about)
+        table.add_row(plain(f"  {name}", "bold"), plain(type_name(schema)), Text(needed, NOTE_STYLE), about)
     return table
 
 
-def _type_name(schema: Any) -> str:
+def type_name(schema: Any) -> str:
     """`integer`, `array of string`, `string or null`; `any` where a JSON schema does not say."""
     if choices := schema.get("anyOf"):
-        return " or ".join(map(_type_name, choices))
+        return " or ".join(map(type_name, choices))
     name = str(schema.get("type", "any"))
-    return f"{name} of {_type_name(schema.get('items', {}))}" if name == "array" else name
+    return f"{name} of {type_name(schema.get('items', {}))}" if name == "array" else name

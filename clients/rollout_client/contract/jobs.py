@@ -77,6 +77,10 @@ class JobCursor(Lenient):
         """How many samples have no group that was played in the events up to `event`."""
         return sum(drawn.size for drawn in self.samples_from)
 
+    def ranges_to_play(self) -> list[SampleRange]:
+        """The ranges that have samples."""
+        return [drawn for drawn in self.samples_from if drawn.size]
+
 
 class PositionedResult(Lenient):
     """One rollout with its place."""

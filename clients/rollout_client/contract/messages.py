@@ -264,31 +264,22 @@ class GivenMessage(Message):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, from_attributes=True)
 
     @model_validator(mode="after")
-    def has_one_logprob_a_token(self) -> Self:
-        if self.generation_logprobs is not None and len(self.generation_logprobs) != len(self.token_ids):
-            raise ValueError(
-                f"{len(self.generation_logprobs)} generation_logprobs for {len(self.token_ids)} token_ids: send as many"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def has_ranges_of_its_tokens(self) -> Self:
-        place = 0
-        if self.mm_ranges and self.generation_logprobs is not None:
+    def has_numbers_of_its_tokens(self) -> Self:
+        count, logprobs = len(self.token_ids), self.generation_logprobs
+        if logprobs is not None and len(logprobs) != count:
+            raise ValueError(f"{len(logprobs)} generation_logprobs for {count} token_ids: send as many")
+        if self.mm_ranges and logprobs is not None:
             raise ValueError(
                 "mm_ranges of tokens that were generated: no sampled token stands for an image, leave it out"
             )
+        place = 0
         for shown in self.mm_ranges or ():
-            if not place <= shown.start < shown.end <= len(self.token_ids):
+            if not place <= shown.start < shown.end <= count:
                 raise ValueError(
-                    f"mm_ranges has [{shown.start}, {shown.end}) after {place} of {len(self.token_ids)} tokens: send "
-                    "ranges in order, which do not overlap"
+                    f"mm_ranges has [{shown.start}, {shown.end}) after {place} of {count} tokens: send ranges in "
+                    "order, which do not overlap"
                 )
             place = shown.end
-        return self
-
-    @model_validator(mode="after")
-    def has_columns_of_its_tokens(self) -> Self:
         for name in COLUMN_FIELDS & self.model_fields_set:
             column: PackedNumbers | None = getattr(self, name)
             if column is not None:

@@ -79,12 +79,10 @@ class SampleRange(Strict):
         """The places that are not left out, in ascending order."""
         # Without validation: ranges that the service has joined may have more places than one that is sent.
         at = self.start
-        for left_out in self.without:
-            if at < left_out.start:
-                yield PlaceRange.model_construct(start=at, count=left_out.start - at)
-            at = left_out.end
-        if at < self.end:
-            yield PlaceRange.model_construct(start=at, count=self.end - at)
+        for end, after in [*((each.start, each.end) for each in self.without), (self.end, self.end)]:
+            if at < end:
+                yield PlaceRange.model_construct(start=at, count=end - at)
+            at = after
 
 
 class NextSampleRange(SampleRange):

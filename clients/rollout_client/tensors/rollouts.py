@@ -83,12 +83,9 @@ class TokenColumns:
     def clipped_rollouts(self) -> NDArray[np.bool_]:
         """[B]: whether its length has cut the last generated message of the rollout."""
         clipped = np.zeros(len(self.message_counts), np.bool_)
-        rollout = self.rollout_of_message
-        generated = np.flatnonzero(self.logprob_counts >= 0)
-        is_last = np.ones(len(generated), np.bool_)
-        is_last[:-1] = rollout[generated[1:]] != rollout[generated[:-1]]
-        last = generated[is_last]
-        clipped[rollout[last]] = self.clipped[last]
+        is_generated = self.logprob_counts >= 0
+        # Of several values for one place numpy keeps the last.
+        clipped[self.rollout_of_message[is_generated]] = self.clipped[is_generated]
         return clipped
 
     @property

@@ -152,8 +152,9 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
         **options: Unpack[TrainerOptions],
     ) -> None:
         self.rollout_buffer: Any = queue.Queue()
+        self._position = DatasetPosition(self.rollout_buffer)
         # TRL's trainer asks for it by this name.
-        self._loop_kwargs = DatasetPosition(self.rollout_buffer)
+        self._loop_kwargs: dict[str, Any] = self._position
         self.metrics_queue: Any = queue.Queue()
         self._client = client
         self._dataset = dataset
@@ -178,7 +179,7 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
         """Starts the thread; does nothing if it runs already."""
         if self._thread is not None:
             return
-        self._loop_kwargs.begun = 0
+        self._position.begun = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-service-worker", daemon=True)
         self._thread.start()
@@ -236,8 +237,8 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
                 while not self._has_room():
                     await asyncio.sleep(ROOM_POLL_S)
                 self._in_progress += self._args.num_generations
-                self._loop_kwargs.playing.add(group)
-                self._loop_kwargs.begun = group + 1
+                self._position.playing.add(group)
+                self._position.begun = group + 1
                 groups.create_task(self._play_group(group, row))
 
     def _has_room(self) -> bool:
@@ -302,7 +303,7 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
             )
         for sample in samples:
             self.rollout_buffer.put(sample)
-        self._loop_kwargs.playing.discard(group)
+        self._position.playing.discard(group)
         not_final = rewards.count(None) - cut_off
         return {"rollout/not_final_total": float(not_final), "sample/dropped_stale_total": float(stale)}
 

@@ -100,7 +100,8 @@ def torch_tensors(source: TorchSource, layout: PolicyLayout, is_partial: bool = 
     adapted = _AdaptedLayers(module)
     if is_partial:
         # Merging changes the parameters of an adapted layer, although they are frozen.
-        frozen = {name for name in _frozen_parameters(module) if name not in adapted}
+        parameters = module.named_parameters(remove_duplicate=False)
+        frozen = {name for name, each in parameters if not each.requires_grad and name not in adapted}
         tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
     tensors = _without_wrappers(adapted.unwrapped(tensors))
     if (model := _transformers_model(module)) is None:
@@ -122,10 +123,6 @@ def _without_wrappers(tensors: Mapping[str, TorchTensor]) -> dict[str, TorchTens
     count = Counter(plain.values())
     # Of several tensors with one name the wrapped ones keep theirs, so that they are refused and not lost.
     return {name if count[plain[name]] > 1 else plain[name]: tensor for name, tensor in tensors.items()}
-
-
-def _frozen_parameters(module: nn.Module) -> set[str]:
-    return {name for name, each in module.named_parameters(remove_duplicate=False) if not each.requires_grad}
 
 
 def _transformers_model(module: nn.Module) -> Any | None:

@@ -3,10 +3,9 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from rollout_client.calls.policy import push_query
 from rollout_client.contract.base import PolicyName, VersionLabel, label_of, read_label
 from rollout_client.contract.messages import WeightVersionSpan
-from rollout_client.contract.policy import PolicyUpdate
+from rollout_client.contract.policy import PolicyUpdate, PushOptions
 
 
 @pytest.mark.parametrize(
@@ -36,6 +35,6 @@ def test_an_update_of_a_named_policy_has_its_label() -> None:
 
 
 def test_only_an_adapter_is_pushed_with_a_name() -> None:
-    assert push_query("adapter", None, {}, name="run-b") == {"kind": "adapter", "name": "run-b"}
-    with pytest.raises(ValueError, match="name=run-b goes with kind=adapter, and the kind is full"):
-        push_query("full", None, {}, name="run-b")
+    assert PushOptions(kind="adapter", name="run-b").name == "run-b"
+    with pytest.raises(ValidationError, match="name=run-b goes with kind=adapter, and the kind is full"):
+        PushOptions(name="run-b")

@@ -304,11 +304,6 @@ def test_images_are_names_and_parts_of_the_messages_of_every_row() -> None:
     }
 
 
-def test_prompts_with_other_images_are_other_prompts() -> None:
-    with pytest.raises(NothingToExport, match=f"2 left out: {ALIKE}"):
-        export_rollouts([seen(), seen(0.0, BLUE, generation=1)], "dpo")
-
-
 def test_files_of_images_stand_as_paths_and_a_missing_one_is_counted(tmp_path: Path) -> None:
     files = {RED: tmp_path / "red.png"}
     exported = export_rollouts([seen(), seen(1.0, BLUE)], "sft", image_file=files.get)

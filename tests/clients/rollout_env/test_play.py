@@ -102,12 +102,6 @@ def test_an_environment_sees_no_tokens_and_cannot_change_the_log() -> None:
     assert [message["content"] for message in played.message_log] == ["Go.", "a", "x"]
 
 
-def test_a_play_changes_nothing_in_its_sample() -> None:
-    sample = counting_sample(3)
-    play(CountingEnvironment(), ["1", "2"], sample).extra_env_info["until"] = 0
-    assert sample == counting_sample(3)
-
-
 def test_extra_env_info_is_validated_before_each_step() -> None:
     with pytest.raises(SampleRejected, match=r"extra_env_info\.until: Field required"):
         play(CountingEnvironment(), ["1"], {"messages": [{"role": "user", "content": "Count."}]})
@@ -250,28 +244,6 @@ def test_what_a_start_returns_is_validated() -> None:
         play(Wrong(), [], counting_sample(1))
 
 
-class PlainCounting(CountingEnvironment):
-    """Its step is plain: the counting one's, run to its end."""
-
-    def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:  # type: ignore[override]
-        return asyncio.run(super().step(message_log, extra_env_info))
-
-
-class BatchCounting(CountingEnvironment):
-    """Judges many at once."""
-
-    async def step_batch(
-        self, message_logs: list[list[ChatMessage]], extra_env_infos: list[Count]
-    ) -> list[StepOutcome]:
-        return [await self.step(log, info) for log, info in zip(message_logs, extra_env_infos, strict=True)]
-
-
-@pytest.mark.parametrize("environment", [PlainCounting(), BatchCounting()])
-def test_a_plain_step_and_one_for_many_play_like_an_async_one(environment: CountingEnvironment) -> None:
-    expected = play(CountingEnvironment(), ["1", "2"], counting_sample(2))
-    assert play(environment, ["1", "2"], counting_sample(2)) == expected
-
-
 class Shelf(Session):
     """Counts in memory, and says when it is closed."""
 
@@ -313,12 +285,3 @@ def test_a_session_whose_step_raises_is_closed() -> None:
     with pytest.raises(TemporaryFailure, match=r"The shelf fell\."):
         play(environment, ["a", "raise"], counting_sample(3))
     assert (environment.opened, environment.closed) == (1, 1)
-
-
-def test_what_is_no_session_is_refused() -> None:
-    class Sessionless(ShelfEnvironment):
-        def open_session(self, message_log: list[ChatMessage], extra_env_info: Count) -> Any:
-            return "a session"
-
-    with pytest.raises(OutcomeInvalid, match="open_session must return a Session, got str"):
-        play(Sessionless(), ["a"], counting_sample(3))

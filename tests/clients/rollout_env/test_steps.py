@@ -66,27 +66,16 @@ def test_a_valid_outcome_shares_nothing_with_the_environments_own() -> None:
             {"observation": {"role": "narrator", "content": ""}},
             "outcome.observation.role: Input should be 'system', 'user', 'assistant', 'tool' or 'environment'",
         ),
-        ({"observation": {"role": "user"}}, "outcome.observation.content: Field required"),
-        (
-            {"observation": {"role": "user", "content": None}},
-            "outcome.observation.content: Input should be a valid string",
-        ),
         ({"observation": []}, "outcome.observation: List should have at least 1 item after validation, not 0"),
-        ({"observation": "Good."}, "outcome.observation: Input should be a valid dictionary"),
         (
             {"observation": [{"role": "user", "content": ""}, {"role": "tool", "content": "", "tool_call_id": 1}]},
             "outcome.observation.1.tool_call_id: Input should be a valid string",
         ),
         ({"terminated": None}, "outcome.terminated: Input should be a valid boolean"),
         ({"next_stop_strings": [""]}, "outcome.next_stop_strings.0: String should have at least 1 character"),
-        ({"answer": 7}, "outcome.answer: Input should be a valid string"),
         (
             {"metadata": {"board": [{"score": float("nan")}]}},
             "outcome.metadata: Value error, it holds nan, which JSON cannot express",
-        ),
-        (
-            {"metadata": {"score": float("-inf")}},
-            "outcome.metadata: Value error, it holds -inf, which JSON cannot express",
         ),
     ],
 )
@@ -100,10 +89,8 @@ def test_an_invalid_field_is_refused_by_its_name(fields: dict[str, Any], problem
     ("fields", "field"),
     [
         ({"observation": {"role": "user", "content": "a\ud800"}}, "observation.content"),
-        ({"observation": [{"role": "tool", "content": "", "name": "\ud800"}]}, "observation.0.name"),
         ({"answer": "\ud800"}, "answer"),
         ({"metadata": {"board": [{"name": "\ud800"}]}}, "metadata"),
-        ({"metadata": {"\ud800": 1}}, "metadata"),
         ({"reward": {"\ud800": 1.0}}, "reward"),
         ({"metrics": {"\ud800": 1.0}}, "metrics"),
     ],

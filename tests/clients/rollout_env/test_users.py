@@ -65,12 +65,6 @@ def test_the_stop_ends_the_conversation_after_the_text_before_it() -> None:
     assert (turn.content, turn.has_ended) == ("DONE", False)
 
 
-def test_the_policy_cannot_stop_the_conversation() -> None:
-    log: list[ChatMessage] = [*LOG[:2], {"role": "assistant", "content": "###STOP###"}]
-    turn, _ = turn_of("No?", log=log)
-    assert (turn.content, turn.has_ended) == ("No?", False)
-
-
 def test_the_last_turn_ends_the_conversation_without_a_call() -> None:
     turn, model = turn_of("More.", max_turns=1)
     assert (turn, model.asked) == (UserTurn("", has_ended=True), [])

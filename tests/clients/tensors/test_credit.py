@@ -63,10 +63,6 @@ def test_the_deviation_is_that_of_the_returns_of_all_turns() -> None:
     ]
 
 
-def test_groups_are_compared_each_for_itself() -> None:
-    assert of_turns([turns(1, idx=4), turns(7, 1, idx=1), turns(3, idx=4)]) == [[-1], [3.5, -3.5], [1]]
-
-
 def test_only_the_tokens_of_a_response_have_the_advantage_of_its_turn() -> None:
     first = played(given_message(1, 1), generated(2, 3, reward=1.0), given_message(4), generated(5, 6, 7, reward=3.0))
     options: dict[str, Any] = {"pad_token_id": PAD, "credit": "turn", "scale_rewards": False, "pad_to_multiple_of": 5}
@@ -169,10 +165,6 @@ def test_an_untrainable_response_earns_for_the_turn_before_or_the_first() -> Non
     assert credited(samples) == [[7, 24], []]
     tensors = to_tensors(samples, pad_token_id=PAD, credit=lambda _: [[-1.0, -1.0], []])
     assert tensors.advantages.tolist() == [[0, 0, -1, 0, -1], [0, 0, 0, 0, 0]]
-
-
-def test_no_samples_have_no_advantages() -> None:
-    assert to_tensors([], pad_token_id=PAD, credit="turn").advantages.shape == (0, 0)
 
 
 @pytest.mark.parametrize("discount", [-0.1, 1.1])

@@ -166,11 +166,6 @@ def test_advantages_are_relative_to_the_mean_and_deviation_of_their_group() -> N
     assert tensors.total_reward.tolist() == [0, 2, 3, 3]
 
 
-def test_the_deviation_can_be_left_out() -> None:
-    tensors = to_tensors(rewarded(0, 2, 4), pad_token_id=PAD, scale_rewards=False)
-    assert tensors.advantages.tolist() == [-2, 0, 2]
-
-
 def test_groups_can_be_told_apart_by_something_else_than_idx() -> None:
     samples = [*rewarded(0, 2, idx=0), *rewarded(5, 7, idx=1)]
     tensors = to_tensors(samples, pad_token_id=PAD, scale_rewards=False, group_of=lambda each: each.generation_index)
@@ -212,11 +207,6 @@ def test_such_a_rollout_can_be_kept_as_a_row_that_moves_nothing() -> None:
     assert tensors.advantages[0].item() == 0
     assert tensors.advantages[1:].tolist() == pytest.approx([-1 / (2**0.5 + 1e-4), 1 / (2**0.5 + 1e-4)])
     assert tensors.total_reward.tolist() == pytest.approx([NAN, 0, 2], nan_ok=True)
-
-
-@pytest.mark.parametrize("status", ["truncated", "max_turns"])
-def test_a_rollout_that_reached_a_limit_counts(status: str) -> None:
-    assert to_tensors([rollout(generated(1), status=status)], pad_token_id=PAD).sample_mask.tolist() == [1]
 
 
 # Laws

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from trl.data_utils import prepare_multimodal_messages
 
 from rollout_client import Sampling
-from rollout_client.errors import TokenizerDiffers
 from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
 from tests.clients.scripted_service import Json, ScriptedService
 from tests.clients.trainers.scripted_trainer import (
@@ -25,9 +24,7 @@ from tests.clients.trainers.scripted_trainer import (
     answering,
     layout_of,
     prompt_message,
-    response_message,
     trainer,
-    two_turns,
 )
 from tests.paths import TINY_MODEL
 
@@ -72,18 +69,6 @@ def test_the_trainers_tokenizer_is_checked_once_before_the_first_rollout(
     assert checked == [trained.processing_class]
     ServiceRolloutFunc(client, task_name="math", check_tokenizer=False)(PROMPTS, trained)
     assert len(checked) == 1
-
-
-def test_another_tokenizer_ends_the_training_before_anything_is_played(
-    service: ScriptedService, client: PushingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def differs(_tokenizer: Any) -> None:
-        raise TokenizerDiffers(["token 7 is 'a' here and 'b' at the service"])
-
-    monkeypatch.setattr(client, "check_tokenizer", differs)
-    with pytest.raises(TokenizerDiffers, match="token 7 is 'a' here"):
-        ServiceRolloutFunc(client, task_name="math")(PROMPTS, trainer())
-    assert (service.bodies, client.pushed) == ([], [])
 
 
 def test_a_prompt_of_text_is_tokenized_by_the_tokenizer_of_the_trainer(
@@ -162,18 +147,6 @@ def test_the_completion_goes_from_the_first_generated_token_to_the_last(
     }
     everything: dict[str, Any] = {"prompts": PROMPTS, **columns}
     assert service_reward(**everything) == [0, 1]
-
-
-def test_rewards_of_turns_and_the_finish_reason_reach_reward_functions(
-    service: ScriptedService, client: PushingClient
-) -> None:
-    log = [*two_turns()[:3], response_message(32, 33, finish_reason="length")]
-    log[1]["reward"], log[3]["reward"] = 0.25, 0.5
-    service.rollouts.append(answering({"message_log": log, "total_reward": 0.75}, LOST | {"message_log": log}))
-    columns = ServiceRolloutFunc(client, task_name="math")(PROMPTS, trainer())
-    assert columns["turn_rewards"] == [[0.25, 0.5], [0.25, 0.5]]
-    assert columns["total_reward"] == [0.75, None]
-    assert columns["finish_reason"] == ["length", "length"]
 
 
 @pytest.mark.parametrize("lost", [LOST, {"status": "deadline"}], ids=["error", "deadline"])

@@ -90,15 +90,6 @@ def test_failed_runs_and_runs_without_a_call_are_masked(agents: AgentService, cl
     assert columns["status"] == ["completed", "error", "error"]
 
 
-def test_the_branch_that_ended_last_is_the_completion(agents: AgentService, client: PushingClient) -> None:
-    async def agent(base_url: str, _api_key: str, _sample: SampleInput) -> float:
-        await agents.generate(base_url, [30])
-        await agents.generate(base_url, [31, 32])
-        return 1.0
-
-    assert func(agents, client, agent)(PROMPTS[:1], trainer())["completion_ids"] == [[31, 32]]
-
-
 def test_sessions_have_the_trainers_sampling_the_version_and_the_limits(
     agents: AgentService, client: PushingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

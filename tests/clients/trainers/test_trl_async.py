@@ -367,7 +367,7 @@ def async_grpo(service: ScriptedService, client: PushingClient, rows: list[Json]
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 1,
         "num_generations": 2,
-        "max_inflight_tasks": 8,
+        "max_inflight_tasks": 2,
         "max_completion_length": 8,
         "token_budget": 0,
         "learning_rate": 1e-2,

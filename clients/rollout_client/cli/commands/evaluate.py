@@ -73,18 +73,18 @@ def pass_at_k(
         by_task.setdefault(group[0].task_name, []).append(group)
     if len(by_task) > 1:
         by_task[ALL_TASKS] = list(chain.from_iterable(by_task.values()))
-    return [_of_task(task_name, k, of, passes_at, confidence) for task_name, of in by_task.items() for k in ks]
+    return [_of_task(name, k, of, passes_at, confidence) for name, of in by_task.items() for k in ks]
 
 
 def _of_task(
     task_name: str, k: int, groups: Sequence[Sequence[SampleResult]], passes_at: float, confidence: float
 ) -> PassAtK:
-    totals = totals_of(chain.from_iterable(groups))
     rewards = [[reward for sample in group if (reward := final_reward(sample)) is not None] for group in groups]
-    values = [estimate(len(each), sum(reward >= passes_at for reward in each), k) for each in rewards if len(each) >= k]
-    mean = sum(values) / len(values) if values else None
-    low, high = (None, None) if mean is None else wilson_interval(mean, len(values), confidence)
-    return PassAtK(task_name, k, mean, low, high, len(values), len(groups) - len(values), totals.clipped_ratio)
+    passed = [(len(each), sum(reward >= passes_at for reward in each)) for each in rewards if len(each) >= k]
+    mean = sum(estimate(*counts, k) for counts in passed) / len(passed) if passed else None
+    low, high = (None, None) if mean is None else wilson_interval(mean, len(passed), confidence)
+    clipped = totals_of(chain.from_iterable(groups)).clipped_ratio
+    return PassAtK(task_name, k, mean, low, high, len(passed), len(groups) - len(passed), clipped)
 
 
 def estimate(total: int, passed: int, k: int) -> float:
@@ -127,13 +127,8 @@ def evaluate(
     totals = totals_of(chain.from_iterable(groups))
     found = pass_at_k(groups, wanted, passes_at, confidence)
     versions = sorted({version for group in groups for version in _versions_of(group)})
-    document = {
-        **totals.document(),
-        "versions": versions,
-        "confidence": confidence,
-        "pass_at_k": list(map(asdict, found)),
-    }
-    show(document, as_json, _pass_table(found, versions, confidence), totals_table(totals))
+    result = {"versions": versions, "confidence": confidence, "pass_at_k": [*map(asdict, found)]}
+    show({**totals.document(), **result}, as_json, _pass_table(found, versions, confidence), totals_table(totals))
     check_error_rate(totals.error_rate, max_error_rate)
 
 

@@ -109,8 +109,8 @@ def info(service: Connection, as_json: AsJson = False) -> None:
     with service.client() as client:
         found = client.info()
     facts = _flat(found.model_dump(exclude={"tokenizer": {"encodings", "rendered_chat"}}))
-    client = plain(f"{__version__}, contract {CONTRACT_VERSION}")
-    show(found, as_json, fact_table([*facts, ("client", client)]))
+    ours = plain(f"{__version__}, contract {CONTRACT_VERSION}")
+    show(found, as_json, fact_table([*facts, ("client", ours)]))
 
 
 @command

@@ -77,14 +77,8 @@ def export(
         raise ValueError(f"{output} holds the rollouts: name another file for the rows.")
     if unknown := sorted({*(statuses or ())} - {*get_args(SampleStatus)}):
         raise typer.BadParameter(f"{unknown[0]} is not a status; there are {', '.join(get_args(SampleStatus))}")
-    selection = ExportSelection(
-        statuses=cast(list[SampleStatus], statuses) or FINAL_STATUSES,
-        best_of_group=best_of_group,
-        min_reward=min_reward,
-        min_gap=min_gap,
-        pairs_per_group=pairs_per_group,
-        turns=turns,
-    )
+    kept = cast(list[SampleStatus], statuses) or FINAL_STATUSES
+    selection = ExportSelection(kept, best_of_group, min_reward, min_gap, pairs_per_group, turns)
     rollouts = _stored_rollouts(file, job, service)
     if images is None:
         exported = export_rollouts(rollouts, format, selection)

@@ -35,7 +35,11 @@ def read_samples(source: str, columns: Sequence[str] = (), task: str | None = No
         OSError: the file cannot be read.
         ModuleNotFoundError: without the extra `arrow` or `datasets`.
     """
-    mapping = dict(map(_field_and_column, columns))
+    mapping = dict[str, str]()
+    for text in columns:
+        field, _, mapping[field] = text.partition("=")
+        if not (field and mapping[field]):
+            raise ValueError(f"--map {text}: write FIELD=COLUMN, such as messages=question.")
     rows = _rows_of(source, split)
     samples = [_sample_of(row, mapping, task, f"{source} row {place}") for place, row in enumerate(rows)]
     if not samples:
@@ -115,13 +119,6 @@ def _json_lines(path: Path) -> Iterable[Row]:
                     f"{path} line {line_number} is not a JSON object: a sample looks like `rollout tasks` shows it."
                 )
             yield value
-
-
-def _field_and_column(text: str) -> tuple[str, str]:
-    field, _, column = text.partition("=")
-    if not field or not column:
-        raise ValueError(f"--map {text}: write FIELD=COLUMN, such as messages=question.")
-    return field, column
 
 
 def _sample_of(row: Row, mapping: Mapping[str, str], task: str | None, place: str) -> Row:
