@@ -5,7 +5,14 @@ import pickle
 import pytest
 
 from rollout_client.contract.base import Problem
-from rollout_client.errors import NotJson, RequestRejected, ServiceUnreachable, error_of_problem, seconds_until
+from rollout_client.errors import (
+    NotJson,
+    RequestRejected,
+    ServiceUnreachable,
+    TokenizerDiffers,
+    error_of_problem,
+    seconds_until,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +29,8 @@ def test_an_error_survives_pickling() -> None:
     assert (type(error), error.problem, error.retry_after_s) == (RequestRejected, problem, 7.0)
     unreachable = pickle.loads(pickle.dumps(ServiceUnreachable("refused", may_have_arrived=False)))
     assert (str(unreachable), unreachable.may_have_arrived) == ("refused", False)
+    differs = pickle.loads(pickle.dumps(TokenizerDiffers(["a", "b"])))
+    assert (differs.differences, str(differs)) == (["a", "b"], "The tokenizer is not the service's: a; b.")
     not_json = pickle.loads(pickle.dumps(NotJson("samples[3].idx", "<object>", "object", 3)))
     assert (not_json.field, not_json.sample) == ("samples[3].idx", 3)
     assert str(not_json).startswith(

@@ -60,12 +60,14 @@ def test_info_shows_model_tokenizer_limits_and_versions(service: ScriptedService
         "versions": {"service": "0.9", "contract": "1.7", "engine": "vllm 0.32", "ray": "2.60", "transformers": "5.19"},
         "policy_version": 3,
         "tasks": ["math", "[code]"],
+        "follow": {"folder": "/w", "taken": 1, "newest": 2, "refused": [{"version": 2, "reason": "Torn."}]},
     }
     rows = rows_of(rollout(service, "info").stdout)
     assert rows[:2] == [["model.name", "org/model"], ["model.revision", "4e20de"]]
     assert ["limits.max_seq_len", "100"] in rows
     assert [row for row in rows if row[0].startswith("limits.admission")] == [["limits.admission.max_rollouts", "9"]]
     assert ["tasks", "math, [code]"] in rows
+    assert ["follow.refused", "{'version': 2, 'reason': 'Torn.'}"] in rows
     assert rows[-1] == ["client", f"{version('rollout-client')}, contract {CONTRACT_VERSION}"]
 
 

@@ -44,20 +44,6 @@ def test_integers_are_int64_and_the_rest_is_float32() -> None:
     assert tensors.rewards["reward"].dtype == torch.float32
 
 
-def test_padding_on_the_left_moves_every_tensor_alike() -> None:
-    tensors = to_tensors([TWO_TURNS, ONE_TURN], pad_token_id=PAD, padding_side="left", pad_to_multiple_of=9)
-    assert tensors.input_ids[1].tolist() == [*[PAD] * 7, 1, 9]
-    assert tensors.attention_mask[1].tolist() == [*[0] * 7, 1, 1]
-    assert tensors.loss_mask[1].tolist() == [*[0] * 8, 1]
-    assert tensors.generation_logprobs[1].tolist() == [*[0] * 8, -0.5]
-
-
-def test_no_samples_are_tensors_of_no_rows() -> None:
-    tensors = to_tensors([], pad_token_id=PAD)
-    assert tensors.input_ids.shape == (0, 0)
-    assert tensors.advantages.shape == (0,)
-
-
 def test_a_message_with_other_than_one_logprob_a_token_is_refused() -> None:
     with pytest.raises(ValueError, match="2 token_ids and 1 generation_logprobs"):
         to_tensors([rollout(generated(1, 2, generation_logprobs=[-0.5]))], pad_token_id=PAD)

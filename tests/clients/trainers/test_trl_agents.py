@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -110,32 +109,6 @@ def test_sessions_have_the_trainers_sampling_the_version_and_the_limits(
     sampling = {"temperature": 0.75, "top_p": 0.9, "top_k": 5, "min_p": 0.0, "max_new_tokens": 8}
     assert request.sampling.model_dump(exclude_unset=True) == sampling
     assert (request.policy.min_version, request.limits.max_calls, request.deadline_s) == (101, 3, 60)
-
-
-def test_sessions_use_the_callers_http_client_timeout_and_retries() -> None:
-    """The first attempt of each call is refused."""
-    sent: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        sent.append(request)
-        if len(sent) % 2:
-            return httpx.Response(503)
-        session = {"id": "s1", "base_url": "http://service/sessions/s1", "api_key": "k", "status": "open"}
-        samples = {"session_id": "s1", "status": "ended", "samples": []}
-        return httpx.Response(200, json=samples if request.url.path.endswith("/samples") else session)
-
-    async def agent(base_url: str, _api_key: str, _sample: SampleInput) -> float:
-        assert base_url == "http://service/sessions/s1/v1"
-        return 0.5
-
-    with httpx.Client(transport=httpx.MockTransport(answer), headers={"x-caller": "mine"}) as http:
-        client = PushingClient("http://service", http_client=http, timeout_s=7, retries=1, headers={"x-client": "1"})
-        columns = AgentRolloutFunc(client, agent, task_name="math", check_tokenizer=False)(PROMPTS[:1], trainer())
-    assert columns["completion_ids"] == [[256]]
-    paths = ["/sessions", "/sessions/s1/reward", "/sessions/s1", "/sessions/s1/samples"]
-    assert [request.url.path for request in sent] == [path for path in paths for _ in range(2)]
-    assert {(request.headers["x-caller"], request.headers["x-client"]) for request in sent} == {("mine", "1")}
-    assert all(request.extensions["timeout"]["read"] <= 7 for request in sent)
 
 
 @pytest.mark.parametrize(

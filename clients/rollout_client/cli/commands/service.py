@@ -87,7 +87,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Text]]:
         for name, held in value.items():
             yield from _flat(held, f"{path}.{name}" if path else name)
     elif value is not None:
-        yield path, plain(", ".join(value) if isinstance(value, list) else str(value))
+        yield path, plain(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 @command
