@@ -31,7 +31,12 @@ class RolloutsNotFinal(RolloutError):
     """
 
     def __init__(self, samples: Sequence[SampleResult], total: int) -> None:
-        super().__init__(f"{len(samples)} of {total} rollouts have no final reward; {reason_not_final(samples[0])}")
+        first, error = samples[0], samples[0].error
+        reason = first.status if error is None else f"{error.kind} error: {error.message}"
+        super().__init__(
+            f"{len(samples)} of {total} rollouts have no final reward; idx {first.idx} of task {first.task_name}, "
+            f"generation {first.generation_index}: {reason}"
+        )
         self.samples = samples
 
 
@@ -68,11 +73,6 @@ def is_clipped(sample: SampleResult) -> bool:
     """Whether its length has cut the last response, so that the policy did not end it. TRL's
     `mask_truncated_completions` takes such rollouts out of the loss, and verl's `clip_ratio` counts them."""
     return last_finish_reason(sample) == "length"
-
-
-def reason_not_final(sample: SampleResult) -> str:
-    reason = sample.status if sample.error is None else f"{sample.error.kind} error: {sample.error.message}"
-    return f"idx {sample.idx} of task {sample.task_name}, generation {sample.generation_index}: {reason}"
 
 
 STD_EPSILON = 1e-4

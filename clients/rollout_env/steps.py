@@ -178,11 +178,12 @@ async def batch_outcomes(
         OutcomeInvalid: it did not return a list with one outcome for each response.
     """
     outcomes: Any = await call(environment.step_batch, message_logs, states)
-    if isinstance(outcomes, list | tuple) and len(outcomes) == len(message_logs):
+    is_list = isinstance(outcomes, list | tuple)
+    if is_list and len(outcomes) == len(message_logs):
         return list(outcomes)
-    got = f"{len(outcomes)}" if isinstance(outcomes, list | tuple) else type(outcomes).__name__
     raise invalid(
-        f"step_batch must return a list with one StepOutcome for each response, here {len(message_logs)}, got {got}"
+        f"step_batch must return a list with one StepOutcome for each response, here {len(message_logs)}, got "
+        f"{len(outcomes) if is_list else type(outcomes).__name__}"
     )
 
 

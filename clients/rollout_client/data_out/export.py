@@ -237,7 +237,8 @@ class _Exporter:
             (_, one, _), (_, other, _) = given[better], given[worse]
             gap = rewards[better] - rewards[worse]
             is_apart = gap > 0 and gap >= self._selection.min_gap
-            if is_apart and one.prompt_key == other.prompt_key and one.texts != other.texts:
+            texts = [[message.content for message in each.messages] for each in (one, other)]
+            if is_apart and one.prompt_key == other.prompt_key and texts[0] != texts[1]:
                 yield better, worse
 
     def _pairable(self, sample: SampleResult) -> tuple[Conversation, Row]:

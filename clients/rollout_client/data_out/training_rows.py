@@ -49,10 +49,6 @@ class Conversation:
         return self.messages[self.start :]
 
     @property
-    def texts(self) -> list[str]:
-        return [message.content for message in self.messages]
-
-    @property
     def prompt_key(self) -> list[tuple[str, str, tuple[str, ...]]]:
         return prompt_key(self.messages[: self.start])
 
