@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome, steps
+from rollout_env import OutcomeInvalid, StepOutcome, steps
 from rollout_env.records import LARGEST_REWARD
-from rollout_env.steps import StepTooSlow, longest_block, validated_extra_env_info, validated_outcome
+from rollout_env.steps import StepTooSlow, longest_block, validated_outcome
 from tests import virtual_time
-from tests.clients.rollout_env.counting_environment import CountingEnvironment
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -116,15 +115,6 @@ def test_a_reward_that_is_no_number_of_float32_is_refused(reward: Any) -> None:
 def test_metadata_that_is_no_json_object_is_refused(metadata: Any) -> None:
     with pytest.raises(OutcomeInvalid, match=r"outcome\.metadata"):
         validated_outcome(outcome(metadata=metadata))
-
-
-def test_extra_env_info_that_the_model_refuses_rejects_the_sample() -> None:
-    with pytest.raises(SampleRejected) as refusal:
-        validated_extra_env_info(CountingEnvironment(), {"count": "many"})
-    assert str(refusal.value) == (
-        "The environment cannot take this sample: extra_env_info.until: Field required; extra_env_info.count: "
-        "Input should be a valid integer, unable to parse string as an integer."
-    )
 
 
 async def waits(seconds: float) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fastapi.responses import JSONResponse
@@ -323,31 +322,6 @@ def test_prev_logprobs_are_reported_without_padding_in_both_masks(client: Rollou
         assert [row.tolist() for row in options.pop("masks")] == masks
         assert [row.tolist() for row in options.pop("token_ids")] == [[1, 2, 3], [4, 5]]
         assert options == {}
-
-
-def test_a_batch_may_hold_numbers_of_numpy_and_torch(run: Run, service: ScriptedService) -> None:
-    """Rows 0 and 1 have one prompt, as a tensor, a list of tensors; row 2 has another as an array."""
-    ids: list[Any] = [torch.tensor([1, 2]), list(torch.tensor([1, 2])), np.array([3])]
-    logs = [[{"role": "user", "content": "", "token_ids": each}] for each in ids]
-    batch = {
-        "message_log": logs,
-        "task_name": ["math"] * 3,
-        "extra_env_info": [{"n": np.int64(3), "level": torch.tensor(0.5), "grid": np.eye(2, dtype=int)}] * 3,
-        "stop_strings": np.array([["."], None, None], dtype=object),
-    }
-
-    def second_is_lost(body: Json) -> JSONResponse:
-        first, second, third = body["samples"]
-        return answer(played(first, total_reward=0.25), played(second, **LOST), played(third, total_reward=0.75))
-
-    service.rollouts[0] = second_is_lost
-    changed, _ = run(batch, not_final="mask")
-    posted = service.bodies[0]["samples"]
-    assert [sample["message_log"][0]["token_ids"] for sample in posted] == [[1, 2], [1, 2], [3]]
-    assert posted[0]["extra_env_info"] == {"n": 3, "level": 0.5, "grid": [[1, 0], [0, 1]]}
-    assert [sample.get("stop_strings") for sample in posted] == [["."], None, None]
-    assert changed["total_reward"].tolist() == [0.25, 0.25, 0.75]
-    assert [log[0]["token_ids"] is row[0]["token_ids"] for log, row in zip(changed["message_log"], logs, strict=True)]
 
 
 def test_an_untrainable_response_has_another_role_but_is_posted_as_one(service: ScriptedService, run: Run) -> None:

@@ -224,34 +224,29 @@ def test_named_full_weights_and_sharded_adapters_are_refused(
         ServiceRolloutFunc(client, task_name="math", **options)(PROMPTS, training)
 
 
-def grpo_trainer(folder: Path, rollout_func: Any, **options: Any) -> Any:
+def grpo_trainer(folder: Path, rollout_func: Any) -> Any:
     """TRL's own trainer of the tiny model: two steps of four rollouts."""
     from datasets import Dataset
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    arguments: dict[str, Any] = {
-        "output_dir": str(folder),
-        "max_steps": 2,
-        "per_device_train_batch_size": 4,
-        "num_generations": 2,
-        "max_completion_length": 8,
-        "learning_rate": 1e-2,
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": "none",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
-    arguments |= {name: options.pop(name) for name in options.keys() & GRPOConfig.__dataclass_fields__.keys()}
+    args = GRPOConfig(
+        output_dir=str(folder),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        num_generations=2,
+        max_completion_length=8,
+        learning_rate=1e-2,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    rows = Dataset.from_list(ROWS)
     return GRPOTrainer(
-        str(TINY_MODEL),
-        args=GRPOConfig(**arguments),
-        train_dataset=Dataset.from_list(ROWS),
-        reward_funcs=service_reward,
-        rollout_func=rollout_func,
-        **options,
+        str(TINY_MODEL), args=args, train_dataset=rows, reward_funcs=service_reward, rollout_func=rollout_func
     )
 
 
@@ -277,23 +272,3 @@ def test_grpo_trains_on_what_the_service_played(
     assert first["grad_norm"] > 0
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(client.pushed[0][name], client.pushed[1][name])
-
-
-@pytest.mark.slow
-def test_grpo_with_peft_pushes_the_adapter_after_each_step(
-    service: ScriptedService, client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peft = pytest.importorskip("peft")
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    service.rollouts.extend([answering(), answering()])
-    grpo = grpo_trainer(
-        tmp_path,
-        ServiceRolloutFunc(client, task_name="math", policy_name="run-b"),
-        peft_config=peft.LoraConfig(r=4, target_modules=["o_proj"], task_type="CAUSAL_LM"),
-    )
-    grpo.train()
-    (first, first_name), (second, second_name) = client.adapters
-    assert (first, first_name) == (second, second_name) == (grpo.model, "run-b")
-    assert [body["policy"] for body in service.bodies] == [{"name": "run-b", "min_version": 101}] * 2
-    learned = first.get_parameter("base_model.model.model.layers.0.self_attn.o_proj.lora_B.default.weight")
-    assert learned.abs().max() > 0

@@ -1,21 +1,16 @@
 """`AgentRolloutFunc`: agents of sessions as the rollouts of TRL's `GRPOTrainer`."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from rollout_client import AsyncRolloutClient, SampleInput
+from rollout_client import SampleInput
 from rollout_client.contract.sessions import SessionLimits
 from rollout_client.trainers.trl import service_reward
 from rollout_client.trainers.trl_agents import AgentRolloutFunc, AgentsFailed
 from tests.clients.agent_service import AgentService
 from tests.clients.scripted_service import Json
-from tests.clients.trainers.scripted_trainer import END, PROMPTS, PushingClient, layout_of, trainer
-from tests.clients.trainers.test_trl import grpo_trainer
-from tests.paths import TINY_MODEL
+from tests.clients.trainers.scripted_trainer import END, PROMPTS, PushingClient, trainer
 from tests.service.scripted import outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM", "ignore:.*torch.jit.script_method")
@@ -135,29 +130,3 @@ def test_an_agent_that_fails_for_every_prompt_ends_the_training(agents: AgentSer
 
     with pytest.raises(AgentsFailed, match=r"All 2 runs of the agent failed; the first: KeyError\('no such tool'\)"):
         func(agents, client, agent)(PROMPTS, trainer())
-
-
-@pytest.mark.slow
-def test_grpo_trains_on_what_an_agent_did(
-    client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    services: list[AgentService] = []
-
-    def connect() -> AsyncRolloutClient:
-        """To another service for each batch, which has an event loop of its own."""
-        services.append(AgentService())
-        return services[-1].connected()
-
-    async def agent(base_url: str, _api_key: str, sample: SampleInput) -> float:
-        await services[-1].generate(base_url, [30, END])
-        return float(sample.idx or 0)
-
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    client.layout = layout_of(load_file(TINY_MODEL / "model.safetensors"))
-    grpo = grpo_trainer(tmp_path, AgentRolloutFunc(client, agent, task_name="math", connect=connect))
-    grpo.train()
-    first = grpo.state.log_history[0]
-    assert (first["rewards/service_reward/mean"], first["completions/mean_length"]) == (1.5, 2)
-    assert first["grad_norm"] > 0
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert not torch.equal(client.pushed[0][name], client.pushed[1][name])
