@@ -129,7 +129,8 @@ def streamed_parts(lines: Iterable[bytes]) -> Iterator[Part]:
             raise not_a_rollout(number, error) from error
         if line.problem is not None:
             raise error_of_problem(line.problem)
-        yield from [*(positioned.sample for positioned in line.samples), *filter(None, (line.sample, line.summary))]
+        yield from (positioned.sample for positioned in line.samples)
+        yield from filter(None, (line.sample, line.summary))
 
 
 class StreamedLine(Lenient):
