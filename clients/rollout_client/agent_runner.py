@@ -70,11 +70,8 @@ async def play_agent(
     samples: Iterable[SampleInput | Mapping[str, Any]],
     *,
     num_generations: int = 1,
-    concurrency: int = 64,
-    timeout_s: float | None = None,
-    judge: bool = False,
     progress: bool = False,
-    **session: Any,
+    **options: Any,
 ) -> list[list[AgentRollout]]:
     """Plays `agent` `num_generations` times on each sample. Returns a group for each sample, in input order.
 
@@ -82,11 +79,8 @@ async def play_agent(
     fails is data beside its siblings': an `AgentRollout` with an `error`.
 
     Args:
-        concurrency: runs at the same time.
-        timeout_s: of one run, in seconds; beyond it the run is cancelled and its calls are aborted.
-        judge: the environment of the sample's task judges what an agent has generated that returned no reward.
         progress: shows a bar on stderr (needs the `cli` extra).
-        session: further fields of `SessionRequest` for every run, such as `sampling`, `include`, `policy`, `limits`.
+        options: `concurrency`, `timeout_s`, `judge` and fields of the sessions, as `agent_rollouts` takes them.
 
     Raises:
         RolloutError: a session cannot be opened. Runs that have begun are cancelled.
@@ -96,16 +90,7 @@ async def play_agent(
     inputs = [*samples]
     ended: list[AgentRollout] = []
     with counting_bar(len(inputs) * num_generations) if progress else nullcontext() as count:
-        running = agent_rollouts(
-            client,
-            agent,
-            inputs,
-            num_generations=num_generations,
-            concurrency=concurrency,
-            timeout_s=timeout_s,
-            judge=judge,
-            **session,
-        )
+        running = agent_rollouts(client, agent, inputs, num_generations=num_generations, **options)
         async with aclosing(running) as rollouts:
             async for rollout in rollouts:
                 ended.append(rollout)
@@ -126,19 +111,56 @@ async def agent_rollouts(
     judge: bool = False,
     **session: Any,
 ) -> AsyncGenerator[AgentRollout, None]:
-    """As `play_agent`, and yields each rollout when it ends. Closing the generator cancels the runs that have begun."""
+    """As `play_agent`, and yields each rollout when it ends. Closing the generator cancels the runs that have begun.
+
+    Args:
+        concurrency: runs at the same time.
+        timeout_s: of one run, in seconds; beyond it the run is cancelled and its calls are aborted.
+        judge: the environment of the sample's task judges what an agent has generated that returned no reward.
+        session: further fields of `SessionRequest` for every run, such as `sampling`, `include`, `policy`, `limits`.
+    """
     if num_generations < 1 or concurrency < 1:
         raise ValueError("num_generations and concurrency are at least 1")
     given = json_value({"samples": [as_given(sample) for sample in samples]})["samples"]
     inputs = [SampleInput.model_validate(sample) for sample in given]
+
+    async def run(idx: int, generation_index: int) -> AgentRollout:
+        """One rollout. Raises `RolloutError` if its session cannot be opened. A later failure is its error."""
+        sample = inputs[idx].model_copy(deep=True)
+        sample.idx = idx if sample.idx is None else sample.idx
+        branches: list[SessionSample] = []
+        reward: AgentReward = None
+        error: Exception | None = None
+        is_judged = False
+        async with client.sessions.open(**session, sample=sample, generation_index=generation_index) as opened:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    reward = await agent(opened.base_url, opened.api_key, sample)
+                if reward is not None:
+                    await opened.reward(reward)
+                elif judge:
+                    await opened.judge()
+                    is_judged = True
+            except Exception as raised:  # noqa: BLE001 - a rollout that fails is data beside the others
+                error = raised
+        try:
+            branches = await opened.samples()
+        except RolloutError as raised:
+            error = error or raised
+        if is_judged and branches:
+            reward = branches[-1].rewards
+        total: float | None = None
+        if error is None and reward is not None:
+            total = sum(reward.values()) if isinstance(reward, dict) else float(reward)
+        return AgentRollout(idx, generation_index, branches, total, error)
+
     places = ((idx, generation) for idx in range(len(inputs)) for generation in range(num_generations))
     running: set[asyncio.Task[AgentRollout]] = set()
     ended: list[asyncio.Task[AgentRollout]] = []
     try:
         while True:
             for idx, generation_index in islice(places, concurrency - len(running)):
-                run = run_agent(client, agent, inputs[idx], idx, generation_index, timeout_s, judge, session)
-                running.add(asyncio.create_task(run))
+                running.add(asyncio.create_task(run(idx, generation_index)))
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -149,44 +171,3 @@ async def agent_rollouts(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, *ended, return_exceptions=True)
-
-
-async def run_agent(
-    client: AsyncRolloutClient,
-    agent: Agent,
-    given: SampleInput,
-    idx: int,
-    generation_index: int,
-    timeout_s: float | None,
-    judge: bool,
-    fields: Mapping[str, Any],
-) -> AgentRollout:
-    """One rollout. Raises `RolloutError` if its session cannot be opened. A later failure is the rollout's error."""
-    sample = given.model_copy(update={} if given.idx is not None else {"idx": idx}, deep=True)
-    branches: list[SessionSample] = []
-    reward: AgentReward = None
-    error: Exception | None = None
-    is_judged = False
-    async with client.sessions.open(**fields, sample=sample, generation_index=generation_index) as session:
-        try:
-            async with asyncio.timeout(timeout_s):
-                reward = await agent(session.base_url, session.api_key, sample)
-            if reward is not None:
-                await session.reward(reward)
-            elif judge:
-                await session.judge()
-                is_judged = True
-        except Exception as raised:  # noqa: BLE001 - a rollout that fails is data beside the others
-            error = raised
-    try:
-        branches = await session.samples()
-    except RolloutError as raised:
-        error = error or raised
-    if is_judged and branches:
-        reward = branches[-1].rewards
-    total = None if error is not None or reward is None else total_of(reward)
-    return AgentRollout(idx, generation_index, branches, total, error)
-
-
-def total_of(reward: float | dict[str, float]) -> float:
-    return sum(reward.values()) if isinstance(reward, dict) else float(reward)

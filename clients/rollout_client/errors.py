@@ -6,9 +6,8 @@ returned as data, with `status: error`. `needed_for` tells which extra installs 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from http.client import responses
 from typing import Any
 
 from pydantic import ValidationError
@@ -162,7 +161,7 @@ def error_of_response(status: int, headers: Mapping[str, str], body: bytes) -> S
     except ValidationError:
         problem = Problem(
             type="about:blank",
-            title=reason_phrase(status),
+            title=responses.get(status, "Unknown status"),
             status=status,
             detail=shortened(body.decode(errors="replace").strip()),
         )
@@ -180,26 +179,9 @@ def not_understood(what: str, error: ValidationError) -> ResponseNotUnderstood:
     )
 
 
-def reason_phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Unknown status"
-
-
 def seconds_until(retry_after: str | None) -> float | None:
-    """Reads a Retry-After header, which is a number of seconds or a date; `None` if it is neither."""
-    if retry_after is None:
-        return None
-    if retry_after.strip().isdecimal():
-        return float(retry_after)
-    try:
-        then = parsedate_to_datetime(retry_after)
-    except ValueError:
-        return None
-    if then.tzinfo is None:
-        then = then.replace(tzinfo=UTC)
-    return max((then - datetime.now(UTC)).total_seconds(), 0.0)
+    """The seconds of a Retry-After header. `None` without one, and for a date, which a proxy's clock would say."""
+    return float(retry_after) if retry_after is not None and retry_after.strip().isdecimal() else None
 
 
 def shortened(text: str, longest: int = LONGEST_SHOWN_TEXT) -> str:

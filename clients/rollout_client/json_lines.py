@@ -42,13 +42,10 @@ class LineReader(Generic[Model]):
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         # An empty line is a heartbeat of the service.
         for line in filter(None, lines):
-            yield self._parsed(line)
-
-    def _parsed(self, line: bytes) -> Model:
-        try:
-            return self._model.model_validate_json(line)
-        except ValidationError as error:
-            raise not_understood(self._what, error) from error
+            try:
+                yield self._model.model_validate_json(line)
+            except ValidationError as error:
+                raise not_understood(self._what, error) from error
 
 
 def without_nulls(value: Any) -> Any:

@@ -5,8 +5,8 @@ A rollout has a final reward if it ended, rather than failed or was cut off. `re
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,12 @@ class RolloutsNotFinal(RolloutError):
     """
 
     def __init__(self, samples: Sequence[SampleResult], total: int) -> None:
-        super().__init__(f"{len(samples)} of {total} rollouts have no final reward; {reason_not_final(samples[0])}")
+        first, error = samples[0], samples[0].error
+        reason = first.status if error is None else f"{error.kind} error: {error.message}"
+        super().__init__(
+            f"{len(samples)} of {total} rollouts have no final reward; idx {first.idx} of task {first.task_name}, "
+            f"generation {first.generation_index}: {reason}"
+        )
         self.samples = samples
 
 
@@ -68,11 +73,6 @@ def is_clipped(sample: SampleResult) -> bool:
     """Whether its length has cut the last response, so that the policy did not end it. TRL's
     `mask_truncated_completions` takes such rollouts out of the loss, and verl's `clip_ratio` counts them."""
     return last_finish_reason(sample) == "length"
-
-
-def reason_not_final(sample: SampleResult) -> str:
-    reason = sample.status if sample.error is None else f"{sample.error.kind} error: {sample.error.message}"
-    return f"idx {sample.idx} of task {sample.task_name}, generation {sample.generation_index}: {reason}"
 
 
 STD_EPSILON = 1e-4
@@ -203,23 +203,11 @@ def resumed(sample: SampleResult) -> SampleInput:
     `max_rollout_turns`; its rewards so far are on its messages, and the new result counts only what comes after.
     Under greedy decoding it ends as if it had never been cut; sampled, also with a seed, it draws the rest anew.
     """
-    return SampleInput.model_validate(
-        {
-            **(sample.model_extra or {}),
-            "id": sample.id,
-            "idx": sample.idx,
-            "task_name": sample.task_name,
-            "message_log": [
-                message.model_dump(exclude_unset=True, include=set(GivenMessage.model_fields))
-                for message in sample.message_log
-            ],
-            "extra_env_info": sample.extra_env_info,
-            "stop_strings": sample.stop_strings,
-            "observation_format": sample.observation_format,
-            "tools": sample.tools,
-            "chat_template_kwargs": sample.chat_template_kwargs,
-        }
-    )
+    shared = SampleInput.model_fields.keys() & SampleResult.model_fields.keys()
+    fields = {**(sample.model_extra or {}), **{name: getattr(sample, name) for name in shared}}
+    known = set(GivenMessage.model_fields)
+    log = [message.model_dump(exclude_unset=True, include=known) for message in sample.message_log]
+    return SampleInput.model_validate({**fields, "message_log": log})
 
 
 def main_branch(branches: Sequence[SessionSample]) -> SessionSample:
@@ -259,23 +247,15 @@ def seats_of(sample: SampleResult) -> list[SampleResult]:
     """
     own = [branch for branch in sample.branches if branch.rewards is not None]
     shared = [branch for branch in sample.branches if branch.rewards is None]
-    first = sample.model_copy(update={"branches": shared})
-    return [first] if not own else [first, *(seat_of(sample, branch) for branch in own)]
+    return [sample.model_copy(update={"branches": shared}), *(_seat_of(sample, branch) for branch in own)]
 
 
-def seat_of(sample: SampleResult, branch: Branch) -> SampleResult:
+def _seat_of(sample: SampleResult, branch: Branch) -> SampleResult:
     """The branch as a rollout. `metrics` are those of the whole game; the service knows it by no `rollout_id`."""
     rewards = branch.rewards or {}
-    is_known = sample.total_reward is not None
-    return sample.model_copy(
-        update={
-            "message_log": branch.message_log,
-            "branches": [],
-            "rollout_id": None,
-            "rewards": rewards,
-            "total_reward": sum(rewards.values()) if is_known else None,
-        }
-    )
+    total = None if sample.total_reward is None else sum(rewards.values())
+    own = {"message_log": branch.message_log, "rewards": rewards, "total_reward": total}
+    return sample.model_copy(update={**own, "branches": [], "rollout_id": None})
 
 
 UNKNOWN_VERSION = -1
@@ -326,44 +306,28 @@ def token_row(sample: SampleResult) -> TokenRow:
     images: a model that is given its tokens alone has other log-probabilities."""
     if images_shown(sample.message_log):
         raise ValueError("A rollout shows images, and a row of tokens has none: use to_tensors and image_inputs.")
-    log = sample.message_log
-    # A log without a generated token is all prompt.
-    length, tail = sum(len(message.token_ids) for message in log), prompt_length(log[::-1])
-    row = TokenRow([], [], [], [], prompt_length(log), length - tail or length)
-    for message in log:
-        count = len(message.token_ids)
+    row = TokenRow([], [], [], [], 0, 0)
+    first = last = None
+    for message in sample.message_log:
+        start, count, logprobs = len(row.token_ids), len(message.token_ids), message.generation_logprobs
+        if logprobs is not None and len(logprobs) != count:
+            raise ValueError(
+                f"A message has {count} token_ids and {len(logprobs)} generation_logprobs; there must be one for each "
+                "token."
+            )
+        if logprobs:
+            first, last = start if first is None else first, start + count
         row.token_ids.extend(message.token_ids)
         row.loss_mask.extend([int(may_be_trained(message))] * count)
-        row.generation_logprobs.extend(logprobs_of(message))
-        row.weight_versions.extend(versions_of(message))
-    return row
-
-
-def prompt_length(message_log: Iterable[Message]) -> int:
-    length = 0
-    for message in message_log:
-        if message.generation_logprobs:
-            break
-        length += len(message.token_ids)
-    return length
-
-
-def logprobs_of(message: Message) -> list[float]:
-    if message.generation_logprobs is None:
-        return [0.0] * len(message.token_ids)
-    if len(message.generation_logprobs) != len(message.token_ids):
-        raise ValueError(
-            f"A message has {len(message.token_ids)} token_ids and {len(message.generation_logprobs)} "
-            "generation_logprobs; there must be one for each token."
-        )
-    return message.generation_logprobs
-
-
-def versions_of(message: Message) -> list[int]:
-    versions = [UNKNOWN_VERSION] * len(message.token_ids)
-    if message.generation_logprobs is None:
-        return versions
-    for span in message.weight_versions or ():
-        end = min(span.end, len(versions))
-        versions[span.start : end] = [read_label(span.version).number] * (end - span.start)
-    return versions
+        row.generation_logprobs.extend([0.0] * count if logprobs is None else logprobs)
+        row.weight_versions.extend([UNKNOWN_VERSION] * count)
+        for span in () if logprobs is None else message.weight_versions or ():
+            end = min(span.end, count)
+            row.weight_versions[start + span.start : start + end] = [read_label(span.version).number] * (
+                end - span.start
+            )
+    length = len(row.token_ids)
+    # A log without a generated token is all prompt.
+    return replace(
+        row, prompt_length=length if first is None else first, generated_length=length if last is None else last
+    )

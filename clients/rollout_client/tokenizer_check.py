@@ -33,11 +33,11 @@ def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
     """Describes a tokenizer of transformers."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     return TokenizerInfo(
-        vocabulary_sha256=vocabulary_sha256(vocabulary),
+        vocabulary_sha256=_vocabulary_sha256(vocabulary),
         vocabulary_size=len(vocabulary),
-        encodings=[EncodedText(text=text, token_ids=encoded(tokenizer, text)) for text in PROBES],
-        chat_template_sha256=chat_template_sha256(tokenizer.chat_template),
-        rendered_chat=rendered_chat(tokenizer),
+        encodings=[EncodedText(text=text, token_ids=_encoded(tokenizer, text)) for text in PROBES],
+        chat_template_sha256=_chat_template_sha256(tokenizer.chat_template),
+        rendered_chat=_rendered_chat(tokenizer),
     )
 
 
@@ -51,7 +51,7 @@ def tokens_by_id(tokenizer: Any) -> list[str | None]:
 
 
 def has_other_vocabulary(tokenizer: Any, info: ServiceInfo) -> bool:
-    return vocabulary_sha256(tokenizer.get_vocab()) != info.tokenizer.vocabulary_sha256
+    return _vocabulary_sha256(tokenizer.get_vocab()) != info.tokenizer.vocabulary_sha256
 
 
 def check_tokenizer(tokenizer: Any, info: ServiceInfo, service_tokens: Sequence[str | None] | None) -> None:
@@ -77,62 +77,61 @@ def differences_of(
             f"the tokenizer has token ids up to {highest}, and the service's model has only those below "
             f"{info.model.vocab_size}"
         )
-    different_tokens = list(vocabulary_differences(tokens_by_id(tokenizer), service_tokens)) if service_tokens else []
-    yield from different_tokens or encoding_differences(tokenizer, info.tokenizer)
-    yield from template_differences(tokenizer, info.tokenizer)
+    different_tokens = list(_vocabulary_differences(tokens_by_id(tokenizer), service_tokens)) if service_tokens else []
+    yield from different_tokens or _encoding_differences(tokenizer, info.tokenizer)
+    yield from _template_differences(tokenizer, info.tokenizer)
 
 
-def vocabulary_differences(ours: Sequence[str | None], theirs: Sequence[str | None]) -> Iterator[str]:
+def _vocabulary_differences(ours: Sequence[str | None], theirs: Sequence[str | None]) -> Iterator[str]:
     """The first ids that have different tokens, and how many there are."""
     most = max(len(ours), len(theirs))
     padded = [[*tokens, *[None] * (most - len(tokens))] for tokens in (ours, theirs)]
     different = [(id_, here, there) for id_, (here, there) in enumerate(zip(*padded, strict=True)) if here != there]
     for id_, here, there in different[:MOST_SHOWN_TOKENS]:
-        yield f"token {id_} is {named(here)} here and {named(there)} at the service"
+        one, other = ("missing" if token is None else repr(token) for token in (here, there))
+        yield f"token {id_} is {one} here and {other} at the service"
     if len(different) > MOST_SHOWN_TOKENS:
         yield f"{len(different) - MOST_SHOWN_TOKENS} more tokens differ"
 
 
-def encoding_differences(tokenizer: Any, info: TokenizerInfo) -> Iterator[str]:
+def _encoding_differences(tokenizer: Any, info: TokenizerInfo) -> Iterator[str]:
     for probe in info.encodings:
-        ids = encoded(tokenizer, probe.text)
+        ids = _encoded(tokenizer, probe.text)
         if ids != probe.token_ids:
             yield f"the text {probe.text!r} has the tokens {ids} here and {probe.token_ids} at the service"
 
 
-def template_differences(tokenizer: Any, info: TokenizerInfo) -> Iterator[str]:
+def _template_differences(tokenizer: Any, info: TokenizerInfo) -> Iterator[str]:
     """A template with another text that renders alike is not a difference: trainers mark the generated part in
     theirs."""
-    if chat_template_sha256(tokenizer.chat_template) == info.chat_template_sha256:
+    if _chat_template_sha256(tokenizer.chat_template) == info.chat_template_sha256:
         return
     if tokenizer.chat_template is None:
         # The service renders all messages; a trainer without a template cannot render any differently.
         return
-    rendered = rendered_chat(tokenizer)
-    if rendered != info.rendered_chat:
-        yield (
-            f"the chat template makes {quoted(rendered)} of a short chat here and {quoted(info.rendered_chat)} at the "
-            "service"
-        )
+    if (rendered := _rendered_chat(tokenizer)) != info.rendered_chat:
+        both = (rendered, info.rendered_chat)
+        here, there = ("nothing" if text is None else repr(shortened(text, LONGEST_SHOWN_TEXT)) for text in both)
+        yield f"the chat template makes {here} of a short chat here and {there} at the service"
 
 
-def encoded(tokenizer: Any, text: str) -> list[int]:
+def _encoded(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def vocabulary_sha256(vocabulary: Mapping[str, int]) -> str:
-    return sha256_of(json.dumps(sorted((id_, token) for token, id_ in vocabulary.items())))
+def _vocabulary_sha256(vocabulary: Mapping[str, int]) -> str:
+    return _sha256_of(json.dumps(sorted((id_, token) for token, id_ in vocabulary.items())))
 
 
-def chat_template_sha256(chat_template: Any) -> str | None:
+def _chat_template_sha256(chat_template: Any) -> str | None:
     """A template is a text or, for a tokenizer with several, texts by name."""
     if chat_template is None:
         return None
     is_text = isinstance(chat_template, str)
-    return sha256_of(chat_template.rstrip() if is_text else json.dumps(chat_template, sort_keys=True))
+    return _sha256_of(chat_template.rstrip() if is_text else json.dumps(chat_template, sort_keys=True))
 
 
-def rendered_chat(tokenizer: Any) -> str | None:
+def _rendered_chat(tokenizer: Any) -> str | None:
     if tokenizer.chat_template is None:
         return None
     try:
@@ -141,13 +140,5 @@ def rendered_chat(tokenizer: Any) -> str | None:
         return None
 
 
-def sha256_of(text: str) -> str:
+def _sha256_of(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def named(token: str | None) -> str:
-    return "missing" if token is None else repr(token)
-
-
-def quoted(text: str | None) -> str:
-    return "nothing" if text is None else repr(shortened(text, LONGEST_SHOWN_TEXT))

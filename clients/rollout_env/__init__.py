@@ -13,16 +13,14 @@ from rollout_env.models import (
     escape_control_tokens,
     json_data,
 )
-from rollout_env.play import PlayResult, Reply, Sample, Turn, aplay, play
+from rollout_env.play import PlayResult, aplay, play
 from rollout_env.records import (
     ChatMessage,
     JsonObject,
     OutcomeInvalid,
-    Role,
     SampleRejected,
     StartOutcome,
     StepOutcome,
-    StopString,
     TemporaryFailure,
 )
 from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text, tool_calls_of
@@ -43,10 +41,7 @@ __all__ = [
     "ModelUser",
     "OutcomeInvalid",
     "PlayResult",
-    "Reply",
     "RewardModel",
-    "Role",
-    "Sample",
     "SampleRejected",
     "ScriptedChatModel",
     "ScriptedRewardModel",
@@ -54,11 +49,9 @@ __all__ = [
     "SimulatedUser",
     "StartOutcome",
     "StepOutcome",
-    "StopString",
     "TaskEnvironment",
     "TemporaryFailure",
     "ToolCall",
-    "Turn",
     "UserScenario",
     "UserTurn",
     "UserTurnMissing",

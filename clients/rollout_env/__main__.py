@@ -9,91 +9,87 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout_env.check import ORDINARY_REPLIES, CheckFailed, check
+from rollout_env.check import ORDINARY_REPLIES, CheckFailed, Finding, check
 from rollout_env.loading import EnvironmentNotLoadable, load_environment, load_environment_class
 from rollout_env.scaffold import NotWritten, write_environment
 
 
-class FoundWrong(Exception):
-    """The environment breaks rules. The message is a JSON document with the findings."""
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exits with status 1 if the environment cannot be written, cannot be loaded, or breaks a rule."""
-    options = parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        text = options.command(options)
-    except FoundWrong as found:
-        sys.stdout.write(f"{found}\n")
-        sys.exit(1)
+        text, is_wrong = options.command(options)
     except (NotWritten, EnvironmentNotLoadable, CheckFailed) as error:
         sys.exit(str(error))
     sys.stdout.write(f"{text}\n")
+    if is_wrong:
+        sys.exit(1)
 
 
-def parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     commands = argparse.ArgumentParser(prog="rollout env", description="Writes and checks environments.")
     of = commands.add_subparsers(required=True, metavar="COMMAND")
     init = of.add_parser("init", help="write a new environment with its test")
     init.add_argument("name", help="of the module and of the task, such as number_game")
     init.add_argument("--folder", type=Path, default=Path(), help="where to write it; by default here")
     init.add_argument("--json", action="store_true", help="print one JSON document")
-    init.set_defaults(command=init_command)
+    init.set_defaults(command=_init_command)
     checked = of.add_parser("check", help="play an environment against scripted replies and find what is wrong")
     checked.add_argument("import_path", help="package.module:Class, found from this folder too")
-    checked.add_argument("--arguments", type=json_object, default={}, help="of the constructor, as a JSON object")
+    checked.add_argument("--arguments", type=_json_object, default={}, help="of the constructor, as a JSON object")
     checked.add_argument("--reply", action="append", help="of the model, one a turn; may be given several times")
     checked.add_argument("--samples", type=int, default=3, help="how many example samples to play")
     checked.add_argument("--seed", type=int, default=0, help="of the example samples")
     checked.add_argument("--random", action="store_true", help="equal replies may give different outcomes")
     checked.add_argument("--json", action="store_true", help="print the findings as one JSON document")
-    checked.set_defaults(command=check_command)
+    checked.set_defaults(command=_check_command)
     served = of.add_parser("serve", help="serve an environment over HTTP from a Python environment of its own")
     served.add_argument("import_path", help="package.module:Class, found from this folder too")
-    served.add_argument("--arguments", type=json_object, default={}, help="of the constructor, as a JSON object")
+    served.add_argument("--arguments", type=_json_object, default={}, help="of the constructor, as a JSON object")
     served.add_argument("--socket", help="path of a Unix socket, in place of host and port")
     served.add_argument("--host", default="127.0.0.1", help="only who is trusted may reach it: it asks for no token")
     served.add_argument("--port", type=int, default=8100)
     served.add_argument("--until-input-ends", action="store_true", help="end with the process that started this one")
-    served.set_defaults(command=serve_command)
+    served.set_defaults(command=_serve_command)
     return commands
 
 
-def init_command(options: argparse.Namespace) -> str:
+def _init_command(options: argparse.Namespace) -> tuple[str, bool]:
     written = write_environment(options.name, options.folder)
-    if options.json:
-        return json.dumps({"import_path": written.import_path, "files": list(map(str, written.files))}, indent=1)
-    return written.next_steps
+    document = {"import_path": written.import_path, "files": list(map(str, written.files))}
+    return json.dumps(document, indent=1) if options.json else written.next_steps, False
 
 
-def check_command(options: argparse.Namespace) -> str:
+def _check_command(options: argparse.Namespace) -> tuple[str, bool]:
     sys.path.insert(0, str(Path.cwd()))
     load_environment_class(options.import_path)
     make = partial(load_environment, options.import_path, options.arguments)
-    replies = options.reply or ORDINARY_REPLIES
-    played: dict[str, Any] = {"import_path": options.import_path, "samples": options.samples}
+    findings: list[Finding] = []
     try:
-        check(make, replies, options.samples, seed=options.seed, repeatable=not options.random)
+        check(
+            make, options.reply or ORDINARY_REPLIES, options.samples, seed=options.seed, repeatable=not options.random
+        )
     except CheckFailed as failed:
-        if options.json:
-            raise FoundWrong(json.dumps({**played, "findings": list(map(asdict, failed.findings))}, indent=1)) from None
-        raise
-    if options.json:
-        return json.dumps({**played, "findings": []}, indent=1)
-    return f"{options.import_path} keeps the rules: {options.samples} samples were played."
+        if not options.json:
+            raise
+        findings = failed.findings
+    if not options.json:
+        return f"{options.import_path} keeps the rules: {options.samples} samples were played.", False
+    document = {"import_path": options.import_path, "samples": options.samples, "findings": [*map(asdict, findings)]}
+    return json.dumps(document, indent=1), bool(findings)
 
 
-def serve_command(options: argparse.Namespace) -> str:
+def _serve_command(options: argparse.Namespace) -> tuple[str, bool]:
     # It needs packages that the other commands do not need.
     from rollout_env.serve import serve
 
     sys.path.insert(0, str(Path.cwd()))
     environment = load_environment(options.import_path, options.arguments)
     serve(environment, options.socket, options.host, options.port, options.until_input_ends)
-    return "The server has ended."
+    return "The server has ended.", False
 
 
-def json_object(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError(text)

@@ -110,15 +110,13 @@ def check(
         max_block_s: how long a step may block the event loop, in seconds.
         step_timeout_s: how long a step may take, in seconds.
     """
-    if not callable(environment) and not isinstance(environment, TaskEnvironment):
-        raise TypeError(f"check needs an environment or what makes one, such as its class; got {environment!r}.")
     instances = [environment] if isinstance(environment, TaskEnvironment) else [environment(), environment()]
-    checker = Checker(instances, replies, max_block_s, step_timeout_s)
+    checker = _Checker(instances, replies, max_block_s, step_timeout_s)
     if findings := run(checker.findings(samples, seed, repeatable)):
         raise CheckFailed(findings)
 
 
-class RuleBroken(Exception):
+class _RuleBroken(Exception):
     """A call of the environment breaks a rule."""
 
     def __init__(self, rule: Rule, text: str, traceback: str = "") -> None:
@@ -126,7 +124,7 @@ class RuleBroken(Exception):
         self.rule, self.text, self.traceback = rule, text, traceback
 
 
-class Played(NamedTuple):
+class _Played(NamedTuple):
     """A sample, the replies to it, and their result when it was played alone."""
 
     name: str
@@ -135,7 +133,7 @@ class Played(NamedTuple):
     result: PlayResult
 
 
-class Checker:
+class _Checker:
     """One check of one environment. A problem is kept once, with the place where it was found first."""
 
     def __init__(
@@ -153,12 +151,12 @@ class Checker:
             played = [await self._play(name, sample) for name, sample in self._playable(samples, seed)]
             alone = [each for each in played if each is not None]
             if repeatable and alone and not self._findings:
-                await self._compare(alone[0], alone[-1])
+                await self._compare([alone[0], alone[-1]])
         for environment in self._instances:
             await self._holds(call(environment.close), "close")
         return list(self._findings.values())
 
-    def _add(self, broken: RuleBroken, place: str = "") -> None:
+    def _add(self, broken: _RuleBroken, place: str = "") -> None:
         sentence = f"{place}: {broken.text}." if place else f"{broken.text}."
         self._findings.setdefault((broken.rule, broken.text), Finding(broken.rule, sentence, broken.traceback))
 
@@ -166,7 +164,7 @@ class Checker:
         """Adds a finding for each text. Returns whether there are none."""
         found = list(texts)
         for text in found:
-            self._add(RuleBroken(rule, text), place)
+            self._add(_RuleBroken(rule, text), place)
         return not found
 
     async def _holds(self, work: Awaitable[object], rule: Rule, place: str = "", subject: str | None = None) -> bool:
@@ -178,7 +176,7 @@ class Checker:
         try:
             await work
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-            self._add(broken_by(error, rule, subject or rule), place)
+            self._add(_broken_by(error, rule, subject or rule), place)
             return False
         return True
 
@@ -187,21 +185,21 @@ class Checker:
         environment = self._instances[0]
         if isinstance(samples, int):
             try:
-                self._add_all("example_samples", example_problems(environment, samples, seed))
+                self._add_all("example_samples", _example_problems(environment, samples, seed))
                 samples = environment.example_samples(samples, seed)
-                if not self._findings and not any(any(sample_problems(environment, few)) for few in samples):
-                    self._add_all("example_samples", many_examples_problems(environment, seed))
+                if not self._findings and not any(any(_sample_problems(environment, few)) for few in samples):
+                    self._add_all("example_samples", _many_examples_problems(environment, seed))
             except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-                self._add(broken_by(error, "example_samples", "example_samples"))
+                self._add(_broken_by(error, "example_samples", "example_samples"))
                 return []
         named = [(f"Sample {number}", sample) for number, sample in enumerate(samples)]
         return [
             (name, sample)
             for name, sample in named
-            if self._add_all("sample", sample_problems(environment, sample), name)
+            if self._add_all("sample", _sample_problems(environment, sample), name)
         ]
 
-    async def _play(self, name: str, sample: Sample) -> Played | None:
+    async def _play(self, name: str, sample: Sample) -> _Played | None:
         """Plays the sample with the awkward replies and with its own; None if its own replies found a problem."""
         if not await self._holds(self._start_twice(sample), "start", name):
             return None
@@ -209,7 +207,7 @@ class Checker:
             await self._play_alone(name, sample, [reply])
         replies = self._replies(sample) if callable(self._replies) else self._replies
         result = await self._play_alone(name, sample, replies)
-        return Played(name, sample, replies, result) if result else None
+        return _Played(name, sample, replies, result) if result else None
 
     async def _play_alone(self, name: str, sample: Sample, replies: Sequence[Reply]) -> PlayResult | None:
         rollout = ScriptedRollout(sample)
@@ -217,7 +215,7 @@ class Checker:
         holds = await self._holds(self._start(rollout, self._instances[0]), "start", name)
         for turn, reply in enumerate(replies):
             if holds and not rollout.terminated:
-                place = f"{name}, turn {turn + 1}, reply {shortened(reply)}"
+                place = f"{name}, turn {turn + 1}, reply {_shortened(reply)}"
                 holds = await self._holds(self._turn(rollout, steps, reply), "step", place)
         await self._holds(steps.close(), "close", subject="close of a session")
         return rollout.result() if holds else None
@@ -229,63 +227,58 @@ class Checker:
             await self._start(rollout, environment)
         if rollouts[0].result() != rollouts[1].result():
             text = "start returned something else the second time: seed what is random by a field of extra_env_info"
-            raise RuleBroken("start", text)
+            raise _RuleBroken("start", text)
 
     async def _start(self, rollout: ScriptedRollout, environment: TaskEnvironment) -> None:
-        check_metadata(environment, await self._watched("start", begin(rollout, environment)))
+        _check_metadata(environment, await self._watched("start", begin(rollout, environment)))
 
     async def _turn(self, rollout: ScriptedRollout, steps: RolloutSteps, reply: Reply) -> None:
         rollout.add_reply(reply)
         step = steps.step(rollout.messages_so_far(), rollout.extra_env_info)
         outcome = await self._watched("the step", step)
         rollout.add_outcome(outcome)
-        check_metadata(self._instances[0], outcome)
+        _check_metadata(self._instances[0], outcome)
 
     async def _watched(self, subject: str, work: Awaitable[Result]) -> Result:
         """Awaits a call of the environment, which must neither take long nor block the event loop."""
         outcome, blocked_s = await longest_block(work, self._step_timeout_s)
         if blocked_s > self._max_block_s:
-            raise RuleBroken("blocking", BLOCKING.format(subject=subject, limit_s=self._max_block_s))
+            raise _RuleBroken("blocking", BLOCKING.format(subject=subject, limit_s=self._max_block_s))
         return outcome
 
-    async def _compare(self, first: Played, second: Played) -> None:
+    async def _compare(self, pair: Sequence[_Played]) -> None:
         """Plays two samples at once, turn by turn, and compares the outcomes with those of each alone."""
-        pair = (first, second)
         rollouts = [ScriptedRollout(played.sample) for played in pair]
         for rollout in rollouts:
             await self._holds(self._start(rollout, self._instances[-1]), "start")
         steps = [RolloutSteps(self._instances, first=place) for place, _ in enumerate(pair)]
-        await self._compare_turns(pair, rollouts, steps)
-        for of_rollout in steps:
-            await self._holds(of_rollout.close(), "close", subject="close of a session")
-
-    async def _compare_turns(
-        self, pair: Sequence[Played], rollouts: Sequence[ScriptedRollout], steps: Sequence[RolloutSteps]
-    ) -> None:
-        turns = max(len(played.result.turns) for played in pair)
-        for turn in range(turns):
-            for of_rollout, rollout, played in zip(steps, rollouts, pair, strict=True):
+        playing = list(zip(pair, rollouts, steps, strict=True))
+        for turn in range(max(len(played.result.turns) for played in pair)):
+            for played, rollout, of_rollout in playing:
                 if turn >= len(played.result.turns):
                     continue
                 try:
                     await self._turn(rollout, of_rollout, played.replies[turn])
-                    difference = difference_in(played.result, rollout.result(), turn)
+                    difference = _difference_in(played.result, rollout.result(), turn)
                 except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-                    difference = broken_by(error, "step", "step").text
+                    difference = _broken_by(error, "step", "step").text
                 if difference:
-                    self._add(RuleBroken("state", f"{difference} {STATE}"), f"{played.name}, turn {turn + 1}")
-                    return
+                    self._add(_RuleBroken("state", f"{difference} {STATE}"), f"{played.name}, turn {turn + 1}")
+                    playing = []
+                    break
+        for of_rollout in steps:
+            await self._holds(of_rollout.close(), "close", subject="close of a session")
 
 
-def check_metadata(environment: TaskEnvironment, outcome: StepOutcome | None) -> None:
+def _check_metadata(environment: TaskEnvironment, outcome: StepOutcome | None) -> None:
     """Raises `RuleBroken` for metadata that the outcome's own validation lets through."""
     if outcome is None or outcome.metadata is None or outcome.terminated:
         return
-    if problem := extra_env_info_problem(environment, outcome.metadata):
-        raise RuleBroken("metadata", f"the next step would not accept it as extra_env_info: {problem}")
+    if problem := _extra_env_info_problem(environment, outcome.metadata):
+        raise _RuleBroken("metadata", f"the next step would not accept it as extra_env_info: {problem}")
 
 
-def difference_in(alone: PlayResult, at_once: PlayResult, turn: int) -> str | None:
+def _difference_in(alone: PlayResult, at_once: PlayResult, turn: int) -> str | None:
     """Names the fields of the outcome of one turn that differ, if any. Metrics may differ: they may hold times."""
     expected, found = alone.turns[turn].outcome, at_once.turns[turn].outcome
     compared = [field.name for field in fields(expected) if field.name != "metrics"]
@@ -293,20 +286,20 @@ def difference_in(alone: PlayResult, at_once: PlayResult, turn: int) -> str | No
     return f"its {', '.join(names)} differed" if names else None
 
 
-def broken_by(error: Exception, rule: Rule, subject: str) -> RuleBroken:
+def _broken_by(error: Exception, rule: Rule, subject: str) -> _RuleBroken:
     """The rule that a call breaks which has raised this: one of its own, or that it must not raise."""
-    if isinstance(error, RuleBroken):
+    if isinstance(error, _RuleBroken):
         return error
     if isinstance(error, OutcomeInvalid):
-        return RuleBroken("outcome", str(error).rstrip("."))
+        return _RuleBroken("outcome", str(error).rstrip("."))
     if isinstance(error, StepTooSlow):
-        return RuleBroken(rule, f"{'the step' if rule == 'step' else subject} {error}")
+        return _RuleBroken(rule, f"{'the step' if rule == 'step' else subject} {error}")
     first_line = next(iter(str(error).splitlines()), "")
     described = f"{type(error).__name__}: {first_line}".rstrip(".: ")
-    return RuleBroken(rule, f"{subject} raised {described}", traceback_of(error))
+    return _RuleBroken(rule, f"{subject} raised {described}", _traceback_of(error))
 
 
-def traceback_of(error: Exception) -> str:
+def _traceback_of(error: Exception) -> str:
     """Traceback without the frames of this package before the environment's own."""
     frames = error.__traceback__
     while frames is not None and Path(frames.tb_frame.f_code.co_filename).parent == HERE:
@@ -314,7 +307,7 @@ def traceback_of(error: Exception) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def shortened(reply: Reply) -> str:
+def _shortened(reply: Reply) -> str:
     text = reply if isinstance(reply, str) else reply["content"]
     return repr(text) if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]!r}..."
 
@@ -339,36 +332,36 @@ def attribute_problems(environment: TaskEnvironment) -> Iterator[str]:
         yield f"ExtraEnvInfo has no JSON schema, which GET /tasks shows: {type(error).__name__}: {error}"
 
 
-def example_problems(environment: TaskEnvironment, count: int, seed: int) -> Iterator[str]:
+def _example_problems(environment: TaskEnvironment, count: int, seed: int) -> Iterator[str]:
     """Problems with the example samples taken together."""
     samples, again = environment.example_samples(count, seed), environment.example_samples(count, seed)
+    call = f"example_samples({count}, seed={seed}) returned"
     if samples != again:
-        yield f"example_samples({count}, seed={seed}) returned different samples the second time"
+        yield f"{call} different samples the second time"
     if len(samples) != count:
-        yield f"example_samples({count}, seed={seed}) returned {len(samples)} samples"
-    if (different := different_samples(samples)) < len(samples):
-        yield f"example_samples({count}, seed={seed}) returned only {different} different samples"
+        yield f"{call} {len(samples)} samples"
+    if (different := _different_samples(samples)) < len(samples):
+        yield f"{call} only {different} different samples"
 
 
-def different_samples(samples: list[JsonObject]) -> int:
+def _different_samples(samples: list[JsonObject]) -> int:
     return len({json.dumps(sample, sort_keys=True, default=repr) for sample in samples})
 
 
-def many_examples_problems(environment: TaskEnvironment, seed: int) -> Iterator[str]:
+def _many_examples_problems(environment: TaskEnvironment, seed: int) -> Iterator[str]:
     """Problems with the example samples when a request asks for many."""
     samples, others = (environment.example_samples(MANY_SAMPLES, each) for each in (seed, seed + 1))
     call = f"example_samples({MANY_SAMPLES}, seed={seed})"
     if len(samples) != MANY_SAMPLES:
         yield f"{call} returned {len(samples)} samples; repeat them where there are no more"
-    if samples == others and different_samples(samples) >= FEW_SAMPLES:
+    if samples == others and _different_samples(samples) >= FEW_SAMPLES:
         yield f"{call} returned the same samples as with seed {seed + 1}; choose or order them by the seed"
-    for place, sample in enumerate(samples):
-        if problem := next(sample_problems(environment, sample), None):
-            yield f"sample {place} of {call} is not a sample: {problem}"
-            return
+    problems = ((place, next(_sample_problems(environment, each), None)) for place, each in enumerate(samples))
+    if found := next(((place, problem) for place, problem in problems if problem), None):
+        yield f"sample {found[0]} of {call} is not a sample: {found[1]}"
 
 
-def sample_problems(environment: TaskEnvironment, sample: Any) -> Iterator[str]:
+def _sample_problems(environment: TaskEnvironment, sample: Any) -> Iterator[str]:
     """Problems with one sample, posted to the service as it is."""
     try:
         JSON_OBJECT.validate_python(sample)
@@ -380,11 +373,11 @@ def sample_problems(environment: TaskEnvironment, sample: Any) -> Iterator[str]:
             yield "The sample has no prompt: give it messages, at least one"
     except ValueError as error:
         yield str(error).rstrip(".")
-    if problem := extra_env_info_problem(environment, sample.get("extra_env_info") or {}):
+    if problem := _extra_env_info_problem(environment, sample.get("extra_env_info") or {}):
         yield problem
 
 
-def extra_env_info_problem(environment: TaskEnvironment, extra_env_info: dict[str, Any]) -> str | None:
+def _extra_env_info_problem(environment: TaskEnvironment, extra_env_info: dict[str, Any]) -> str | None:
     """Reason why `extra_env_info` is not valid for `ExtraEnvInfo`, if it is not."""
     try:
         environment.ExtraEnvInfo.model_validate(extra_env_info)

@@ -234,9 +234,8 @@ def has_sessions(environment_class: type[TaskEnvironment]) -> bool:
 
 def forks_sessions(environment: TaskEnvironment) -> bool:
     """Whether it opens sessions that stand at a later turn than the first."""
-    if not has_sessions(type(environment)):
-        return False
-    return has_own_fork(environment) or environment.lost_session == "reopen"
+    can_fork = has_own_fork(environment) or environment.lost_session == "reopen"
+    return can_fork and has_sessions(type(environment))
 
 
 def has_own_fork(environment: TaskEnvironment) -> bool:
@@ -246,6 +245,5 @@ def has_own_fork(environment: TaskEnvironment) -> bool:
 
 
 def has_a_step(environment_class: type[TaskEnvironment]) -> bool:
-    if steps_in_batches(environment_class) or has_sessions(environment_class):
-        return True
-    return environment_class.step is not TaskEnvironment.step
+    has_another = steps_in_batches(environment_class) or has_sessions(environment_class)
+    return has_another or environment_class.step is not TaskEnvironment.step

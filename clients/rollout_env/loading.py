@@ -8,8 +8,8 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Mapping
-from types import ModuleType, SimpleNamespace
-from typing import Any, get_type_hints
+from types import ModuleType
+from typing import Any
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -35,8 +35,8 @@ def load_environment(import_path: str, arguments: Mapping[str, Any]) -> TaskEnvi
         environment = environment_class(**settings)
     except Exception as error:
         raise EnvironmentNotLoadable(
-            f"{import_path} raised {described(error)} when it was made with the arguments {dict(arguments)!r}"
-            f"{place_of(error)}."
+            f"{import_path} raised {_described(error)} when it was made with the arguments {dict(arguments)!r}"
+            f"{_place_of(error)}."
         ) from error
     if problems := "; ".join(attribute_problems(environment)):
         raise EnvironmentNotLoadable(f"{import_path}: {problems}.")
@@ -52,14 +52,12 @@ def load_environment_class(import_path: str) -> type[TaskEnvironment]:
     module_name, _, class_name = import_path.rpartition(":" if ":" in import_path else ".")
     if not (module_name and class_name):
         raise EnvironmentNotLoadable(f"{import_path!r} is not an import path: write package.module:Class.")
-    module = import_module(module_name, import_path)
+    module = _import_module(module_name, import_path)
     try:
         environment_class = getattr(module, class_name)
     except AttributeError as error:
-        raise EnvironmentNotLoadable(
-            f"{import_path}: module {module_name} has no {class_name}. {environments_in(module)}"
-        ) from error
-    if problem := problem_of_class(environment_class):
+        raise EnvironmentNotLoadable(f"{import_path}: module {module_name} has no {class_name}.") from error
+    if problem := _problem_of_class(environment_class):
         raise EnvironmentNotLoadable(f"{import_path} {problem}")
     checked: type[TaskEnvironment] = environment_class
     return checked
@@ -75,7 +73,7 @@ def checked_arguments(
     Raises:
         EnvironmentNotLoadable: the constructor does not take these arguments.
     """
-    signature = constructor_of(environment_class)
+    signature = _constructor_of(environment_class)
     types = {
         parameter.name: parameter.annotation
         for parameter in signature.parameters.values()
@@ -83,26 +81,24 @@ def checked_arguments(
     }
     try:
         signature.bind(**arguments)
-        return validated(arguments, types)
+        return _validated(arguments, types)
     except TypeError as error:
         problem = str(error)
     except ValidationError as error:
-        problem = "; ".join(map(argument_problem, error.errors()))
-    # `get_type_hints` takes types without their constraints.
-    short = get_type_hints(SimpleNamespace(__annotations__=types))
-    shown = [each.replace(annotation=short.get(each.name, each.annotation)) for each in signature.parameters.values()]
+        problem = "; ".join(map(_argument_problem, error.errors()))
+    shown = signature.replace(return_annotation=signature.empty)
     raise EnvironmentNotLoadable(
         f"{import_path} does not take the arguments {dict(arguments)!r}: {problem}. Its constructor is "
-        f"{environment_class.__name__}{signature.replace(parameters=shown, return_annotation=signature.empty)}."
+        f"{environment_class.__name__}{shown}."
     )
 
 
-def argument_problem(found: Any) -> str:
+def _argument_problem(found: Any) -> str:
     sentence = found["msg"].removeprefix("Value error, ")
     return f"{'.'.join(map(str, found['loc']))}: {sentence} (given: {found['input']!r})"
 
 
-def constructor_of(environment_class: type[TaskEnvironment]) -> inspect.Signature:
+def _constructor_of(environment_class: type[TaskEnvironment]) -> inspect.Signature:
     """The signature, whose annotations are texts if one names something that exists only for type checkers."""
     try:
         return inspect.signature(environment_class, eval_str=True)
@@ -110,7 +106,7 @@ def constructor_of(environment_class: type[TaskEnvironment]) -> inspect.Signatur
         return inspect.signature(environment_class)
 
 
-def validated(arguments: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+def _validated(arguments: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments converted to these types. Those that pydantic cannot validate are left to the constructor."""
     fields = TypedDict("fields", {name: types.get(name, Any) for name in arguments})  # type: ignore[misc]
     fields.__pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)  # type: ignore[attr-defined]
@@ -121,7 +117,7 @@ def validated(arguments: Mapping[str, Any], types: Mapping[str, Any]) -> dict[st
     return dict(adapter.validate_python(dict(arguments)))
 
 
-def import_module(module_name: str, import_path: str) -> ModuleType:
+def _import_module(module_name: str, import_path: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -136,11 +132,11 @@ def import_module(module_name: str, import_path: str) -> ModuleType:
         ) from error
     except (Exception, SystemExit) as error:
         raise EnvironmentNotLoadable(
-            f"{import_path} cannot be imported: {described(error)}{place_of(error)}."
+            f"{import_path} cannot be imported: {_described(error)}{_place_of(error)}."
         ) from error
 
 
-def problem_of_class(candidate: Any) -> str | None:
+def _problem_of_class(candidate: Any) -> str | None:
     """Reason why `candidate` is not an environment that can be made, as the rest of a sentence."""
     if not (isinstance(candidate, type) and issubclass(candidate, TaskEnvironment)):
         return "is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment."
@@ -152,22 +148,12 @@ def problem_of_class(candidate: Any) -> str | None:
     return None
 
 
-def environments_in(module: ModuleType) -> str:
-    """Sentence that names the environments that the module defines."""
-    names = sorted(
-        name
-        for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, TaskEnvironment) and value.__module__ == module.__name__
-    )
-    return f"Its environments are: {', '.join(names)}." if names else "It defines no TaskEnvironment."
-
-
-def described(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Type and message of an exception, without a final full stop."""
     return f"{type(error).__name__}: {error}".rstrip(".")
 
 
-def place_of(error: BaseException) -> str:
+def _place_of(error: BaseException) -> str:
     """The line that raised, in brackets after a space."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     if isinstance(error, SyntaxError):

@@ -99,10 +99,8 @@ class ScriptedChatModel(ChatModel):
     """Messages and parameters of each call."""
 
     async def chat(self, messages: Sequence[ChatMessage], **parameters: Any) -> ModelReply:
-        answer = self.script[len(self.asked) % len(self.script)]
         self.asked.append((list(messages), parameters))
-        if isinstance(answer, Exception):
-            raise answer
+        answer: str | ModelReply = _next_of(self.script, self.asked)
         return ModelReply(answer) if isinstance(answer, str) else answer
 
 
@@ -114,8 +112,13 @@ class ScriptedRewardModel(RewardModel):
     asked: list[list[ChatMessage]] = field(default_factory=list)
 
     async def score(self, messages: Sequence[ChatMessage]) -> float:
-        answer = self.script[len(self.asked) % len(self.script)]
         self.asked.append(list(messages))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        score: float = _next_of(self.script, self.asked)
+        return score
+
+
+def _next_of(script: Sequence[Any], asked: Sequence[object]) -> Any:
+    answer = script[(len(asked) - 1) % len(script)]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

@@ -102,7 +102,7 @@ async def aplay(
     """`play` for a running event loop: `await aplay(...)`."""
     if isinstance(replies, str):
         raise TypeError(f"replies must be a list of strings, one a turn, got one string: {replies!r}.")
-    rollout = ScriptedRollout(chosen_sample(environment, sample, seed))
+    rollout = ScriptedRollout(_chosen_sample(environment, sample, seed))
     await begin(rollout, environment)
     steps = RolloutSteps([environment])
     try:
@@ -145,12 +145,10 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
         return thread.submit(asyncio.run, coroutine).result()
 
 
-def chosen_sample(environment: TaskEnvironment, sample: Sample | int | None, seed: int) -> Sample:
+def _chosen_sample(environment: TaskEnvironment, sample: Sample | int | None, seed: int) -> Sample:
     if isinstance(sample, Mapping):
         return sample
     index = sample or 0
-    if index < 0:
-        raise ValueError(f"sample must be a sample or the index of an example sample, at least 0, got {index}.")
     return environment.example_samples(index + 1, seed)[index]
 
 
@@ -171,7 +169,7 @@ class ScriptedRollout:
 
     def messages_so_far(self) -> list[ChatMessage]:
         """A copy of the message log for the environment, which may change it."""
-        return [named(message) for message in self._message_log]
+        return [_named(message) for message in self._message_log]
 
     def add_start(self, outcome: StepOutcome) -> None:
         self._message_log += outcome.observations
@@ -186,10 +184,9 @@ class ScriptedRollout:
         self._turns.append(Turn(self._message_log[-1]["content"], self._stop_strings, outcome))
         self._message_log += outcome.observations
         rewards = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
-        for name, value in rewards.items():
-            self._rewards[name] = self._rewards.get(name, 0.0) + value
-        for name, value in (outcome.metrics or {}).items():
-            self._metrics[name] = self._metrics.get(name, 0.0) + value
+        for sums, added in ((self._rewards, rewards), (self._metrics, outcome.metrics or {})):
+            for name, value in added.items():
+                sums[name] = sums.get(name, 0.0) + value
         self._take_state(outcome)
         self.terminated = outcome.terminated
 
@@ -222,12 +219,12 @@ def prompt_of(sample: Sample) -> list[ChatMessage]:
     name = "messages" if sample.get("messages") is not None else "message_log"
     messages = sample.get(name) or []
     try:
-        return MESSAGES.validate_python([with_text(message) for message in messages])
+        return MESSAGES.validate_python([_with_text(message) for message in messages])
     except ValidationError as error:
         raise ValueError(f"The sample's prompt is not valid: {problems_of(error, name)}.") from error
 
 
-def with_text(message: Any) -> Any:
+def _with_text(message: Any) -> Any:
     """The message with a text in place of null or of parts, and with its images beside that."""
     match message:
         case {"content": None}:
@@ -244,14 +241,14 @@ def with_text(message: Any) -> Any:
             return message
 
 
-def named(message: ChatMessage) -> ChatMessage:
+def _named(message: ChatMessage) -> ChatMessage:
     """A copy with the images by their names, as the service gives it to environments."""
     if not (images := message.get("images")):
         return message.copy()
-    return {**message, "images": [*map(name_of, images)]}
+    return {**message, "images": [*map(_name_of, images)]}
 
 
-def name_of(image: bytes | str) -> str:
+def _name_of(image: bytes | str) -> str:
     if isinstance(image, str):
         if not image.startswith("data:"):
             return image

@@ -148,13 +148,9 @@ ONE_MESSAGE, SEVERAL_MESSAGES = "one message", "several messages"
 """Parts of the paths that pydantic reports which are not names of fields."""
 
 
-def kind_of_observation(observation: Any) -> str:
-    return SEVERAL_MESSAGES if isinstance(observation, list) else ONE_MESSAGE
-
-
 Observation = Annotated[
     Annotated[ChatMessage, Tag(ONE_MESSAGE)] | Annotated[list[ChatMessage], Field(min_length=1), Tag(SEVERAL_MESSAGES)],
-    Discriminator(kind_of_observation),
+    Discriminator(lambda observation: SEVERAL_MESSAGES if isinstance(observation, list) else ONE_MESSAGE),
 ]
 
 

@@ -41,8 +41,16 @@ GRACE_S = 3
 Handler = Callable[[Any], Awaitable[Any]]
 
 
-class UnknownSession(Exception):
+class _UnknownSession(Exception):
     """The session is closed, or belonged to another process."""
+
+
+KINDS: dict[str, type[Exception]] = {
+    "rejected": SampleRejected,
+    "temporary": TemporaryFailure,
+    "invalid": OutcomeInvalid,
+    "lost": _UnknownSession,
+}
 
 
 class EnvironmentServer:
@@ -80,18 +88,15 @@ class EnvironmentServer:
 
     async def _description(self, _: Request) -> Response:
         environment = self._environment
+        names = ("description", "max_sessions", "session_idle_s", "max_concurrent_steps", "sample_count")
         return JSONResponse(
             {
-                "description": environment.description,
+                **{name: getattr(environment, name) for name in names},
                 "fields": environment.ExtraEnvInfo.model_json_schema(),
                 "tools": list(environment.tools),
                 "has_start": has_a_start(type(environment)),
                 "lost_session": environment.lost_session if has_sessions(type(environment)) else "reopen",
                 "forks_sessions": forks_sessions(environment) or not has_sessions(type(environment)),
-                "max_sessions": environment.max_sessions,
-                "session_idle_s": environment.session_idle_s,
-                "max_concurrent_steps": environment.max_concurrent_steps,
-                "sample_count": environment.sample_count,
             }
         )
 
@@ -112,7 +117,7 @@ class EnvironmentServer:
     async def _step(self, body: Any) -> Any:
         steps = self._sessions.get(body["session_id"])
         if steps is None:
-            raise UnknownSession
+            raise _UnknownSession("The session is not known any more.")
         return with_written_images(asdict(await steps.step(body["message_log"], body["extra_env_info"])))
 
     async def _close(self, request: Request) -> Response:
@@ -128,38 +133,32 @@ def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         body = await request.json()
         try:
-            return JSONResponse(await while_connected(request, handler(body)))
-        except Disconnected:
+            return JSONResponse(await _while_connected(request, handler(body)))
+        except _Disconnected:
             return Response(status_code=499)
-        except SampleRejected as error:
-            problem = {"kind": "rejected", "message": str(error)}
-        except TemporaryFailure as error:
-            problem = {"kind": "temporary", "message": str(error)}
-        except OutcomeInvalid as error:
-            problem = {"kind": "invalid", "message": str(error)}
-        except UnknownSession:
-            problem = {"kind": "lost", "message": "The session is not known any more."}
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is an answer
-            message = f"{type(error).__name__}: {error}"
-            problem = {"kind": "raised", "message": message, "traceback": traceback.format_exc()}
+            kind = next((name for name, types in KINDS.items() if isinstance(error, types)), None)
+            problem = {"kind": kind or "raised", "message": str(error)}
+            if kind is None:
+                problem |= {"message": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         written = {name: escaped_half_surrogates(text) for name, text in problem.items()}
         return JSONResponse(written, status_code=409)
 
     return answer
 
 
-class Disconnected(Exception):
+class _Disconnected(Exception):
     """The caller has disconnected."""
 
 
-async def while_connected(request: Request, work: Awaitable[Any]) -> Any:
-    """Awaits the work. Cancels it and raises `Disconnected` when the caller disconnects."""
+async def _while_connected(request: Request, work: Awaitable[Any]) -> Any:
+    """Awaits the work. Cancels it and raises `_Disconnected` when the caller disconnects."""
     running = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            raise Disconnected
+            raise _Disconnected
         return running.result()
     finally:
         running.cancel()
@@ -179,11 +178,11 @@ def serve(environment: TaskEnvironment, socket: str | None, host: str, port: int
     )
     server = uvicorn.Server(config)
     if until_input_ends:
-        threading.Thread(target=end_with_input, args=(server,), daemon=True).start()
+        threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
     server.run()
 
 
-def end_with_input(server: uvicorn.Server) -> None:
+def _end_with_input(server: uvicorn.Server) -> None:
     while sys.stdin.buffer.read(4096):
         continue
     server.should_exit = True

@@ -10,6 +10,7 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -35,8 +36,7 @@ _abandoned: set[threading.Thread] = set()
 
 def abandoned_threads() -> int:
     """Number of threads that still run a call whose caller has stopped waiting, for example after a timeout."""
-    ended = {thread for thread in _abandoned if not thread.is_alive()}
-    _abandoned.difference_update(ended)
+    _abandoned.difference_update([thread for thread in _abandoned if not thread.is_alive()])
     return len(_abandoned)
 
 
@@ -53,42 +53,29 @@ async def call(function: Callable[..., Result | Awaitable[Result]], *args: Any) 
 
 async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
     """Calls the function in a new thread, in the context of the caller."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
+    future = Future[Result]()
+    # From here on, to cancel the wait does not cancel the future, which the thread still sets.
+    future.set_running_or_notify_cancel()
     context = contextvars.copy_context()
 
     def work() -> None:
-        result: Result | None = None
-        error: BaseException | None = None
         try:
-            result = context.run(function, *args)
+            future.set_result(context.run(function, *args))
         except StopIteration as stop:
             error = RuntimeError("The function raised StopIteration.")  # A future cannot hold that.
             error.__cause__ = stop
+            future.set_exception(error)
         except BaseException as raised:  # noqa: BLE001 - whatever it is goes to the caller
-            error = raised
-        try:
-            loop.call_soon_threadsafe(settle, future, result, error)
-        except RuntimeError:
-            return  # The loop has ended: there is no caller.
+            future.set_exception(raised)
 
     name = f"call of {getattr(function, '__qualname__', function)}"
     thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
     try:
-        return await future
+        return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
         _abandoned.add(thread)
         raise
-
-
-def settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
 
 
 class StepTooSlow(Exception):
@@ -191,11 +178,12 @@ async def batch_outcomes(
         OutcomeInvalid: it did not return a list with one outcome for each response.
     """
     outcomes: Any = await call(environment.step_batch, message_logs, states)
-    if isinstance(outcomes, list | tuple) and len(outcomes) == len(message_logs):
+    is_list = isinstance(outcomes, list | tuple)
+    if is_list and len(outcomes) == len(message_logs):
         return list(outcomes)
-    got = f"{len(outcomes)}" if isinstance(outcomes, list | tuple) else type(outcomes).__name__
     raise invalid(
-        f"step_batch must return a list with one StepOutcome for each response, here {len(message_logs)}, got {got}"
+        f"step_batch must return a list with one StepOutcome for each response, here {len(message_logs)}, got "
+        f"{len(outcomes) if is_list else type(outcomes).__name__}"
     )
 
 
@@ -246,10 +234,9 @@ def invalid(problem: str) -> OutcomeInvalid:
 def problems_of(error: ValidationError, whole: str) -> str:
     """Each problem with the path of its field, which begins with `whole`."""
 
-    def path_of(place: tuple[int | str, ...]) -> str:
-        return ".".join((whole, *(str(part) for part in place if part not in (ONE_MESSAGE, SEVERAL_MESSAGES))))
-
-    return "; ".join(f"{path_of(problem['loc'])}: {problem['msg']}" for problem in error.errors())
+    kinds = (ONE_MESSAGE, SEVERAL_MESSAGES)
+    paths = [".".join([whole, *(str(part) for part in each["loc"] if part not in kinds)]) for each in error.errors()]
+    return "; ".join(f"{path}: {problem['msg']}" for path, problem in zip(paths, error.errors(), strict=True))
 
 
 class RolloutSteps:

@@ -22,14 +22,14 @@ TYPES = {
 
 def typed_arguments(texts: Mapping[str, str], name: str, tools: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The texts of parameters as values of the types that the tool of this name gives them; else as they are."""
-    schema = schema_of(name, tools)
+    schema = _schema_of(name, tools)
     return {
-        parameter: value_of(text, types_of(of_parameter(parameter, schema), schema))
+        parameter: value_of(text, _types_of(_of_parameter(parameter, schema), schema))
         for parameter, text in texts.items()
     }
 
 
-def schema_of(name: str, tools: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _schema_of(name: str, tools: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The schema of a tool's arguments; empty if there is no such tool."""
     for tool in tools:
         function = tool.get("function", tool)
@@ -39,14 +39,14 @@ def schema_of(name: str, tools: Iterable[Mapping[str, Any]]) -> Mapping[str, Any
     return {}
 
 
-def of_parameter(parameter: str, schema: Mapping[str, Any]) -> Any:
+def _of_parameter(parameter: str, schema: Mapping[str, Any]) -> Any:
     known = schema.get("properties")
     if isinstance(known, Mapping) and parameter in known:
         return known[parameter]
     return schema.get("additionalProperties")
 
 
-def types_of(schema: Any, root: Mapping[str, Any], followed: set[str] | None = None) -> set[str]:
+def _types_of(schema: Any, root: Mapping[str, Any], followed: set[str] | None = None) -> set[str]:
     """The types that a schema may permit, by its own words; empty if it says nothing of them.
 
     Args:
@@ -56,25 +56,25 @@ def types_of(schema: Any, root: Mapping[str, Any], followed: set[str] | None = N
         return set()
     followed = set() if followed is None else followed
     given = schema.get("type")
-    types = {given} if isinstance(given, str) else {each for each in listed(given) if isinstance(each, str)}
-    values = [*listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+    types = {given} if isinstance(given, str) else {each for each in _listed(given) if isinstance(each, str)}
+    values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
     types |= {TYPES[type(value)] for value in values if type(value) in TYPES}
     types |= {"null"} if schema.get("nullable") is True else set()
-    further = [choice for name in CHOICES for choice in listed(schema.get(name))]
+    further = [choice for name in CHOICES for choice in _listed(schema.get(name))]
     if isinstance(reference := schema.get("$ref"), str) and reference not in followed:
         followed.add(reference)
-        further.append(referred(reference, root))
-    types = types.union(*(types_of(each, root, followed) for each in further))
+        further.append(_referred(reference, root))
+    types = types.union(*(_types_of(each, root, followed) for each in further))
     if not types:
         return {"object"} if "properties" in schema else {"array"} if "items" in schema else set()
     return types
 
 
-def listed(value: Any) -> list[Any]:
+def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def referred(reference: str, root: Mapping[str, Any]) -> Any:
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
     """The part of the schema that a local reference such as `#/$defs/Colour` names; `None` without one."""
     found: Any = root
     for part in reference.removeprefix("#").split("/")[1:]:
@@ -93,35 +93,24 @@ def value_of(text: str, types: set[str]) -> Any:
         return None
     if "boolean" in types and plain.lower() in ("true", "false"):
         return plain.lower() == "true"
-    if types <= {"null", "boolean", "string"}:
+    value = None if types <= {"null", "boolean", "string"} else _parsed(plain, may_be_python=not is_text)
+    if isinstance(value, float) and not math.isfinite(value):
         return text
+    if isinstance(value, float) and value.is_integer() and "integer" in types:
+        return int(value)
+    named = {TYPES[type(value)], "number" if type(value) is int else ""} - {"null", "boolean", "string"}
+    return value if named & types else text
+
+
+def _parsed(text: str, may_be_python: bool) -> Any:
+    """JSON, or else a list or dictionary of Python's; `None` if the text is neither."""
     try:
-        value = json.loads(plain)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        if is_text:
-            return text
-        value = literal(plain)
-    match value:
-        case bool() | None | str():
-            return text
-        case int() if types & {"integer", "number"}:
-            return value
-        case float() if math.isfinite(value) and "integer" in types and value.is_integer():
-            return int(value)
-        case float() if math.isfinite(value) and "number" in types:
-            return value
-        case list() if "array" in types:
-            return value
-        case dict() if "object" in types:
-            return value
-    return text
-
-
-def literal(text: str) -> Any:
-    """A list or dictionary of Python's; `None` if the text is none."""
-    if len(text) > LONGEST_LITERAL or not text.startswith(("[", "{")):
-        return None
+        if not may_be_python or len(text) > LONGEST_LITERAL or not text.startswith(("[", "{")):
+            return None
     try:
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
+    return value if type(value) in TYPES else None

@@ -100,14 +100,9 @@ class ModelUser(SimulatedUser):
         """The conversation from the user's side: its own messages are those of role `assistant`."""
         persona = scenario.persona or self.persona
         instructions = INSTRUCTIONS.format(
-            persona=f"\nWho you are: {persona}\n" if persona else "",
-            goal=scenario.goal or self.goal,
-            stop=self.stop,
+            persona=f"\nWho you are: {persona}\n" if persona else "", goal=scenario.goal or self.goal, stop=self.stop
         )
-        asked: list[ChatMessage] = [
-            {"role": "system", "content": instructions},
-            {"role": "user", "content": GREETING},
-        ]
+        asked: list[ChatMessage] = [{"role": "system", "content": instructions}, {"role": "user", "content": GREETING}]
         for message in message_log:
             if message["role"] == "user":
                 add(asked, "assistant", message["content"])

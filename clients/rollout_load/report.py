@@ -45,9 +45,7 @@ class LoadTotals:
         self.clear()
 
     def clear(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.statuses: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
+        self.counts, self.statuses, self.errors = Counter[str](), Counter[str](), Counter[str]()
 
     def add(self, sample: SampleResult) -> None:
         self.count(turns=sample.metrics.turn_count, tokens=sample.metrics.assistant_tokens)

@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 
 from rollout_client.arrow.schema import ARROW
@@ -259,7 +260,7 @@ class QuickServer(uvicorn.Server):
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def served(app: Starlette) -> Iterator[str]:
     """Serves on a free port of loopback for the length of the block."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

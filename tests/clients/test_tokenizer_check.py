@@ -1,7 +1,6 @@
 """Tokenizers that differ from the service's are found, with what differs; a tokenizer that was saved again is equal."""
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -137,8 +136,3 @@ def test_a_trainer_without_a_chat_template_renders_nothing_that_could_differ() -
     ours, info = load(), service_info(load())
     ours.chat_template = None
     check_tokenizer(ours, info, None)
-
-
-def test_the_error_can_be_sent_to_another_process() -> None:
-    received = pickle.loads(pickle.dumps(TokenizerDiffers(["a", "b"])))
-    assert (received.differences, str(received)) == (["a", "b"], "The tokenizer is not the service's: a; b.")

@@ -30,18 +30,13 @@ def _field_columns(rows: Sequence[Row | None], fields: pa.Schema | pa.StructType
     """One array per field, with one value per row; a row that is `None` has no fields."""
     present: list[Row] = [{} if row is None else row for row in rows]
     names = frozenset(fields.names) - {FURTHER_FIELDS.name}
-    return [_column(_field_values(present, field.name, names), field) for field in fields]
-
-
-def _field_values(rows: Sequence[Row], name: str, names: frozenset[str]) -> list[Any]:
-    """The value of column `name` in each row; `names` are the fields that have a column."""
-    if name == FURTHER_FIELDS.name:
-        return [_further_fields(row, names) for row in rows]
-    return [row.get(name) for row in rows]
+    columns = {name: [row.get(name) for row in present] for name in names}
+    columns[FURTHER_FIELDS.name] = [_further_fields(row, names) for row in present]
+    return [_column(columns[field.name], field) for field in fields]
 
 
 def _further_fields(row: Row, names: frozenset[str]) -> Row | None:
-    """The fields that no column can hold: those without one, and those that are null rather than absent."""
+    """The fields that no column can hold: those without one of `names`, and those that are null rather than absent."""
     return {name: value for name, value in row.items() if value is None or name not in names} or None
 
 

@@ -65,31 +65,24 @@ def row_of(field: pa.Field) -> tuple[NumberType, list[int]]:
     return dtype, row
 
 
-SPAN = pa.struct(
-    [("version", pa.string()), ("start", pa.int32()), ("end", pa.int32()), FURTHER_FIELDS],
-)
-ERROR = pa.struct(
-    [("kind", pa.string()), ("message", pa.string()), ("retryable", pa.bool_()), FURTHER_FIELDS],
-)
+def _fields(type_: pa.DataType, *names: str) -> list[pa.Field]:
+    return [pa.field(name, type_) for name in names]
+
+
+ENDINGS = _fields(pa.bool_(), "terminated", "truncated", "max_turns_reached")
+SPAN = pa.struct([("version", pa.string()), *_fields(pa.int32(), "start", "end"), FURTHER_FIELDS])
+ERROR = pa.struct([*_fields(pa.string(), "kind", "message"), ("retryable", pa.bool_()), FURTHER_FIELDS])
 METRICS = pa.struct(
     [
-        ("turn_count", pa.int32()),
-        ("total_tokens", pa.int32()),
-        ("assistant_tokens", pa.int32()),
-        ("env_tokens", pa.int32()),
-        ("terminated", pa.bool_()),
-        ("truncated", pa.bool_()),
-        ("max_turns_reached", pa.bool_()),
+        *_fields(pa.int32(), "turn_count", "total_tokens", "assistant_tokens", "env_tokens"),
+        *ENDINGS,
         ("total_reward", pa.float64()),
-        ("turn_gen_tokens", pa.list_(pa.int32())),
-        ("turn_input_tokens", pa.list_(pa.int32())),
+        *_fields(pa.list_(pa.int32()), "turn_gen_tokens", "turn_input_tokens"),
         FURTHER_FIELDS,
     ]
 )
 MESSAGE_FIELDS = [
-    pa.field("role", pa.string()),
-    pa.field("content", pa.string()),
-    pa.field("finish_reason", pa.string()),
+    *_fields(pa.string(), "role", "content", "finish_reason"),
     pa.field("weight_versions", pa.list_(SPAN)),
     pa.field("reward", pa.float64()),
 ]
@@ -105,9 +98,7 @@ ROLLOUTS = pa.schema(
         ("rewards", pa.map_(pa.string(), pa.float64())),
         ("status", pa.string()),
         ("error", ERROR),
-        ("terminated", pa.bool_()),
-        ("truncated", pa.bool_()),
-        ("max_turns_reached", pa.bool_()),
+        *ENDINGS,
         json_text("extra_env_info"),
         ("stop_strings", pa.list_(pa.string())),
         ("observation_format", pa.string()),

@@ -35,7 +35,7 @@ app = typer.Typer(
 )
 
 
-def show_version(is_asked: bool) -> None:
+def _show_version(is_asked: bool) -> None:
     if is_asked:
         typer.echo(f"rollout {__version__}")
         raise typer.Exit
@@ -44,7 +44,7 @@ def show_version(is_asked: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Plays rollouts at a rollout service, shows and changes its weights."""
@@ -67,11 +67,11 @@ def add_server_commands(to: typer.Typer) -> None:
         to.command(entry.name)(entry.load())
     if not found:
         to.command("serve", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-            explain_serve
+            _explain_serve
         )
 
 
-def explain_serve() -> None:
+def _explain_serve() -> None:
     """Runs a service on this machine: needs the server's package."""
     typer.echo('`rollout serve` needs the server: pip install "rollout-service[gpu]", or [cpu].', err=True)
     raise typer.Exit(1)

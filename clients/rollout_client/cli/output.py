@@ -5,7 +5,7 @@ A failure is one sentence on stderr and an exit code.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from pydantic_core import to_json
@@ -26,14 +26,20 @@ TOO_MANY_ERRORS = 3
 """More rollouts failed than `--max-error-rate` allows. 2 is what typer ends with for wrong arguments."""
 
 
+def table(title: str | Text, columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Table:
+    """A table. The columns whose names begin with `>` hold numbers: they are right-aligned and not folded."""
+    made = Table(title=title, title_justify="left")
+    for name in columns:
+        is_number = name.startswith(">")
+        made.add_column(name.lstrip(">"), justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
 def value_table(title: str, rows: Iterable[tuple[str | Text, str]]) -> Table:
-    """A table of names with right-aligned values."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("name", overflow="fold")
-    table.add_column("value", justify="right")
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    """A table of names with their values."""
+    return table(title, ("name", ">value"), rows)
 
 
 def fact_table(rows: Iterable[tuple[str | Text, str | Text]]) -> Table:
@@ -53,15 +59,11 @@ def errors_as_sentences() -> Iterator[None]:
     except BrokenPipeError:
         # The reader has closed the pipe, as `| head` does: typer ends the command without a message.
         raise
-    except OSError as error:
-        refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error), error)
-    except (RolloutError, ValueError, ModuleNotFoundError) as error:
-        refuse(str(error), error)
-
-
-def refuse(sentence: str, error: Exception | None = None) -> NoReturn:
-    typer.secho(sentence, err=True, fg=typer.colors.RED)
-    raise typer.Exit(FAILED) from error
+    except (OSError, RolloutError, ValueError, ModuleNotFoundError) as error:
+        of_file = error if isinstance(error, OSError) and error.filename else None
+        sentence = str(error) if of_file is None else f"{of_file.filename}: {of_file.strerror}"
+        typer.secho(sentence, err=True, fg=typer.colors.RED)
+        raise typer.Exit(FAILED) from error
 
 
 def out() -> Console:

@@ -3,9 +3,8 @@
 Text of models and environments is shown as it is: never read as markup, its control characters made visible.
 """
 
-from collections.abc import Mapping
+from typing import Any
 
-from pydantic import JsonValue
 from rich.console import Group
 from rich.json import JSON
 from rich.panel import Panel
@@ -20,15 +19,9 @@ from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RequestMetrics, SampleResult
 from rollout_client.results import is_clipped
 
-STATUS_STYLES: Mapping[str, str] = {
-    "completed": "green",
-    "truncated": "yellow",
-    "max_turns": "yellow",
-    "error": "red",
-    "deadline": "yellow",
-    "cancelled": "yellow",
-    "stale": "yellow",
-}
+STATUS_STYLES = {"completed": "green", "error": "red"}
+CUT_STYLE = "yellow"
+"""The style of every other status: something has cut the rollout off."""
 ROLE_STYLES = {"assistant": "bold cyan", "environment": "magenta", "system": "dim", "tool": "magenta", "user": "bold"}
 NOTE_STYLE = "dim"
 LONGEST_ROLE = len("environment")
@@ -38,19 +31,19 @@ NAME_SHOWN = len("sha256:") + 8
 
 def transcript(sample: SampleResult) -> Panel:
     """One rollout: its messages with their rewards, its status and its total reward."""
-    style = STATUS_STYLES[sample.status]
+    style = STATUS_STYLES.get(sample.status, CUT_STYLE)
     title = plain(f"{sample.id or sample.idx} · {sample.task_name} · generation {sample.generation_index}")
     return Panel(
-        messages_grid(sample),
+        _messages_grid(sample),
         title=title,
         title_align="left",
-        subtitle=outcome(sample, style),
+        subtitle=_outcome(sample, style),
         subtitle_align="right",
         border_style=style,
     )
 
 
-def messages_grid(sample: SampleResult) -> Table:
+def _messages_grid(sample: SampleResult) -> Table:
     grid = Table.grid(padding=(0, 1, 0, 0), expand=True)
     grid.add_column(width=LONGEST_ROLE)
     grid.add_column(ratio=1, overflow="fold")
@@ -87,7 +80,7 @@ def message_note(message: Message) -> str:
     return " · ".join(notes)
 
 
-def outcome(sample: SampleResult, style: str) -> Text:
+def _outcome(sample: SampleResult, style: str) -> Text:
     """Status and reward; a sample that failed has none. `clipped` are those whose last response its length has cut."""
     reward = "no reward" if sample.total_reward is None else f"reward {number(sample.total_reward)}"
     turns = sample.metrics.turn_count
@@ -110,7 +103,7 @@ def totals_table(totals: Totals) -> Table:
         "Run",
         [
             ("rollouts", number(totals.rollouts)),
-            *((plain(status, STATUS_STYLES.get(status, "")), number(count)) for status, count in statuses),
+            *((plain(status, STATUS_STYLES.get(status, CUT_STYLE)), number(count)) for status, count in statuses),
             ("error rate", f"{totals.error_rate:.2%}"),
             ("mean reward", "" if totals.mean_reward is None else number(totals.mean_reward)),
             ("clipped ratio", "" if totals.clipped_ratio is None else f"{totals.clipped_ratio:.2%}"),
@@ -121,7 +114,7 @@ def totals_table(totals: Totals) -> Table:
 
 def task_description(task: TaskInfo) -> Group:
     """A task: what it is, and what the `extra_env_info` of its samples holds."""
-    return Group(Rule(Text(task.task_name, "bold cyan"), align="left"), plain(task.description), fields_table(task))
+    return Group(Rule(Text(task.task_name, "bold cyan"), align="left"), plain(task.description), _fields_table(task))
 
 
 def task_example(task: TaskInfo) -> JSON:
@@ -129,23 +122,20 @@ def task_example(task: TaskInfo) -> JSON:
     return JSON(task.example.model_dump_json(exclude_none=True, exclude_defaults=True))
 
 
-def fields_table(task: TaskInfo) -> Table:
+def _fields_table(task: TaskInfo) -> Table:
     """A row for each field of a task's JSON schema."""
-    properties, required = task.fields.get("properties"), task.fields.get("required")
+    fields: dict[str, Any] = task.fields
     table = Table.grid(padding=(0, 2, 0, 0))
-    for name, schema in properties.items() if isinstance(properties, dict) else ():
-        needed = "required" if isinstance(required, list) and name in required else "optional"
-        about = str(schema.get("description", "")) if isinstance(schema, dict) else ""
-        table.add_row(plain(f"  {name}", "bold"), plain(type_name(schema)), Text(needed, NOTE_STYLE), plain(about))
+    for name, schema in fields.get("properties", {}).items():
+        needed = "required" if name in fields.get("required", ()) else "optional"
+        about = plain(schema.get("description", ""))
+        table.add_row(plain(f"  {name}", "bold"), plain(type_name(schema)), Text(needed, NOTE_STYLE), about)
     return table
 
 
-def type_name(schema: JsonValue) -> str:
+def type_name(schema: Any) -> str:
     """`integer`, `array of string`, `string or null`; `any` where a JSON schema does not say."""
-    if not isinstance(schema, dict):
-        return "any"
-    if isinstance(choices := schema.get("anyOf"), list):
-        return " or ".join(type_name(choice) for choice in choices)
-    if schema.get("type") == "array":
-        return f"array of {type_name(schema.get('items'))}"
-    return str(schema.get("type", "any"))
+    if choices := schema.get("anyOf"):
+        return " or ".join(map(type_name, choices))
+    name = str(schema.get("type", "any"))
+    return f"{name} of {type_name(schema.get('items', {}))}" if name == "array" else name

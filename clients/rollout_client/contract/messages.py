@@ -1,7 +1,9 @@
 """The messages of a rollout, as callers send them and the service returns them, and what of them may be trained."""
 
+import re
 from array import array
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from typing import Annotated, Any, Literal, Self
@@ -262,53 +264,39 @@ class GivenMessage(Message):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, from_attributes=True)
 
     @model_validator(mode="after")
-    def has_one_logprob_a_token(self) -> Self:
-        if self.generation_logprobs is not None and len(self.generation_logprobs) != len(self.token_ids):
-            raise ValueError(
-                f"{len(self.generation_logprobs)} generation_logprobs for {len(self.token_ids)} token_ids: send as many"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def has_ranges_of_its_tokens(self) -> Self:
-        place = 0
-        if self.mm_ranges and self.generation_logprobs is not None:
+    def has_numbers_of_its_tokens(self) -> Self:
+        count, logprobs = len(self.token_ids), self.generation_logprobs
+        if logprobs is not None and len(logprobs) != count:
+            raise ValueError(f"{len(logprobs)} generation_logprobs for {count} token_ids: send as many")
+        if self.mm_ranges and logprobs is not None:
             raise ValueError(
                 "mm_ranges of tokens that were generated: no sampled token stands for an image, leave it out"
             )
+        place = 0
         for shown in self.mm_ranges or ():
-            if not place <= shown.start < shown.end <= len(self.token_ids):
+            if not place <= shown.start < shown.end <= count:
                 raise ValueError(
-                    f"mm_ranges has [{shown.start}, {shown.end}) after {place} of {len(self.token_ids)} tokens: send "
-                    "ranges in order, which do not overlap"
+                    f"mm_ranges has [{shown.start}, {shown.end}) after {place} of {count} tokens: send ranges in "
+                    "order, which do not overlap"
                 )
             place = shown.end
-        return self
-
-    @model_validator(mode="after")
-    def has_columns_of_its_tokens(self) -> Self:
         for name in COLUMN_FIELDS & self.model_fields_set:
             column: PackedNumbers | None = getattr(self, name)
             if column is not None:
-                _check_form(name, column)
-                _check_rows(name, column.shape[0], self)
+                _check_column(name, column, self)
         return self
 
 
-def _check_form(name: str, column: PackedNumbers) -> None:
-    """Raises `ValueError` if the column of this name has another type or other dimensions."""
+def _check_column(name: str, column: PackedNumbers, message: GivenMessage) -> None:
+    """Raises `ValueError` if the column of this name has another type, other dimensions, or not a row for each token.
+
+    Tokens at the end of a log have no experts. Those of a mask are as many as its sizes say.
+    """
     types, dimensions = COLUMN_FORMS[name]
     if column.dtype not in types or len(column.shape) != dimensions:
         allowed = f"{' or '.join(sorted(types))} with {dimensions} dimensions"
         raise ValueError(f"{name} is {column.dtype} of shape {column.shape}: send {allowed}")
-
-
-def _check_rows(name: str, rows: int, message: GivenMessage) -> None:
-    """Raises `ValueError` if the column of this name has not a row for each token of the message.
-
-    Tokens at the end of a log have no experts. Those of a mask are as many as its sizes say.
-    """
-    due = len(message.token_ids)
+    due, rows = len(message.token_ids), column.shape[0]
     if name == "sampling_mask":
         sizes = message.sampling_mask_sizes
         if sizes is None or sizes.dtype != "uint16" or sizes.shape != [due]:
@@ -334,14 +322,11 @@ class Branch(Lenient):
     the rollout's."""
 
 
-MOST_DIGITS = 6
 INCLUDED = r"^(routed_experts|sampling_mask|entropy|top_logprobs:[1-9][0-9]{0,5})$"
 
 
 def _one_that_is_known(name: str) -> str:
-    kind, _, count = name.partition(":")
-    is_count = count.isascii() and count.isdigit() and count[0] != "0" and len(count) <= MOST_DIGITS
-    if not (is_count if kind == "top_logprobs" else name in ("routed_experts", "sampling_mask", "entropy")):
+    if not re.fullmatch(INCLUDED, name):
         raise ValueError(
             "Input should be 'routed_experts', 'sampling_mask', 'entropy' or 'top_logprobs:N' with N from 1"
         )
@@ -349,10 +334,9 @@ def _one_that_is_known(name: str) -> str:
 
 
 def _each_named_once(include: list[str]) -> list[str]:
-    kinds = [name.partition(":")[0] for name in include]
-    for kind in kinds:
-        if kinds.count(kind) > 1:
-            raise ValueError(f"{kind} is named {kinds.count(kind)} times: name it once")
+    kinds = Counter(name.partition(":")[0] for name in include)
+    if repeated := [kind for kind, count in kinds.items() if count > 1]:
+        raise ValueError(f"{repeated[0]} is named {kinds[repeated[0]]} times: name it once")
     return include
 
 

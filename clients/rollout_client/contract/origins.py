@@ -20,8 +20,8 @@ class Fork(Strict):
     from before what could begin a stop string; at its end, the environment judges it again."""
 
 
-class GenerationOrigin(Lenient):
-    """Where tokens `[start, end)` of the message at index `message` of the log were generated, by one generation."""
+class GenerationSpan(Lenient):
+    """Tokens `[start, end)` of the message at index `message` of the log, which one generation made."""
 
     message: int
     """Index of the message in `message_log`."""
@@ -29,6 +29,11 @@ class GenerationOrigin(Lenient):
     """Index of the first token within the message: above 0 where an interrupted generation was continued."""
     end: int
     """Index after the last token."""
+
+
+class GenerationOrigin(GenerationSpan):
+    """Where these tokens were generated."""
+
     replica: str = ""
     """Id of the generator replica; empty if it is not known."""
     stop_strings: list[str] | None = None

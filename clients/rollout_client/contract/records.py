@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from rollout_client.contract.base import LABEL, Lenient, Strict
 from rollout_client.contract.messages import TokenId
+from rollout_client.contract.origins import GenerationSpan
 from rollout_client.contract.rollouts import SampleResult, SampleStatus
 
 MOST_REPORTS = 65_536
@@ -133,15 +134,9 @@ class RolloutMismatch(MismatchSums):
     """When, in seconds since 1970."""
 
 
-class RecordedGeneration(Lenient):
-    """One generation: where and how tokens `[start, end)` of the message at index `message` were made."""
+class RecordedGeneration(GenerationSpan):
+    """One generation: where and how these tokens were made."""
 
-    message: int
-    """Index of the message in `message_log`."""
-    start: int
-    """Index of the first token within the message: above 0 where an interrupted generation was continued."""
-    end: int
-    """Index after the last token."""
     replica: str
     """Id of the generator replica; empty if it is not known."""
     cached_tokens: int = 0
@@ -288,15 +283,9 @@ class TokenDifference(Lenient):
     """Its log-probability in the replay."""
 
 
-class ReplayedGeneration(Lenient):
-    """Tokens `[start, end)` of the message at index `message`, which one version made in one generation."""
+class ReplayedGeneration(GenerationSpan):
+    """Tokens that one version made in one generation."""
 
-    message: int
-    """Index of the message in `message_log`."""
-    start: int
-    """Index of the first token within the message."""
-    end: int
-    """Index after the last token."""
     weight_version: str | None = None
     """The version that made them, as `weight_versions` has it; null if the log does not say it."""
     verdict: ReplayVerdict

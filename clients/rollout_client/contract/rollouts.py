@@ -8,14 +8,7 @@ The docstrings under the fields are the descriptions in the service's OpenAPI do
 
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from rollout_client.contract.base import Lenient, Priority, RolloutDemand, Strict
 from rollout_client.contract.messages import (
@@ -116,23 +109,16 @@ class SampleInput(BaseModel):
     """In place of the seed that is derived from `sampling.seed`; the rollouts of its group still differ."""
 
     @model_validator(mode="after")
-    def has_no_two_prompts(self) -> Self:
-        if self.messages is not None and self.message_log is not None:
-            raise ValueError("messages and message_log are both given: send the one that is the prompt")
-        return self
-
-    @model_validator(mode="after")
-    def has_a_fork_at_one_point(self) -> Self:
-        if self.fork is None:
-            return self
-        points = (self.fork.turn is not None) + (self.fork.token is not None)
-        if self.messages is not None:
-            raise ValueError("messages and fork are both given: send the one that is the prompt")
+    def has_one_prompt(self) -> Self:
+        if self.messages is not None and (self.message_log is not None or self.fork is not None):
+            other = "fork" if self.message_log is None else "message_log"
+            raise ValueError(f"messages and {other} are both given: send the one that is the prompt")
+        points = 0 if self.fork is None else (self.fork.turn is not None) + (self.fork.token is not None)
         if self.message_log is not None and points:
             raise ValueError(
                 "message_log and a point of fork are both given: the log ends at it, leave out turn, token"
             )
-        if self.message_log is None and points != 1:
+        if self.message_log is None and self.fork is not None and points != 1:
             raise ValueError("fork needs turn or token: send one of them")
         return self
 

@@ -3,6 +3,7 @@
 A range names samples that the service takes from a task itself, so that they need not be sent.
 """
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -78,12 +79,10 @@ class SampleRange(Strict):
         """The places that are not left out, in ascending order."""
         # Without validation: ranges that the service has joined may have more places than one that is sent.
         at = self.start
-        for left_out in self.without:
-            if at < left_out.start:
-                yield PlaceRange.model_construct(start=at, count=left_out.start - at)
-            at = left_out.end
-        if at < self.end:
-            yield PlaceRange.model_construct(start=at, count=self.end - at)
+        for end, after in [*((each.start, each.end) for each in self.without), (self.end, self.end)]:
+            if at < end:
+                yield PlaceRange.model_construct(start=at, count=end - at)
+            at = after
 
 
 class NextSampleRange(SampleRange):
@@ -153,6 +152,7 @@ def _place_of(drawn: SampleRange, number: int) -> int:
 
 MOST_NAMED_REWARDS = 64
 Statistic = Literal["mean", "std"]
+COMPARISONS = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
 
 
 class Bounds(Strict):
@@ -169,13 +169,8 @@ class Bounds(Strict):
 
     def broken_by(self, value: float) -> str | None:
         """The name of the first bound that `value` breaks; `None` if it passes."""
-        if self.gt is not None and not value > self.gt:
-            return "gt"
-        if self.ge is not None and not value >= self.ge:
-            return "ge"
-        if self.lt is not None and not value < self.lt:
-            return "lt"
-        return "le" if self.le is not None and not value <= self.le else None
+        bounds = ((name, getattr(self, name), passes) for name, passes in COMPARISONS.items())
+        return next((name for name, bound, passes in bounds if bound is not None and not passes(value, bound)), None)
 
 
 class RewardConditions(Strict):

@@ -39,13 +39,7 @@ from rollout_client.data_out.training_rows import (
     template_fields,
 )
 from rollout_client.errors import RolloutError
-from rollout_client.results import (
-    FINAL_STATUSES,
-    final_reward,
-    generated_places,
-    seats_of,
-    trained_places,
-)
+from rollout_client.results import FINAL_STATUSES, final_reward, generated_places, seats_of, trained_places
 
 ExportFormat = Literal["sft", "dpo", "tokens"]
 Value = TypeVar("Value")
@@ -68,10 +62,6 @@ class ExportSelection:
     pairs_per_group: int = 1
     """Most pairs of a group (`dpo`), those with the largest differences first: 1 is the best with the worst."""
     turns: Turns = "all"
-
-    @property
-    def needs_rewards(self) -> bool:
-        return self.best_of_group or self.min_reward is not None
 
 
 class NothingToExport(RolloutError):
@@ -133,20 +123,20 @@ def export_rollouts(
     """
     if format == "dpo" and selection.best_of_group:
         raise ValueError("best_of_group keeps one rollout of each group, and a pair (dpo) needs two.")
-    exporter = Exporter(format, selection, image_file)
+    exporter = _Exporter(format, selection, image_file)
     rollouts = chain.from_iterable(map(seats_of, rollouts))
     rows = list(exporter.pair_rows(rollouts) if format == "dpo" else exporter.rows(rollouts))
     if not rows:
         raise NothingToExport(format, exporter.left_out)
     if any("images" in row for row in rows):
-        rows = [with_images(row) for row in rows]
+        rows = [_with_images(row) for row in rows]
     if any("chat_template_kwargs" in row for row in rows):
         # TRL cannot take the null that a reader of the file gives to the others.
         rows = [{**row, "chat_template_kwargs": row.get("chat_template_kwargs", {})} for row in rows]
     return Export(format, rows, exporter.rollouts, dict(exporter.left_out), dict(exporter.notes))
 
 
-class Exporter:
+class _Exporter:
     """Makes rows and counts what it leaves out."""
 
     def __init__(self, format: ExportFormat, selection: ExportSelection, image_file: ImageFile | None = None) -> None:
@@ -175,24 +165,25 @@ class Exporter:
     def _kept(self, rollouts: Iterable[SampleResult]) -> Iterator[SampleResult]:
         for sample in rollouts:
             self.rollouts += 1
-            if self._try(partial(self._check, sample)) is not None:
+            if (reason := self._reason_against(sample)) is None:
                 yield sample
+            else:
+                self.left_out[reason] += 1
 
-    def _check(self, sample: SampleResult) -> bool:
+    def _reason_against(self, sample: SampleResult) -> str | None:
         reward, least = final_reward(sample), self._selection.min_reward
         if sample.status not in self._selection.statuses:
-            raise DoesNotFit(f"status {sample.status}")
-        if reward is None and (self._selection.needs_rewards or self._format == "dpo"):
-            raise DoesNotFit("no final reward")
-        if least is not None and reward is not None and reward < least:
-            raise DoesNotFit(f"a reward below {least:g}")
-        return True
+            return f"status {sample.status}"
+        if reward is None:
+            needs_reward = self._selection.best_of_group or least is not None or self._format == "dpo"
+            return "no final reward" if needs_reward else None
+        return f"a reward below {least:g}" if least is not None and reward < least else None
 
     def _best(self, rollouts: Iterable[SampleResult]) -> Iterator[SampleResult]:
-        for group in groups_of(rollouts):
-            self.left_out["not the best of its group"] += len(group) - 1
-            yield max(group, key=reward_of)
-        self.left_out = +self.left_out
+        for group in _groups_of(rollouts):
+            if len(group) > 1:
+                self.left_out["not the best of its group"] += len(group) - 1
+            yield max(group, key=_reward_of)
 
     def _row(self, sample: SampleResult) -> Row:
         if self._format == "tokens":
@@ -215,15 +206,15 @@ class Exporter:
             self.notes["rows with several responses: train them with assistant_only_loss=True"] += 1
 
     def pair_rows(self, rollouts: Iterable[SampleResult]) -> Iterator[Row]:
-        for group in groups_of(self._kept(rollouts)):
+        gap = f" by {self._selection.min_gap:g}" if self._selection.min_gap else ""
+        for group in _groups_of(self._kept(rollouts)):
             given = [
                 (sample, *pairable)
                 for sample in group
                 if (pairable := self._try(partial(self._pairable, sample))) is not None
             ]
-            apart = list(self._pairs_apart(given))
-            alike = [pair for pair in apart if can_be_compared(given[pair[0]][1], given[pair[1]][1])]
-            taken = alike[: self._selection.pairs_per_group]
+            pairs = list(self._pairs_of(given))
+            taken = pairs[: self._selection.pairs_per_group]
             for better, worse in taken:
                 (sample, _, chat), (*_, other) = given[better], given[worse]
                 row = {"prompt": chat["prompt"], "chosen": chat["completion"], "rejected": other["completion"]}
@@ -232,25 +223,22 @@ class Exporter:
             for place, (sample, *_) in enumerate(given):
                 if any(place in pair for pair in taken):
                     self._note(sample)
-                elif any(place in pair for pair in alike):
+                elif any(place in pair for pair in pairs):
                     self.left_out["its group has its pairs without it"] += 1
-                elif any(place in pair for pair in apart):
-                    self.left_out["every other reward of its group has an equal response or another prompt"] += 1
                 else:
-                    gap = f" by {self._selection.min_gap:g}" if self._selection.min_gap else ""
-                    self.left_out[f"no reward of its group differs{gap}"] += 1
+                    self.left_out[f"no other response to its prompt has a reward that differs{gap}"] += 1
 
-    def _pairs_apart(self, given: Sequence[tuple[SampleResult, Conversation, Row]]) -> Iterator[tuple[int, int]]:
-        """The better and the worse one of each pair whose rewards are far enough apart, the largest gap first."""
-        rewards = [reward_of(sample) for sample, *_ in given]
-        pairs = [
-            (one, other) if rewards[one] > rewards[other] else (other, one)
-            for one, other in combinations(range(len(rewards)), 2)
-        ]
-        # The sort is stable: equal gaps stay in the order of the group.
-        for better, worse in sorted(pairs, key=lambda pair: rewards[pair[1]] - rewards[pair[0]]):
+    def _pairs_of(self, given: Sequence[tuple[SampleResult, Conversation, Row]]) -> Iterator[tuple[int, int]]:
+        """The better and the worse one of each pair: other responses to one prompt, with the largest gap first."""
+        rewards = [_reward_of(sample) for sample, *_ in given]
+        places = sorted(range(len(rewards)), key=lambda place: -rewards[place])
+        # The sort is stable: equal gaps stay in the order of their rewards.
+        for better, worse in sorted(combinations(places, 2), key=lambda pair: rewards[pair[1]] - rewards[pair[0]]):
+            (_, one, _), (_, other, _) = given[better], given[worse]
             gap = rewards[better] - rewards[worse]
-            if gap > 0 and gap >= self._selection.min_gap:
+            is_apart = gap > 0 and gap >= self._selection.min_gap
+            texts = [[message.content for message in each.messages] for each in (one, other)]
+            if is_apart and one.prompt_key == other.prompt_key and texts[0] != texts[1]:
                 yield better, worse
 
     def _pairable(self, sample: SampleResult) -> tuple[Conversation, Row]:
@@ -259,12 +247,7 @@ class Exporter:
         return conversation, conversation.chat(self._source)
 
 
-def can_be_compared(one: Conversation, other: Conversation) -> bool:
-    """Whether they answer the same prompt, each in another way."""
-    return one.prompt_key == other.prompt_key and one.texts != other.texts
-
-
-def groups_of(rollouts: Iterable[SampleResult]) -> list[list[SampleResult]]:
+def _groups_of(rollouts: Iterable[SampleResult]) -> list[list[SampleResult]]:
     """The rollouts of each sample, in order of first appearance. `idx` alone is unique within one request only."""
     groups: dict[Any, list[SampleResult]] = defaultdict(list)
     for sample in rollouts:
@@ -274,15 +257,13 @@ def groups_of(rollouts: Iterable[SampleResult]) -> list[list[SampleResult]]:
     return list(groups.values())
 
 
-def with_images(row: Row) -> Row:
+def _with_images(row: Row) -> Row:
     """The row in the form of those that show images: TRL takes one form for all rows of a file."""
     chats: dict[str, Any] = {name: row[name] for name in MESSAGES if name in row}
     messages: Row = {name: [*map(in_parts, chat)] for name, chat in chats.items()}
     return {**row, **messages, "images": row.get("images", [])}
 
 
-def reward_of(sample: SampleResult) -> float:
+def _reward_of(sample: SampleResult) -> float:
     """The final reward of a rollout that has one."""
-    reward = final_reward(sample)
-    assert reward is not None
-    return reward
+    return final_reward(sample) or 0.0

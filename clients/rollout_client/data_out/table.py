@@ -6,7 +6,7 @@ Log-probabilities have 64 bits, because JSON has them: 32 would change them. The
 `RolloutSummary` as JSON, under `summary`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +48,17 @@ ROWS_OF_A_BATCH = 1024
 
 def arrow_table(response: AnyResponse) -> pa.Table:
     summary, samples = parts_of(response)
-    batches = [record_batch([row_of(sample) for sample in part], COLUMNS) for part in parts(samples)]
+    parts = (samples[begin : begin + ROWS_OF_A_BATCH] for begin in range(0, len(samples), ROWS_OF_A_BATCH))
+    batches = [record_batch([_row_of(sample) for sample in part], COLUMNS) for part in parts]
     metadata = {SUMMARY: summary.model_dump_json(exclude_unset=True)}
     return pa.Table.from_batches(batches, COLUMNS).replace_schema_metadata(metadata)
 
 
-def row_of(sample: SampleResult) -> dict[str, Any]:
+def _row_of(sample: SampleResult) -> dict[str, Any]:
     ending: dict[str, Any] = {"clipped": is_clipped(sample)}
     if (reason := last_finish_reason(sample)) is not None:
         ending["finish_reason"] = reason
     return {**set_fields(sample), "metrics": {**set_fields(sample.metrics), **ending}}
-
-
-def parts(samples: Sequence[SampleResult]) -> Iterator[Sequence[SampleResult]]:
-    for begin in range(0, len(samples), ROWS_OF_A_BATCH):
-        yield samples[begin : begin + ROWS_OF_A_BATCH]
 
 
 def write_parquet(response: AnyResponse, path: Path) -> None:

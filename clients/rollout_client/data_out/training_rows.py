@@ -39,7 +39,7 @@ class Conversation:
     @classmethod
     def of(cls, sample: SampleResult, turns: Turns) -> "Conversation":
         """Raises `DoesNotFit` if nothing was generated that may be trained, or nothing comes before it."""
-        places = places_to_train(sample)
+        places = _places_to_train(sample)
         if not places[0]:
             raise DoesNotFit("no prompt")
         return cls(sample.message_log[: places[-1] + 1], places[0] if turns == "all" else places[-1])
@@ -49,23 +49,20 @@ class Conversation:
         return self.messages[self.start :]
 
     @property
-    def texts(self) -> list[str]:
-        return [message.content for message in self.messages]
-
-    @property
     def prompt_key(self) -> list[tuple[str, str, tuple[str, ...]]]:
         return prompt_key(self.messages[: self.start])
 
     def chat(self, source_of: ImageSource) -> Row:
         """`prompt` and `completion`. Raises `DoesNotFit` for images where TRL takes none."""
-        messages: list[Any] = [template_message(message) for message in self.messages]
+        messages: list[Any] = [_template_message(message) for message in self.messages]
         images: Row = {}
         if names := images_shown(self.messages):
             self._check_images()
             images = {"images": [source_of(name) for name in names]}
             for message, written in zip(self.messages, messages, strict=True):
                 if message.mm_ranges:
-                    written["content"] = [{"type": "image"} for _ in message.mm_ranges] + text_parts(written["content"])
+                    text = _text_parts(written["content"])
+                    written["content"] = [{"type": "image"} for _ in message.mm_ranges] + text
         return {"prompt": messages[: self.start], "completion": messages[self.start :], **images}
 
     def _check_images(self) -> None:
@@ -97,7 +94,7 @@ class Conversation:
             )
 
 
-def places_to_train(sample: SampleResult) -> list[int]:
+def _places_to_train(sample: SampleResult) -> list[int]:
     """The indexes of the responses that may be trained. Raises `DoesNotFit` if there are none."""
     if places := trained_places(sample):
         return places
@@ -111,16 +108,16 @@ def prompt_key(messages: Sequence[Message]) -> list[tuple[str, str, tuple[str, .
     return [(message.role, message.content, tuple(images_shown([message]))) for message in messages]
 
 
-def text_parts(text: Any) -> list[Any]:
+def _text_parts(text: Any) -> list[Any]:
     return [{"type": "text", "text": text}] if text else []
 
 
 def in_parts(message: Any) -> Any:
     """The message with its text as a part of its content, as those have it that show images."""
-    return {**message, "content": text_parts(message["content"])} if isinstance(message["content"], str) else message
+    return {**message, "content": _text_parts(message["content"])} if isinstance(message["content"], str) else message
 
 
-def template_message(message: Message) -> Row:
+def _template_message(message: Message) -> Row:
     """The message as chat templates take it: without null fields, and with the arguments of calls as objects."""
     given = message.model_dump(
         include={"role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content"}, exclude_none=True
@@ -128,11 +125,11 @@ def template_message(message: Message) -> Row:
     if is_generated(message) and (message.tool_calls or message.reasoning_content is not None):
         given["content"] = message.parsed_content or ""
     if message.tool_calls:
-        given["tool_calls"] = [with_read_arguments(call) for call in message.tool_calls]
+        given["tool_calls"] = [_with_read_arguments(call) for call in message.tool_calls]
     return given
 
 
-def with_read_arguments(call: JsonObject) -> JsonObject:
+def _with_read_arguments(call: JsonObject) -> JsonObject:
     """The call with its arguments as an object, which templates write as JSON again; as they are if they are none."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(text := function.get("arguments"), str):
@@ -156,7 +153,7 @@ def template_fields(sample: SampleResult) -> Row:
 
 def labelled_tokens(sample: SampleResult, turns: Turns) -> Row:
     """The token ids up to the last one that is trained, and their labels. Raises `DoesNotFit` if none is trained."""
-    places = places_to_train(sample)
+    places = _places_to_train(sample)
     if images_shown(sample.message_log):
         raise DoesNotFit("it shows images, and a row of tokens has no place for them")
     row = token_row(sample)

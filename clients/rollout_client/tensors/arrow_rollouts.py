@@ -1,7 +1,6 @@
 """`arrow_rollouts`: the rollouts of an Arrow answer, read as numpy arrays over Arrow's own buffers. Needs `arrow`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -56,16 +55,18 @@ def _columns_at(response: ArrowResponse, positions: Sequence[int]) -> TokenColum
     }
     if len(positions) < len(logs):
         columns = {name: rows_at(positions, column) for name, column in columns.items()}
-    token_ids, logprobs = (_MessageNumbers.of(columns[name]) for name in ("token_ids", "generation_logprobs"))
+    token_ids, logprobs = columns["token_ids"], columns["generation_logprobs"]
+    valid = [part.is_valid().to_numpy(zero_copy_only=False) for part in _messages_of(logprobs)]
+    is_generated = _joined_arrays(valid, np.bool_)
     return TokenColumns(
-        message_counts=token_ids.message_counts,
-        token_counts=token_ids.counts,
-        logprob_counts=np.where(logprobs.is_valid, logprobs.counts, -1),
-        trained=logprobs.is_valid & _of_messages(columns["trainable"], np.bool_),
+        message_counts=_joined_arrays([_list_lengths(chunk) for chunk in token_ids.chunks], np.int64),
+        token_counts=_counts_of(token_ids),
+        logprob_counts=np.where(is_generated, _counts_of(logprobs), -1),
+        trained=is_generated & _of_messages(columns["trainable"], np.bool_),
         clipped=_of_messages(columns["clipped"], np.bool_),
         rewards=_of_messages(columns["rewards"], np.float64),
-        token_ids=token_ids.values,
-        generation_logprobs=logprobs.values,
+        token_ids=_numbers_of(token_ids),
+        generation_logprobs=_numbers_of(logprobs),
         spans=_spans_of(columns["spans"]),
         included={
             field.name: _included_rows(columns[field.name], field)
@@ -75,41 +76,22 @@ def _columns_at(response: ArrowResponse, positions: Sequence[int]) -> TokenColum
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _MessageNumbers:
-    """A column of B rollouts with a list of numbers for each of their M messages."""
+def _counts_of(column: pa.ChunkedArray) -> Integers:
+    """[M]: number of values in the list of each message; 0 where its list is null."""
+    return _joined_arrays([_list_lengths(part) for part in _messages_of(column)], np.int64)
 
-    message_counts: Integers
-    """[B]: number of messages of each rollout."""
-    counts: Integers
-    """[M]: number of values of each message; 0 where its list is null."""
-    is_valid: NDArray[np.bool_]
-    """[M]: whether the list is not null."""
-    values: NDArray[Any]
-    """All values, concatenated; a view of Arrow's memory where the column is one chunk."""
 
-    @classmethod
-    def of(cls, column: pa.ChunkedArray) -> "_MessageNumbers":
-        lists = _messages_of(column)
-        return cls(
-            _joined_arrays([_list_lengths(chunk) for chunk in column.chunks], np.int64),
-            _joined_arrays([_list_lengths(part) for part in lists], np.int64),
-            _joined_arrays([part.is_valid().to_numpy(zero_copy_only=False) for part in lists], np.bool_),
-            _joined_arrays(
-                [part.flatten().to_numpy() for part in lists], column.type.value_type.value_type.to_pandas_dtype()
-            ),
-        )
+def _numbers_of(column: pa.ChunkedArray) -> NDArray[Any]:
+    """The numbers of all messages, concatenated; a view of Arrow's memory where the column is one chunk."""
+    dtype = column.type.value_type.value_type.to_pandas_dtype()
+    return _joined_arrays([part.flatten().to_numpy() for part in _messages_of(column)], dtype)
 
 
 def _included_rows(column: pa.ChunkedArray, field: pa.Field) -> IncludedRows:
     """The rows of a column of `include`; their values are a view of Arrow's memory where the column is one chunk."""
     dtype, row = row_of(field)
-    messages = _messages_of(column)
-    arrays = [np.frombuffer(value_bytes(part.flatten()), dtype) for part in messages]
-    return IncludedRows(
-        _joined_arrays([_list_lengths(part) for part in messages], np.int64),
-        _joined_arrays(arrays, np.dtype(dtype)).reshape(-1, *row),
-    )
+    arrays = [np.frombuffer(value_bytes(part.flatten()), dtype) for part in _messages_of(column)]
+    return IncludedRows(_counts_of(column), _joined_arrays(arrays, np.dtype(dtype)).reshape(-1, *row))
 
 
 def rows_at(positions: Sequence[int], column: pa.ChunkedArray) -> pa.ChunkedArray:

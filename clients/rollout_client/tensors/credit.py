@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Literal
 
 import numpy as np
@@ -51,12 +51,7 @@ def turn_advantages(
 
 
 def _discounted_returns(rewards: Sequence[float], discount: float) -> list[float]:
-    returns: list[float] = []
-    ahead = 0.0
-    for reward in reversed(rewards):
-        ahead = reward + discount * ahead
-        returns.append(ahead)
-    return returns[::-1]
+    return [*accumulate(reversed(rewards), lambda ahead, reward: reward + discount * ahead)][::-1]
 
 
 def turns_of(columns: TokenColumns, totals: Sequence[float | None], are_whole: Sequence[bool]) -> list[list[float]]:

@@ -1,6 +1,6 @@
 """The images of rollouts as a model takes them, beside the tokens of `to_tensors`. Needs torch and Pillow."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +67,10 @@ def _token_types(processor: Any, ids: Tensor, attention_mask: Tensor, logs: Sequ
     """[B, T]: the type that the processor gives a token of an image, and 0 for all tokens outside of `mm_ranges`."""
     within = torch.zeros_like(ids)
     for row, log, start in zip(within, logs, attention_mask.argmax(dim=1).tolist(), strict=True):
-        for first, last in _image_places(log):
-            row[start + first : start + last] = 1
+        for message in log:
+            for place in message.mm_ranges or ():
+                row[start + place.start : start + place.end] = 1
+            start += len(message.token_ids)
     # Text of the policy may spell the begin of a video, which would make one of the images behind it.
     return within * torch.tensor(processor.create_mm_token_type_ids((ids * within).tolist()))
 
@@ -87,12 +89,3 @@ def _picture_of(data: bytes) -> "Image":
     paper = Image.new("RGB", layer.size, "white")
     paper.paste(layer, mask=layer.getchannel("A"))
     return paper
-
-
-def _image_places(log: Sequence[Message]) -> Iterator[tuple[int, int]]:
-    """The tokens of each image: the first one and the one behind the last, in the whole log."""
-    start = 0
-    for message in log:
-        for place in message.mm_ranges or ():
-            yield start + place.start, start + place.end
-        start += len(message.token_ids)

@@ -73,13 +73,11 @@ class RolloutTensors:
     """[B]: the service's name of the rollout; `None` for a seat of a game or a sample of a session."""
 
     def to(self, device: torch.device | str) -> Self:
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rollout_ids"}
-        moved: dict[str, Any] = {
-            name: {key: tensor.to(device) for key, tensor in value.items()}
-            if isinstance(value, Mapping)
-            else value.to(device)
-            for name, value in values.items()
-        }
+        moved: dict[str, Any] = {}
+        for name in (field.name for field in fields(self) if field.name != "rollout_ids"):
+            value = getattr(self, name)
+            is_mapping = isinstance(value, Mapping)
+            moved[name] = {key: each.to(device) for key, each in value.items()} if is_mapping else value.to(device)
         return replace(self, **moved)
 
     def report(self, logprobs: Tensor, *, rows: Tensor | None = None, mask: Tensor | None = None) -> ReportColumns:
@@ -170,7 +168,7 @@ def to_tensors(
     given = _rollouts_of(samples, group_of)
     kept = [place for place, final in enumerate(given.final_rewards) if final is not None or not_final == "mask"]
     finals, groups = _at(kept, given.final_rewards), _numbered(_at(kept, given.groups))
-    columns = given.columns(kept)
+    named, columns = _at(kept, given.named_rewards), given.columns(kept)
     # The total is not of all turns where the rollout was continued from a posted log.
     are_whole = (columns.turn_counts <= np.array(_at(kept, given.turns_played), np.int64)).tolist()
     mask = token_mask(columns.lengths, padding_side, pad_to_multiple_of)
@@ -188,7 +186,12 @@ def to_tensors(
         included=included_tensors(columns.included, columns.token_counts, mask),
         clipped_mask=torch.from_numpy(columns.clipped_rollouts.astype(np.int64)),
         total_reward=_reward_tensor(finals),
-        rewards=_reward_tensors(_at(kept, given.named_rewards), finals),
+        rewards={
+            name: _reward_tensor(
+                [None if final is None else of.get(name) for of, final in zip(named, finals, strict=True)]
+            )
+            for name in dict.fromkeys(chain.from_iterable(named))
+        },
         advantages=advantages,
         groups=torch.tensor(groups, dtype=torch.int64),
         positions=torch.tensor(kept, dtype=torch.int64),
@@ -218,7 +221,7 @@ def _token_tensors(
     """Raises `ValueError` if a generated message does not have one log-probability per token."""
     columns.check()
     lengths = columns.lengths
-    is_trained = columns.is_trained & np.repeat(np.array(is_final, np.bool_), lengths)
+    is_trained = np.repeat(columns.trained, columns.token_counts) & np.repeat(np.array(is_final, np.bool_), lengths)
     return {
         "input_ids": padded(columns.token_ids, mask, pad_token_id, np.int64),
         "attention_mask": torch.from_numpy(mask.astype(np.int64)),
@@ -227,16 +230,6 @@ def _token_tensors(
         "weight_versions": padded(columns.weight_versions, mask, UNKNOWN_VERSION, np.int64),
         "prompt_lengths": torch.from_numpy(columns.prompt_lengths),
         "lengths": torch.from_numpy(lengths),
-    }
-
-
-def _reward_tensors(rewards: Sequence[Mapping[str, float]], finals: Sequence[float | None]) -> dict[str, Tensor]:
-    names = dict.fromkeys(chain.from_iterable(rewards))
-    return {
-        name: _reward_tensor(
-            [None if final is None else named.get(name) for named, final in zip(rewards, finals, strict=True)]
-        )
-        for name in names
     }
 
 

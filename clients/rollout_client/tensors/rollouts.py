@@ -63,11 +63,6 @@ class TokenColumns:
         return np.repeat(self.logprob_counts >= 0, self.token_counts)
 
     @property
-    def is_trained(self) -> NDArray[np.bool_]:
-        """[N]: whether the token may be in a loss."""
-        return np.repeat(self.trained, self.token_counts)
-
-    @property
     def turn_counts(self) -> Integers:
         """[B]: number of messages that the policy generated."""
         return np.bincount(self.rollout_of_message[self.logprob_counts >= 0], minlength=len(self.message_counts))
@@ -88,12 +83,9 @@ class TokenColumns:
     def clipped_rollouts(self) -> NDArray[np.bool_]:
         """[B]: whether its length has cut the last generated message of the rollout."""
         clipped = np.zeros(len(self.message_counts), np.bool_)
-        rollout = self.rollout_of_message
-        generated = np.flatnonzero(self.logprob_counts >= 0)
-        is_last = np.ones(len(generated), np.bool_)
-        is_last[:-1] = rollout[generated[1:]] != rollout[generated[:-1]]
-        last = generated[is_last]
-        clipped[rollout[last]] = self.clipped[last]
+        is_generated = self.logprob_counts >= 0
+        # Of several values for one place numpy keeps the last.
+        clipped[self.rollout_of_message[is_generated]] = self.clipped[is_generated]
         return clipped
 
     @property

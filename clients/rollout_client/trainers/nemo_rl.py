@@ -81,9 +81,7 @@ def run_multi_turn_rollout(
         RolloutsNotFinal: see `not_final`.
         NotJson: the batch holds a value that is not JSON; it names the row and the field.
     """
-    return _run_batch(
-        client, input_batch, not_final, _options_of(max_seq_len, max_rollout_turns, "lockstep", greedy, options)
-    )
+    return _run_batch(client, input_batch, "lockstep", max_seq_len, max_rollout_turns, greedy, not_final, options)
 
 
 def run_async_multi_turn_rollout(
@@ -97,9 +95,7 @@ def run_async_multi_turn_rollout(
     **options: Unpack[ServiceOptions],
 ) -> tuple[Batch, dict[str, Any]]:
     """`run_multi_turn_rollout`, but no sample waits for another within a turn. Returns when all samples have ended."""
-    return _run_batch(
-        client, input_batch, not_final, _options_of(max_seq_len, max_rollout_turns, "async", greedy, options)
-    )
+    return _run_batch(client, input_batch, "async", max_seq_len, max_rollout_turns, greedy, not_final, options)
 
 
 def report_prev_logprobs(
@@ -134,26 +130,24 @@ def report_prev_logprobs(
     )
 
 
-def _options_of(
+def _run_batch(
+    client: RolloutClient,
+    input_batch: Batch,
+    schedule: Literal["async", "lockstep"],
     max_seq_len: int,
     max_rollout_turns: int,
-    schedule: Literal["async", "lockstep"],
     greedy: bool,
+    not_final: NotFinal,
     options: ServiceOptions,
-) -> RolloutOptions:
-    return {
+) -> tuple[Batch, dict[str, Any]]:
+    given: RolloutOptions = {
         **cast(RolloutOptions, options),
         "sampling": sampling_fields(options) | ({"greedy": True} if greedy else {}),
         "max_seq_len": max_seq_len,
         "max_rollout_turns": max_rollout_turns,
         "schedule": schedule,
     }
-
-
-def _run_batch(
-    client: RolloutClient, input_batch: Batch, not_final: NotFinal, options: RolloutOptions
-) -> tuple[Batch, dict[str, Any]]:
-    response = client.rollout(_samples_of(input_batch), **options)
+    response = client.rollout(_samples_of(input_batch), **given)
     rewards = [final_reward(sample) for sample in response.samples]
     lost = [sample for sample, reward in zip(response.samples, rewards, strict=True) if reward is None]
     if lost and not_final == "raise":
@@ -186,11 +180,6 @@ def _posted_fields(message: Mapping[str, Any]) -> JsonObject:
     return fields | ({"role": "assistant"} if _is_response(message) else {})
 
 
-def _sent_message(message: Mapping[str, Any]) -> JsonObject:
-    sent: JsonObject = json_value(_posted_fields(message))
-    return sent
-
-
 def _is_response(message: Mapping[str, Any]) -> bool:
     """Whether the policy generated the message. NeMo-RL itself gives log-probabilities to all, of 0."""
     is_left_out = message.get("generation_logprobs") is not None and not may_be_trained(message)
@@ -210,9 +199,9 @@ def _changed_fields(
         "status": [sample.status for sample in samples],
         "rollout_id": [sample.rollout_id for sample in samples],
     }
-    return changed | (
-        _loss_multipliers(batch, rewards) if not_final == "mask" or MASKED_LOSS_MULTIPLIER in batch else {}
-    )
+    if not_final == "mask" or MASKED_LOSS_MULTIPLIER in batch:
+        changed |= _loss_multipliers(batch, rewards)
+    return changed
 
 
 def _merged_log(posted: Sequence[Mapping[str, Any]], returned: Sequence[Message]) -> list[Mapping[str, Any]]:
@@ -225,7 +214,7 @@ def _merged_log(posted: Sequence[Mapping[str, Any]], returned: Sequence[Message]
         return list(posted)
     *before, last = posted
     came, *new = map(_message_of, returned[len(before) :])
-    if _sent_message(last) != _sent_message(came):
+    if json_value(_posted_fields(last)) != json_value(_posted_fields(came)):
         own = {name: value for name, value in last.items() if not isinstance(value, torch.Tensor)}
         last = own | came
     return [*before, last, *new]

@@ -17,7 +17,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, Unpack, cast
 
-import torch
 from accelerate.utils import DistributedType, broadcast_object_list  # type: ignore[import-untyped]
 
 from rollout_client.calls.rollouts import RolloutOptions
@@ -27,7 +26,7 @@ from rollout_client.contract.messages import JsonObject
 from rollout_client.contract.policy import PushResult
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import RolloutError
-from rollout_client.results import TokenRow, final_reward, last_finish_reason, token_row
+from rollout_client.results import final_reward, last_finish_reason, token_row
 from rollout_client.trainers.dataset_rows import (
     GenerationOptions,
     Prompt,
@@ -83,25 +82,20 @@ def push_from_trainer(pusher: PolicyPusher, trainer: Any, policy_name: str | Non
 def _push_of(pusher: PolicyPusher, trainer: Any, policy_name: str | None) -> Callable[[], PushResult]:
     """The push that the main process calls. Raises `ValueError` as `push_from_trainer` does."""
     model = trainer.accelerator.unwrap_model(trainer.model)
+    is_sharded = trainer.accelerator.distributed_type in SHARDED
     if not hasattr(model, "peft_config"):
         if policy_name is not None:
             raise ValueError(f"policy_name={policy_name}: a named policy is an adapter, and the trainer trains none.")
-        return partial(pusher.push, _weights_of(trainer, model))
-    if trainer.accelerator.distributed_type in SHARDED:
+        if is_sharded:
+            # All processes gather its state dict together.
+            return partial(pusher.push, GatheredState(model, trainer.accelerator.get_state_dict(trainer.model_wrapped)))
+        return partial(pusher.push, model)
+    if is_sharded:
         raise ValueError(
             "The trainer trains a PEFT adapter whose weights are sharded over processes, which is not pushed from "
             "here: pass push=False, save the adapter at the end of each step, and push its folder."
         )
     return partial(pusher.client.push_weights, model, kind="adapter", name=policy_name)
-
-
-def _weights_of(trainer: Any, model: Any) -> torch.nn.Module | GatheredState:
-    """The unwrapped model; for a sharded model its state dict, which all processes gather together."""
-    accelerator = trainer.accelerator
-    if accelerator.distributed_type in SHARDED:
-        return GatheredState(model, accelerator.get_state_dict(trainer.model_wrapped))
-    unwrapped: torch.nn.Module = model
-    return unwrapped
 
 
 FieldsOf = Callable[[Prompt], Mapping[str, Any]]
@@ -194,7 +188,11 @@ class ServiceRolloutFunc:
         return _columns_of(*self._played(samples, options), tokenizer.pad_token_id)
 
     def _prompt_fields(self, prompt: Prompt, tokenizer: Any) -> JsonObject:
-        return _prompt_fields(prompt, tokenizer)
+        """Chat messages are posted as they are, for the service's chat template; text is tokenized here, as in TRL."""
+        if not isinstance(prompt, str):
+            return {"messages": cast(Any, messages_of(prompt))}
+        token_ids = list(tokenizer(text=prompt)["input_ids"])
+        return {"message_log": [{"role": "user", "content": prompt, "token_ids": token_ids}]}
 
     def _played(
         self, samples: list[JsonObject], options: RolloutOptions
@@ -255,15 +253,6 @@ def _dataset_rows(dataset: Any) -> Any:
     return dataset
 
 
-def _prompt_fields(prompt: Prompt, tokenizer: Any) -> JsonObject:
-    """Chat messages are posted as they are, for the service's chat template; text is tokenized here, as in TRL."""
-    if not isinstance(prompt, str):
-        return {"messages": cast(Any, messages_of(prompt))}
-    return {
-        "message_log": [{"role": "user", "content": prompt, "token_ids": list(tokenizer(text=prompt)["input_ids"])}]
-    }
-
-
 def rollout_options(args: Any, given: TrainerOptions) -> RolloutOptions:
     """The options of a rollout request from a trainer's arguments; those in `given` replace them.
 
@@ -293,7 +282,10 @@ def _columns_of(samples: Sequence[SampleResult], rewards: list[float | None], fi
         "prompt_ids": [row.token_ids[: row.prompt_length] or [filler_id] for row in rows],
         "completion_ids": [row.token_ids[row.prompt_length :] or [filler_id] for row in rows],
         "logprobs": [row.generation_logprobs[row.prompt_length :] or [MASKED_LOGPROB] for row in rows],
-        "env_mask": [env_mask(row, reward is not None) for row, reward in zip(rows, rewards, strict=True)],
+        "env_mask": [
+            [0 if reward is None else trained for trained in row.loss_mask[row.prompt_length :] or [0]]
+            for row, reward in zip(rows, rewards, strict=True)
+        ],
         "total_reward": rewards,
         "rewards": [sample.rewards for sample in samples],
         "status": [sample.status for sample in samples],
@@ -302,8 +294,3 @@ def _columns_of(samples: Sequence[SampleResult], rewards: list[float | None], fi
         "turn_rewards": [turn_rewards(sample, reward) for sample, reward in zip(samples, rewards, strict=True)],
         "rollout_id": [sample.rollout_id for sample in samples],
     }
-
-
-def env_mask(row: TokenRow, is_final: bool) -> list[int]:
-    mask = row.loss_mask[row.prompt_length :] or [0]
-    return mask if is_final else [0] * len(mask)

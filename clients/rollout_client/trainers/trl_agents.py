@@ -73,10 +73,8 @@ class AgentRolloutFunc(ServiceRolloutFunc):
     ) -> None:
         super().__init__(client, **options)
         self._agent = agent
-        self._judge = judge
-        self._concurrency = concurrency
-        self._timeout_s = timeout_s
-        self._limits: dict[str, Any] = {} if limits is None else {"limits": limits}
+        self._runs: dict[str, Any] = {"judge": judge, "concurrency": concurrency, "timeout_s": timeout_s}
+        self._runs |= {} if limits is None else {"limits": limits}
         self._connect = connect or partial(async_twin, client)
 
     def _prompt_fields(self, prompt: Prompt, tokenizer: Any) -> JsonObject:  # noqa: ARG002 - an agent gets messages
@@ -93,16 +91,7 @@ class AgentRolloutFunc(ServiceRolloutFunc):
 
         async def played() -> list[list[AgentRollout]]:
             async with self._connect() as client:
-                return await play_agent(
-                    client,
-                    self._agent,
-                    samples,
-                    judge=self._judge,
-                    concurrency=self._concurrency,
-                    timeout_s=self._timeout_s,
-                    **given,
-                    **self._limits,
-                )
+                return await play_agent(client, self._agent, samples, **self._runs, **given)
 
         rollouts = [rollout for [rollout] in _in_a_thread(played())]
         if rollouts and all(rollout.error is not None for rollout in rollouts):

@@ -13,7 +13,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Unpack
 
@@ -78,8 +78,6 @@ MAX_LOST_GROUPS = 16
 """The worker fails after this many groups in succession without one final reward."""
 FIRST_ROW = "dataset_start_index"
 """Key under which TRL's trainer reads a worker's position for a checkpoint, and writes it before a resumed training."""
-FIRST_GROUP_ID = 1
-"""TRL adds to the position the lowest number that is not a group it has trained on: with this, always 0."""
 HEARTBEAT_S = 1.0
 ROOM_POLL_S = 0.02
 STOP_TIMEOUT_S = 15.0
@@ -89,58 +87,28 @@ class WorkerFailed(RolloutError):
     """The rollout worker has ended, or its event loop no longer responds."""
 
 
-class DatasetPosition:
-    """The row with which a resumed training has to begin: the first whose group the trainer does not have yet.
+class DatasetPosition(dict[str, int]):
+    """Under `FIRST_ROW` the row with which a resumed training has to begin: the first whose group the trainer lacks.
 
     A group is done when the trainer has taken all of its samples, or when it has none: all of its rollouts failed or
     were stale. TRL's own count, of the groups that it has trained on, would end before the first group without samples.
-
-    Args:
-        kept: has the position under `FIRST_ROW`, at first that of the first group.
     """
 
-    def __init__(self, kept: dict[str, int]) -> None:
-        self._kept = kept
-        self._first_row = kept[FIRST_ROW]
-        self._begun = 0
-        self._missing: dict[int, int | None] = {}
-        self._lock = threading.Lock()
+    def __init__(self, buffer: "queue.Queue[RolloutSample]") -> None:
+        super().__init__({FIRST_ROW: 0})
+        self.playing: set[int] = set()
+        """Groups whose rollouts have not all ended, or are not in the buffer yet; numbered in the order of rows."""
+        self.begun = 0
+        """Groups that have begun."""
+        self._buffer = buffer
 
-    def begin(self, group: int) -> None:
-        """The rollouts of a group begin; groups are numbered in the order of their rows."""
-        with self._lock:
-            self._missing[group] = None
-            self._begun = group + 1
-
-    def deliver(self, group: int, samples: int) -> None:
-        """The rollouts of a group have ended, and this number of samples is about to enter the buffer."""
-        with self._lock:
-            self._set_missing(group, samples)
-
-    def take(self, group: int) -> None:
-        """The trainer has taken a sample."""
-        with self._lock:
-            self._set_missing(group, (self._missing[group] or 0) - 1)
-
-    def _set_missing(self, group: int, samples: int) -> None:
-        if samples > 0:
-            self._missing[group] = samples
-        else:
-            del self._missing[group]
-        self._kept[FIRST_ROW] = self._first_row + min(self._missing, default=self._begun)
-
-
-class _RolloutBuffer(queue.Queue[RolloutSample]):
-    """A queue that calls `on_taken` with each sample that leaves it."""
-
-    def __init__(self, on_taken: Callable[[RolloutSample], None]) -> None:
-        super().__init__()
-        self._on_taken = on_taken
-
-    def _get(self) -> RolloutSample:
-        sample = super()._get()
-        self._on_taken(sample)
-        return sample
+    def __getitem__(self, name: str) -> int:
+        # In this order: a group enters the buffer before it leaves `playing`.
+        playing = [*self.playing]
+        with self._buffer.mutex:
+            # TRL adds the lowest number that is not a `group_id` it has trained on: they begin with 1, so it adds 0.
+            waiting = [sample.group_id - 1 for sample in self._buffer.queue]
+        return super().__getitem__(name) + min([*playing, *waiting], default=self.begun)
 
 
 class ServiceRolloutWorker(AsyncRolloutWorker):
@@ -183,10 +151,10 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
         tokenizer: Any = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
+        self.rollout_buffer: Any = queue.Queue()
+        self._position = DatasetPosition(self.rollout_buffer)
         # TRL's trainer asks for it by this name.
-        self._loop_kwargs = {FIRST_ROW: 0}
-        self._position = DatasetPosition(self._loop_kwargs)
-        self.rollout_buffer: Any = _RolloutBuffer(self._note_taken)
+        self._loop_kwargs: dict[str, Any] = self._position
         self.metrics_queue: Any = queue.Queue()
         self._client = client
         self._dataset = dataset
@@ -211,7 +179,7 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
         """Starts the thread; does nothing if it runs already."""
         if self._thread is not None:
             return
-        self._position = DatasetPosition(self._loop_kwargs)
+        self._position.begun = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-service-worker", daemon=True)
         self._thread.start()
@@ -246,9 +214,6 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
                 f"The rollout worker has not answered for {age_s:.0f} s; {stale_after_s:.0f} s are allowed."
             )
 
-    def _note_taken(self, sample: RolloutSample) -> None:
-        self._position.take(sample.group_id - FIRST_GROUP_ID)
-
     # On the worker's own thread
 
     async def _run(self) -> None:
@@ -272,7 +237,8 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
                 while not self._has_room():
                     await asyncio.sleep(ROOM_POLL_S)
                 self._in_progress += self._args.num_generations
-                self._position.begin(group)
+                self._position.playing.add(group)
+                self._position.begun = group + 1
                 groups.create_task(self._play_group(group, row))
 
     def _has_room(self) -> bool:
@@ -330,14 +296,14 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
                     old_log_probs=np.asarray(tokens.generation_logprobs, dtype=np.float32),
                     advantage=advantage,
                     model_version=oldest,
-                    group_id=group + FIRST_GROUP_ID,
+                    group_id=group + 1,
                     metrics={"reward": reward, "reward_std": reward_std, **named},
                     enqueued_at=time.time(),
                 )
             )
-        self._position.deliver(group, len(samples))
         for sample in samples:
             self.rollout_buffer.put(sample)
+        self._position.playing.discard(group)
         not_final = rewards.count(None) - cut_off
         return {"rollout/not_final_total": float(not_final), "sample/dropped_stale_total": float(stale)}
 

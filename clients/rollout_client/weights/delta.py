@@ -53,12 +53,8 @@ class TensorChanges:
         return self.gaps.nbytes + self.values.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class _DeltaEntry:
-    """The two tensors of a delta that hold the changes of one tensor."""
-
-    gaps: TensorEntry
-    values: TensorEntry
+DeltaEntry = tuple[TensorEntry, TensorEntry]
+"""The two tensors of a delta that hold the changes of one tensor: gaps and values."""
 
 
 def as_bits(dtype: str, data: Data) -> Bits:
@@ -133,14 +129,14 @@ def delta_weights(changes: Mapping[str, TensorChanges], base: Header) -> Weights
     return Weights(header, lambda entry: iter([parts[entry.name][1].view(np.uint8).data]))
 
 
-def delta_entries(delta: Header, base: Mapping[str, TensorEntry]) -> dict[str, _DeltaEntry]:
+def delta_entries(delta: Header, base: Mapping[str, TensorEntry]) -> dict[str, DeltaEntry]:
     """The tensors of `base` that a delta with this header changes, by name. Reads the header only, no data.
 
     Raises:
         BadDelta: a name, dtype or shape in the header does not fit `base`.
     """
     by_name = delta.by_name
-    changed: dict[str, _DeltaEntry] = {}
+    changed: dict[str, DeltaEntry] = {}
     for entry in delta.entries:
         name, dot, suffix = entry.name.rpartition(".")
         if dot + suffix not in (GAPS, VALUES):
@@ -151,7 +147,7 @@ def delta_entries(delta: Header, base: Mapping[str, TensorEntry]) -> dict[str, _
         if gaps is None or values is None:
             raise BadDelta(name, f"{name}{VALUES if values is None else GAPS} is missing.")
         _check_entries(name, gaps, values, base[name])
-        changed[name] = _DeltaEntry(gaps, values)
+        changed[name] = (gaps, values)
     return changed
 
 
@@ -164,7 +160,7 @@ def _check_entries(name: str, gaps: TensorEntry, values: TensorEntry, base: Tens
         raise BadDelta(name, f"gaps and values have shapes {gaps.shape} and {values.shape}: both must be one [n].")
 
 
-def read_changes(path: str | PathLike[str], header: Header, entry: _DeltaEntry) -> TensorChanges:
+def read_changes(path: str | PathLike[str], header: Header, entry: DeltaEntry) -> TensorChanges:
     """The changes of one tensor, from the delta file at `path`; raises what `tensor_blocks` raises."""
-    gaps = np.frombuffer(read_tensor(path, header, entry.gaps), dtype="<i4").astype(np.int32, copy=False)
-    return TensorChanges(gaps, as_bits(entry.values.dtype, read_tensor(path, header, entry.values)))
+    gaps, values = (read_tensor(path, header, part) for part in entry)
+    return TensorChanges(np.frombuffer(gaps, dtype="<i4").astype(np.int32, copy=False), as_bits(entry[1].dtype, values))

@@ -167,8 +167,4 @@ def module_adapter(module: Any) -> Weights:
         module.save_pretrained(folder, selected_adapters=[name])
         saved = adapter_weights(Path(folder) if name == UNNAMED else Path(folder, name))
         tensors = {entry.name: b"".join(saved.read(entry)) for entry in saved.header.entries}
-
-    def read(entry: TensorEntry) -> Iterator[Data]:
-        yield tensors[entry.name]
-
-    return Weights(saved.header, read)
+    return Weights(saved.header, lambda entry: iter([tensors[entry.name]]))

@@ -62,7 +62,7 @@ class TorchTensor(SourceTensor):
         yield data_of(self.gathered(dtype))
 
     def is_tied_to(self, other: SourceTensor) -> bool:
-        if not isinstance(other, TorchTensor):
+        if type(other) is not TorchTensor:
             return False
         mine, others = _local_shard(self.tensor), _local_shard(other.tensor)
         if mine.data_ptr() == others.data_ptr() and mine.stride() == others.stride() and mine.numel():
@@ -120,21 +120,14 @@ class _ConversionGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertedTensor(SourceTensor):
-    """A tensor of the checkpoint that is made from tensors of the model. It counts as tied to none."""
+class _ConvertedTensor(TorchTensor):
+    """A tensor of the checkpoint that is made from tensors of the model. It counts as tied to none.
+
+    `tensor` has the shape and the dtype, and no data.
+    """
 
     name: str
-    outline: torch.Tensor
-    """Has the shape and the dtype, and no data."""
     group: _ConversionGroup
-
-    @property
-    def dtype(self) -> str:
-        return _dtype_name(self.outline)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.outline.shape)
 
     @property
     def is_sharded(self) -> bool:
@@ -143,13 +136,13 @@ class ConvertedTensor(SourceTensor):
     def gathered(self, dtype: str) -> torch.Tensor:
         return self.group.result(self.name, dtype)
 
-    def blocks(self, dtype: str) -> Iterator[Data]:
-        yield data_of(self.gathered(dtype))
+    def is_tied_to(self, _other: SourceTensor) -> bool:
+        return False
 
 
 def checkpoint_tensors(
     model: Any, tensors: Mapping[str, TorchTensor], known: Collection[str]
-) -> dict[str, TorchTensor | ConvertedTensor]:
+) -> dict[str, TorchTensor]:
     """The tensors of `model` as those of its checkpoint, in the order of `tensors`.
 
     A tensor keeps its own name where `known` has that name, and not the names that the conversion gives it: a
@@ -165,7 +158,7 @@ def checkpoint_tensors(
     renamed = {id(made): name for name, made in _outlines_in_checkpoint(model, outlines).items()}
     converted = {name: made for name, made in outlines.items() if id(made) not in renamed}
     groups = {name: group for group in _conversion_groups(model, converted) for name in group}
-    found: dict[str, TorchTensor | ConvertedTensor] = {}
+    found: dict[str, TorchTensor] = {}
     for name, tensor in tensors.items():
         if name not in groups:
             new_name = renamed[id(outlines[name])]
@@ -177,7 +170,7 @@ def checkpoint_tensors(
             found[name] = tensor
         elif name == group[0]:
             conversion = _ConversionGroup(model, {each: tensors[each] for each in group})
-            found |= {target: ConvertedTensor(target, made[target], conversion) for target in made}
+            found |= {target: _ConvertedTensor(outline, target, conversion) for target, outline in made.items()}
     return found
 
 

@@ -29,9 +29,7 @@ class CapturedWeights:
 
     @property
     def kind(self) -> WeightsKind:
-        if self.base is not None:
-            return "delta"
-        return "partial" if self.is_partial else "full"
+        return "delta" if self.base is not None else "partial" if self.is_partial else "full"
 
 
 class PushedWeights:

@@ -17,23 +17,10 @@ Data = bytes | bytearray | memoryview
 """Bytes of a tensor, or a part of them. A `memoryview` has items of one byte."""
 
 DTYPE_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E5M2": 1,
-    "F8_E4M3": 1,
-    "F8_E8M0": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "I64": 8,
-    "U64": 8,
-    "F64": 8,
-    "C64": 8,
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
 }
 """Size of one value by dtype, as a header names it."""
 
@@ -171,15 +158,12 @@ def parse_header(text: bytes) -> Header:
     except (ValueError, RecursionError) as error:
         raise NotSafetensors(f"The header is not JSON: {error}") from error
     metadata = document.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(
-        isinstance(value, str) and _is_text(value) for value in metadata.values()
-    ):
+    if not isinstance(metadata, dict) or not all(map(_is_text, metadata.values())):
         raise NotSafetensors("The header's __metadata__ holds a value that is not text.")
     if not all(map(_is_text, document)):
         raise NotSafetensors("The header holds a name that is not text.")
-    entries = sorted(
-        (_parse_entry(name, tensor) for name, tensor in document.items()), key=lambda entry: (entry.begin, entry.end)
-    )
+    found = [_parse_entry(name, tensor) for name, tensor in document.items()]
+    entries = sorted(found, key=lambda entry: (entry.begin, entry.end))
     end = 0
     for entry in entries:
         if entry.begin != end:
@@ -209,9 +193,9 @@ def _is_sizes(value: object) -> bool:
     return all(type(size) is int and 0 <= size <= MAX_SIZE for size in value)
 
 
-def _is_text(name: str) -> bool:
-    """Whether `name` is encodable as UTF-8: JSON can spell lone surrogates, which are not."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
+def _is_text(value: object) -> bool:
+    """Whether `value` is a text that UTF-8 can encode: JSON can spell lone surrogates, which it cannot."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _excerpt(text: str) -> str:

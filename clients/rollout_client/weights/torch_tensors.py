@@ -15,7 +15,7 @@ from torch import nn
 
 from rollout_client.contract.policy import PolicyLayout
 from rollout_client.weights.layout import WRAPPERS, fitted
-from rollout_client.weights.model_tensors import ConvertedTensor, TorchTensor, checkpoint_tensors
+from rollout_client.weights.model_tensors import TorchTensor, checkpoint_tensors
 
 T = TypeVar("T")
 
@@ -36,7 +36,12 @@ class _AdaptedLayers:
         """Name of the module inside a layer whose tensors the model has, by layer."""
         for name, layer in module.named_modules():
             if hasattr(layer, "base_layer") and hasattr(layer, "merged"):
-                _refuse_unmerged(name, layer)
+                if not layer.merged:
+                    raise AdapterNotMerged(
+                        f"The adapter of {name} is not merged, so the weights lack what it has learned. Call "
+                        "merge_adapter() before the push and unmerge_adapter() after it, or push the adapter itself "
+                        'with kind="adapter".'
+                    )
                 self._kept[name] = f"{name}.base_layer"
             elif hasattr(layer, "original_module") and hasattr(layer, "modules_to_save"):
                 [active] = layer.active_adapters
@@ -64,14 +69,6 @@ class _AdaptedLayers:
         return parent or None
 
 
-def _refuse_unmerged(name: str, layer: nn.Module) -> None:
-    if not layer.merged:
-        raise AdapterNotMerged(
-            f"The adapter of {name} is not merged, so the weights lack what it has learned. Call merge_adapter() "
-            'before the push and unmerge_adapter() after it, or push the adapter itself with kind="adapter".'
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class GatheredState:
     """The tensors of `module` that its processes have gathered into one state dict, under the names in `module`."""
@@ -81,10 +78,9 @@ class GatheredState:
 
 
 TorchSource: TypeAlias = nn.Module | GatheredState | Mapping[str, torch.Tensor]
-CollectedTensor: TypeAlias = TorchTensor | ConvertedTensor
 
 
-def torch_tensors(source: TorchSource, layout: PolicyLayout, is_partial: bool = False) -> dict[str, CollectedTensor]:
+def torch_tensors(source: TorchSource, layout: PolicyLayout, is_partial: bool = False) -> dict[str, TorchTensor]:
     """The tensors of a module or of a state dict, under their names without wrappers; other values are ignored.
 
     Those of a transformers module are converted to the tensors of its checkpoint.
@@ -100,15 +96,16 @@ def torch_tensors(source: TorchSource, layout: PolicyLayout, is_partial: bool = 
     module = source if isinstance(source, nn.Module) else source.module if isinstance(source, GatheredState) else None
     tensors = _state_of(source)
     if module is None:
-        return dict(_without_wrappers(tensors))
+        return _without_wrappers(tensors)
     adapted = _AdaptedLayers(module)
     if is_partial:
         # Merging changes the parameters of an adapted layer, although they are frozen.
-        frozen = {name for name in _frozen_parameters(module) if name not in adapted}
+        parameters = module.named_parameters(remove_duplicate=False)
+        frozen = {name for name, each in parameters if not each.requires_grad and name not in adapted}
         tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
     tensors = _without_wrappers(adapted.unwrapped(tensors))
     if (model := _transformers_model(module)) is None:
-        return dict(tensors)
+        return tensors
     unsaved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     saved = {name: tensor for name, tensor in tensors.items() if name not in unsaved}
     return checkpoint_tensors(model, saved, layout.tensors)
@@ -126,10 +123,6 @@ def _without_wrappers(tensors: Mapping[str, TorchTensor]) -> dict[str, TorchTens
     count = Counter(plain.values())
     # Of several tensors with one name the wrapped ones keep theirs, so that they are refused and not lost.
     return {name if count[plain[name]] > 1 else plain[name]: tensor for name, tensor in tensors.items()}
-
-
-def _frozen_parameters(module: nn.Module) -> set[str]:
-    return {name for name, each in module.named_parameters(remove_duplicate=False) if not each.requires_grad}
 
 
 def _transformers_model(module: nn.Module) -> Any | None:

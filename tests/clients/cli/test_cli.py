@@ -18,7 +18,7 @@ from safetensors.torch import load, save_file
 from typer.testing import CliRunner
 
 from rollout_client.cli.app import app
-from rollout_client.cli.commands.policy import versions_table
+from rollout_client.cli.commands.policy import policy_tables
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract.messages import MediaRange
 from rollout_client.contract.policy import NamedPolicyState, PolicyState, VersionInfo
@@ -56,19 +56,19 @@ def test_info_shows_model_tokenizer_limits_and_versions(service: ScriptedService
             "chat_template_sha256": None,
             "rendered_chat": None,
         },
-        "limits": {
-            "max_seq_len": 100,
-            "admission": {"max_rollouts": 9, "max_tokens": None},
-        },
+        "limits": {"max_seq_len": 100, "admission": {"max_rollouts": 9, "max_tokens": None}},
         "versions": {"service": "0.9", "contract": "1.7", "engine": "vllm 0.32", "ray": "2.60", "transformers": "5.19"},
         "policy_version": 3,
         "tasks": ["math", "[code]"],
+        "follow": {"folder": "/w", "taken": 1, "newest": 2, "refused": [{"version": 2, "reason": "Torn."}]},
     }
     rows = rows_of(rollout(service, "info").stdout)
-    assert rows[:2] == [["model", "org/model"], ["revision", "4e20de"]]
-    assert rows[4:6] == [["tokenizer", "0123456789ab"], ["chat template", "none"]]
-    assert rows[7:10] == [["tasks", "math, [code]"], ["max_seq_len", "100"], ["admission.max_rollouts", "9"]]
-    assert rows[-1] == ["contract", f"1.7 (this client {version('rollout-client')}: {CONTRACT_VERSION})"]
+    assert rows[:2] == [["model.name", "org/model"], ["model.revision", "4e20de"]]
+    assert ["limits.max_seq_len", "100"] in rows
+    assert [row for row in rows if row[0].startswith("limits.admission")] == [["limits.admission.max_rollouts", "9"]]
+    assert ["tasks", "math, [code]"] in rows
+    assert ["follow.refused", "{'version': 2, 'reason': 'Torn.'}"] in rows
+    assert rows[-1] == ["client", f"{version('rollout-client')}, contract {CONTRACT_VERSION}"]
 
 
 def test_tasks_shows_each_task_with_its_fields_and_an_example(service: ScriptedService) -> None:
@@ -80,20 +80,8 @@ def test_tasks_shows_each_task_with_its_fields_and_an_example(service: ScriptedS
 
 
 def test_play_shows_transcripts_rewards_and_metrics(service: ScriptedService) -> None:
-    options = ["--count", "2", "--num-generations", "2", "--temperature", "1.0", "--max-new-tokens", "64"]
-    done = rollout(
-        service,
-        "play",
-        "math",
-        *options,
-        "--seed",
-        "9",
-        "--priority",
-        "interactive",
-        "--include",
-        "top_logprobs:3",
-        columns=80,
-    )
+    options = "--count 2 --num-generations 2 --temperature 1.0 --max-new-tokens 64 --seed 9 --priority interactive"
+    done = rollout(service, "play", "math", *options.split(), "--include", "top_logprobs:3", columns=80)
     assert done.exit_code == 0
     assert done.stdout.count("completed · reward 1 · 1 turn") == 4
     assert "1 · math · generation 1" in done.stdout
@@ -121,7 +109,7 @@ def served_policy() -> Iterator[ScriptedPolicy]:
 def test_policy_shows_versions_and_replicas(served_policy: ScriptedPolicy) -> None:
     served_policy.checksum_of = lambda version, _content: f"{version}" * 64
     served_policy.versions[3] = b""
-    done = rollout(served_policy, "policy")
+    done = rollout(served_policy, "policy", "--checksums-within", "2.5")
     assert done.exit_code == 0
     assert "Version 3 is current" in done.stdout
     assert [row for row in rows_of(done.stdout) if "full" in row] == [
@@ -129,25 +117,18 @@ def test_policy_shows_versions_and_replicas(served_policy: ScriptedPolicy) -> No
         ["3", "full", "", "", "2026-01-01 00:00:00", "333333333333"],
     ]
     assert "Replicas" in done.stdout
-    assert served_policy.asked == ["/policy"]
+    assert served_policy.asked == ["/policy?checksums_within_s=2.5"]
 
 
 def test_dates_and_numbers_of_versions_are_whole_on_80_columns() -> None:
     created_at = datetime(2026, 11, 25, 9, 8, 7, tzinfo=UTC)
-    info = VersionInfo(version=120_700, kind="adapter", base=100_000, size_bytes=269_000_000, created_at=created_at)
-    table = versions_table(PolicyState(current=120_700, versions=[info], replicas=[]))
-    assert rows_of(shown(table)) == [["120700", "adapter", "100000", "269.0 MB", "2026-11-25 09:08:07", ""]]
-
-
-def test_a_version_of_an_unknown_time_shows_none() -> None:
-    versions = [VersionInfo(version=0, kind="initial"), VersionInfo(version=1, kind="full")]
-    table = versions_table(PolicyState(current=1, versions=versions, replicas=[]))
-    assert rows_of(shown(table)) == [["0", "initial", *[""] * 4], ["1", "full", *[""] * 4]]
-
-
-def test_policy_asks_for_checksums_of_the_replicas_if_told_to(served_policy: ScriptedPolicy) -> None:
-    assert rollout(served_policy, "policy", "--checksums-within", "2.5").exit_code == 0
-    assert served_policy.asked == ["/policy?checksums_within_s=2.5"]
+    known = VersionInfo(version=120_700, kind="adapter", base=100_000, size_bytes=269_000_000, created_at=created_at)
+    versions = [VersionInfo(version=0, kind="initial"), known]
+    tables = policy_tables(PolicyState(current=120_700, versions=versions, replicas=[]))
+    assert rows_of(shown(tables)) == [
+        ["0", "initial", *[""] * 4],
+        ["120700", "adapter", "100000", "269.0 MB", "2026-11-25 09:08:07", ""],
+    ]
 
 
 def test_rollback_makes_an_older_version_current_again(served_policy: ScriptedPolicy) -> None:
@@ -191,21 +172,20 @@ def test_an_adapter_is_pushed_to_a_named_policy_shown_and_dropped(
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "sentence"),
+    ("name", "sentence"),
     [
-        ("b.safetensors", [], "The weights are not those of the model that the service serves; nothing was sent. "),
-        ("none", [], "none: No such file or directory"),
+        ("b.safetensors", "The weights are not those of the model that the service serves; nothing was sent. "),
+        ("none", "none: No such file or directory"),
     ],
 )
 def test_a_push_that_cannot_be_is_one_sentence(
-    served_policy: ScriptedPolicy, tmp_path: Path, name: str, options: list[str], sentence: str
+    served_policy: ScriptedPolicy, tmp_path: Path, name: str, sentence: str
 ) -> None:
     save_file({"b": torch.ones(1)}, tmp_path / "b.safetensors")
-    done = rollout(served_policy, "push", str(tmp_path / name), *options)
-    assert (done.exit_code, done.stdout) == (1, "")
+    done = rollout(served_policy, "push", str(tmp_path / name))
+    assert (done.exit_code, done.stdout, served_policy.puts) == (1, "", [])
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert served_policy.puts == []
 
 
 # Errors
@@ -214,8 +194,7 @@ def test_a_push_that_cannot_be_is_one_sentence(
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        (['{"task_name": '], "line 1 is not JSON: Expecting value at column 15."),
-        (['\ufeff{"task_name": '], "line 1 is not JSON: Expecting value at column 15."),
+        (['\ufeff{"task_name": '], "line 1 is not JSON: Expecting value: line 1 column 15 (char 14)."),
         ([json.dumps(sample()), "[]"], "line 2 is not a JSON object: a sample looks like `rollout tasks` shows it."),
         ([""], "holds no samples."),
     ],
@@ -266,41 +245,35 @@ def test_the_command_without_its_extra_says_what_to_install() -> None:
 # Transcripts
 
 
-def test_a_transcript_shows_text_that_looks_like_markup_as_it_is() -> None:
-    text = shown(transcript(SampleResult(**result(content="[bold]x[/bold] [/red] [link=http://a]"))))
-    assert "[bold]x[/bold] [/red] [link=http://a]" in text
+FAILED = {"kind": "environment", "message": "The [checker] died.", "retryable": True}
 
 
-def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
-    text = shown(transcript(SampleResult(**result(content="\x1b[2Jgone\r\x07"))))
-    assert "␛[2Jgone␍␇" in text
+@pytest.mark.parametrize(
+    ("fields", "lines"),
+    [
+        ({"content": "[bold]x[/bold] [/red] [link=http://a]"}, ["[bold]x[/bold] [/red] [link=http://a]"]),
+        ({"content": "\x1b[2Jgone\r\x07"}, ["␛[2Jgone␍␇"]),
+        ({}, ["2 tokens · stop · mean log-probability -0.500 · reward 1"]),
+        (
+            {"status": "error", "error": FAILED, "total_reward": None},
+            ["environment: The [checker] died.", "error · no reward · 1 turn"],
+        ),
+    ],
+)
+def test_a_transcript_shows_texts_as_they_are_and_how_they_ended(fields: dict[str, Any], lines: list[str]) -> None:
+    text = shown(transcript(SampleResult(**result(**fields))))
+    assert [line for line in lines if line in text] == lines
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", text)
-
-
-def test_a_transcript_notes_tokens_finish_reason_and_reward() -> None:
-    text = shown(transcript(SampleResult(**result())))
-    assert "2 tokens · stop · mean log-probability -0.500 · reward 1" in text
 
 
 def test_a_transcript_marks_each_image_of_a_message_before_its_text() -> None:
     sample = SampleResult(**result())
-    names = [f"sha256:{digit * 64}" for digit in "ab"]
-    ranges = [MediaRange(media=names[0], start=1, end=19), MediaRange(media=names[1], start=20, end=21)]
+    ranges = [MediaRange(media=f"sha256:{digit * 64}", start=1, end=end) for digit, end in (("a", 19), ("b", 2))]
     log = [message.model_copy(update={"mm_ranges": ranges}) for message in sample.message_log[:1]]
     text = shown(transcript(sample.model_copy(update={"message_log": log})))
     lines = [line.strip("│ ").removeprefix(log[0].role).strip() for line in text.splitlines()]
-    assert lines[1:4] == [
-        "[image sha256:aaaaaaaa... · 18 tokens]",
-        "[image sha256:bbbbbbbb... · 1 token]",
-        log[0].content,
-    ]
-
-
-def test_a_failed_sample_shows_its_error_and_no_reward() -> None:
-    error = {"kind": "environment", "message": "The [checker] died.", "retryable": True}
-    text = shown(transcript(SampleResult(**result(status="error", error=error, total_reward=None))))
-    assert "environment: The [checker] died." in text
-    assert "error · no reward · 1 turn" in text
+    assert lines[1:3] == ["[image sha256:aaaaaaaa... · 18 tokens]", "[image sha256:bbbbbbbb... · 1 token]"]
+    assert lines[3] == log[0].content
 
 
 def test_a_long_transcript_stays_within_its_columns() -> None:

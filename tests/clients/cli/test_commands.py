@@ -105,12 +105,9 @@ def file(tmp_path: Path) -> Path:
     [
         ([], [0, 1, 2], 3),
         (["--count", "1"], [0], 3),
-        (["--skip", "1", "--count", "1"], [1], 3),
         (["--task", "code"], [2], 1),
         (["--status", "completed", "--max-reward", "0.5"], [1], 1),
         (["--min-reward", "0.5"], [0, 2], 2),
-        (["--idx", "1"], [1], 1),
-        (["--clipped"], [1], 1),
     ],
 )
 def test_view_shows_the_rollouts_that_are_asked_for(

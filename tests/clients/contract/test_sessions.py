@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollout_client.contract.sessions import SessionRequest, SessionReward
+from rollout_client.contract.sessions import SessionReward
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,3 @@ def test_a_reward_is_a_number_named_parts_or_a_judgement(body: dict[str, Any], p
 def test_anything_else_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         SessionReward.model_validate(body)
-
-
-def test_a_session_needs_nothing_but_has_bounds() -> None:
-    limits = SessionRequest().limits
-    assert (limits.max_calls, limits.max_tokens, limits.max_calls_in_flight, limits.idle_s) == (1000, 2**22, 64, 600)
-
-
-@pytest.mark.parametrize("limits", [{"max_calls": 0}, {"max_tokens": 2**26 + 1}, {"idle_s": 0}, {"idle_s": 86_401}])
-def test_a_session_without_sensible_bounds_is_refused(limits: dict[str, float]) -> None:
-    with pytest.raises(ValidationError):
-        SessionRequest.model_validate({"limits": limits})

@@ -15,7 +15,6 @@ from hypothesis import given
 from rollout_client import RolloutResponse, SampleResult, read_rollouts
 from rollout_client.calls.arrow_bodies import ArrowResponse
 from rollout_client.contract.messages import PackedNumbers
-from rollout_client.contract.rollouts import RolloutSummary
 from rollout_client.data_out.table import ROWS_OF_A_BATCH
 from rollout_client.errors import RequestRejected
 from rollout_client.json_lines import BYTE_ORDER_MARK
@@ -41,16 +40,6 @@ def test_a_saved_response_comes_back_with_every_field_that_was_set(name: str, re
 
 
 @both_forms
-def test_infinite_log_probabilities_and_64_bits_of_a_number_survive(tmp_path: Path, name: str) -> None:
-    logprobs = [float("-inf"), -0.1]
-    message = {"role": "assistant", "content": "", "token_ids": [1, 2**31 - 1], "generation_logprobs": logprobs}
-    response_of(result(message_log=[message])).save(tmp_path / name)
-    [loaded] = RolloutResponse.load(tmp_path / name).samples
-    assert loaded.message_log[0].generation_logprobs == logprobs
-    assert loaded.message_log[0].token_ids == [1, 2**31 - 1]
-
-
-@both_forms
 @pytest.mark.parametrize("data", [b"\x80\x3f\0\0\xff\xff\x00\xff", b"AAAAAAAA"])
 def test_packed_numbers_are_saved_whether_their_bytes_are_text_or_not(tmp_path: Path, name: str, data: bytes) -> None:
     response = response_of(result())
@@ -65,13 +54,6 @@ def test_a_response_in_arrow_is_saved_as_the_json_one(service: ScriptedService, 
     response = play_arrow(service.url, sample(), num_generations=2)
     response.save(tmp_path / name)
     assert said(RolloutResponse.load(tmp_path / name)) == said(response.to_response())
-
-
-@both_forms
-def test_the_summary_of_a_response_without_rollouts_comes_back(tmp_path: Path, name: str) -> None:
-    response_of().save(tmp_path / name)
-    loaded = RolloutResponse.load(tmp_path / name)
-    assert RolloutSummary(**SUMMARY).model_dump() == loaded.model_dump(exclude={"samples"})
 
 
 def test_a_parquet_file_of_many_rollouts_keeps_their_order(tmp_path: Path) -> None:

@@ -42,14 +42,6 @@ class WithoutExtraEnvInfo(Loadable):
     ExtraEnvInfo = dict  # type: ignore[assignment]
 
 
-class SelfDescribing(Loadable):
-    """Without fault: its description depends on its arguments."""
-
-    def __init__(self, greeting: str) -> None:
-        super().__init__(greeting)
-        self.description = f"Says {greeting}"  # type: ignore[misc]
-
-
 class Judge(BaseModel):
     url: str
     retries: int = Field(default=0, ge=0)

@@ -28,6 +28,18 @@ def findings_of(environment: TaskEnvironment | Callable[[], TaskEnvironment], **
     return failure.value.findings
 
 
+def with_methods(base: type[CountingEnvironment] = CountingEnvironment, **methods: Any) -> Any:
+    """A class of environments with these methods in place of those of `base`."""
+    return type("Changed", (base,), methods)
+
+
+def raising(error: Exception) -> Any:
+    def fail(*_: Any) -> None:
+        raise error
+
+    return fail
+
+
 def test_an_environment_without_fault_passes() -> None:
     check(CountingEnvironment)
     check(CountingEnvironment())
@@ -55,15 +67,11 @@ def test_rollouts_of_different_lengths_are_compared_to_the_end_of_each() -> None
 
 
 def test_the_failure_lists_all_findings() -> None:
-    class TwoFaults(CountingEnvironment):
-        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
-            raise KeyError("board")
-
-        def close(self) -> None:
-            raise OSError("The file is closed.")
+    async def step(*_: Any) -> StepOutcome:
+        raise KeyError("board")
 
     with pytest.raises(CheckFailed) as failure:
-        check(TwoFaults)
+        check(with_methods(step=step, close=raising(OSError("The file is closed."))))
     lines = str(failure.value).splitlines()
     assert lines[:3] == [
         "The environment breaks rules of the service.",
@@ -75,11 +83,6 @@ def test_the_failure_lists_all_findings() -> None:
     ]
     assert [line for line in lines if "File" in line and "test_check.py" not in line] == []
     assert '        raise KeyError("board")' in lines
-
-
-def test_what_makes_no_environment_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"such as its class; got 'my_package:Echo'\.$"):
-        check("my_package:Echo")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_extra_env_info_without_a_json_schema_is_found() -> None:
     class Unwritable(BaseModel):
         judge: Callable[[str], bool] | None = None
 
-    [found] = findings_of(type("Faulty", (CountingEnvironment,), {"ExtraEnvInfo": Unwritable}))
+    [found] = findings_of(with_methods(ExtraEnvInfo=Unwritable))
     assert found.rule == "attributes"
     assert found.message.startswith("ExtraEnvInfo has no JSON schema, which GET /tasks shows: ")
 
@@ -111,20 +114,16 @@ def test_extra_env_info_without_a_json_schema_is_found() -> None:
 TWO, THREE, FOUR = (counting_sample(until) for until in (2, 3, 4))
 
 
-class Listed(CountingEnvironment):
-    """Has the samples of a function."""
-
-    def __init__(self, samples: Callable[[int, int], list[dict[str, Any]]]) -> None:
-        self.samples = samples
-
-    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        return self.samples(count, seed)
+def listed(samples: Callable[[int, int], list[dict[str, Any]]]) -> CountingEnvironment:
+    """An environment with the samples of a function."""
+    environment: CountingEnvironment = with_methods(example_samples=lambda _, count, seed: samples(count, seed))()
+    return environment
 
 
-def faulty_examples(*answers: list[dict[str, Any]]) -> Listed:
+def faulty_examples(*answers: list[dict[str, Any]]) -> CountingEnvironment:
     """Gives the answers in turn; a large request has no fault."""
     few = itertools.cycle(answers)
-    return Listed(
+    return listed(
         lambda count, seed: next(few) if count < MANY_SAMPLES else CountingEnvironment().example_samples(count, seed)
     )
 
@@ -136,16 +135,16 @@ def faulty_examples(*answers: list[dict[str, Any]]) -> Listed:
         (faulty_examples([TWO, THREE, FOUR]), "(2, seed=0) returned 3 samples."),
         (faulty_examples([TWO, TWO]), "(2, seed=0) returned only 1 different samples."),
         (
-            Listed(lambda count, seed: [TWO, THREE, FOUR][:count] if seed == 0 else [FOUR, THREE, TWO][:count]),
+            listed(lambda count, seed: [TWO, THREE, FOUR][:count] if seed == 0 else [FOUR, THREE, TWO][:count]),
             "(64, seed=0) returned 3 samples; repeat them where there are no more.",
         ),
         (
-            Listed(lambda count, _: [counting_sample(2 + place % 8) for place in range(count)]),
+            listed(lambda count, _: [counting_sample(2 + place % 8) for place in range(count)]),
             "(64, seed=0) returned the same samples as with seed 1; choose or order them by the seed.",
         ),
     ],
 )
-def test_example_samples_that_are_not_as_asked_for_are_found(environment: Listed, message: str) -> None:
+def test_example_samples_that_are_not_as_asked_for_are_found(environment: CountingEnvironment, message: str) -> None:
     assert findings_of(environment, samples=2) == [Finding("example_samples", f"example_samples{message}")]
 
 
@@ -154,7 +153,7 @@ def test_one_of_many_example_samples_that_cannot_be_posted_is_found() -> None:
         samples = [counting_sample(seed + 2 + place) for place in range(count)]
         return [*samples[:40], *([{**TWO, "score": float("nan")}] if count > 40 else []), *samples[41:]]
 
-    assert findings_of(lambda: Listed(one_wrong)) == [
+    assert findings_of(lambda: listed(one_wrong)) == [
         Finding(
             "example_samples",
             "sample 40 of example_samples(64, seed=0) is not a sample: it is not JSON: sample: Value error, it holds "
@@ -164,16 +163,8 @@ def test_one_of_many_example_samples_that_cannot_be_posted_is_found() -> None:
 
 
 def test_a_few_samples_may_be_the_same_for_another_seed() -> None:
-    check(lambda: Listed(lambda count, _: [TWO] * count), samples=1)
-    check(lambda: Listed(lambda count, _: [counting_sample(2 + place % 7) for place in range(count)]))
-
-
-def test_example_samples_that_raise_are_found() -> None:
-    class Raising(CountingEnvironment):
-        def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-            raise FileNotFoundError("words.txt")
-
-    assert findings_of(Raising) == [Finding("example_samples", "example_samples raised FileNotFoundError: words.txt.")]
+    check(lambda: listed(lambda count, _: [TWO] * count), samples=1)
+    check(lambda: listed(lambda count, _: [counting_sample(2 + place % 7) for place in range(count)]))
 
 
 @pytest.mark.parametrize(
@@ -193,15 +184,13 @@ def test_a_sample_that_cannot_be_posted_is_found(fault: dict[str, Any], message:
     assert findings_of(faulty_examples([TWO, THREE | fault]), samples=2) == [Finding("sample", f"Sample 1: {message}")]
 
 
-class FaultyStep(CountingEnvironment):
-    """Changes its outcomes."""
+def faulty_step(fault: Callable[[StepOutcome], Any]) -> Any:
+    """Changes the outcomes of its steps."""
 
-    def __init__(self, fault: Callable[[StepOutcome], Any]) -> None:
-        self.fault = fault
+    async def step(self: Any, message_log: list[ChatMessage], extra_env_info: Count) -> Any:
+        return fault(await CountingEnvironment.step(self, message_log, extra_env_info))
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
-        changed: StepOutcome = self.fault(await super().step(message_log, extra_env_info))
-        return changed
+    return with_methods(step=step)
 
 
 def with_fields(**fields: Any) -> Callable[[StepOutcome], StepOutcome]:
@@ -222,47 +211,73 @@ def with_fields(**fields: Any) -> Callable[[StepOutcome], StepOutcome]:
     ],
 )
 def test_an_outcome_with_one_fault_is_found(fault: Any, rule: str, message: str) -> None:
-    [found] = findings_of(lambda: FaultyStep(fault))
+    [found] = findings_of(faulty_step(fault))
     assert found.rule == rule
     assert found.message.startswith(f"{FIRST}: ")
     assert found.message.endswith(f": {message}")
 
 
 def test_metadata_of_the_last_step_need_not_be_a_state() -> None:
-    check(lambda: FaultyStep(with_fields(terminated=True, metadata={"won": True})))
+    check(faulty_step(with_fields(terminated=True, metadata={"won": True})))
 
 
-def test_a_step_that_raises_is_found_once_with_its_first_place() -> None:
-    class Raising(CountingEnvironment):
-        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
-            if extra_env_info.until == 3 and extra_env_info.count == 1:
-                raise ZeroDivisionError("division by zero")
-            return await super().step(message_log, extra_env_info)
-
-    assert findings_of(Raising, replies=["a" * 41, "b" * 41], samples=3) == [
-        Finding("step", f"Sample 1, turn 2, reply '{'b' * 40}'...: step raised ZeroDivisionError: division by zero.")
-    ]
+def one_fault(outcome: StepOutcome) -> StepOutcome:
+    if outcome.metadata == {"until": 3, "count": 2}:
+        raise ZeroDivisionError("division by zero")
+    return outcome
 
 
-def test_a_step_that_does_not_end_is_found() -> None:
-    class Endless(CountingEnvironment):
-        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
-            await asyncio.Event().wait()
-            raise AssertionError
+async def endless(*_: Any) -> StepOutcome:
+    await asyncio.Event().wait()
+    raise AssertionError
 
-    assert findings_of(Endless, samples=1, step_timeout_s=0.05) == [
-        Finding("step", f"{FIRST}: the step took longer than 0.05 s.")
-    ]
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "rule", "message"),
+    [
+        (
+            faulty_step(one_fault),
+            {"replies": ["a" * 41, "b" * 41]},
+            "step",
+            f"Sample 1, turn 2, reply '{'b' * 40}'...: step raised ZeroDivisionError: division by zero.",
+        ),
+        (
+            with_methods(step=endless),
+            {"samples": 1, "step_timeout_s": 0.05},
+            "step",
+            f"{FIRST}: the step took longer than 0.05 s.",
+        ),
+        (
+            with_methods(example_samples=raising(FileNotFoundError("words.txt"))),
+            {},
+            "example_samples",
+            "example_samples raised FileNotFoundError: words.txt.",
+        ),
+        (
+            faulty_step(lambda outcome: replace(outcome, reward=random.random())),
+            {},
+            "state",
+            f"Sample 0, turn 1: its reward differed {STATE}",
+        ),
+    ],
+)
+def test_a_method_that_does_not_keep_the_rules_is_found_once_with_its_first_place(
+    environment: Any, arguments: Any, rule: Any, message: str
+) -> None:
+    assert findings_of(environment, **arguments) == [Finding(rule, message)]
+
+
+def test_steps_may_be_random_on_purpose() -> None:
+    check(faulty_step(lambda outcome: replace(outcome, reward=random.random())), repeatable=False)
 
 
 @pytest.mark.slow
 def test_a_step_that_blocks_the_event_loop_is_found() -> None:
-    class Blocking(CountingEnvironment):
-        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
-            time.sleep(0.2)  # noqa: ASYNC251 - the fault under test
-            return await super().step(message_log, extra_env_info)
+    def block(outcome: StepOutcome) -> StepOutcome:
+        time.sleep(0.2)
+        return outcome
 
-    assert findings_of(Blocking, samples=1, max_block_s=0.1) == [
+    assert findings_of(faulty_step(block), samples=1, max_block_s=0.1) == [
         Finding(
             "blocking",
             f"{FIRST}: the step blocked the event loop for more than 0.1 s, during which no other step could run. "
@@ -309,31 +324,16 @@ def test_state_that_another_replica_does_not_have_is_found() -> None:
     ]
 
 
-def test_steps_that_are_random_are_found_unless_they_are_so_on_purpose() -> None:
-    class Random(CountingEnvironment):
-        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
-            return replace(await super().step(message_log, extra_env_info), reward=random.random())
-
-    assert findings_of(Random) == [Finding("state", f"Sample 0, turn 1: its reward differed {STATE}")]
-    check(Random, repeatable=False)
-
-
 def test_all_instances_are_closed_and_a_close_that_raises_is_found() -> None:
-    made: list[CountingEnvironment] = []
+    closed: list[CountingEnvironment] = []
 
-    class Closing(CountingEnvironment):
-        closed = False
+    async def close(self: CountingEnvironment) -> None:
+        await asyncio.sleep(0)
+        closed.append(self)
+        raise OSError("Nothing to close.")
 
-        def __init__(self) -> None:
-            made.append(self)
-
-        async def close(self) -> None:
-            await asyncio.sleep(0)
-            self.closed = True
-            raise OSError("Nothing to close.")
-
-    assert findings_of(Closing) == [Finding("close", "close raised OSError: Nothing to close.")]
-    assert [vars(environment) for environment in made] == [{"closed": True}, {"closed": True}]
+    assert findings_of(with_methods(close=close)) == [Finding("close", "close raised OSError: Nothing to close.")]
+    assert len(set(closed)) == len(closed) == 2
 
 
 class Starting(CountingEnvironment):
@@ -368,11 +368,7 @@ def test_an_environment_with_a_start_passes_also_without_prompts() -> None:
             "the next step would not accept it as extra_env_info: ExtraEnvInfo does not accept it: "
             "extra_env_info.until: Field required.",
         ),
-        (
-            StartOutcome,
-            "start",
-            "start raised ValueError: The sample has no prompt: give it messages, at least one.",
-        ),
+        (StartOutcome, "start", "start raised ValueError: The sample has no prompt: give it messages, at least one."),
     ],
 )
 def test_a_start_that_is_not_seeded_raises_or_makes_no_state_is_found(begin: Any, rule: Any, message: str) -> None:
@@ -380,14 +376,8 @@ def test_a_start_that_is_not_seeded_raises_or_makes_no_state_is_found(begin: Any
 
 
 def test_an_environment_without_a_step_is_found() -> None:
-    class Stepless(TaskEnvironment):
-        description = "Nothing."
-        ExtraEnvInfo = Count
-
-        def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-            raise NotImplementedError
-
-    assert findings_of(Stepless) == [
+    stepless = with_methods(step=TaskEnvironment.step)
+    assert findings_of(stepless) == [
         Finding("attributes", "it implements neither step nor step_batch nor open_session.")
     ]
 
@@ -402,25 +392,17 @@ class CountInMemory(Session):
         return StepOutcome({"role": "user", "content": f"{self.count}"}, 1.0, done)
 
 
-class InSessions(CountingEnvironment):
-    def open_session(self, message_log: list[ChatMessage], extra_env_info: Count) -> Session:
-        return CountInMemory(0)
-
-
-def test_state_in_a_session_is_no_fault() -> None:
-    check(InSessions)
+def in_sessions(session_of: Callable[[list[ChatMessage]], Session], **fields: Any) -> Any:
+    return with_methods(open_session=lambda _, message_log, __: session_of(message_log), **fields)
 
 
 def test_a_session_that_is_not_opened_again_where_it_stood_is_found() -> None:
-    class Forgetful(InSessions):
-        lost_session = "reopen"
+    def replayed(log: list[ChatMessage]) -> Session:
+        return CountInMemory(sum(message["role"] == "assistant" for message in log))
 
-    class Replaying(Forgetful):
-        def open_session(self, message_log: list[ChatMessage], extra_env_info: Count) -> Session:
-            return CountInMemory(sum(message["role"] == "assistant" for message in message_log))
-
-    check(Replaying)
-    [finding] = findings_of(Forgetful)
+    check(in_sessions(replayed, lost_session="reopen"))
+    check(in_sessions(lambda _: CountInMemory(0)))
+    [finding] = findings_of(in_sessions(lambda _: CountInMemory(0), lost_session="reopen"))
     assert finding.rule == "state"
     assert finding.message == f"Sample 0, turn 2: its observation, terminated differed {STATE}"
 
@@ -430,8 +412,6 @@ def test_a_session_that_does_not_close_is_found() -> None:
         def close(self) -> None:
             raise OSError("It is stuck.")
 
-    class Sticking(InSessions):
-        def open_session(self, message_log: list[ChatMessage], extra_env_info: Count) -> Session:
-            return Stuck(0)
-
-    assert findings_of(Sticking) == [Finding("close", "close of a session raised OSError: It is stuck.")]
+    assert findings_of(in_sessions(lambda _: Stuck(0))) == [
+        Finding("close", "close of a session raised OSError: It is stuck.")
+    ]

@@ -17,11 +17,10 @@ from rollout_env import (
     StartOutcome,
     StepOutcome,
     TemporaryFailure,
-    Turn,
     aplay,
     play,
 )
-from rollout_env.play import cut_at_stop_string
+from rollout_env.play import Turn, cut_at_stop_string
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
 
 texts = st.text(alphabet="ab", max_size=8)
@@ -103,12 +102,6 @@ def test_an_environment_sees_no_tokens_and_cannot_change_the_log() -> None:
     assert [message["content"] for message in played.message_log] == ["Go.", "a", "x"]
 
 
-def test_a_play_changes_nothing_in_its_sample() -> None:
-    sample = counting_sample(3)
-    play(CountingEnvironment(), ["1", "2"], sample).extra_env_info["until"] = 0
-    assert sample == counting_sample(3)
-
-
 def test_extra_env_info_is_validated_before_each_step() -> None:
     with pytest.raises(SampleRejected, match=r"extra_env_info\.until: Field required"):
         play(CountingEnvironment(), ["1"], {"messages": [{"role": "user", "content": "Count."}]})
@@ -121,10 +114,7 @@ def test_extra_env_info_is_validated_before_each_step() -> None:
     [
         ({}, "The sample has no prompt: give it messages, at least one."),
         ({"messages": []}, "The sample has no prompt: give it messages, at least one."),
-        (
-            {"messages": [{"role": "user"}]},
-            "The sample's prompt is not valid: messages.0.content: Field required.",
-        ),
+        ({"messages": [{"role": "user"}]}, "The sample's prompt is not valid: messages.0.content: Field required."),
         (
             {"message_log": [{"role": "", "content": ""}]},
             "The sample's prompt is not valid: message_log.0.role: Input should be 'system', 'user', 'assistant', "
@@ -141,8 +131,6 @@ def test_a_sample_without_a_valid_prompt_is_refused(sample: dict[str, Any], prob
 def test_wrong_arguments_are_refused_in_a_sentence() -> None:
     with pytest.raises(TypeError, match=r"^replies must be a list of strings, one a turn, got one string: 'hello'\.$"):
         play(CountingEnvironment(), "hello")
-    with pytest.raises(ValueError, match=r"^sample must be a sample or the index of an example sample, at least 0"):
-        play(CountingEnvironment(), [], sample=-1)
 
 
 def test_play_works_inside_a_running_event_loop_and_aplay_runs_in_it() -> None:
@@ -256,28 +244,6 @@ def test_what_a_start_returns_is_validated() -> None:
         play(Wrong(), [], counting_sample(1))
 
 
-class PlainCounting(CountingEnvironment):
-    """Its step is plain: the counting one's, run to its end."""
-
-    def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:  # type: ignore[override]
-        return asyncio.run(super().step(message_log, extra_env_info))
-
-
-class BatchCounting(CountingEnvironment):
-    """Judges many at once."""
-
-    async def step_batch(
-        self, message_logs: list[list[ChatMessage]], extra_env_infos: list[Count]
-    ) -> list[StepOutcome]:
-        return [await self.step(log, info) for log, info in zip(message_logs, extra_env_infos, strict=True)]
-
-
-@pytest.mark.parametrize("environment", [PlainCounting(), BatchCounting()])
-def test_a_plain_step_and_one_for_many_play_like_an_async_one(environment: CountingEnvironment) -> None:
-    expected = play(CountingEnvironment(), ["1", "2"], counting_sample(2))
-    assert play(environment, ["1", "2"], counting_sample(2)) == expected
-
-
 class Shelf(Session):
     """Counts in memory, and says when it is closed."""
 
@@ -319,12 +285,3 @@ def test_a_session_whose_step_raises_is_closed() -> None:
     with pytest.raises(TemporaryFailure, match=r"The shelf fell\."):
         play(environment, ["a", "raise"], counting_sample(3))
     assert (environment.opened, environment.closed) == (1, 1)
-
-
-def test_what_is_no_session_is_refused() -> None:
-    class Sessionless(ShelfEnvironment):
-        def open_session(self, message_log: list[ChatMessage], extra_env_info: Count) -> Any:
-            return "a session"
-
-    with pytest.raises(OutcomeInvalid, match="open_session must return a Session, got str"):
-        play(Sessionless(), ["a"], counting_sample(3))

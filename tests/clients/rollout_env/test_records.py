@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from rollout_client.contract import messages, rollouts
-from rollout_env import Role, StopString
+from rollout_env.records import Role, StopString
 
 FOREIGN = ("ray", "torch", "numpy", "httpx", "fastapi", "vllm", "rollout_client", "deployments", "service")
 

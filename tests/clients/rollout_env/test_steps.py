@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome, steps
+from rollout_env import OutcomeInvalid, StepOutcome, steps
 from rollout_env.records import LARGEST_REWARD
-from rollout_env.steps import StepTooSlow, longest_block, validated_extra_env_info, validated_outcome
+from rollout_env.steps import StepTooSlow, longest_block, validated_outcome
 from tests import virtual_time
-from tests.clients.rollout_env.counting_environment import CountingEnvironment
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -66,27 +65,16 @@ def test_a_valid_outcome_shares_nothing_with_the_environments_own() -> None:
             {"observation": {"role": "narrator", "content": ""}},
             "outcome.observation.role: Input should be 'system', 'user', 'assistant', 'tool' or 'environment'",
         ),
-        ({"observation": {"role": "user"}}, "outcome.observation.content: Field required"),
-        (
-            {"observation": {"role": "user", "content": None}},
-            "outcome.observation.content: Input should be a valid string",
-        ),
         ({"observation": []}, "outcome.observation: List should have at least 1 item after validation, not 0"),
-        ({"observation": "Good."}, "outcome.observation: Input should be a valid dictionary"),
         (
             {"observation": [{"role": "user", "content": ""}, {"role": "tool", "content": "", "tool_call_id": 1}]},
             "outcome.observation.1.tool_call_id: Input should be a valid string",
         ),
         ({"terminated": None}, "outcome.terminated: Input should be a valid boolean"),
         ({"next_stop_strings": [""]}, "outcome.next_stop_strings.0: String should have at least 1 character"),
-        ({"answer": 7}, "outcome.answer: Input should be a valid string"),
         (
             {"metadata": {"board": [{"score": float("nan")}]}},
             "outcome.metadata: Value error, it holds nan, which JSON cannot express",
-        ),
-        (
-            {"metadata": {"score": float("-inf")}},
-            "outcome.metadata: Value error, it holds -inf, which JSON cannot express",
         ),
     ],
 )
@@ -100,10 +88,8 @@ def test_an_invalid_field_is_refused_by_its_name(fields: dict[str, Any], problem
     ("fields", "field"),
     [
         ({"observation": {"role": "user", "content": "a\ud800"}}, "observation.content"),
-        ({"observation": [{"role": "tool", "content": "", "name": "\ud800"}]}, "observation.0.name"),
         ({"answer": "\ud800"}, "answer"),
         ({"metadata": {"board": [{"name": "\ud800"}]}}, "metadata"),
-        ({"metadata": {"\ud800": 1}}, "metadata"),
         ({"reward": {"\ud800": 1.0}}, "reward"),
         ({"metrics": {"\ud800": 1.0}}, "metrics"),
     ],
@@ -129,15 +115,6 @@ def test_a_reward_that_is_no_number_of_float32_is_refused(reward: Any) -> None:
 def test_metadata_that_is_no_json_object_is_refused(metadata: Any) -> None:
     with pytest.raises(OutcomeInvalid, match=r"outcome\.metadata"):
         validated_outcome(outcome(metadata=metadata))
-
-
-def test_extra_env_info_that_the_model_refuses_rejects_the_sample() -> None:
-    with pytest.raises(SampleRejected) as refusal:
-        validated_extra_env_info(CountingEnvironment(), {"count": "many"})
-    assert str(refusal.value) == (
-        "The environment cannot take this sample: extra_env_info.until: Field required; extra_env_info.count: "
-        "Input should be a valid integer, unable to parse string as an integer."
-    )
 
 
 async def waits(seconds: float) -> str:

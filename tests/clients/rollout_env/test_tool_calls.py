@@ -173,11 +173,6 @@ def test_a_name_that_is_no_text_is_a_malformed_call() -> None:
     assert call == MalformedCall("The name of a call must be text, got '\\ud800'")
 
 
-def test_a_tag_begins_anew_where_the_one_before_it_was_not_ended() -> None:
-    text = "<function=<function=f><parameter=<parameter=a>1</parameter></function>"
-    assert tool_calls_of(said(text)) == [ToolCall("f", {"a": "1"})]
-
-
 STRING, NULLABLE = {"type": "string"}, {"anyOf": [{"type": "string"}, {"type": "null"}]}
 PAIR = {"type": "object", "properties": {"a": {"type": "boolean"}}}
 NUMBERS = [{"type": "integer"}, {"type": ["integer"]}, {"anyOf": [{"type": "integer"}]}, {"enum": [7]}, {"const": 7}]

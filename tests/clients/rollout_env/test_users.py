@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_env import (
-    ChatMessage,
-    ModelReply,
-    ModelUser,
-    ScriptedChatModel,
-    UserScenario,
-    UserTurn,
-    UserTurnMissing,
-)
+from rollout_env import ChatMessage, ModelReply, ModelUser, ScriptedChatModel, UserScenario, UserTurn, UserTurnMissing
 from rollout_env.users import GREETING
 
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
@@ -30,10 +22,7 @@ LAMP = UserScenario("A lamp.")
 
 
 def turn_of(
-    *script: str | ModelReply | Exception,
-    log: list[ChatMessage] = LOG,
-    scenario: UserScenario = LAMP,
-    **fields: Any,
+    *script: str | ModelReply | Exception, log: list[ChatMessage] = LOG, scenario: UserScenario = LAMP, **fields: Any
 ) -> tuple[UserTurn, ScriptedChatModel]:
     model = ScriptedChatModel(script)
     return asyncio.run(ModelUser(model, **fields).turn(log, scenario)), model
@@ -74,12 +63,6 @@ def test_the_stop_ends_the_conversation_after_the_text_before_it() -> None:
     assert (turn.content, turn.has_ended) == ("", True)
     turn, _ = turn_of("DONE")
     assert (turn.content, turn.has_ended) == ("DONE", False)
-
-
-def test_the_policy_cannot_stop_the_conversation() -> None:
-    log: list[ChatMessage] = [*LOG[:2], {"role": "assistant", "content": "###STOP###"}]
-    turn, _ = turn_of("No?", log=log)
-    assert (turn.content, turn.has_ended) == ("No?", False)
 
 
 def test_the_last_turn_ends_the_conversation_without_a_call() -> None:

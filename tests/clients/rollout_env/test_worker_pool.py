@@ -43,14 +43,6 @@ def touch_and_sleep(file: str, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def meet(folder: str, count: int) -> int:
-    """Returns the process id when so many processes are in this function at the same time."""
-    Path(folder, str(os.getpid())).touch()
-    while len(list(Path(folder).iterdir())) < count:
-        time.sleep(0.01)
-    return os.getpid()
-
-
 def never_return() -> None:
     """Uses the processor and holds the interpreter's lock; no Python code of the process runs meanwhile."""
     10 ** (10**10)
@@ -94,10 +86,6 @@ def test_a_call_beyond_its_processor_time_is_ended_and_the_next_runs(pool: Worke
     with pytest.raises(ProcessorTimeExceeded, match=r"^more than 0\.5 s of processor time$"):
         asyncio.run(pool.run(LIMIT_S, never_return))
     assert asyncio.run(pool.run(LIMIT_S, divmod, 1, 1)) == (1, 0)
-
-
-def test_time_in_which_a_call_has_no_processor_does_not_count(pool: WorkerPool) -> None:
-    asyncio.run(pool.run(LIMIT_S, time.sleep, 2 * LIMIT_S))
 
 
 def test_a_call_that_the_machine_holds_up_has_its_result_however_late(pool: WorkerPool) -> None:
@@ -157,25 +145,6 @@ def test_the_call_of_a_cancelled_caller_ends_and_its_worker_goes_on(pool: Worker
         return await pool.run(LIMIT_S, os.getpid)
 
     assert asyncio.run(run()) == worker.pid
-
-
-def test_workers_run_calls_at_the_same_time(tmp_path: Path) -> None:
-    pool = WorkerPool(2, nothing, [__name__], LOST_AFTER_S)
-
-    async def run() -> list[int]:
-        return await asyncio.gather(*(pool.run(LIMIT_S, meet, str(tmp_path), 2) for _ in range(2)))
-
-    try:
-        assert len(set(asyncio.run(run()))) == 2
-    finally:
-        pool.close()
-
-
-def test_closing_ends_the_workers() -> None:
-    pool = WorkerPool(1, nothing, [__name__], LOST_AFTER_S)
-    worker = worker_of(pool)
-    pool.close()
-    assert is_gone(worker.pid)
 
 
 @pytest.mark.slow

@@ -45,10 +45,7 @@ def of_turns(samples: Sequence[SampleResult], **options: Any) -> list[list[float
 
 def test_a_turn_has_the_rewards_from_it_on_against_all_turns_of_its_group() -> None:
     # The returns are 6, 5, 3 and 0, 2, with the mean 3.2.
-    assert of_turns([turns(1, 2, 3), turns(-2, 2)]) == [
-        pytest.approx([2.8, 1.8, -0.2]),
-        pytest.approx([-3.2, -1.2]),
-    ]
+    assert of_turns([turns(1, 2, 3), turns(-2, 2)]) == [pytest.approx([2.8, 1.8, -0.2]), pytest.approx([-3.2, -1.2])]
 
 
 @pytest.mark.parametrize(("discount", "advantages"), [(0.5, [[0, -1, 1]]), (0.0, [[-2 / 3, -8 / 3, 10 / 3]])])
@@ -64,10 +61,6 @@ def test_the_deviation_is_that_of_the_returns_of_all_turns() -> None:
         pytest.approx([1.5 / scale, -0.5 / scale]),
         pytest.approx([0.5 / scale, -1.5 / scale]),
     ]
-
-
-def test_groups_are_compared_each_for_itself() -> None:
-    assert of_turns([turns(1, idx=4), turns(7, 1, idx=1), turns(3, idx=4)]) == [[-1], [3.5, -3.5], [1]]
 
 
 def test_only_the_tokens_of_a_response_have_the_advantage_of_its_turn() -> None:
@@ -172,10 +165,6 @@ def test_an_untrainable_response_earns_for_the_turn_before_or_the_first() -> Non
     assert credited(samples) == [[7, 24], []]
     tensors = to_tensors(samples, pad_token_id=PAD, credit=lambda _: [[-1.0, -1.0], []])
     assert tensors.advantages.tolist() == [[0, 0, -1, 0, -1], [0, 0, 0, 0, 0]]
-
-
-def test_no_samples_have_no_advantages() -> None:
-    assert to_tensors([], pad_token_id=PAD, credit="turn").advantages.shape == (0, 0)
 
 
 @pytest.mark.parametrize("discount", [-0.1, 1.1])

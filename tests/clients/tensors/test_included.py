@@ -49,17 +49,6 @@ def test_each_row_stands_where_its_token_is() -> None:
     assert types["routed_experts"] == types["sampling_mask"] == types["top_token_ids"] == torch.int32
 
 
-def test_padding_on_the_left_moves_the_rows_too() -> None:
-    batch = to_tensors([result_of([PROMPT, RESPONSE])], pad_token_id=0, padding_side="left", pad_to_multiple_of=5)
-    assert batch.included["entropy"].tolist() == [[0.0, 0.0, 0.0, 0.5, 0.25]]
-
-
-def test_nothing_included_is_nothing() -> None:
-    batch = to_tensors([result_of([Message(role="user", content="", token_ids=[7])])], pad_token_id=0)
-    assert batch.included == {}
-    assert batch.to("cpu").included == {}
-
-
 @given(
     st.lists(st.sets(st.integers(0, 4), min_size=1).map(sorted) | st.just([]), min_size=1, max_size=4),
     st.integers(0, 99),

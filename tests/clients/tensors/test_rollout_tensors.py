@@ -44,20 +44,6 @@ def test_integers_are_int64_and_the_rest_is_float32() -> None:
     assert tensors.rewards["reward"].dtype == torch.float32
 
 
-def test_padding_on_the_left_moves_every_tensor_alike() -> None:
-    tensors = to_tensors([TWO_TURNS, ONE_TURN], pad_token_id=PAD, padding_side="left", pad_to_multiple_of=9)
-    assert tensors.input_ids[1].tolist() == [*[PAD] * 7, 1, 9]
-    assert tensors.attention_mask[1].tolist() == [*[0] * 7, 1, 1]
-    assert tensors.loss_mask[1].tolist() == [*[0] * 8, 1]
-    assert tensors.generation_logprobs[1].tolist() == [*[0] * 8, -0.5]
-
-
-def test_no_samples_are_tensors_of_no_rows() -> None:
-    tensors = to_tensors([], pad_token_id=PAD)
-    assert tensors.input_ids.shape == (0, 0)
-    assert tensors.advantages.shape == (0,)
-
-
 def test_a_message_with_other_than_one_logprob_a_token_is_refused() -> None:
     with pytest.raises(ValueError, match="2 token_ids and 1 generation_logprobs"):
         to_tensors([rollout(generated(1, 2, generation_logprobs=[-0.5]))], pad_token_id=PAD)
@@ -166,11 +152,6 @@ def test_advantages_are_relative_to_the_mean_and_deviation_of_their_group() -> N
     assert tensors.total_reward.tolist() == [0, 2, 3, 3]
 
 
-def test_the_deviation_can_be_left_out() -> None:
-    tensors = to_tensors(rewarded(0, 2, 4), pad_token_id=PAD, scale_rewards=False)
-    assert tensors.advantages.tolist() == [-2, 0, 2]
-
-
 def test_groups_can_be_told_apart_by_something_else_than_idx() -> None:
     samples = [*rewarded(0, 2, idx=0), *rewarded(5, 7, idx=1)]
     tensors = to_tensors(samples, pad_token_id=PAD, scale_rewards=False, group_of=lambda each: each.generation_index)
@@ -214,11 +195,6 @@ def test_such_a_rollout_can_be_kept_as_a_row_that_moves_nothing() -> None:
     assert tensors.total_reward.tolist() == pytest.approx([NAN, 0, 2], nan_ok=True)
 
 
-@pytest.mark.parametrize("status", ["truncated", "max_turns"])
-def test_a_rollout_that_reached_a_limit_counts(status: str) -> None:
-    assert to_tensors([rollout(generated(1), status=status)], pad_token_id=PAD).sample_mask.tolist() == [1]
-
-
 # Laws
 
 token_lists = st.lists(st.integers(0, 2**31), max_size=5)
@@ -254,9 +230,7 @@ def test_taking_the_padding_away_gives_back_each_log(
 
 
 @given(st.lists(rollouts, max_size=6))
-def test_the_clipped_mask_marks_rollouts_whose_last_response_was_cut(
-    samples: list[SampleResult],
-) -> None:
+def test_the_clipped_mask_marks_rollouts_whose_last_response_was_cut(samples: list[SampleResult]) -> None:
     assert to_tensors(samples, pad_token_id=0).clipped_mask.tolist() == [int(is_clipped(each)) for each in samples]
 
 

@@ -1,13 +1,11 @@
 """Rows of a dataset as the fields of samples."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 
-from rollout_client.errors import NotJson
-from rollout_client.trainers.dataset_rows import RowReader, fields_by_prompt, messages_of
+from rollout_client.trainers.dataset_rows import RowReader, fields_by_prompt
 from tests.clients.trainers.scripted_trainer import PROMPTS
 
 
@@ -44,15 +42,3 @@ def test_rows_of_numpy_arrays_are_read_as_lists_and_numbers() -> None:
     row = {"prompt": PROMPTS[0], "extra_env_info": {"grid": np.eye(2, dtype=int), "n": np.int64(3)}}
     [fields] = fields_by_prompt([row, row], RowReader("a")).values()
     assert fields == {"task_name": "a", "extra_env_info": {"grid": [[1, 0], [0, 1]], "n": 3}}
-
-
-def test_a_row_with_what_json_does_not_have_is_named() -> None:
-    rows = [{"prompt": "x", "extra_env_info": {}}, {"prompt": "y", "extra_env_info": {"handle": object()}}]
-    with pytest.raises(NotJson, match=r"^dataset\[1\]\.extra_env_info\.handle: "):
-        fields_by_prompt(rows, RowReader("a"))
-
-
-def test_images_are_found_in_an_array_of_parts_too() -> None:
-    parts: Any = np.array([{"type": "image", "image": "data:image/png;base64,"}], dtype=object)
-    with pytest.raises(ValueError, match="shows images"):
-        messages_of([{"role": "user", "content": parts}])

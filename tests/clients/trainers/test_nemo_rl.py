@@ -5,19 +5,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fastapi.responses import JSONResponse
 
 from rollout_client import RolloutClient
-from rollout_client.errors import NotJson
 from rollout_client.results import RolloutsNotFinal
-from rollout_client.trainers.nemo_rl import (
-    report_prev_logprobs,
-    run_async_multi_turn_rollout,
-    run_multi_turn_rollout,
-)
+from rollout_client.trainers.nemo_rl import report_prev_logprobs, run_async_multi_turn_rollout, run_multi_turn_rollout
 from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, result, running
 
 Run = Callable[..., tuple[Any, dict[str, Any]]]
@@ -259,16 +253,6 @@ def test_a_response_that_was_cut_off_continues_as_one_message(service: ScriptedS
     assert once["message_log"][0][-1]["token_ids"].tolist() == [7, 8]
 
 
-def test_a_cut_in_a_later_turn_keeps_the_turns_before_it(service: ScriptedService, run: Run) -> None:
-    answering_in_turn(service, lambda log: [*log, {**WHOLE, "reward": 0.5}, RIGHT, PART], **CUT)
-    once, _ = run(batch(1), not_final="mask")
-    answering_in_turn(service, lambda log: [*log[:-1], WHOLE, RIGHT])
-    twice, _ = run(once)
-    [before], [after] = once["message_log"], twice["message_log"]
-    assert all(old is new for old, new in zip(before[:3], after[:3], strict=True))
-    assert [message["token_ids"].tolist() for message in after] == [[1, 5], [7, 8, 9, 10], [11], [7, 8, 9, 10], [11]]
-
-
 def test_a_whole_response_whose_step_was_missing_gets_its_reward(service: ScriptedService, run: Run) -> None:
     answering_in_turn(service, lambda log: [*log, WHOLE], **CUT)
     once, _ = run(batch(1), not_final="mask")
@@ -338,47 +322,6 @@ def test_prev_logprobs_are_reported_without_padding_in_both_masks(client: Rollou
         assert [row.tolist() for row in options.pop("masks")] == masks
         assert [row.tolist() for row in options.pop("token_ids")] == [[1, 2, 3], [4, 5]]
         assert options == {}
-
-
-def test_a_rollout_of_a_service_without_ids_is_refused(client: RolloutClient) -> None:
-    came, _ = run_async_multi_turn_rollout(client, batch(1), 64)
-    row = torch.zeros(1, 4)
-    train_data = {"input_ids": row, "input_lengths": [4], "prev_logprobs": row, "token_mask": row}
-    with pytest.raises(ValueError, match="a rollout has no rollout_id"):
-        report_prev_logprobs(client, came, train_data)
-
-
-def test_a_batch_may_hold_numbers_of_numpy_and_torch(run: Run, service: ScriptedService) -> None:
-    """Rows 0 and 1 have one prompt, as a tensor, a list of tensors; row 2 has another as an array."""
-    ids: list[Any] = [torch.tensor([1, 2]), list(torch.tensor([1, 2])), np.array([3])]
-    logs = [[{"role": "user", "content": "", "token_ids": each}] for each in ids]
-    batch = {
-        "message_log": logs,
-        "task_name": ["math"] * 3,
-        "extra_env_info": [{"n": np.int64(3), "level": torch.tensor(0.5), "grid": np.eye(2, dtype=int)}] * 3,
-        "stop_strings": np.array([["."], None, None], dtype=object),
-    }
-
-    def second_is_lost(body: Json) -> JSONResponse:
-        first, second, third = body["samples"]
-        return answer(played(first, total_reward=0.25), played(second, **LOST), played(third, total_reward=0.75))
-
-    service.rollouts[0] = second_is_lost
-    changed, _ = run(batch, not_final="mask")
-    posted = service.bodies[0]["samples"]
-    assert [sample["message_log"][0]["token_ids"] for sample in posted] == [[1, 2], [1, 2], [3]]
-    assert posted[0]["extra_env_info"] == {"n": 3, "level": 0.5, "grid": [[1, 0], [0, 1]]}
-    assert [sample.get("stop_strings") for sample in posted] == [["."], None, None]
-    assert changed["total_reward"].tolist() == [0.25, 0.25, 0.75]
-    assert [log[0]["token_ids"] is row[0]["token_ids"] for log, row in zip(changed["message_log"], logs, strict=True)]
-
-
-def test_what_json_does_not_have_is_named_by_its_row(run: Run) -> None:
-    log = [{"role": "user", "content": "", "token_ids": torch.tensor([1])}]
-    infos: list[Json] = [{}, {"handle": object()}]
-    with pytest.raises(NotJson, match=r"^samples\[1\]\.extra_env_info\.handle: ") as refused:
-        run({"message_log": [log, log], "task_name": ["math"] * 2, "extra_env_info": infos})
-    assert refused.value.sample == 1
 
 
 def test_an_untrainable_response_has_another_role_but_is_posted_as_one(service: ScriptedService, run: Run) -> None:

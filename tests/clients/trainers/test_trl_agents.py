@@ -1,22 +1,16 @@
 """`AgentRolloutFunc`: agents of sessions as the rollouts of TRL's `GRPOTrainer`."""
 
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from rollout_client import AsyncRolloutClient, SampleInput
+from rollout_client import SampleInput
 from rollout_client.contract.sessions import SessionLimits
 from rollout_client.trainers.trl import service_reward
 from rollout_client.trainers.trl_agents import AgentRolloutFunc, AgentsFailed
 from tests.clients.agent_service import AgentService
 from tests.clients.scripted_service import Json
-from tests.clients.trainers.scripted_trainer import END, PROMPTS, PushingClient, layout_of, trainer
-from tests.clients.trainers.test_trl import grpo_trainer
-from tests.paths import TINY_MODEL
+from tests.clients.trainers.scripted_trainer import END, PROMPTS, PushingClient, trainer
 from tests.service.scripted import outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM", "ignore:.*torch.jit.script_method")
@@ -90,15 +84,6 @@ def test_failed_runs_and_runs_without_a_call_are_masked(agents: AgentService, cl
     assert columns["status"] == ["completed", "error", "error"]
 
 
-def test_the_branch_that_ended_last_is_the_completion(agents: AgentService, client: PushingClient) -> None:
-    async def agent(base_url: str, _api_key: str, _sample: SampleInput) -> float:
-        await agents.generate(base_url, [30])
-        await agents.generate(base_url, [31, 32])
-        return 1.0
-
-    assert func(agents, client, agent)(PROMPTS[:1], trainer())["completion_ids"] == [[31, 32]]
-
-
 def test_sessions_have_the_trainers_sampling_the_version_and_the_limits(
     agents: AgentService, client: PushingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,32 +104,6 @@ def test_sessions_have_the_trainers_sampling_the_version_and_the_limits(
     sampling = {"temperature": 0.75, "top_p": 0.9, "top_k": 5, "min_p": 0.0, "max_new_tokens": 8}
     assert request.sampling.model_dump(exclude_unset=True) == sampling
     assert (request.policy.min_version, request.limits.max_calls, request.deadline_s) == (101, 3, 60)
-
-
-def test_sessions_use_the_callers_http_client_timeout_and_retries() -> None:
-    """The first attempt of each call is refused."""
-    sent: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        sent.append(request)
-        if len(sent) % 2:
-            return httpx.Response(503)
-        session = {"id": "s1", "base_url": "http://service/sessions/s1", "api_key": "k", "status": "open"}
-        samples = {"session_id": "s1", "status": "ended", "samples": []}
-        return httpx.Response(200, json=samples if request.url.path.endswith("/samples") else session)
-
-    async def agent(base_url: str, _api_key: str, _sample: SampleInput) -> float:
-        assert base_url == "http://service/sessions/s1/v1"
-        return 0.5
-
-    with httpx.Client(transport=httpx.MockTransport(answer), headers={"x-caller": "mine"}) as http:
-        client = PushingClient("http://service", http_client=http, timeout_s=7, retries=1, headers={"x-client": "1"})
-        columns = AgentRolloutFunc(client, agent, task_name="math", check_tokenizer=False)(PROMPTS[:1], trainer())
-    assert columns["completion_ids"] == [[256]]
-    paths = ["/sessions", "/sessions/s1/reward", "/sessions/s1", "/sessions/s1/samples"]
-    assert [request.url.path for request in sent] == [path for path in paths for _ in range(2)]
-    assert {(request.headers["x-caller"], request.headers["x-client"]) for request in sent} == {("mine", "1")}
-    assert all(request.extensions["timeout"]["read"] <= 7 for request in sent)
 
 
 @pytest.mark.parametrize(
@@ -171,29 +130,3 @@ def test_an_agent_that_fails_for_every_prompt_ends_the_training(agents: AgentSer
 
     with pytest.raises(AgentsFailed, match=r"All 2 runs of the agent failed; the first: KeyError\('no such tool'\)"):
         func(agents, client, agent)(PROMPTS, trainer())
-
-
-@pytest.mark.slow
-def test_grpo_trains_on_what_an_agent_did(
-    client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    services: list[AgentService] = []
-
-    def connect() -> AsyncRolloutClient:
-        """To another service for each batch, which has an event loop of its own."""
-        services.append(AgentService())
-        return services[-1].connected()
-
-    async def agent(base_url: str, _api_key: str, sample: SampleInput) -> float:
-        await services[-1].generate(base_url, [30, END])
-        return float(sample.idx or 0)
-
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    client.layout = layout_of(load_file(TINY_MODEL / "model.safetensors"))
-    grpo = grpo_trainer(tmp_path, AgentRolloutFunc(client, agent, task_name="math", connect=connect))
-    grpo.train()
-    first = grpo.state.log_history[0]
-    assert (first["rewards/service_reward/mean"], first["completions/mean_length"]) == (1.5, 2)
-    assert first["grad_norm"] > 0
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert not torch.equal(client.pushed[0][name], client.pushed[1][name])

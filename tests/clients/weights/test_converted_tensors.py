@@ -12,7 +12,6 @@ from torch import nn
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
-from rollout_client.weights import model_tensors
 from rollout_client.weights.file_tensors import file_tensors
 from rollout_client.weights.layout import WeightsDoNotFit
 from rollout_client.weights.sources import TensorsSource, full_weights
@@ -76,18 +75,6 @@ def test_a_wrapped_module_and_its_gathered_state_are_sent_as_the_model(
     assert_same(sent(source_of(model), layout), expected)
 
 
-def test_a_model_inside_another_module_keeps_its_names(tmp_path: Path) -> None:
-    class Policy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.actor = model_of("qwen3-moe")
-
-    _, layout = saved(model_of("qwen3-moe"), tmp_path)
-    with pytest.raises(WeightsDoNotFit) as refused:
-        sent(Policy(), layout)
-    assert "actor.model.embed_tokens.weight" in refused.value.extra
-
-
 @pytest.mark.parametrize("family", sorted(MIXTURES))
 def test_a_checkpoint_saved_without_conversion_gets_the_modules_tensors(family: str, tmp_path: Path) -> None:
     model = model_of(family)
@@ -123,25 +110,6 @@ def test_converted_weights_can_be_read_in_any_order_and_again(tmp_path: Path) ->
         for entry in reversed(weights.header.entries):
             data = b"".join(bytes(block) for block in weights.read(entry))
             assert data == expected[entry.name].view(torch.uint8).numpy().tobytes()
-
-
-def test_each_tensor_of_the_module_is_converted_once_a_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of("qwen3-moe")
-    _, layout = saved(model, tmp_path)
-    weights = full_weights(model, layout)
-    converted: list[list[str]] = []
-    to_checkpoint = model_tensors.to_checkpoint
-
-    def count(model: Any, tensors: State) -> State:
-        converted.append(list(tensors))
-        return to_checkpoint(model, tensors)
-
-    monkeypatch.setattr(model_tensors, "to_checkpoint", count)
-    for _ in weights.blocks():
-        pass
-    assert sorted(converted) == sorted(
-        [f"model.layers.{layer}.mlp.experts.{name}"] for layer in range(2) for name in ("gate_up_proj", "down_proj")
-    )
 
 
 def converting(model: Any, converter: WeightConverter) -> Any:

@@ -8,18 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.weights.delta import (
-    BadDelta,
-    TensorChanges,
-    apply_changes,
-    as_bits,
-    delta_entries,
-    encode_changes,
-)
-from rollout_client.weights.safetensors_file import (
-    Header,
-    header_of,
-)
+from rollout_client.weights.delta import BadDelta, TensorChanges, apply_changes, as_bits, delta_entries, encode_changes
+from rollout_client.weights.safetensors_file import Header, header_of
 
 
 @st.composite
@@ -51,24 +41,6 @@ def test_a_delta_holds_the_changes_with_nan_payloads_and_signs_of_zero() -> None
     changes = encode_changes(base, new)
     assert (changes.gaps.tolist(), changes.values.tolist()) == ([0, 1, 2], [0x7FC1, 0x8000, 0x4001])
     assert changes.size_bytes == 3 * (4 + 2)
-
-
-@pytest.mark.parametrize(
-    ("changed", "gaps", "values"),
-    [
-        ([11], [4, 4, 3], [4, 8, 99]),
-        ([2, 7, 8, 17], [2, 4, 1, 1, 4, 4, 1], [99, 6, 99, 99, 12, 16, 99]),
-        ([4, 8], [4, 4], [99, 99]),
-    ],
-)
-def test_a_gap_above_the_limit_is_split_by_values_that_replace_themselves(
-    changed: list[int], gaps: list[int], values: list[int]
-) -> None:
-    base = np.arange(20, dtype=np.uint16)
-    new = base.copy()
-    new[changed] = 99
-    changes = encode_changes(base, new, max_gap=4)
-    assert (changes.gaps.tolist(), changes.values.tolist()) == (gaps, values)
 
 
 GAPS: Callable[..., np.ndarray[Any, Any]] = lambda *gaps: np.array(gaps, np.int32)  # noqa: E731

@@ -45,11 +45,6 @@ def test_the_tensors_of_the_model_fit_in_the_order_of_the_source() -> None:
     assert list(fitted({"mask": MASK, "embed": embed}, LAYOUT).items()) == [("mask", MASK), ("embed", embed)]
 
 
-@pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
-def test_any_of_the_wide_floating_dtypes_fits_another(dtype: str) -> None:
-    fitted({"mask": MASK, "embed": NamedTensor(dtype)}, LAYOUT)
-
-
 @pytest.mark.parametrize(
     ("name", "wrong", "difference"),
     [
@@ -86,24 +81,21 @@ def test_tensors_are_compared_only_where_all_else_fits() -> None:
     assert (head.comparisons, long.comparisons) == (0, 0)
 
 
-def test_every_finding_is_named() -> None:
-    error = WeightsDoNotFit(["a"], ["b", "c"], {"d": "is F32 instead of BOOL"})
-    assert str(error) == (
-        "The weights are not those of the model that the service serves; nothing was sent. "
-        "Missing: a. Not known there: b, c. Different: d is F32 instead of BOOL."
-    )
-
-
 @pytest.mark.parametrize(
-    ("count", "shown"),
+    ("missing", "shown"),
     [
-        (5, "layer.0, layer.1, layer.2, layer.3, layer.4."),
-        (7, "layer.0, layer.1, layer.2, layer.3, layer.4 and 2 more."),
+        (["a"], "a. Not known there: b, c. Different: d is F32 instead of BOOL."),
+        (
+            [f"a.{place}" for place in range(7)],
+            "a.0, a.1, a.2, a.3, a.4 and 2 more. Not known there: b, c. Different: ",
+        ),
     ],
 )
-def test_at_most_five_names_are_shown(count: int, shown: str) -> None:
-    error = WeightsDoNotFit([f"layer.{place}" for place in range(count)], [], {})
-    assert str(error).endswith(f"nothing was sent. Missing: {shown}")
+def test_every_finding_is_named_with_at_most_five_names(missing: list[str], shown: str) -> None:
+    error = WeightsDoNotFit(missing, ["b", "c"], {"d": "is F32 instead of BOOL"})
+    assert f"The weights are not those of the model that the service serves; nothing was sent. Missing: {shown}" in str(
+        error
+    )
 
 
 WRAPPED_ANYWHERE = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
@@ -123,12 +115,6 @@ def test_a_tensor_is_found_however_it_is_wrapped(front: list[str], inside: list[
     assert names_in_model([wrapped], {NAME}) == {wrapped: NAME}
 
 
-@pytest.mark.parametrize("model", ["model.language_model.", "language_model.model."])
-def test_the_text_model_of_a_model_with_images_is_found_by_its_own_names(model: str) -> None:
-    there = NAME.replace("model.", model, 1)
-    assert names_in_model([NAME], {there}) == {NAME: there}
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -146,7 +132,3 @@ def test_no_two_tensors_become_one() -> None:
     assert names_in_model([f"module.{NAME}", NAME], {NAME}) == {NAME: NAME, f"module.{NAME}": f"module.{NAME}"}
     names = [f"module.{NAME}", f"_orig_mod.{NAME}"]
     assert names_in_model(names, {NAME}) == {names[0]: NAME, names[1]: names[1]}
-
-
-def test_tensors_of_every_source_go_under_the_names_of_the_model() -> None:
-    assert fitted({"module.mask": MASK}, LAYOUT, is_partial=True) == {"mask": MASK}

@@ -28,22 +28,6 @@ def read(tensor: torch.Tensor, dtype: str) -> bytes:
     return b"".join(bytes(block) for block in TorchTensor(tensor).blocks(dtype))
 
 
-@pytest.mark.parametrize(
-    "wrapped",
-    [
-        "_fsdp_wrapped_module.layers._fsdp_wrapped_module.0.weight",
-        "base_model.model.module.layers.0._orig_mod._checkpoint_wrapped_module.weight",
-    ],
-)
-def test_names_are_those_without_wrappers(wrapped: str) -> None:
-    assert list(torch_tensors({wrapped: DATA}, LAYOUT)) == ["layers.0.weight"]
-
-
-@pytest.mark.parametrize("name", ["layers.module.weight", "my_orig_mod.weight", "submodule.weight"])
-def test_names_that_only_look_like_wrappers_stay(name: str) -> None:
-    assert list(torch_tensors({name: DATA}, LAYOUT)) == [name]
-
-
 @pytest.mark.parametrize("name", ["layers.0.weight", "_orig_mod.layers.0.weight"])
 def test_of_two_tensors_with_one_name_none_is_lost(name: str) -> None:
     both = {name: DATA, "module.layers.0.weight": DATA + 1}

@@ -12,6 +12,8 @@ from rollout_client.cli.options import (
     ChunkSize,
     Connection,
     MaxErrorRate,
+    Seed,
+    Task,
     command,
 )
 from rollout_client.cli.output import AsJson, check_error_rate, number, show, value_table
@@ -23,12 +25,12 @@ from rollout_client.contract.rollouts import SampleResult
 
 @command
 def bench(
-    task: Annotated[str, typer.Argument(help="A name from `rollout tasks`.")],
+    task: Task,
     options: RolloutOptions,
     service: Connection,
     count: Annotated[int, typer.Option(min=1, help="Samples to play.")] = 64,
     warm_up: Annotated[int, typer.Option(min=0, help="Samples that are played before the clock starts.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Chooses the samples.")] = 0,
+    seed: Seed = 0,
     chunk_size: ChunkSize = DEFAULT_CHUNK_SIZE,
     max_error_rate: MaxErrorRate = DEFAULT_MAX_ERROR_RATE,
     as_json: AsJson = False,

@@ -27,9 +27,10 @@ from rollout_client.cli.options import (
     ChunkSize,
     Connection,
     MaxErrorRate,
+    Overwrite,
     command,
 )
-from rollout_client.cli.output import AsJson, check_error_rate, plain, show
+from rollout_client.cli.output import AsJson, check_error_rate, plain, show, table
 from rollout_client.cli.run.inputs import samples_of
 from rollout_client.cli.run.player import RunPlayer, play_groups
 from rollout_client.cli.run.totals import totals_of
@@ -72,18 +73,18 @@ def pass_at_k(
         by_task.setdefault(group[0].task_name, []).append(group)
     if len(by_task) > 1:
         by_task[ALL_TASKS] = list(chain.from_iterable(by_task.values()))
-    return [of_task(task_name, k, of, passes_at, confidence) for task_name, of in by_task.items() for k in ks]
+    return [_of_task(name, k, of, passes_at, confidence) for name, of in by_task.items() for k in ks]
 
 
-def of_task(
+def _of_task(
     task_name: str, k: int, groups: Sequence[Sequence[SampleResult]], passes_at: float, confidence: float
 ) -> PassAtK:
-    totals = totals_of(chain.from_iterable(groups))
     rewards = [[reward for sample in group if (reward := final_reward(sample)) is not None] for group in groups]
-    values = [estimate(len(each), sum(reward >= passes_at for reward in each), k) for each in rewards if len(each) >= k]
-    mean = sum(values) / len(values) if values else None
-    low, high = (None, None) if mean is None else wilson_interval(mean, len(values), confidence)
-    return PassAtK(task_name, k, mean, low, high, len(values), len(groups) - len(values), totals.clipped_ratio)
+    passed = [(len(each), sum(reward >= passes_at for reward in each)) for each in rewards if len(each) >= k]
+    mean = sum(estimate(*counts, k) for counts in passed) / len(passed) if passed else None
+    low, high = (None, None) if mean is None else wilson_interval(mean, len(passed), confidence)
+    clipped = totals_of(chain.from_iterable(groups)).clipped_ratio
+    return PassAtK(task_name, k, mean, low, high, len(passed), len(groups) - len(passed), clipped)
 
 
 def estimate(total: int, passed: int, k: int) -> float:
@@ -95,33 +96,17 @@ def estimate(total: int, passed: int, k: int) -> float:
 def evaluate(
     options: RolloutOptions,
     service: Connection,
-    tasks: Annotated[
-        list[str] | None, typer.Argument(help="Names from `rollout tasks`; by default those of --samples.")
-    ] = None,
+    tasks: Annotated[list[str] | None, typer.Argument(help="Names from `rollout tasks`, or else --samples.")] = None,
     samples: Annotated[str | None, typer.Option(help="Samples of your own, as `rollout run` takes them.")] = None,
-    count: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Samples of each task; by default all where it says how many, such as Harbor's, or 64."
-        ),
-    ] = None,
-    ids: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--id", help="Only samples with such an id: a name, or a pattern as in 'fix-*'; can be given again."
-        ),
-    ] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Samples of a task; by default all, or 64.")] = None,
+    ids: Annotated[list[str] | None, typer.Option("--id", help="Only samples with this id, or pattern.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Chooses the samples of a task.")] = None,
     split: Annotated[str | None, typer.Option(help="Of the task's data, or of the data set of --samples.")] = None,
-    ks: Annotated[
-        list[int] | None, typer.Option("--k", min=1, help="By default 1 and --num-generations; can be given again.")
-    ] = None,
+    ks: Annotated[list[int] | None, typer.Option("--k", min=1, help="By default 1 and --num-generations.")] = None,
     passes_at: Annotated[float, typer.Option(help="A rollout passes with this reward or a higher one.")] = 1.0,
     confidence: Annotated[float, typer.Option(min=0.01, max=0.999, help="Level of the intervals.")] = 0.95,
-    output: Annotated[
-        Path | None, typer.Option(help="Append the rollouts here, as `rollout run` does; run again, it goes on.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in place of going on.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Append the rollouts here; run again, it goes on.")] = None,
+    overwrite: Overwrite = False,
     chunk_size: ChunkSize = DEFAULT_CHUNK_SIZE,
     max_error_rate: MaxErrorRate = DEFAULT_MAX_ERROR_RATE,
     as_json: AsJson = False,
@@ -137,52 +122,49 @@ def evaluate(
     if wanted[-1] > generations:
         raise ValueError(f"--k {wanted[-1]} needs as many rollouts: raise --num-generations, which is {generations}.")
     with service.client() as client:
-        given = with_ids(samples_of(client, tasks or [], samples, count, seed, split), ids)
+        given = _with_ids(samples_of(client, tasks or [], samples, count, seed, split), ids)
     groups = play_groups(RunPlayer(service, given, options, chunk_size), output, overwrite)
     totals = totals_of(chain.from_iterable(groups))
     found = pass_at_k(groups, wanted, passes_at, confidence)
-    versions = sorted({version for group in groups for version in versions_of(group)})
-    document = {
-        **totals.document(),
-        "versions": versions,
-        "confidence": confidence,
-        "pass_at_k": list(map(asdict, found)),
-    }
-    show(document, as_json, pass_table(found, versions, confidence), totals_table(totals))
+    versions = sorted({version for group in groups for version in _versions_of(group)})
+    result = {"versions": versions, "confidence": confidence, "pass_at_k": [*map(asdict, found)]}
+    show({**totals.document(), **result}, as_json, _pass_table(found, versions, confidence), totals_table(totals))
     check_error_rate(totals.error_rate, max_error_rate)
 
 
-def with_ids(samples: list[dict[str, Any]], patterns: Sequence[str] | None) -> list[dict[str, Any]]:
+def _with_ids(samples: list[dict[str, Any]], patterns: Sequence[str] | None) -> list[dict[str, Any]]:
     """Those whose `id` matches a pattern; all without patterns. Raises `ValueError` for a pattern that matches none."""
     if not patterns:
         return samples
-    ids = [sample["id"] for sample in samples if sample.get("id") is not None]
-    chosen: set[str] = set()
+    ids = [sample.get("id") or "" for sample in samples]
+    chosen = set[str]()
     for pattern in patterns:
-        found = {each for each in ids if each == pattern or fnmatchcase(each, pattern)}
+        found = {each for each in ids if each and (each == pattern or fnmatchcase(each, pattern))}
         if not found:
-            some = ", ".join(ids[:5]) or "none"
-            raise ValueError(
-                f"--id {pattern} matches none of the {len(samples)} samples; their ids are such as {some}."
-            )
+            some = ", ".join(filter(None, ids[:5])) or "none"
+            raise ValueError(f"--id {pattern} matches none of the {len(ids)} samples; their ids are such as {some}.")
         chosen |= found
-    return [sample for sample in samples if sample.get("id") in chosen]
+    return [sample for sample, id_ in zip(samples, ids, strict=True) if id_ in chosen]
 
 
-def versions_of(group: list[SampleResult]) -> set[str]:
+def _versions_of(group: list[SampleResult]) -> set[str]:
     """The weights that generated, as `weight_versions` names them."""
     return {
         span.version for sample in group for message in sample.message_log for span in message.weight_versions or ()
     }
 
 
-def pass_table(found: list[PassAtK], versions: list[str], confidence: float) -> Table:
+def _pass_table(found: list[PassAtK], versions: list[str], confidence: float) -> Table:
     title = f"pass@k, {confidence:.0%} intervals, version {', '.join(versions) or 'unknown'}"
-    table = Table(title=title, title_justify="left")
-    for name in ("task", "k", "pass@k", "low", "high", "prompts", "left out", "clipped"):
-        table.add_column(name, justify="left" if name == "task" else "right")
-    for row in found:
-        numbers = ("" if value is None else f"{value:.3f}" for value in (row.value, row.low, row.high))
-        clipped = "" if row.clipped_ratio is None else f"{row.clipped_ratio:.1%}"
-        table.add_row(plain(row.task_name), str(row.k), *numbers, str(row.prompts), str(row.left_out), clipped)
-    return table
+    rows = [
+        (
+            plain(row.task_name),
+            str(row.k),
+            *("" if value is None else f"{value:.3f}" for value in (row.value, row.low, row.high)),
+            str(row.prompts),
+            str(row.left_out),
+            "" if row.clipped_ratio is None else f"{row.clipped_ratio:.1%}",
+        )
+        for row in found
+    ]
+    return table(title, ("task", ">k", ">pass@k", ">low", ">high", ">prompts", ">left out", ">clipped"), rows)

@@ -6,13 +6,12 @@ from typing import Annotated
 import typer
 
 from rollout_client.calls.rollouts import RolloutOptions
-from rollout_client.cli.options import Connection, command
+from rollout_client.cli.options import Connection, Seed, Task, command
 from rollout_client.cli.output import AsJson, show
 from rollout_client.cli.run.totals import Totals
 from rollout_client.cli.transcript import metrics_table, totals_table, transcript
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.data_out.files import read_rollouts
-from rollout_client.results import is_clipped
 
 DEFAULT_SHOWN = 5
 
@@ -22,13 +21,8 @@ def view(
     file: Annotated[Path, typer.Argument(help="A .jsonl or .parquet file of `rollout run` or of `save`.")],
     task: Annotated[str | None, typer.Option(help="Only rollouts of this task.")] = None,
     status: Annotated[str | None, typer.Option(help="Only rollouts with this status.")] = None,
-    idx: Annotated[int | None, typer.Option(help="Only rollouts of this sample.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Only rollouts with this reward or a higher one.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Only rollouts with this reward or a lower one.")] = None,
-    clipped: Annotated[
-        bool, typer.Option("--clipped", help="Only rollouts whose last response its length has cut.")
-    ] = False,
-    skip: Annotated[int, typer.Option(min=0, help="Number to leave out at the beginning.")] = 0,
     count: Annotated[int, typer.Option(min=0, help="Number of transcripts to show; 0 only counts.")] = DEFAULT_SHOWN,
     as_json: AsJson = False,
 ) -> None:
@@ -39,17 +33,15 @@ def view(
         return (
             (task is None or sample.task_name == task)
             and (status is None or sample.status == status)
-            and (idx is None or sample.idx == idx)
-            and (not clipped or is_clipped(sample))
             and (min_reward is None or (reward is not None and reward >= min_reward))
             and (max_reward is None or (reward is not None and reward <= max_reward))
         )
 
     totals = Totals()
     shown: list[SampleResult] = []
-    for place, sample in enumerate(filter(is_asked_for, read_rollouts(file))):
+    for sample in filter(is_asked_for, read_rollouts(file)):
         totals.add(sample)
-        if skip <= place < skip + count:
+        if len(shown) < count:
             shown.append(sample)
     document = {**totals.document(), "samples": [sample.model_dump(exclude_unset=True) for sample in shown]}
     show(document, as_json, *map(transcript, shown), totals_table(totals))
@@ -57,11 +49,11 @@ def view(
 
 @command
 def play(
-    task: Annotated[str, typer.Argument(help="A name from `rollout tasks`.")],
+    task: Task,
     options: RolloutOptions,
     service: Connection,
     count: Annotated[int, typer.Option(min=1, help="Samples to play.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Chooses the samples.")] = 0,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Play example samples of a TASK and show what happened."""

@@ -12,6 +12,7 @@ from rollout_client.cli.options import (
     ChunkSize,
     Connection,
     MaxErrorRate,
+    Overwrite,
     command,
 )
 from rollout_client.cli.output import AsJson, check_error_rate, show
@@ -22,23 +23,14 @@ from rollout_client.cli.transcript import totals_table
 
 @command
 def run(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SAMPLES",
-            help="Samples: JSON lines, a .parquet file, hf:NAME of the Hugging Face Hub, or a folder of save_to_disk.",
-        ),
-    ],
+    source: Annotated[str, typer.Argument(metavar="SAMPLES", help="JSON lines, .parquet, hf:NAME, or a folder.")],
     output: Annotated[Path, typer.Option(help="Where each group is appended when it has ended, a rollout a line.")],
     options: RolloutOptions,
     service: Connection,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option("--map", help="FIELD=COLUMN, such as extra_env_info.ground_truth=answer; can be given again."),
-    ] = None,
+    columns: Annotated[list[str] | None, typer.Option("--map", help="FIELD=COLUMN; repeatable.")] = None,
     task: Annotated[str | None, typer.Option(help="The task of samples that name none.")] = None,
     split: Annotated[str, typer.Option(help="Of a data set.")] = "train",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in place of going on.")] = False,
+    overwrite: Overwrite = False,
     chunk_size: ChunkSize = DEFAULT_CHUNK_SIZE,
     max_error_rate: MaxErrorRate = DEFAULT_MAX_ERROR_RATE,
     as_json: AsJson = False,

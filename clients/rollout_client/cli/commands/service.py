@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from rollout_client.cli.commands.policy import policy_tables
 from rollout_client.cli.options import Connection, command
 from rollout_client.cli.output import FAILED, AsJson, fact_table, out, plain, show
 from rollout_client.cli.transcript import task_description, task_example
-from rollout_client.contract.info import DegradedPart, Ready, ServiceInfo
+from rollout_client.contract.info import DegradedPart, Ready
 from rollout_client.contract.policy import PolicyState
 from rollout_client.errors import ServiceUnreachable, StatusError
 from rollout_client.version import CONTRACT_VERSION, __version__
@@ -44,22 +44,22 @@ class ServiceStatus(BaseModel):
     """Number of jobs by state; `None` if the service does not say."""
 
 
-def status_of(client: RolloutClient) -> ServiceStatus:
+def _status_of(client: RolloutClient) -> ServiceStatus:
     """Raises `RolloutError` if the service cannot be reached."""
     found = ServiceStatus(url=client.base_url, is_ready=True)
     try:
         found.degraded = client.once(call_for(Ready, "GET", "/readyz"), HEALTH_TIMEOUT_S).degraded
     except StatusError as error:
         found.is_ready, found.reason = False, str(error)
-    with ignoring_unavailable():
+    with _ignoring_unavailable():
         found.policy = client.policy.state(retries=0)
-    with ignoring_unavailable():
+    with _ignoring_unavailable():
         found.jobs = dict(Counter(job.state for job in client.jobs.all(retries=0)))
     return found
 
 
 @contextmanager
-def ignoring_unavailable() -> Iterator[None]:
+def _ignoring_unavailable() -> Iterator[None]:
     """Ends the block where the service does not answer what is asked in it."""
     try:
         yield
@@ -68,50 +68,26 @@ def ignoring_unavailable() -> Iterator[None]:
             raise
 
 
-def status_tables(found: ServiceStatus) -> Group:
+def _status_tables(found: ServiceStatus) -> Group:
     rows = [
         ("service", plain(found.url)),
         ("ready", plain("yes", "green") if found.is_ready else plain(f"no: {found.reason}", "red")),
-        *degraded_rows(found.degraded),
     ]
+    for part in found.degraded:
+        name = " ".join(filter(None, [part.part, part.task_name, part.replica_id]))
+        rows.append(("degraded", plain(f"{name}: {part.reason}", "yellow")))
     if found.jobs is not None:
         rows.append(("jobs", plain(", ".join(f"{count} {state}" for state, count in found.jobs.items()) or "none")))
     return Group(fact_table(rows), *([] if found.policy is None else [policy_tables(found.policy)]))
 
 
-def degraded_rows(parts: Iterable[DegradedPart]) -> Iterator[tuple[str, Text]]:
-    for part in parts:
-        name = " ".join(filter(None, [part.part, part.task_name, part.replica_id]))
-        yield "degraded", plain(f"{name}: {part.reason}", "yellow")
-
-
-LONGEST_SHOWN_DIGEST = 12
-
-
-def rows_of(info: ServiceInfo) -> Iterator[tuple[str, Any]]:
-    yield "model", info.model.name
-    yield "revision", info.model.revision
-    yield "vocabulary of the model", info.model.vocab_size
-    yield "vocabulary of the tokenizer", info.tokenizer.vocabulary_size
-    yield "tokenizer", info.tokenizer.vocabulary_sha256[:LONGEST_SHOWN_DIGEST]
-    yield "chat template", (info.tokenizer.chat_template_sha256 or "none")[:LONGEST_SHOWN_DIGEST]
-    yield "policy version", info.policy_version
-    yield "tasks", ", ".join(info.tasks)
-    yield from flat_limits(info.limits, "")
-    yield "service", info.versions.service
-    yield "engine", info.versions.engine
-    yield "ray", info.versions.ray
-    yield "transformers", info.versions.transformers
-    yield "contract", f"{info.versions.contract} (this client {__version__}: {CONTRACT_VERSION})"
-
-
-def flat_limits(limits: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Each limit by its path; those that are not set have no row."""
-    for name, value in limits.items():
-        if isinstance(value, dict):
-            yield from flat_limits(value, f"{prefix}{name}.")
-        elif value is not None:
-            yield f"{prefix}{name}", value
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Text]]:
+    """Each value by its path; those that are not set have no row."""
+    if isinstance(value, dict):
+        for name, held in value.items():
+            yield from _flat(held, f"{path}.{name}" if path else name)
+    elif value is not None:
+        yield path, plain(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 @command
@@ -132,9 +108,9 @@ def info(service: Connection, as_json: AsJson = False) -> None:
     """Show which model, tokenizer, limits and versions the service has."""
     with service.client() as client:
         found = client.info()
-    show(
-        found, as_json, fact_table((name, plain("" if value is None else str(value))) for name, value in rows_of(found))
-    )
+    facts = _flat(found.model_dump(exclude={"tokenizer": {"encodings", "rendered_chat"}}))
+    ours = plain(f"{__version__}, contract {CONTRACT_VERSION}")
+    show(found, as_json, fact_table([*facts, ("client", ours)]))
 
 
 @command
@@ -144,8 +120,8 @@ def status(service: Connection, as_json: AsJson = False) -> None:
     The exit code is 1 if no rollout would work.
     """
     with service.client() as client:
-        found = status_of(client)
-    show(found, as_json, status_tables(found))
+        found = _status_of(client)
+    show(found, as_json, _status_tables(found))
     if not found.is_ready:
         raise typer.Exit(FAILED)
 
@@ -153,14 +129,13 @@ def status(service: Connection, as_json: AsJson = False) -> None:
 OURS = ("rollout-client ", "rollout-env ", "rollout-service ")
 
 
-def unmet_requirements() -> tuple[list[str], list[str]]:
+def _unmet_requirements() -> tuple[list[str], list[str]]:
     """The lines of `pip check` about our packages, then those about others.
 
     The latter need not matter: the lock leaves packages out that vLLM's build for processors names and does not need.
     """
-    command = [sys.executable, "-m", "pip", "check"]
-    checked = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    lines = checked.stdout.splitlines() if checked.returncode else []
+    checked = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    lines = (checked.stdout + checked.stderr).splitlines() if checked.returncode else []
     return [line for line in lines if line.startswith(OURS)], [line for line in lines if not line.startswith(OURS)]
 
 
@@ -174,17 +149,17 @@ def doctor(
 
     The exit code is 1 if a package of ours lacks something, or the service is not ready.
     """
-    problems, notes = unmet_requirements()
+    problems, notes = _unmet_requirements()
     found: ServiceStatus | None = None
     if not offline:
         try:
             with service.client() as client:
-                found = status_of(client)
+                found = _status_of(client)
         except ServiceUnreachable as error:
             notes.append(str(error))
     rows = [("python", plain(f"{sys.version.split()[0]} at {sys.executable}"))]
     rows += [("problem", plain(line, "red")) for line in problems] + [("note", plain(line)) for line in notes]
-    tables = Group(fact_table(rows), *([] if found is None else [status_tables(found)]))
+    tables = Group(fact_table(rows), *([] if found is None else [_status_tables(found)]))
     show({"problems": problems, "notes": notes, "service": found}, as_json, tables)
     if problems or (found is not None and not found.is_ready):
         raise typer.Exit(FAILED)

@@ -35,9 +35,13 @@ def read_samples(source: str, columns: Sequence[str] = (), task: str | None = No
         OSError: the file cannot be read.
         ModuleNotFoundError: without the extra `arrow` or `datasets`.
     """
-    mapping = dict(map(field_and_column, columns))
-    rows = rows_of(source, split)
-    samples = [sample_of(row, mapping, task, f"{source} row {place}") for place, row in enumerate(rows)]
+    mapping = dict[str, str]()
+    for text in columns:
+        field, _, mapping[field] = text.partition("=")
+        if not (field and mapping[field]):
+            raise ValueError(f"--map {text}: write FIELD=COLUMN, such as messages=question.")
+    rows = _rows_of(source, split)
+    samples = [_sample_of(row, mapping, task, f"{source} row {place}") for place, row in enumerate(rows)]
     if not samples:
         raise ValueError(f"{source} holds no samples.")
     return samples
@@ -62,40 +66,39 @@ def samples_of(
     return [
         sample.model_dump(mode="json", exclude_unset=True)
         for task in tasks
-        for sample in samples_of_task(client, task, count, seed, split)
+        for sample in _samples_of_task(client, task, count, seed, split)
     ]
 
 
-def samples_of_task(
+def _samples_of_task(
     client: RolloutClient, task: str, count: int | None, seed: int | None, split: str | None
 ) -> list[SampleInput]:
-    wanted, start = count or DEFAULT_COUNT, 0
-    samples: list[SampleInput] = []
-    while len(samples) < wanted:
-        page = client.task_samples(task, wanted - len(samples), start, seed=seed, split=split)
+    start, samples = 0, list[SampleInput]()
+    while len(samples) < (count or DEFAULT_COUNT):
+        page = client.task_samples(task, (count or DEFAULT_COUNT) - len(samples), start, seed=seed, split=split)
         if count is None and page.sample_count is not None:
             # All at once: an environment makes other samples from another start.
-            count = wanted = page.sample_count
-            continue
-        if not page.samples:
+            count = page.sample_count
+        elif page.samples:
+            samples += page.samples
+            start = page.next_start
+        else:
             raise ValueError(f"The service gave no sample of task {task} from place {start} on.")
-        samples += page.samples
-        start = page.next_start
     return samples
 
 
-def rows_of(source: str, split: str) -> Iterable[Row]:
+def _rows_of(source: str, split: str) -> Iterable[Row]:
     path = Path(source)
     if source.startswith(HUB) or path.is_dir():
-        return map(without_nulls, data_set(source, split))
+        return map(without_nulls, _data_set(source, split))
     if path.suffix == ".parquet":
         with needed_for("Parquet", "arrow"):
             from pyarrow.parquet import read_table
         return map(without_nulls, read_table(path).to_pylist())
-    return json_lines(path)
+    return _json_lines(path)
 
 
-def data_set(source: str, split: str) -> Iterable[Row]:
+def _data_set(source: str, split: str) -> Iterable[Row]:
     with needed_for("A data set", "datasets"):
         import datasets
     if source.startswith(HUB):
@@ -104,35 +107,26 @@ def data_set(source: str, split: str) -> Iterable[Row]:
     return loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded  # type: ignore[no-any-return]
 
 
-def json_lines(path: Path) -> Iterable[Row]:
+def _json_lines(path: Path) -> Iterable[Row]:
     with path.open("rb") as lines:
         for line_number, line in numbered_lines(lines):
-            yield json_object(line, f"{path} line {line_number}")
+            try:
+                value = json.loads(line.decode())
+            except ValueError as error:
+                raise ValueError(f"{path} line {line_number} is not JSON: {error}.") from error
+            if not isinstance(value, dict):
+                raise ValueError(
+                    f"{path} line {line_number} is not a JSON object: a sample looks like `rollout tasks` shows it."
+                )
+            yield value
 
 
-def json_object(line: bytes, place: str) -> Row:
-    try:
-        value = json.loads(line.decode())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{place} is not JSON: {error.msg} at column {error.colno}.") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{place} is not UTF-8: {error.reason} at byte {error.start + 1} of the line.") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{place} is not a JSON object: a sample looks like `rollout tasks` shows it.")
-    return value
-
-
-def field_and_column(text: str) -> tuple[str, str]:
-    field, _, column = text.partition("=")
-    if not field or not column:
-        raise ValueError(f"--map {text}: write FIELD=COLUMN, such as messages=question.")
-    return field, column
-
-
-def sample_of(row: Row, mapping: Mapping[str, str], task: str | None, place: str) -> Row:
+def _sample_of(row: Row, mapping: Mapping[str, str], task: str | None, place: str) -> Row:
     if INPUT_ROW in row:
         raise ValueError(f"{place} has a field {INPUT_ROW}, which the results have: rename it.")
-    sample = mapped(row, mapping, place) if mapping else renamed(row)
+    sample = _mapped(row, mapping, place) if mapping else dict(row)
+    if not mapping and "prompt" in row and not row.keys() & {"messages", "message_log"}:
+        sample["messages"] = sample.pop("prompt")
     messages = sample.get("messages")
     if isinstance(messages, str):
         sample["messages"] = [{"role": "user", "content": messages}]
@@ -143,13 +137,7 @@ def sample_of(row: Row, mapping: Mapping[str, str], task: str | None, place: str
     return sample
 
 
-def renamed(row: Row) -> Row:
-    if "prompt" not in row or "messages" in row or "message_log" in row:
-        return dict(row)
-    return {"messages" if name == "prompt" else name: value for name, value in row.items()}
-
-
-def mapped(row: Row, mapping: Mapping[str, str], place: str) -> Row:
+def _mapped(row: Row, mapping: Mapping[str, str], place: str) -> Row:
     sample: Row = {}
     for field, column in mapping.items():
         *outer, last = field.split(".")
@@ -158,11 +146,11 @@ def mapped(row: Row, mapping: Mapping[str, str], place: str) -> Row:
             holder = holder.setdefault(name, {})
             if not isinstance(holder, dict):
                 raise ValueError(f"{place}: {field} cannot lie in {name}, which another --map gives as a whole.")
-        holder[last] = value_at(row, column, place)
+        holder[last] = _value_at(row, column, place)
     return sample
 
 
-def value_at(row: Row, column: str, place: str) -> Any:
+def _value_at(row: Row, column: str, place: str) -> Any:
     value: Any = row
     for name in column.split("."):
         if not isinstance(value, dict) or name not in value:

@@ -23,16 +23,13 @@ def with_seeds(samples: Sequence[Mapping[str, Any]], options: RolloutOptions) ->
     """Each sample with its `idx`, by default its row, and a seed of its own if the sampling has one."""
     sampling = options.get("sampling")
     seed = sampling.get("seed") if isinstance(sampling, Mapping) else None
-    numbered = [{"idx": row, **sample} for row, sample in enumerate(samples)]
-    if seed is None:
-        return numbered
-    return [{"seed": row_seed(seed, row), **sample} for row, sample in enumerate(numbered)]
+    seeds = [{} if seed is None else {"seed": _row_seed(seed, row)} for row in range(len(samples))]
+    return [{"idx": row, **of_row, **sample} for row, (of_row, sample) in enumerate(zip(seeds, samples, strict=True))]
 
 
-def row_seed(seed: int, row: int) -> int:
+def _row_seed(seed: int, row: int) -> int:
     """In [0, 2^63), and unrelated to those of other rows."""
-    digest = hashlib.blake2b(f"{seed}/{row}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{row}".encode(), digest_size=8).digest()) >> 1
 
 
 INPUT_ROW = "input_row"

@@ -84,7 +84,7 @@ class RunPlayer:
             try:
                 await self._play_chunk(client, plan, rows, on_group)
             except RequestRejected as error:
-                raise naming_rows(error, rows) from error
+                raise _naming_rows(error, rows) from error
             except StreamBroken:
                 self._breaks += 1
                 if self._breaks > self._service.retries:
@@ -104,7 +104,7 @@ class RunPlayer:
                     await on_group(row, group)
 
 
-def naming_rows(error: RequestRejected, rows: Sequence[int]) -> RequestRejected:
+def _naming_rows(error: RequestRejected, rows: Sequence[int]) -> RequestRejected:
     """The same with the rows of the input in place of the indices in the request."""
 
     def named(field: str) -> str:
@@ -119,7 +119,7 @@ def play_to_file(player: RunPlayer, path: Path, overwrite: bool) -> Totals:
 
     Raises `RunStopped`, `ValueError` if the file is of another run, `OSError`, and what a request raises.
     """
-    with ResultsFile(path, run_of(player.samples, player.options), overwrite) as file:
+    with ResultsFile(path, run_of(player.samples, player.options), overwrite).locked() as file:
         found = file.recover(player.group_size)
         try:
             player.play(file.append, found.totals, found.rows)

@@ -9,10 +9,10 @@ import asyncio
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pydantic_core import from_json, to_json
@@ -56,6 +56,7 @@ def recovered(lines: Iterable[bytes], group_size: int) -> Recovered:
     return found
 
 
+ADVICE = "Begin anew with --overwrite, or name another file."
 NOT_OF_A_RUN = frozenset({"priority", "sample_retries"})
 """Options that change when rollouts end, not what they are: a run may go on with others."""
 
@@ -71,14 +72,7 @@ def run_of(samples: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> 
 
 
 class ResultsFile:
-    """Use it as a context manager: it is locked for the length of the block.
-
-    Args:
-        path: of the results; `{path}.run.json` says which run they are of.
-
-    Raises:
-        ValueError: another process writes it, or it is of another run.
-    """
+    """The file at `path`, and `{path}.run.json`, which says which run it is of."""
 
     def __init__(self, path: Path, run: Mapping[str, Any], overwrite: bool = False) -> None:
         self._path = path
@@ -89,19 +83,17 @@ class ResultsFile:
         self._waiting: list[bytes] = []
         self._is_writing = asyncio.Lock()
 
-    def __enter__(self) -> Self:
+    @contextmanager
+    def locked(self) -> Iterator[Self]:
+        """Holds the file for the length of the block. Raises `ValueError` if another process writes it."""
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield self
         except BlockingIOError as error:
-            os.close(self._descriptor)
             raise ValueError(f"{self._path} is being written by another rollout run.") from error
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        os.close(self._descriptor)
+        finally:
+            os.close(self._descriptor)
 
     def recover(self, group_size: int) -> Recovered:
         """Cuts off what a kill left of a group; begins the file if it is empty."""
@@ -114,7 +106,7 @@ class ResultsFile:
             with self._path.open("rb") as lines:
                 found = recovered(lines, group_size)
         except ValueError as error:
-            raise ValueError(f"{self._path}: {error}. Begin anew with --overwrite, or name another file.") from error
+            raise ValueError(f"{self._path}: {error}. {ADVICE}") from error
         os.truncate(self._descriptor, found.kept_bytes)
         return found
 
@@ -135,25 +127,17 @@ class ResultsFile:
     def _write_run(self) -> None:
         """Whole or not at all, and before the first result."""
         written = self._run_path.with_name(f"{self._run_path.name}.new")
-        with written.open("wb") as file:
-            file.write(to_json(self._run, indent=1) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        written.write_bytes(to_json(self._run, indent=1) + b"\n")
         written.replace(self._run_path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def _check_run(self) -> None:
-        advice = "Begin anew with --overwrite, or name another file."
-        if not self._run_path.exists():
-            raise ValueError(f"{self._path} exists, but {self._run_path.name}, which names its run, does not. {advice}")
-        found = from_json(self._run_path.read_bytes())
-        if any(found.get(name) != self._run[name] for name in ("samples", "samples_sha256")):
-            raise ValueError(f"{self._path} is of a run with other samples. {advice}")
-        if found.get("options") != self._run["options"]:
-            raise ValueError(
-                f"{self._path} is of a run with other options: {to_json(found['options']).decode()}. {advice}"
-            )
+        found = from_json(self._run_path.read_bytes()) if self._run_path.exists() else None
+        if found is None:
+            problem = f"exists, but {self._run_path.name}, which names its run, does not"
+        elif any(found.get(name) != self._run[name] for name in ("samples", "samples_sha256")):
+            problem = "is of a run with other samples"
+        elif found.get("options") != self._run["options"]:
+            problem = f"is of a run with other options: {to_json(found['options']).decode()}"
+        else:
+            return
+        raise ValueError(f"{self._path} {problem}. {ADVICE}")

@@ -54,14 +54,8 @@ class Totals:
 
     def document(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            "rollouts": self.rollouts,
-            "statuses": dict(self.statuses),
-            "error_rate": self.error_rate,
-            "mean_reward": self.mean_reward,
-            "clipped_ratio": self.clipped_ratio,
-            "tokens": self.tokens,
-        }
+        names = ("rollouts", "error_rate", "mean_reward", "clipped_ratio", "tokens")
+        return {"statuses": dict(self.statuses), **{name: getattr(self, name) for name in names}}
 
 
 def totals_of(samples: Iterable[SampleResult]) -> Totals:

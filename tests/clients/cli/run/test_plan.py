@@ -70,14 +70,6 @@ def test_a_rollout_that_ends_twice_or_was_not_asked_for_is_refused() -> None:
         plan.add(1, RESULTS[0])
 
 
-def test_what_a_stream_left_is_played_before_other_rows() -> None:
-    plan = RunPlan(4, 1)
-    rows = plan.next_chunk(3)
-    plan.add(1, RESULTS[0])
-    plan.give_back(rows)
-    assert plan.next_chunk(9) == [0, 2, 3]
-
-
 def row_line(row: object, generation: int = 0) -> bytes:
     return json_line(RESULTS[generation], **{INPUT_ROW: row})
 

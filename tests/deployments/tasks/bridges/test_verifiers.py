@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from examples.train_agent import verifiers_harness
-from rollout_env.loopback import LoopbackServer
+from tests.clients.scripted_service import served
 
 Answer = tuple[int, Any]
 
@@ -24,23 +24,20 @@ class ScriptedSessions:
         """The keys of sessions, and what they reply."""
         self._replies = {name: iter(script) for name, script in replies.items()}
         self.asked: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in replies}
-        self._server = LoopbackServer(Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])]))
+        self._app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
 
     async def played(self, harness: str, **indexes: int) -> dict[str, Answer]:
         """Status and body of the harness's answer for each session, whose tasks have these indexes."""
-        url = await self._server.start()
 
-        async def play(client: httpx.AsyncClient, key: str, index: int) -> Answer:
+        async def play(client: httpx.AsyncClient, url: str, key: str, index: int) -> Answer:
             run = {"base_url": url, "api_key": key, "sample": {"extra_env_info": {"index": index}}}
             answer = await client.post(harness, json=run)
             return answer.status_code, answer.json() if answer.status_code == 200 else answer.text
 
-        try:
+        with served(self._app) as url:
             async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
-                answers = await asyncio.gather(*(play(client, *each) for each in indexes.items()))
-            return dict(zip(indexes, answers, strict=True))
-        finally:
-            await self._server.stop()
+                answers = await asyncio.gather(*(play(client, url, *each) for each in indexes.items()))
+        return dict(zip(indexes, answers, strict=True))
 
     async def _answer(self, request: Request) -> JSONResponse:
         key = request.headers["authorization"].removeprefix("Bearer ")
