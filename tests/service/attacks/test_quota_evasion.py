@@ -53,14 +53,6 @@ def test_no_way_to_ask_for_rollouts_gets_more_than_the_quota(tmp_path: Path, bod
     assert not service.service.has_started_something
 
 
-async def posted(service: KeyedHttp, rollouts: int) -> httpx.Response:
-    body = {"samples": [SAMPLE], "num_generations": rollouts}
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(service.service.app), base_url="http://service", timeout=None
-    ) as http:
-        return await http.post("/rollout", json=body, headers=service.bearer("rollout"))
-
-
 def test_scored_sequences_count_as_rollouts(tmp_path: Path) -> None:
     service = keyed(tmp_path, max_rollouts=4)
     body, headers = {"sequences": [[1, 2]] * 5}, service.bearer("rollout")

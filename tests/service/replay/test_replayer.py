@@ -239,20 +239,6 @@ def test_software_that_differs_is_a_note_and_no_part_of_the_verdict() -> None:
     ]
 
 
-def test_each_part_is_asked_for_with_its_seed_and_the_tokens_before_it() -> None:
-    replicas, generator = SeededReplicas(), SeededGenerator(cuts=[2, None])
-    recipe = EpisodeRecipe(sampling=SEEDED, max_rollout_turns=2, max_new_tokens=5, retries=9)
-    result = play(recipe, generator, ScriptedEnvironment([outcome("O")]))
-    replayed(as_read(result), replicas)
-    asked = list(generator.requests)
-    again = [request for _, request in replicas.requests]
-    assert [(one.sampling, list(one.prompt_token_ids), one.turn) for one in again] == [
-        (one.sampling, list(one.prompt_token_ids), one.turn) for one in asked
-    ]
-    assert again[0].max_new_tokens == 2, "the interrupted part is compared as far as it came"
-    assert [one.max_new_tokens for one in again[1:]] == [one.max_new_tokens for one in asked[1:]]
-
-
 def not_generated(result: SampleResult) -> None:
     record_of(result).generations[0].message = 0
 

@@ -12,7 +12,6 @@ import pytest
 from deployments.failures import EnvironmentLost, EnvironmentRejected, RolloutFailure, TurnTimedOut
 from deployments.protocols.generation import IncludedColumns, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.model_server import TOKEN_ENDPOINTS
-from deployments.protocols.token_columns import Columns, packed_rows
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
 from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
@@ -28,7 +27,6 @@ from tests.service.scripted import outcome
 from tests.service.scripted_http import ScriptedHttp
 
 JSON = {"content-type": "application/json"}
-NO_NUMBERS: Columns = {}
 
 
 class Opened:
@@ -57,10 +55,10 @@ class Opened:
     def reward(self, **fields: Any) -> httpx.Response:
         return self.post(f"{self.path}/reward", fields)
 
-    def record(self, name: str = "answer", said: Sequence[str] = ("2 + 3?",), columns: Columns = NO_NUMBERS) -> None:
+    def record(self, name: str = "answer", said: Sequence[str] = ("2 + 3?",)) -> None:
         """A call with these messages, whose answer is `5`."""
         messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
-        asyncio.run(record_a_call(self.store, self.info["id"], name, messages, columns))
+        asyncio.run(record_a_call(self.store, self.info["id"], name, messages))
 
     def sample(self) -> dict[str, Any]:
         [sample] = self.get("/samples").json()["samples"]
@@ -272,24 +270,12 @@ def test_samples_have_the_further_fields_of_the_sessions_sample() -> None:
     assert (sample["branch"], sample["further"], sample["message_log"][1]["token_ids"]) == ("answer", 1, [7, 8])
 
 
-def test_samples_have_the_columns_that_their_session_includes() -> None:
-    opened = Opened({"include": ["entropy"], "sampling": {"top_k": 5}})
-    entropy, experts = packed_rows([0.5, 0.25], "float32"), packed_rows(range(8), "uint8", [2, 1])
-    opened.record(columns={"entropy": entropy, "routed_experts": experts})
-    log = opened.sample()["message_log"]
-    rows = packed_rows(range(6), "uint8", [2, 1]), packed_rows(range(6, 8), "uint8", [2, 1])
-    assert [message["routed_experts"] for message in log] == [part.model_dump(mode="json") for part in rows]
-    assert log[1]["entropy"] == entropy.model_dump(mode="json")
-
-
-async def record_a_call(
-    store: SessionStore, session_id: str, name: str, messages: list[dict[str, Any]], columns: Columns
-) -> None:
+async def record_a_call(store: SessionStore, session_id: str, name: str, messages: list[dict[str, Any]]) -> None:
     plan = await store.plan(session_id, f"call-{name}", messages, ChatContext())
     rendered = [RenderedMessage(messages[-1], packed_ids([1, 2]))]
     said: dict[str, Any] = {"role": "assistant", "content": "5"}
     tokens, logprobs, versions = packed_ids([7, 8]), packed_logprobs([-0.5, -0.25]), (WeightSpan("3", 0, 2),)
-    generated = GeneratedMessage(name, said, "5", tokens, logprobs, "stop", versions, columns=columns)
+    generated = GeneratedMessage(name, said, "5", tokens, logprobs, "stop", versions)
     await store.add(session_id, EngineCall(f"call-{name}", ChatContext(), plan, rendered, packed_ids([3]), [generated]))
 
 

@@ -103,10 +103,7 @@ def test_the_calls_of_a_trainer_share_the_engines_as_one_party() -> None:
     ("body", "rid"),
     [
         ({"abort_all": True}, ""),
-        ({"rid": "", "abort_all": True}, ""),
-        ({"rid": None, "abort_all": True}, ""),
         ({"rid": [], "abort_all": True}, ""),
-        ({"rid": "a"}, "a"),
         ({"rid": "a", "abort_all": False}, "a"),
     ],
 )
@@ -121,21 +118,7 @@ def test_an_abort_names_calls_of_its_caller_up_to_now(tmp_path: Path, body: dict
     assert aborted == CallsToAbort(request.share.key, rid, request.ingress, aborted.until)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"abort_all": False},
-        {"rid": "a", "abort_all": True},
-        {"rid": ""},
-        {"rid": "", "abort_all": False},
-        {"rid": None, "abort_all": None},
-        {"rid": []},
-        {"rid": ["a"]},
-        {"rid": ["a"], "abort_all": True},
-        {"all": True},
-    ],
-)
+@pytest.mark.parametrize("body", [{}, {"rid": "a", "abort_all": True}, {"rid": ""}, {"rid": ["a"]}, {"all": True}])
 def test_an_abort_that_names_no_calls_is_refused(body: dict[str, Any]) -> None:
     http = Http()
     assert (http.post("/abort_request", body).status_code, http.server.aborted) == (422, [])
@@ -155,7 +138,6 @@ MODEL = {
     [
         ("/workers", {"workers": [{"url": "http://service", "worker_type": "regular", "is_healthy": True}]}),
         ("/v1/loads?include=core", {"loads": [{"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0}]}),
-        ("/model_info", MODEL),
         ("/get_model_info", MODEL),
     ],
 )
