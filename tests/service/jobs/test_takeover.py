@@ -79,19 +79,6 @@ def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(deaths: list[
     run(scenario)
 
 
-@virtual_time.test
-async def test_metrics_of_a_run_that_went_on_have_the_tokens_of_each_replica() -> None:
-    cluster = ScriptedIngresses()
-    await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")
-    await asyncio.sleep(3)
-    cluster.kill(0)
-    metrics = (await cluster.post(1, REQUEST, idempotency_key="k")).json()["metrics"]
-    counts = metrics["per_worker_token_counts"]
-    assert counts == EXPECTED[1]["per_worker_token_counts"]
-    assert counts.keys() == {"replica 0", "replica 1"}
-    assert sum(counts.values()) == metrics["total_generated_tokens"]
-
-
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])
 @virtual_time.test
 async def test_a_job_whose_opening_was_stored_and_not_answered_is_played(path: str) -> None:
@@ -189,18 +176,6 @@ async def test_a_start_is_made_once_whoever_goes_on() -> None:
     cluster.kill(0)
     await cluster.ended(job_id)
     assert (before, environment.starts) == (3, 3)
-
-
-@virtual_time.test
-async def test_a_replica_that_takes_a_job_over_gives_it_its_whole_deadline() -> None:
-    cluster = slow_cluster(10, outcome("x"))
-    await cluster.submit(LONG, idempotency_key="k")
-    await asyncio.sleep(15)
-    cluster.kill(0)
-    [sample] = (await cluster.post(1, LONG, idempotency_key="k")).json()["samples"]
-    assert (sample["status"], len(cluster.generator.requests)) == ("deadline", 2 + 3), "the second turn was lost"
-    [job] = await cluster.all_jobs()
-    assert job["ended_at"] - job["created_at"] == pytest.approx(15 + SETTINGS.lease_s + 28, abs=1.5)
 
 
 @virtual_time.test

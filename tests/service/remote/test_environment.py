@@ -38,16 +38,6 @@ def steps_by_replica(handle: ScriptedEnvironmentHandle) -> Counter[str]:
 
 
 @virtual_time.test
-async def test_steps_of_one_instant_are_shared_by_the_replicas() -> None:
-    handle = ScriptedEnvironmentHandle()
-    environment = environment_over(handle, "one", "two", "three")
-
-    await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(512)))
-    assert sorted(steps_by_replica(handle).values()) == [170, 171, 171]
-    assert len(handle.stepped) == 3
-
-
-@virtual_time.test
 async def test_the_retry_of_a_lost_step_goes_to_another_replica() -> None:
     handle = ScriptedEnvironmentHandle([ActorDiedError()])
     environment = environment_over(handle, "one", "two")
@@ -117,13 +107,6 @@ async def test_the_description_and_the_example_samples_are_those_of_a_replica() 
     assert await environment.describe() == TaskDescription("task", "A scripted task.", fields={})
     assert await environment.example_samples(2, 7) == [{"task_name": "task"}] * 2
     assert handle.examples_asked == [(2, 7)]
-
-
-def test_a_replica_that_dies_before_it_answers_is_a_lost_environment() -> None:
-    handle = ScriptedEnvironmentHandle()
-    handle.describe.remote = lambda: ScriptedResponse(ActorDiedError())
-    with pytest.raises(EnvironmentLost, match=r"^The replica of environment 'task' died during the call\.$"):
-        virtual_time.run(environment_over(handle).describe())
 
 
 def described_as(handle: ScriptedEnvironmentHandle, *schemas: dict[str, Any]) -> list[int]:

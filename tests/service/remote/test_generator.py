@@ -39,15 +39,6 @@ def request(name: str, rollout_id: str = "", group: str = "") -> GenerationReque
     return GenerationRequest(name, [1], 1, (), SamplingOptions(), rollout_id=rollout_id or name, group=group or name)
 
 
-@virtual_time.test
-async def test_every_turn_of_a_rollout_goes_to_the_same_replica() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle, "a", "b")
-    for turn in range(10):
-        assert await generator.generate(request(f"turn {turn}", rollout_id="one")) == DONE
-    assert len({replica for replica, _ in handle.generated}) == 1
-
-
 async def windowed(*replicas: str) -> tuple[ScriptedGeneratorHandle, RemoteGenerator]:
     """Two generations at a time on each replica."""
     handle = ScriptedGeneratorHandle(DONE)

@@ -182,33 +182,6 @@ async def test_a_call_that_is_left_is_cancelled_and_frees_its_place() -> None:
     assert [call.cancelled for call in handle.calls] == [True, False]
 
 
-@virtual_time.test
-async def test_a_call_that_is_cancelled_while_it_waits_is_never_sent() -> None:
-    handle = ScriptedServingHandle(WHOLE)
-    generator = generator_over(handle, "a", window_factor=1.0)
-
-    await generator.describe()
-    first, second = (asyncio.create_task(answered(generator, request(name))) for name in ("one", "two"))
-    await virtual_time.settled()
-    second.cancel()
-    assert await first == b"ab"
-    assert [sent.generation_id for _, sent in handle.sent] == ["one"]
-
-
-def test_a_replica_that_falls_silent_is_lost() -> None:
-    class Silent(ScriptedServingHandle):
-        def start(self, batches: Any, never_answers: bool = False) -> ScriptedCall:
-            return SilentCall([ServedParts([], [], LOAD)])
-
-    class SilentCall(ScriptedCall):
-        async def __anext__(self) -> Any:
-            await asyncio.sleep(1 if self._batches else 3600)
-            return self._batches.pop(0)
-
-    with pytest.raises(GenerationLost, match="silent for 10 heartbeats"):
-        virtual_time.run(answered(generator_over(Silent(WHOLE), "a"), request("one")))
-
-
 ALL_CALLS = CallsToAbort(None, "", "ingress", 1.0)
 
 

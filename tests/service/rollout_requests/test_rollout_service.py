@@ -2,17 +2,16 @@
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from deployments.failures import GenerationRejected, RolloutFailure
+from deployments.failures import GenerationRejected
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
-from deployments.protocols.images import ImageTokens
 from deployments.protocols.weight_versions import CurrentVersions
 from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleResult
 from rollout_env import StepOutcome
@@ -20,7 +19,7 @@ from service.admission.admission import Admission
 from service.images.request_images import RequestImages
 from service.problems import RequestProblem
 from service.remote.policy import RemotePolicy
-from service.rollout_requests.episodes import EpisodeFactory, ValidRequest
+from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import (
     MOST_BYTES_PREPARED_INLINE,
     MOST_GENERATIONS_PREPARED_INLINE,
@@ -34,7 +33,6 @@ from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outco
 from tests.service.scripted_http import DESCRIPTION, tokenizer
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
-THREAD_STUCK_AFTER_S = 60
 UNUSED_ADMISSION = Admission(AdmissionSettings(), max_model_len=1)
 """The routes ask it, not the service."""
 
@@ -193,40 +191,14 @@ async def test_a_request_is_not_started_before_the_weights_that_it_demands() -> 
     assert [request.min_weight_version for request in service.generator.requests] == [3]
 
 
-@virtual_time.test
-async def test_an_invalid_request_is_refused_before_anything_is_asked_or_started() -> None:
-    service = Service()
-    unknown = request_of({**SAMPLE, "task_name": "chess"}, policy={"min_version": 3})
-    with pytest.raises(RequestProblem, match="chess"):
-        await service.service.rollout(unknown, "request", 0)
-    assert (service.store.asked, service.has_started_something) == ([], False)
-
-
 class NotingFactory(EpisodeFactory):
-    """Notes the thread that prepares the episodes. With `waits`, it waits until the event loop has gone on."""
+    """Notes the thread that prepares the episodes."""
 
     threads: list[int] = []  # noqa: RUF012 - one test at a time
-    waits = False
-    loop_went_on = threading.Event()
 
-    def groups(
-        self,
-        valid: ValidRequest,
-        places: Iterable[int],
-        not_started: Mapping[int, RolloutFailure],
-        images: dict[str, ImageTokens],
-    ) -> list[Episode]:
+    def groups(self, *arguments: Any) -> list[Episode]:
         self.threads.append(threading.get_ident())
-        if self.waits:
-            assert self.loop_went_on.wait(THREAD_STUCK_AFTER_S), "the event loop waits for the preparation"
-        return super().groups(valid, places, not_started, images)
-
-
-@pytest.fixture
-def noting_factory(monkeypatch: pytest.MonkeyPatch) -> type[NotingFactory]:
-    monkeypatch.setattr(NotingFactory, "threads", [])
-    monkeypatch.setattr(NotingFactory, "loop_went_on", threading.Event())
-    return NotingFactory
+        return super().groups(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -238,13 +210,14 @@ def noting_factory(monkeypatch: pytest.MonkeyPatch) -> type[NotingFactory]:
     ],
 )
 def test_a_large_request_is_prepared_in_a_thread_and_a_small_one_is_not(
-    body_bytes: int, num_generations: int, inline: bool, noting_factory: type[NotingFactory]
+    body_bytes: int, num_generations: int, inline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = Service(factory_type=noting_factory)
+    monkeypatch.setattr(NotingFactory, "threads", [])
+    service = Service(factory_type=NotingFactory)
     results = virtual_time.run(service.play(request_of(num_generations=num_generations), body_bytes))
     assert len(results) == num_generations
     assert {request.request_id for request in service.generator.requests} == {"request"}
-    assert [thread == threading.get_ident() for thread in noting_factory.threads] == [inline]
+    assert [thread == threading.get_ident() for thread in NotingFactory.threads] == [inline]
 
 
 @pytest.mark.parametrize("closes", [True, False])

@@ -190,8 +190,6 @@ def test_columns_that_have_a_row_for_each_token_are_taken() -> None:
     [
         ({"routed_experts": column("uint8", [3, 1, 1], bytes(3))}, f"routed_experts has 3 {ROWS.format(2)}"),
         ({"routed_experts": column("uint8", [2, 0, 8], b"")}, r"a row of shape \[0, 8\] has no number"),
-        ({"routed_experts": column("uint8", [2], bytes(2))}, r"of shape \[2\]: send uint16 or uint8 with 3 dimensions"),
-        ({"entropy": column("float32", [1], bytes(4))}, f"entropy has 1 {ROWS.format(2)}"),
         ({"entropy": column("int32", [2], bytes(8))}, r"int32 of shape \[2\]: send float32 with 1 dimensions"),
         ({"sampling_mask": MASK, "sampling_mask_sizes": SIZES}, f"sampling_mask has 2 {ROWS.format(3)}"),
         ({"sampling_mask": MASK}, "sampling_mask needs sampling_mask_sizes for 2 token_ids: send both"),

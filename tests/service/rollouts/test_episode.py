@@ -64,13 +64,6 @@ def test_an_episode_goes_on_until_its_environment_terminates_it() -> None:
     assert result.metrics.turn_input_tokens == [1, 5]
 
 
-def test_clipped_turns_outlive_the_process_that_counted_them() -> None:
-    episode, other = EpisodeRecipe().make(), EpisodeRecipe().make()
-    episode.add_generation(replace(generation(), finish_reason="length"))
-    other.restore(episode.state())
-    assert other.result().metrics.clipped_turns == 1
-
-
 def test_a_generation_is_requested_with_the_limits_and_ids_of_its_rollout() -> None:
     recipe = EpisodeRecipe(prompt="QQ", max_seq_len=10, max_new_tokens=20, stop_strings=("s",), position=5, group=2)
     episode = recipe.make()
@@ -325,16 +318,6 @@ def test_a_generation_interrupted_before_its_first_token_leaves_no_trace() -> No
     episode.add_generation(interrupted(""))
     assert episode.result() == before
     assert episode.next_generation() == request
-
-
-def test_the_beginning_of_a_stop_string_is_generated_again() -> None:
-    episode = EpisodeRecipe(stop_strings=("XY",)).make()
-    episode.add_generation(interrupted("ABX", WeightSpan("1", 0, 1), WeightSpan("2", 1, 3)))
-    partial = episode.result().message_log[1]
-    assert (partial.content, partial.token_ids, partial.generation_logprobs) == ("AB", ids_of("AB"), [-0.25] * 2)
-    assert [(span.version, span.end) for span in partial.weight_versions or ()] == [("1", 1), ("2", 2)]
-    assert episode.result().metrics.turn_gen_tokens == [2]
-    assert list(generation_due(episode).prompt_token_ids) == ids_of("QAB")
 
 
 def test_a_posted_partial_response_goes_on_as_the_same_message_and_turn() -> None:
