@@ -5,12 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from deployments.failures import GenerationLost, GenerationRejected
 from deployments.protocols.generation import RequestShare, ScoringRequest
-from rollout_client import SequenceScore
 from service.rollouts import retries
 from service.settings import RequestLimits
 from tests.fakes.scoring_generator import Answer, ScoringGenerator
@@ -140,19 +138,6 @@ def test_what_cannot_be_scored_is_refused_with_the_field_and_the_bound(
     service, generator = scoring()
     [(named, message)] = errors(post(service, **body))
     assert (named, says in message, generator.requests) == (field, True, [])
-
-
-def test_the_client_scores_lists_and_arrays() -> None:
-    service, generator = scoring(GenerationLost("It died."))
-    response = service.call(
-        lambda client: client.score([[5, 6], np.array([7, 8])], top_k=1, start=[1, 0], sequence_retries=0)
-    )
-    assert response.scores[1] == SequenceScore(
-        logprobs=[None, -8.0], top_token_ids=[None, [0]], top_logprobs=[None, [0.0]], weight_version="7"
-    )
-    assert response.scores[0].error is not None
-    assert (response.scores[0].logprobs, response.policy.newest) == (None, "7")
-    assert len(generator.requests) == 2
 
 
 def test_a_named_policy_scores_and_is_named_in_the_answer() -> None:

@@ -103,12 +103,7 @@ class World:
         self._key = key
 
     def run(self, play: Callable[[Client], Awaitable[Returned]]) -> Returned:
-        async def played() -> Returned:
-            transport = httpx.ASGITransport(self.service.app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-                return await play(Client(http, self._key))
-
-        return asyncio.run(played())
+        return asyncio.run(self.service.asked(lambda http: play(Client(http, self._key))))
 
     def post(self, call: str, body: Any) -> httpx.Response:
         return self.run(lambda client: client.post(call, body))

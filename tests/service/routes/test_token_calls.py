@@ -148,15 +148,16 @@ def test_a_trainer_finds_one_worker_and_its_model(path: str, answer: dict[str, A
 def test_calls_in_flight_are_counted_until_they_end() -> None:
     server = ScriptedModelServer([0.05, *JSON_PARTS])
 
-    async def counted() -> list[int]:
-        transport = httpx.ASGITransport(ScriptedHttp(model_server=server).app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-            paths = (*TOKENS, "v1/chat/completions")
-            calls = [asyncio.create_task(http.post(f"/{path}", json={})) for path in paths]
-            while len(server.requests) < 3:
-                await asyncio.sleep(0)
-            during = (await http.get("/loads")).json()["loads"][0]["num_running_reqs"]
-            await asyncio.gather(*calls)
-            return [during, (await http.get("/loads")).json()["loads"][0]["num_running_reqs"]]
+    async def running(http: httpx.AsyncClient) -> Any:
+        return (await http.get("/loads")).json()["loads"][0]["num_running_reqs"]
 
-    assert asyncio.run(counted()) == [2, 0]
+    async def counted(http: httpx.AsyncClient) -> list[int]:
+        paths = (*TOKENS, "v1/chat/completions")
+        calls = [asyncio.create_task(http.post(f"/{path}", json={})) for path in paths]
+        while len(server.requests) < 3:
+            await asyncio.sleep(0)
+        during = await running(http)
+        await asyncio.gather(*calls)
+        return [during, await running(http)]
+
+    assert asyncio.run(ScriptedHttp(model_server=server).asked(counted)) == [2, 0]

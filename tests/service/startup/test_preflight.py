@@ -181,19 +181,6 @@ def test_data_that_do_not_suit_their_environment_are_refused(rows: str, says: st
     assert problem.endswith(says)
 
 
-def test_wrong_settings_of_data_are_named() -> None:
-    assert refusal(config(environments={"math": {"import_path": MATH, "data": {"columns": {"reward": "x"}}}})) == [
-        "The settings of rollout are wrong:",
-        "  args.environments.math.data: give either files or hub",
-    ]
-    for target in ("status", "idx.y"):
-        data = {"files": "a.jsonl", "columns": {target: "x"}}
-        [_, problem] = refusal(config(environments={"math": {"import_path": MATH, "data": data}}))
-        assert problem == (
-            f"  args.environments.math.data: columns.{target}: a sample cannot have this field; give it another name"
-        )
-
-
 def test_the_deployment_of_data_has_an_entry_where_a_task_has_data(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1 + 1?", "extra_env_info": {"ground_truth": "2"}}\n')
