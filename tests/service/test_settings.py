@@ -54,11 +54,8 @@ def task(**fields: Any) -> dict[str, Any]:
         (task(**AGENT_AND_USER), "user_simulator talks to the policy, and here an agent plays"),
         ({"environments": {"math": {}}}, "import_path is missing"),
         (task(data={"columns": {"reward": "x"}}), "give either files or hub"),
-        (
-            task(data={"files": "a.jsonl", "columns": {"status": "x"}}),
-            "columns.status: a sample cannot have this field",
-        ),
-        (task(data={"files": "a.jsonl", "columns": {"idx.y": "x"}}), "columns.idx.y: a sample cannot have this field"),
+        (task(data={"files": "a", "columns": {"status": "x"}}), r"columns\.status: a sample cannot have this field"),
+        (task(data={"files": "a", "columns": {"idx.y": "x"}}), r"columns\.idx\.y: a sample cannot have this field"),
         ({"scheduling": {"window_factor": 0.5}}, "window_factor"),
         ({"sessions": {}, "environments": {"math": {"agent": AGENT}}}, "import_path is missing"),
         (task(agent=AGENT), "agent is played in sessions"),

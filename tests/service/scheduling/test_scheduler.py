@@ -76,13 +76,6 @@ def test_a_replica_gets_its_window_and_the_others_wait_in_order() -> None:
     assert scheduler.waiting == 1
 
 
-def test_a_request_that_comes_later_is_next() -> None:
-    scheduler = new_scheduler("a")
-    generations = submit_many(scheduler, 20)
-    scheduler.submit(generation("one", "other"))
-    assert names(scheduler.end(generations[0], new_tokens=100)) == ["one"]
-
-
 def test_scoring_is_charged_for_its_prompt() -> None:
     scheduler = new_scheduler("a")
     prompt = range(300)
@@ -125,14 +118,6 @@ def test_a_call_takes_a_place_of_the_window_for_each_of_its_choices() -> None:
     assert names(scheduler.end(call, new_tokens=300)) == ["r1", "r2"]
     large = scheduler.submit(call_of(128, "large"))
     assert (large.has_started, scheduler.waiting_for("a")) == (False, 128)
-
-
-def test_a_cancelled_generation_leaves_the_queue_at_once() -> None:
-    scheduler = new_scheduler("a")
-    generations = submit_many(scheduler, 6)
-    scheduler.cancel(generations[4])
-    assert scheduler.waiting == 1
-    assert names(scheduler.end(generations[0])) == ["r5"]
 
 
 def test_without_a_window_every_generation_starts_at_once() -> None:
@@ -326,21 +311,6 @@ def test_a_suspect_replica_that_is_gone_is_not_tried() -> None:
     assert scheduler.submit(generation("next")).replica == "b"
     scheduler.set_replicas(["a", "b"])
     assert scheduler.submit(generation("another")).replica == "a", "it is new"
-
-
-def test_one_failure_leaves_the_others_of_a_replica_where_they_are() -> None:
-    scheduler = new_scheduler("a", "b")
-    generations = submit_many(scheduler, 12)
-    waiting = [(each, each.replica) for each in generations if not each.has_started]
-    scheduler.end(generations[0], replica_failed=True)
-    assert [each.replica for each, _ in waiting] == [replica for _, replica in waiting]
-
-
-def test_the_retry_of_a_generation_whose_replica_failed_goes_to_another() -> None:
-    scheduler = new_scheduler("a", "b")
-    first = scheduler.submit(generation("one"))
-    scheduler.end(first, replica_failed=True)
-    assert scheduler.submit(generation("one")).replica != first.replica
 
 
 def test_an_ingress_leaves_others_their_part_of_the_window() -> None:
