@@ -71,7 +71,6 @@ class ScriptedHttp:
         access: AccessControl = OPEN_TO_ALL,
         model_server: ModelServer | None = None,
         session_store: Any = None,
-        ingress_replicas: int = 1,
         images: RequestImages | None = None,
         recorder: RolloutRecorder | None = None,
         reports: TrainerReports | None = None,
@@ -83,7 +82,7 @@ class ScriptedHttp:
         self.environments = {task: ScriptedEnvironment([outcome(terminated=True)]) for task in tasks}
         factory = EpisodeFactory(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
         policy = RemotePolicy(self.store)  # type: ignore[arg-type]
-        self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN, lambda: ingress_replicas)
+        self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN)
         parts = self.generator, self.environments, policy, factory, limits, self.admission
         self.rollouts = RolloutService(*parts, TaskSampler(self.environments), records=recorder)
         calls = None if model_server is None else ModelCalls(model_server, policy, self.admission)

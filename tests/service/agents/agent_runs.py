@@ -46,8 +46,8 @@ async def record_call(
     return call_id
 
 
-def branch(*messages: Message, ids: Sequence[str] = (), rewards: dict[str, float] | None = None) -> SessionSample:
-    """Args: `ids` are those of its generated messages; by default their texts."""
+def branch(*messages: Message, rewards: dict[str, float] | None = None) -> SessionSample:
+    """The ids of its generated messages are their texts."""
     log = list(messages)
     names = [message.content for message in log if message.generation_logprobs is not None]
     return SessionSample(
@@ -65,7 +65,7 @@ def branch(*messages: Message, ids: Sequence[str] = (), rewards: dict[str, float
         metrics=_metrics_of(log, 0.0),
         session_id="session",
         branch=names[-1],
-        generation_ids=list(ids) or names,
+        generation_ids=names,
     ).model_copy(update={"message_log": log})
 
 

@@ -25,11 +25,9 @@ NDJSON = "application/x-ndjson"
 MANY = {"samples": [SAMPLE], "num_generations": 4}
 
 
-def keyed(
-    folder: Path, generator: ScriptedGenerator | None = None, ingress_replicas: int = 1, max_rollouts: int | None = None
-) -> KeyedHttp:
+def keyed(folder: Path, generator: ScriptedGenerator | None = None, max_rollouts: int | None = None) -> KeyedHttp:
     fields = {"rollout": {"max_rollouts": max_rollouts}}
-    return KeyedHttp(folder, fields, limits=RequestLimits(), generator=generator, ingress_replicas=ingress_replicas)
+    return KeyedHttp(folder, fields, limits=RequestLimits(), generator=generator)
 
 
 def post(service: KeyedHttp, body: Any, **headers: str) -> httpx.Response:

@@ -133,26 +133,15 @@ def test_every_error_is_a_problem(name: str) -> None:
             assert kinds[PROBLEM_JSON]["schema"] == {"$ref": "#/components/schemas/Problem"}
 
 
-def test_a_rollout_is_documented_with_its_types_and_statuses() -> None:
+def test_a_rollout_is_documented_with_its_types() -> None:
     operation = OPERATIONS["POST /v1/rollout"]
-    body = operation["requestBody"]["content"]
-    assert body.keys() == {JSON}
-    assert body[JSON]["schema"] == {"$ref": "#/components/schemas/RolloutRequest"}
-    assert operation["responses"].keys() == {
-        *("200", "400", "401", "403", "404", "408", "409", "410", "413", "415", "422", "429"),
-        *("500", "501", "502", "503"),
-    }
-    content = operation["responses"]["200"]["content"]
+    body, content = operation["requestBody"]["content"], operation["responses"]["200"]["content"]
+    assert {kind: body[kind]["schema"] for kind in body} == {JSON: {"$ref": "#/components/schemas/RolloutRequest"}}
     assert {kind: content[kind]["schema"] for kind in content} == {
         JSON: {"$ref": "#/components/schemas/RolloutResponse"},
         NDJSON: {"$ref": "#/components/schemas/StreamLine"},
         ARROW: {"type": "string", "format": "binary"},
     }
-    assert header_parameters(operation) == {"Content-Encoding", "Idempotency-Key", "Prefer"}
-
-
-def header_parameters(operation: Json) -> set[str]:
-    return {given["name"] for given in operation["parameters"] if given["in"] == "header"}
 
 
 @pytest.fixture(scope="module")

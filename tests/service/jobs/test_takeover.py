@@ -47,6 +47,14 @@ def comparable(metrics: dict[str, Any]) -> dict[str, Any]:
 EXPECTED = run(undisturbed)
 
 
+async def playing(after_s: float, **headers: str) -> tuple[ScriptedIngresses, str]:
+    """Ingresses that have played a job for so long, and its id."""
+    cluster = ScriptedIngresses()
+    job_id = await cluster.submit(REQUEST, **headers)
+    await asyncio.sleep(after_s)
+    return cluster, job_id
+
+
 @pytest.mark.slow
 @given(deaths)
 @settings(max_examples=20)
@@ -102,9 +110,7 @@ async def test_a_job_whose_opening_was_stored_and_not_answered_is_played(path: s
 )
 @virtual_time.test
 async def test_a_job_ends_whatever_breaks_while_it_is_taken_over(broken: str, how: Any) -> None:
-    cluster = ScriptedIngresses()
-    job_id = await cluster.submit(REQUEST)
-    await asyncio.sleep(1)
+    cluster, job_id = await playing(1)
     setattr(cluster.storage if broken == "read_errors" else cluster, broken, how)
     cluster.kill(0)
     assert (await cluster.ended(job_id))["state"] == "completed"
@@ -113,9 +119,7 @@ async def test_a_job_ends_whatever_breaks_while_it_is_taken_over(broken: str, ho
 
 @virtual_time.test
 async def test_a_failing_database_costs_no_rollout_once_it_is_back() -> None:
-    cluster = ScriptedIngresses()
-    job_id = await cluster.submit(REQUEST, idempotency_key="k")
-    await asyncio.sleep(1)
+    cluster, job_id = await playing(1, idempotency_key="k")
     cluster.storage.is_failing = True
     refused = await cluster.post(1, REQUEST, path="/jobs")
     assert (refused.status_code, refused.json()["type"]) == (503, "urn:rollout:problem:not-ready")
@@ -193,9 +197,7 @@ async def test_a_job_that_is_taken_over_waits_for_room_without_its_deadline() ->
 
 @virtual_time.test
 async def test_a_replica_that_shuts_down_hands_its_jobs_over_at_once() -> None:
-    cluster = ScriptedIngresses()
-    job_id = await cluster.submit(REQUEST)
-    await asyncio.sleep(2)
+    cluster, job_id = await playing(2)
     await cluster.replicas[0].jobs.close()
     await asyncio.sleep(0.1)
     assert cluster.replicas[1].jobs.playing == [job_id]
@@ -204,9 +206,7 @@ async def test_a_replica_that_shuts_down_hands_its_jobs_over_at_once() -> None:
 
 @virtual_time.test
 async def test_a_replica_that_is_shut_down_while_the_store_is_away_loses_nothing() -> None:
-    cluster = ScriptedIngresses()
-    job_id = await cluster.submit(REQUEST, idempotency_key="k")
-    await asyncio.sleep(2)
+    cluster, job_id = await playing(2, idempotency_key="k")
     cluster.store_is_away = True
     await cluster.replicas[0].jobs.close()
     cluster.start_store()
@@ -218,9 +218,7 @@ async def test_a_replica_that_is_shut_down_while_the_store_is_away_loses_nothing
 
 @virtual_time.test
 async def test_a_replica_that_was_only_slow_stops_playing_what_it_has_lost() -> None:
-    cluster = ScriptedIngresses()
-    job_id = await cluster.submit(REQUEST)
-    await asyncio.sleep(1)
+    cluster, job_id = await playing(1)
     slow = cluster.replicas[0]
     slow.link.is_cut = True
     await asyncio.sleep(8)

@@ -109,18 +109,6 @@ def test_what_a_trainer_has_cut_is_not_compared_where_it_gives_a_start() -> None
     assert (record.mismatch.logprobs, record.mismatch.start, record.mismatch.tokens) == ([-1.5], 0, 1)
 
 
-def test_a_report_of_another_length_is_refused_beside_one_that_fits() -> None:
-    async def scenario(client: AsyncRolloutClient) -> tuple[ReportAnswer, ReportAnswer]:
-        [result] = await recorded(client, request_id="step/1")
-        fits = await client.report_logprobs([result], [[-1.0, -1.0]])
-        return fits, await client.report_logprobs([result], [[-1.0]])
-
-    fits, refused = reporting_http().call(scenario)
-    assert (fits.compared, fits.mean_ratio) == (1, 1.0)
-    [told] = refused.refused
-    assert "1 logprobs for a rollout of 2 generated tokens" in told.message
-
-
 @pytest.mark.parametrize(
     ("body", "status", "field"),
     [

@@ -49,7 +49,6 @@ def versions_at(
     ("current", "made", "max_staleness", "is_stale"),
     [
         (8, (), 1, False),
-        (8, (8,), 1, False),
         (8, (7,), 1, False),
         (8, (6,), 1, True),
         (8, (9,), 1, False),
