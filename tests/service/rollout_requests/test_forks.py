@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deployments.protocols.environments import StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
-from deployments.rollout_records.book import RolloutRecordsNotConfigured, RolloutRecordsSettings
+from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
 from rollout_env import ChatMessage, StepOutcome
@@ -349,12 +349,6 @@ def test_a_rollout_without_a_record_is_refused(monkeypatch: pytest.MonkeyPatch) 
     problem = refusal(forking_http(), {"task_name": "math", "fork": {"rollout": "gone", "turn": 0}})
     assert problem["field"] == "samples[0].fork"
     assert "rollout_records.max_bytes" in problem["message"]
-
-
-def test_a_service_without_records_says_what_to_add_to_its_config() -> None:
-    sample = {"task_name": "math", "fork": {"rollout": "a", "turn": 0}}
-    with pytest.raises(RolloutRecordsNotConfigured, match="add `rollout_records"):
-        asyncio.run(played(forking_http(keeps=False), [sample]))
 
 
 def test_the_bytes_of_a_fork_count_as_those_of_a_body_do() -> None:

@@ -59,7 +59,6 @@ def kept(keep: dict[str, Any], samples: int = 0, **fields: Any) -> list[Problem]
     ("keep", "fields"),
     [
         ({"groups": 9, "where": VARIED}, {}),
-        ({"groups": 2, "where": VARIED, "draw_at_most": 2}, {}),
         ({"groups": 2, "where": VARIED, "per_group": 2, "draw_at_most": 3}, {"samples": 3}),
         ({"groups": 1, "where": {"reward_mean": {"gt": 0}}}, {"num_generations": 1}),
         ({"groups": 1, "where": {"rewards": {"form": {"mean": {"ge": 1, "le": 1}}}}}, {}),
@@ -129,7 +128,6 @@ GREEDY = "greedy decoding draws from no distribution; leave it out, or set sampl
         ("top_logprobs:65", {}, FEW_LOGPROBS),
         ("entropy", {}, UNBOUNDED),
         ("sampling_mask", {"top_k": 33}, UNBOUNDED),
-        ("sampling_mask", {"top_k": 5, "greedy": True}, GREEDY),
         ("entropy", {"top_k": 5, "temperature": 0}, GREEDY),
     ],
 )

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 from unittest.mock import ANY
 
@@ -23,7 +22,6 @@ from deployments.policy.failures import (
     VersionUnknown,
     WeightsRefused,
 )
-from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
 from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.policy import (
     PushOptions,
@@ -31,7 +29,6 @@ from rollout_client.contract.policy import (
 )
 from service.http.upload_chunk import FORWARDED_BYTES
 from tests.fakes.policy_store import SENDER, UPDATE
-from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp
 
 UPDATE_JSON: dict[str, Any] = UPDATE.model_dump()
@@ -399,19 +396,3 @@ def test_a_name_that_is_not_known_is_not_found() -> None:
         answer = service.request(method, path, json=body)
         assert_problem(answer, 404, "policy-unknown", (problem.field, problem.message, "b"))
         assert not service.has_started_something
-
-
-def test_a_rollout_of_a_named_policy_says_its_versions() -> None:
-    class OfRunB(ScriptedGenerator):
-        async def generate(self, request: GenerationRequest) -> Generation:
-            return replace(await super().generate(request), weight_versions=(WeightSpan("run-b/3", 0, 1),))
-
-    generator = OfRunB(["A"])
-    service = ScriptedHttp(generator=generator)
-    answer = service.post({"samples": [GOOD], "policy": {"name": "run-b", "min_version": 2, "wait_s": 5}})
-    assert service.store.named("wait_for") == [("run-b", 2, None, 5.0)]
-    [request] = generator.requests
-    assert (request.policy, request.min_weight_version) == ("run-b", 2)
-    assert answer.json()["policy"] == {"oldest": "run-b/3", "newest": "run-b/3", "current": "run-b/3"}
-    [message] = [m for m in answer.json()["samples"][0]["message_log"] if m["role"] == "assistant"]
-    assert message["weight_versions"] == [{"version": "run-b/3", "start": 0, "end": 1}]

@@ -66,15 +66,6 @@ def test_a_record_that_is_not_kept_is_a_404() -> None:
     assert (response.status_code, response.json()["type"]) == (404, "urn:rollout:problem:rollout-unknown")
 
 
-def test_a_version_that_is_gone_is_a_409_that_says_what_can_be_had() -> None:
-    http = http_with()
-    result, _ = asyncio.run(replayed(http))
-    http.store.current = 4
-    response = http.request("POST", "/replay", content=json.dumps({"rollout": json.loads(result.model_dump_json())}))
-    assert response.status_code == 409
-    assert "version 3 made tokens of it, and version 4 is current" in response.json()["detail"]
-
-
 def test_images_that_the_service_does_not_take_are_refused() -> None:
     http = http_with()
     result, _ = asyncio.run(replayed(http))

@@ -66,9 +66,8 @@ def test_tokens_that_mean_an_image_are_refused_by_their_place(monkeypatch: pytes
 
 
 def test_scores_begin_at_the_asked_position() -> None:
-    assert [s["logprobs"] for s in scored(sequences=[[5, 6, 7], [5, 6, 7]], start=2)["scores"]] == [[-7], [-7]]
-    by_sequence = scored(sequences=[[5, 6, 7], [5, 6, 7], [5, 6, 7]], start=[0, 1, 2])["scores"]
-    assert [s["logprobs"] for s in by_sequence] == [[None, -6, -7], [-6, -7], [-7]]
+    scores = scored(sequences=[[5, 6, 7], [5, 6, 7], [5, 6, 7]], start=[0, 1, 2])["scores"]
+    assert [score["logprobs"] for score in scores] == [[None, -6, -7], [-6, -7], [-7]]
 
 
 def test_the_most_likely_tokens_come_back_if_they_are_asked_for() -> None:
@@ -138,12 +137,3 @@ def test_what_cannot_be_scored_is_refused_with_the_field_and_the_bound(
     service, generator = scoring()
     [(named, message)] = errors(post(service, **body))
     assert (named, says in message, generator.requests) == (field, True, [])
-
-
-def test_a_named_policy_scores_and_is_named_in_the_answer() -> None:
-    service, generator = scoring("run-b/3")
-    document = post(service, sequences=[[5, 6]], policy={"name": "run-b", "version": 3}).json()
-    assert service.store.named("wait_for") == [("run-b", 0, 3, None)]
-    assert [request.policy for request in generator.requests] == ["run-b"]
-    assert document["policy"] == {"oldest": "run-b/3", "newest": "run-b/3", "current": "run-b/3"}
-    assert document["scores"][0]["weight_version"] == "run-b/3"
