@@ -10,12 +10,14 @@ from starlette.types import Message
 
 from service.rollout_records.trainer_reports import TrainerReports
 from service.settings import RequestLimits
+from tests.fakes.model_server import ScriptedModelServer
 from tests.service.scripted_http import VOCAB_SIZE, ScriptedHttp
 
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
 RANGE = {"task_name": "math", "count": 4}
 LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
 TOOL = {"type": "function"}
+REPORT = {"rollout_id": "r", "logprobs": [-1]}
 OTHER_SPAN = {"version": "step-1", "start": 0, "end": 1}
 ITSELF = "the service sets this argument itself"
 
@@ -151,6 +153,61 @@ def test_a_number_that_would_come_back_as_null_is_refused(name: str, says: str, 
     assert (response.status_code, error["field"].startswith(f"samples[1].{name}")) == (422, True)
     assert error["message"].startswith(says)
     assert not service.has_started_something
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "field", "says"),
+    [
+        ("GET /tasks/math/samples?count=0", None, "query.count", "greater than or equal to 1"),
+        ("GET /tasks/math/samples?count=10001", None, "query.count", "less than or equal to 10000"),
+        ("GET /tasks/math/samples?seed=-1", None, "query.seed", "greater than or equal to 0"),
+        ("GET /tasks/math/samples?start=-1", None, "query.start", "greater than or equal to 0"),
+        ("GET /tasks/math/samples?split=eval", None, "query.split", "task 'math' has no data"),
+        ("GET /policy?min_version=-1", None, "query.min_version", "greater than or equal to 0"),
+        ("GET /policy?wait_s=-1", None, "query.wait_s", "greater than or equal to 0"),
+        ("GET /policy?wait_s=nan", None, "query.wait_s", "finite number"),
+        ("POST /policy/transfer/start?kind=delta", None, "query.kind", "not known"),
+        ("POST /policy/transfer/start?base=3", None, "query.base", "not known"),
+        ("POST /generate", {"weight_version": {"min_version": -1}}, "weight_version.min_version", ""),
+        ("POST /generate", {"weight_version": {"newest": 1}}, "weight_version.newest", ""),
+        ("POST /generate", {"weight_version": 3}, "weight_version", ""),
+        ("POST /generate", {"lora_path": "../x"}, "lora_path", ""),
+        ("POST /generate", {"lora_path": ["run-b"]}, "lora_path", ""),
+        ("POST /generate?version=3", {"weight_version": {"exact_version": 4}}, "weight_version", ""),
+        ("POST /generate?policy=run-a", {"lora_path": "run-b"}, "lora_path", ""),
+        ("POST /rollouts/logprobs", {"reports": []}, "reports", "at least 1 item"),
+        ("POST /rollouts/logprobs", {"reports": [{**REPORT, "logprobs": ["x"]}]}, "reports[0].logprobs[0]", ""),
+        ("POST /rollouts/logprobs", {"reports": [{**REPORT, "start": "1"}]}, "reports[0].start", "valid integer"),
+        ("POST /rollouts/logprobs", {"reports": [{**REPORT, "token_ids": [2**70]}]}, "reports", ""),
+        ("POST /score", {"sequences": []}, "sequences", "at least 1 item"),
+        ("POST /score", {"sequences": [[1]]}, "sequences[0]", "at least 2 items"),
+        ("POST /score", {"sequences": [[1, 2], [2, -1]]}, "sequences[1][1]", "greater than or equal to 0"),
+        ("POST /score", {"sequences": [["a"] * 9]}, "sequences[0][0]", "valid integer"),
+        ("POST /score", {"sequences": [[1, 2]] * 101}, "sequences", "101 sequences are more than 100"),
+        ("POST /score", {"sequences": [[1, 2], [1] * 101]}, "sequences[1]", "101 tokens; the model takes at most 100"),
+        ("POST /score", {"sequences": [[1] * 100], "top_k": 1}, "sequences[0]", "takes at most 99 with top_k"),
+        ("POST /score", {"sequences": [[1, VOCAB_SIZE]]}, "sequences[0][1]", "262 is not a token of the model"),
+        (
+            "POST /score",
+            {"sequences": [[1, 2]], "start": 2},
+            "start",
+            "sequences[0] has 2 tokens; its last position is 1",
+        ),
+        ("POST /score", {"sequences": [[1, 2], [2, 3]], "start": [0]}, "start", "it has 1 positions for 2 sequences"),
+        ("POST /score", {"sequences": [[1, 2]], "top_k": 21}, "top_k", "less than or equal to 20"),
+        ("POST /score", {"sequences": [[1, 2]], "temperature": 1}, "temperature", "not known"),
+    ],
+)
+def test_an_invalid_request_of_another_route_names_its_field_too(call: str, body: Any, field: str, says: str) -> None:
+    unused: Any = None
+    server = ScriptedModelServer()
+    service = ScriptedHttp(model_server=server, reports=TrainerReports(unused, unused, lambda: {}))
+    method, path = call.split(" ")
+    refused = service.request(method, path, json=body)
+    [error] = refused.json()["errors"]
+    assert (refused.status_code, error["field"]) == (422, field)
+    assert says in error["message"]
+    assert (server.requests, service.store.calls, service.has_started_something) == ([], [], False)
 
 
 async def chunks_of_5000_bytes() -> AsyncIterator[bytes]:

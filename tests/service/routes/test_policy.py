@@ -317,22 +317,6 @@ def test_the_state_is_returned_once_a_version_is_current() -> None:
     assert service.store.named("wait_for") == [(None, 3, None, 1.5), (None, 3, None, 0.0)]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "fields"),
-    [
-        ("GET", "/policy?min_version=-1", ["query.min_version"]),
-        ("GET", "/policy?wait_s=-1", ["query.wait_s"]),
-        ("GET", "/policy?wait_s=nan", ["query.wait_s"]),
-        ("POST", "/policy/transfer/start?kind=delta&base=3", ["query.kind", "query.base"]),
-    ],
-)
-def test_an_invalid_query_is_refused_by_its_fields(method: str, path: str, fields: list[str]) -> None:
-    service = ScriptedHttp()
-    answer = service.request(method, path)
-    assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, fields)
-    assert service.store.calls == []
-
-
 def test_a_transfer_goes_step_by_step() -> None:
     service = ScriptedHttp()
     for step, body, answered in (

@@ -52,27 +52,6 @@ def test_a_body_says_which_weights_may_answer(
 
 
 @pytest.mark.parametrize(
-    ("query", "body", "field"),
-    [
-        ("", {"weight_version": {"min_version": -1}}, "weight_version.min_version"),
-        ("", {"weight_version": {"newest": 1}}, "weight_version.newest"),
-        ("", {"weight_version": 3}, "weight_version"),
-        ("", {"lora_path": "../x"}, "lora_path"),
-        ("", {"lora_path": ["run-b"]}, "lora_path"),
-        ("?version=3", {"weight_version": {"exact_version": 4}}, "weight_version"),
-        ("?policy=run-a", {"lora_path": "run-b"}, "lora_path"),
-    ],
-)
-def test_weights_that_cannot_be_demanded_are_refused_by_their_field(
-    query: str, body: dict[str, Any], field: str
-) -> None:
-    http = Http()
-    refused = http.post(f"/generate{query}", body)
-    assert (refused.status_code, [error["field"] for error in refused.json()["errors"]]) == (422, [field])
-    assert http.server.requests == []
-
-
-@pytest.mark.parametrize(
     ("endpoint", "body", "choices"),
     [
         ("generate", {"input_ids": [5, 6]}, 1),
