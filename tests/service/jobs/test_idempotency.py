@@ -109,20 +109,6 @@ async def test_a_failed_request_fails_again_without_a_second_run() -> None:
 
 
 @virtual_time.test
-async def test_a_run_that_nobody_waits_for_goes_on_to_its_end() -> None:
-    cluster = slow_cluster(15, outcome("x", reward=1.0), outcome("x", reward=2.0, terminated=True))
-    request = request_of(groups=1, num_generations=1)
-    first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
-    await asyncio.sleep(2)
-    first.cancel()
-    await asyncio.sleep(1000)
-    [job] = await cluster.all_jobs()
-    assert (job["state"], cluster.generator.cancelled) == ("completed", 0)
-    answer = (await cluster.post(1, request, idempotency_key="k")).json()
-    assert (answer["samples"][0]["total_reward"], len(cluster.generator.requests)) == (3.0, 2)
-
-
-@virtual_time.test
 async def test_a_write_of_an_earlier_epoch_does_not_stop_a_job() -> None:
     cluster = slow_cluster(19, outcome("x"), outcome("x", terminated=True), replicas=1)
     posted = asyncio.create_task(cluster.post(0, request_of(groups=1, num_generations=1), idempotency_key="k"))

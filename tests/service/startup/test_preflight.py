@@ -47,7 +47,6 @@ def test_every_wrong_setting_is_named_with_its_value() -> None:
         engine={"device": "tpu", "model": "models/tiny"},
         limits={"max_body_bytes": "much"},
         policy={"fodler": "/weights"},
-        enviroments={},
     )
     assert refusal(wrong) == [
         "The settings of rollout are wrong:",
@@ -55,8 +54,6 @@ def test_every_wrong_setting_is_named_with_its_value() -> None:
         "  args.limits.max_body_bytes: Input should be a valid integer, unable to parse string as an integer "
         "(given: 'much')",
         f"  args.policy.fodler: unknown; permitted are {', '.join(PolicySettings.model_fields)} (given: '/weights')",
-        "  args.enviroments: unknown; permitted are engine, environments, reward_models, responses, access, limits, "
-        "admission, scheduling, policy, jobs, metrics, tracing, sessions, images, rollout_records",
     ]
 
 
