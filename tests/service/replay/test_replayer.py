@@ -252,7 +252,7 @@ def set_at(result: SampleResult, path: str, value: object) -> None:
     ("path", "value", "field"),
     [
         ("replay.generations.0.message", 0, "rollout.replay.generations[0].message"),
-        ("replay.generations.1.message", 1, "rollout.replay.generations[1].message"),
+        ("replay.generations.2.message", 1, "rollout.replay.generations[2].message"),
         ("replay.generations.0.end", 99, "rollout.replay.generations[0]"),
         ("message_log.1.token_ids.0", 0x110000, "rollout.message_log[1].token_ids[0]"),
         ("message_log.1.generation_logprobs", [], "rollout.message_log[1]"),
