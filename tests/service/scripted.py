@@ -84,16 +84,10 @@ class RecordingChatTokenizer(CharacterChatTokenizer):
     def __init__(self) -> None:
         self.asked: list[AskedFor] = []
 
-    def observations(
-        self,
-        messages: Sequence[ChatMessage],
-        after: Sequence[int],
-        options: ChatOptions,
-        room: int,
-        calls: Sequence[Mapping[str, Any]] = (),
-    ) -> list[TokenizedObservation]:
+    def observations(self, *arguments: Any, **_: Any) -> list[TokenizedObservation]:
+        _messages, after, options, room, calls = arguments
         self.asked.append(AskedFor(list(after), options, room, calls, threading.get_ident()))
-        return super().observations(messages, after, options, room, calls)
+        return super().observations(*arguments)
 
 
 @dataclass

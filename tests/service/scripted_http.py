@@ -71,18 +71,18 @@ class ScriptedHttp:
         access: AccessControl = OPEN_TO_ALL,
         model_server: ModelServer | None = None,
         session_store: Any = None,
-        ingress_replicas: int = 1,
         images: RequestImages | None = None,
         recorder: RolloutRecorder | None = None,
         reports: TrainerReports | None = None,
+        store: ScriptedStore | None = None,
     ) -> None:
-        self.store = ScriptedStore()
+        self.store = store or ScriptedStore()
         self.generator = generator or ScriptedGenerator(["A"])
         tasks = ("math", "sliding_puzzle")
         self.environments = {task: ScriptedEnvironment([outcome(terminated=True)]) for task in tasks}
         factory = EpisodeFactory(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
         policy = RemotePolicy(self.store)  # type: ignore[arg-type]
-        self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN, lambda: ingress_replicas)
+        self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN)
         parts = self.generator, self.environments, policy, factory, limits, self.admission
         self.rollouts = RolloutService(*parts, TaskSampler(self.environments), records=recorder)
         calls = None if model_server is None else ModelCalls(model_server, policy, self.admission)
@@ -94,13 +94,13 @@ class ScriptedHttp:
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Sends one request. An exception that the application does not handle comes back as its 500."""
+        return asyncio.run(self.asked(lambda http: http.request(method, path, **options)))
 
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-                return await http.request(method, path, **options)
-
-        return asyncio.run(send())
+    async def asked(self, ask: Callable[[httpx.AsyncClient], Awaitable[Returned]]) -> Returned:
+        """Gives `ask` an HTTP client of the application."""
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            return await ask(http)
 
     def post(self, body: dict[str, Any] | str | bytes, **headers: str) -> httpx.Response:
         """`POST /rollout`; an underscore in the name of a header stands for a hyphen."""

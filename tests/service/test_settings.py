@@ -3,28 +3,17 @@
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import ValidationError
 
 from benchmarks.simulation.simulated_generator_replica import SimulatedGeneratorReplica
 from deployments.generation.settings import EngineSettings
 from rollout_env.loading import load_environment
 from service.settings import ServiceSettings
-from tests.paths import REPOSITORY, SIMULATED_REPLICA
+from tests.paths import SIMULATED_REPLICA
 
 ENGINE = {"device": "cpu", "model": "models/tiny"}
 MATH = {"import_path": "deployments.tasks.math:MathEnvironment"}
 AGENT = {"import_path": "agents:agent"}
-
-
-@pytest.mark.parametrize("name", ["serve_config.yaml", "serve_config.cpu.yaml", "serve_config.scale.yaml"])
-def test_the_configs_in_the_repository_are_valid_and_size_each_deployment(name: str) -> None:
-    config = yaml.safe_load((REPOSITORY / name).read_text())
-    [application] = config["applications"]
-    settings = ServiceSettings.model_validate(application["args"])
-    sized = {deployment["name"]: deployment for deployment in application["deployments"]}
-    assert sized.keys() == {"Ingress", "Generator", *settings.environments}
-    assert "ray_actor_options" not in sized["Generator"], "they follow from engine and would replace it whole"
 
 
 GAME = {"agent": {"game": {"import_path": "games:game"}}}
@@ -46,35 +35,27 @@ def task(**fields: Any) -> dict[str, Any]:
         ({"rollout_records": {"most_mean_ratio": 10}}, "less than 10"),
         ({"environments": {"Images": MATH}}, "Images is the name of another deployment"),
         ({"images": {"max_byte": 1}}, "permitted are folder"),
-        ({"environments": {"Generator": MATH}}, "name of another deployment"),
         ({"enviroments": {}}, "enviroments\n  unknown; permitted are engine, environments, reward_models, responses"),
         (task(args={}), "environments.math.args\n  unknown; permitted are import_path, arguments"),
         (task(reward_models=["helpful"]), "environments.math.reward_models: there is no helpful under reward_models"),
         ({"reward_models": {"math": {"model": "m"}}}, "reward_models: math is the name of another deployment"),
         ({"engine": {**ENGINE, "logprobs_mode": "raw_logprobs"}}, "cannot be set"),
         ({"engine": {**ENGINE, "replica": "nowhere:Replica"}}, "No module named 'nowhere'"),
-        (
-            {"engine": {**ENGINE, "mm_processor_cache_gb": 4}, "images": {}},
-            "mm_processor_cache_gb has no meaning beside images",
-        ),
+        ({"engine": {**ENGINE, "mm_processor_cache_gb": 4}, "images": {}}, "has no meaning beside images"),
         ({"engine": {**ENGINE, "data_parallel_size": 2}}, "more of them are replicas: set num_replicas"),
         ({"engine": {**ENGINE, "distributed_executor_backend": "ray"}}, "an engine lies on one node"),
-        ({"engine": {**ENGINE, "nnodes": 2}}, "an engine lies on one node"),
         ({"engine": {**ENGINE, "weight_transfer_config": {"backend": "ipc"}}}, "the backend ipc is refused"),
-        (
-            {"engine": {"model": "m", "gpu_memory_utilization": 0.96}},
-            r"0\.96 leaves no memory for the layers of new weights",
-        ),
+        ({"engine": {"model": "m", "gpu_memory_utilization": 0.96}}, r"0\.96 leaves no memory for the layers"),
         ({"policy": {"follow": FOLLOWED}}, "nowhere://x cannot be read here: Protocol not known: nowhere"),
         ({"policy": {"follow": {"folder": "/f"}}}, "format"),
         (task(user_simulator={"model": "user"}), "user_simulator.model: there is no user under models"),
-        (
-            {"access": {"keys_file": "keys.yaml"}, **task(**POLICY_AS_USER)},
-            "environments.math.models.user.api_key_variable is missing",
-        ),
+        ({"access": {"keys_file": "k"}, **task(**POLICY_AS_USER)}, "math.models.user.api_key_variable is missing"),
         ({"sessions": {}, **task(**GAME)}, "import_path has no meaning beside agent.game"),
         (task(**AGENT_AND_USER), "user_simulator talks to the policy, and here an agent plays"),
         ({"environments": {"math": {}}}, "import_path is missing"),
+        (task(data={"columns": {"reward": "x"}}), "give either files or hub"),
+        (task(data={"files": "a", "columns": {"status": "x"}}), r"columns\.status: a sample cannot have this field"),
+        (task(data={"files": "a", "columns": {"idx.y": "x"}}), r"columns\.idx\.y: a sample cannot have this field"),
         ({"scheduling": {"window_factor": 0.5}}, "window_factor"),
         ({"sessions": {}, "environments": {"math": {"agent": AGENT}}}, "import_path is missing"),
         (task(agent=AGENT), "agent is played in sessions"),

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from service.access.keys import Caller, KeysInvalid, hash_of, new_key, parsed_keys
 
@@ -36,13 +34,6 @@ def test_a_key_gives_the_caller_of_its_entry() -> None:
 
 def test_json_is_a_keys_file_too() -> None:
     assert parsed_keys(json.dumps({"keys": [ENTRY]}).encode()).caller_with(KEY) is not None
-
-
-@given(st.text())
-def test_nothing_but_the_key_is_let_in(text: str) -> None:
-    keys = parsed_keys(content(ENTRY))
-    assert keys.caller_with(text) is None
-    assert keys.caller_with(KEY + text) == (keys.caller_with(KEY) if not text else None)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +68,6 @@ def test_two_keys_of_one_name_are_both_valid() -> None:
         ({"scopes": ["root"]}, "keys.0.scopes.0: Input should be 'rollout', 'policy', 'read' or 'admin'"),
         ({"weight": 0}, "keys.0.weight: Input should be greater than 0"),
         ({"weight": float("inf")}, "keys.0.weight: Input should be a finite number"),
-        ({"weight": 1e7}, "keys.0.weight: Input should be less than or equal to 1000000"),
         ({"max_rollouts": 0}, "keys.0.max_rollouts: Input should be greater than or equal to 1"),
         ({"qoutas": {}}, "keys.0.qoutas: unknown; permitted are name, sha256, scopes, weight, max_rollouts"),
     ],
@@ -92,7 +82,6 @@ def test_a_wrong_entry_is_named_with_its_field(wrong: dict[str, Any], message: s
     ("second", "message"),
     [
         ({"weight": 2}, "Value error, keys.1: the entries of team have different weight or max_rollouts"),
-        ({"max_rollouts": 1}, "Value error, keys.1: the entries of team have different weight or max_rollouts"),
         ({"sha256": hash_of(KEY)}, "Value error, keys.1: team has the hash of another entry; make each key anew"),
     ],
 )

@@ -96,25 +96,17 @@ def test_a_body_is_refused_while_it_is_read_and_by_the_size_in_its_headers() -> 
 
 
 @pytest.mark.parametrize(
-    ("bounds", "field", "message"),
+    ("bounds", "field", "says"),
     [
-        (
-            {"max_rollouts": 5},
-            "samples",
-            "6 rollouts are more than admission.max_rollouts allows, which is 5; split the request",
-        ),
-        (
-            {"max_tokens": 5000},
-            "max_seq_len",
-            "6000 requested tokens are more than admission.max_tokens allows, which is 5000; "
-            "split the request, or lower max_seq_len or sampling.max_new_tokens",
-        ),
+        ({"max_rollouts": 5}, "samples", "6 rollouts are more than admission.max_rollouts allows, which is 5;"),
+        ({"max_tokens": 5000}, "max_seq_len", "6000 requested tokens are more than admission.max_tokens allows,"),
     ],
 )
-def test_rollouts_that_can_never_be_admitted_are_not_valid(bounds: dict[str, int], field: str, message: str) -> None:
+def test_rollouts_that_can_never_be_admitted_are_not_valid(bounds: dict[str, int], field: str, says: str) -> None:
     with admission(**bounds).admitted(0) as admitted, pytest.raises(RequestProblem) as raised:
         admitted.hold_rollouts(request_of(6))
-    assert refusal(raised) == (422, field, message)
+    status, named, message = refusal(raised)
+    assert (status, named, message.startswith(says)) == (422, field, True)
 
 
 def test_a_body_that_can_never_be_admitted_is_too_large() -> None:

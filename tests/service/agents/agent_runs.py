@@ -3,9 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
 
-from deployments.protocols.generation import packed_ids, packed_logprobs
+from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
+from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
 from deployments.sessions.samples import _metrics_of
+from deployments.sessions.store import SessionStore
 from rollout_client.contract.messages import Message, Role, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionRequest, SessionSample
@@ -28,8 +32,22 @@ def generated(text: str, version: str = "3", finish_reason: str | None = "stop")
     )
 
 
-def branch(*messages: Message, ids: Sequence[str] = (), rewards: dict[str, float] | None = None) -> SessionSample:
-    """Args: `ids` are those of its generated messages; by default their texts."""
+async def record_call(
+    store: SessionStore, session_id: str, messages: Sequence[dict[str, Any]], text: str = "A", call_id: str = ""
+) -> str:
+    """A call of the engine that generates `text`; returns its id."""
+    call_id, context = call_id or uuid4().hex, ChatContext()
+    plan = await store.plan(session_id, call_id, messages, context)
+    rendered = [RenderedMessage(one, packed_ids(ids_of(one["content"]))) for one in messages[plan.covered :]]
+    said: dict[str, Any] = {"role": "assistant", "content": text}
+    numbers = packed_ids(ids_of(text)), packed_logprobs([-0.5] * len(text))
+    made = GeneratedMessage(call_id, said, text, *numbers, "stop", (WeightSpan("3", 0, len(text)),))
+    await store.add(session_id, EngineCall(call_id, context, plan, rendered, packed_ids([1]), [made]))
+    return call_id
+
+
+def branch(*messages: Message, rewards: dict[str, float] | None = None) -> SessionSample:
+    """The ids of its generated messages are their texts."""
     log = list(messages)
     names = [message.content for message in log if message.generation_logprobs is not None]
     return SessionSample(
@@ -47,7 +65,7 @@ def branch(*messages: Message, ids: Sequence[str] = (), rewards: dict[str, float
         metrics=_metrics_of(log, 0.0),
         session_id="session",
         branch=names[-1],
-        generation_ids=list(ids) or names,
+        generation_ids=names,
     ).model_copy(update={"message_log": log})
 
 

@@ -5,28 +5,27 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from deployments.failures import AgentFailed, Overloaded, RolloutFailure, SessionStoreLost
 from deployments.protocols.environments import StepRequest
-from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
-from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, RenderedMessage
+from deployments.sessions.records import ChatContext, OpenSession
 from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionInfo, SessionLimits, SessionRequest
 from rollout_env import StepOutcome
 from service.access.access_control import OPEN_TO_ALL
-from service.access.keys import ANYBODY, Caller
+from service.access.keys import ANYBODY
 from service.agents.sessions import AgentSessions, RequestAgents
 from service.remote.policy import RemotePolicy
 from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest
 from tests import virtual_time
 from tests.fakes.policy_store import ScriptedStore
 from tests.fakes.storage import ScriptedStorage
-from tests.service.scripted import ScriptedEnvironment, ids_of
+from tests.service.agents.agent_runs import record_call
+from tests.service.scripted import ScriptedEnvironment
 from tests.virtual_time import now, runs
 
 QUESTION = {"role": "user", "content": "Q"}
@@ -58,21 +57,7 @@ class CallingProgram(ScriptedEnvironment):
         return StepOutcome({"role": "user", "content": ""}, self.reward, True, metrics={"agent_s": 2.0})
 
     async def ask(self, session_id: str, *messages: dict[str, Any], text: str = "A") -> str:
-        """A call of the engine that generates `text`."""
-        call_id, context = uuid4().hex, ChatContext()
-        plan = await self.store.plan(session_id, call_id, messages, context)
-        rendered = [RenderedMessage(one, packed_ids(ids_of(one["content"]))) for one in messages[plan.covered :]]
-        made = GeneratedMessage(
-            call_id,
-            {"role": "assistant", "content": text},
-            text,
-            packed_ids(ids_of(text)),
-            packed_logprobs([-0.5] * len(text)),
-            "stop",
-            (WeightSpan("3", 0, len(text)),),
-        )
-        await self.store.add(session_id, EngineCall(call_id, context, plan, rendered, packed_ids([1]), [made]))
-        return call_id
+        return await record_call(self.store, session_id, messages, text)
 
 
 async def asks_twice(program: CallingProgram, session_id: str) -> None:
@@ -93,7 +78,6 @@ class Service:
         self,
         agent: Agent = asks_twice,
         settings: SessionsSettings | None = None,
-        caller: Caller = ANYBODY,
         now_s: Callable[[], float] = time.time,
         **program: Any,
     ) -> None:
@@ -101,21 +85,17 @@ class Service:
         policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
         sessions = AgentSessions(self.store, policy, OPEN_TO_ALL, {})
         self.program = CallingProgram([], store=self.store, agent=agent, **program)
-        programs = {"task": self.program, "unboxed": self.program}
-        address = "http://10.0.0.1:8000"
-        self.agents = RequestAgents(sessions, programs, address, caller)
+        self.agents = RequestAgents(sessions, {"task": self.program}, "http://10.0.0.1:8000", ANYBODY)
 
     async def run(self, **session: Any) -> AgentRunOutcome:
-        return await self.agents.run(request_of(**session))
+        opened = SessionRequest(**{"sample": SAMPLE, "generation_index": 2, **session})
+        return await self.agents.run(
+            AgentRunRequest("task", opened, "r-0", "r-0-run-0", "request", idx=7, share_id="r")
+        )
 
     async def sessions_left(self) -> int:
         await asyncio.sleep(0.001)
         return len(await self.store.infos(""))
-
-
-def request_of(number: int = 0, task_name: str = "task", **session: Any) -> AgentRunRequest:
-    opened = SessionRequest(**{"sample": SAMPLE, "generation_index": 2, **session})
-    return AgentRunRequest(task_name, opened, f"r-{number}", f"r-{number}-run-0", "request", idx=7, share_id="r")
 
 
 @runs

@@ -25,11 +25,9 @@ NDJSON = "application/x-ndjson"
 MANY = {"samples": [SAMPLE], "num_generations": 4}
 
 
-def keyed(
-    folder: Path, generator: ScriptedGenerator | None = None, ingress_replicas: int = 1, max_rollouts: int | None = None
-) -> KeyedHttp:
+def keyed(folder: Path, generator: ScriptedGenerator | None = None, max_rollouts: int | None = None) -> KeyedHttp:
     fields = {"rollout": {"max_rollouts": max_rollouts}}
-    return KeyedHttp(folder, fields, limits=RequestLimits(), generator=generator, ingress_replicas=ingress_replicas)
+    return KeyedHttp(folder, fields, limits=RequestLimits(), generator=generator)
 
 
 def post(service: KeyedHttp, body: Any, **headers: str) -> httpx.Response:
@@ -51,14 +49,6 @@ def test_no_way_to_ask_for_rollouts_gets_more_than_the_quota(tmp_path: Path, bod
     answer = post(service, body)
     assert (answer.status_code, answer.json()["type"]) == (422, "urn:rollout:problem:invalid-request")
     assert not service.service.has_started_something
-
-
-async def posted(service: KeyedHttp, rollouts: int) -> httpx.Response:
-    body = {"samples": [SAMPLE], "num_generations": rollouts}
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(service.service.app), base_url="http://service", timeout=None
-    ) as http:
-        return await http.post("/rollout", json=body, headers=service.bearer("rollout"))
 
 
 def test_scored_sequences_count_as_rollouts(tmp_path: Path) -> None:

@@ -115,12 +115,6 @@ def test_no_route_has_its_body_read_before_its_key_is_checked() -> None:
     assert [route.path for route in routes if route.body_field is not None] == []
 
 
-def test_a_service_without_keys_serves_requests_with_and_without_one() -> None:
-    service = ScriptedHttp()
-    assert call(service, "GET /v1/policy", None).status_code == 200
-    assert call(service, "GET /v1/policy", "Bearer anything").status_code == 200
-
-
 def test_the_rollouts_of_a_key_share_the_engines_as_one_party(tmp_path: Path) -> None:
     access, key = access_of_a_key(tmp_path, weight=4)
     headers = {"authorization": f"bearer {key}"}

@@ -5,8 +5,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from service.http.streaming import response_in_parts
 
 HELD = memoryview(b"def")
@@ -30,11 +28,3 @@ def test_each_part_is_made_in_a_thread() -> None:
     assert [(type(part), part) for part in found] == [(bytes, b"abc"), (bytes, b""), (bytes, b"def")]
     assert len(threads) == 3
     assert threading.get_ident() not in threads
-
-
-def test_an_error_of_the_first_part_is_raised_before_there_is_a_response() -> None:
-    def parts() -> Iterator[bytes]:
-        yield bytes(1 // 0)
-
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(response_in_parts(parts(), "text/plain"))

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from deployments.protocols.environments import StepRequest
@@ -19,9 +18,8 @@ VARIED = [place for place, rewards in enumerate(TABLE) if len(set(rewards)) == 2
 class TableEnvironment(ScriptedEnvironment):
     """Ends each rollout with its reward in the table, after 1 to `slowest_s` seconds."""
 
-    def __init__(self, seed: int = 0, slowest_s: int = 20, table: Sequence[str] = TABLE) -> None:
+    def __init__(self, seed: int, slowest_s: int) -> None:
         super().__init__([])
-        self._table = table
         self._draw = random.Random(seed)
         self._slowest_s = slowest_s
 
@@ -29,17 +27,17 @@ class TableEnvironment(ScriptedEnvironment):
         self.requests.append(request)
         place: Any = request.extra_env_info["place"]
         await asyncio.sleep(self._draw.randint(1, self._slowest_s))
-        reward = float(self._table[place % len(self._table)][int(request.rollout_id.rsplit("-", 1)[1])])
+        reward = float(TABLE[place % len(TABLE)][int(request.rollout_id.rsplit("-", 1)[1])])
         return StepOutcome([], {"correct": reward}, terminated=True)
 
 
-def cluster(seed: int = 0, slowest_s: int = 20, table: Sequence[str] = TABLE) -> ScriptedIngresses:
-    environment = TableEnvironment(seed, slowest_s, table)
+def cluster(seed: int = 0, slowest_s: int = 20) -> ScriptedIngresses:
+    environment = TableEnvironment(seed, slowest_s)
     return ScriptedIngresses(generator=ScriptedGenerator(["A"]), environment=environment, data=Rows())
 
 
-def request_for(groups: int, start: int = 0, count: int = 4, **fields: Any) -> dict[str, Any]:
+def request_for(groups: int, **fields: Any) -> dict[str, Any]:
     """Keeps groups whose rewards differ."""
     keep = {"groups": groups, "where": {"reward_std": {"gt": 0}}, **fields.pop("keep", {})}
-    drawn = {"task_name": "task", "start": start, "count": count}
+    drawn = {"task_name": "task", "start": 0, "count": 4}
     return {"samples_from": [drawn], "num_generations": 2, "keep": keep, **fields}

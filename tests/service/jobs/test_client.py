@@ -17,19 +17,6 @@ OPTIONS: dict[str, Any] = {name: value for name, value in REQUEST.items() if nam
 
 
 @virtual_time.test
-async def test_a_rollout_with_a_key_is_played_once_for_all_clients() -> None:
-    cluster = ScriptedIngresses()
-    first = await cluster.client(0).rollout(SAMPLES, idempotency_key="step 1", **OPTIONS)
-    played = len(cluster.generator.requests)
-    assert await cluster.client(1).rollout(SAMPLES, idempotency_key="step 1", **OPTIONS) == first
-    async with cluster.client(1).stream(SAMPLES, idempotency_key="step 1", **OPTIONS) as stream:
-        assert sorted([position async for position, _ in stream.with_positions()]) == list(range(6))
-    assert len(cluster.generator.requests) == played
-    [job] = await cluster.client(0).jobs.all()
-    assert (job.state, job.idempotency_key) == ("completed", "step 1")
-
-
-@virtual_time.test
 async def test_a_job_is_followed_to_its_end_acknowledged_and_deleted() -> None:
     cluster = ScriptedIngresses()
     jobs = cluster.client(0).jobs

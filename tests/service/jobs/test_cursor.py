@@ -4,30 +4,25 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
-from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.data.rows import DataReader
 from deployments.failures import EnvironmentBroken
 from deployments.protocols.environments import StepRequest
 from rollout_client import RequestRejected
-from rollout_client.contract.jobs import JobCursor, JobEvent
 from rollout_client.contract.selection import SampleRange
 from rollout_env import StepOutcome
-from service.jobs.codec import PLAYED, _ranges_without, cursor_of, ranges_entry
+from service.jobs.codec import _ranges_without, cursor_of, ranges_entry
 from tests import virtual_time
-from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
 from tests.service.rollouts.playing import RandomEnvironment
 
 FIRST, COUNT = 5, 8
 RANGE = {"task_name": "task", "start": FIRST, "count": COUNT, "seed": 3}
-ALL = {f"s{place}" for place in range(FIRST, FIRST + COUNT)}
-FAILURES = {FIRST + 1: 2, FIRST + 3: 4, FIRST + 6: 1}
 OPTIONS: dict[str, Any] = {"num_generations": 2, "sampling": {"max_new_tokens": 6}, "max_rollout_turns": 5}
 
 
@@ -53,7 +48,7 @@ class Rows(DataReader):
 class FlakyEnvironment(RandomEnvironment):
     """Fails at the first step of some samples, so many times: a group of two rollouts, two groups, half of a group."""
 
-    def __init__(self, failures: Mapping[int, int] = FAILURES) -> None:
+    def __init__(self, failures: Mapping[int, int]) -> None:
         super().__init__()
         self._failures = Counter(failures)
 
@@ -63,118 +58,6 @@ class FlakyEnvironment(RandomEnvironment):
             self._failures[place] -= 1
             raise EnvironmentBroken("It fails.")
         return await super().step(request)
-
-
-@dataclass
-class Checkpoint:
-    cursor: JobCursor
-    trained: list[str] = field(default_factory=list)
-
-
-class Trainer:
-    """Trains on a job's events one after the other; what it has trained on since its checkpoint dies with it."""
-
-    def __init__(self, cluster: ScriptedIngresses) -> None:
-        self._cluster = cluster
-        self.checkpoints: list[Checkpoint] = []
-        self.now: Checkpoint | None = None
-        """`None` when nothing is left."""
-
-    async def begin(self) -> None:
-        job = await self._cluster.client(0).jobs.submit(samples_from=[RANGE], **OPTIONS)
-        self.now = Checkpoint(await self._cluster.client(1).jobs.cursor(job.job_id, 0))
-        self.checkpoints.append(deepcopy(self.now))
-
-    async def train(self, events: int) -> None:
-        for _ in range(events):
-            if self.now is None or not await self._train_once(self.now):
-                return
-
-    async def _train_once(self, now: Checkpoint) -> bool:
-        """Returns whether there may be more to train on."""
-        path = f"/jobs/{now.cursor.job_id}/events"
-        answer = await self._cluster.request(0, "GET", path, params={"after": now.cursor.event, "follow": False})
-        if answer.status_code == 404:
-            await self.die(-1)
-            return True
-        assert answer.status_code == 200, answer.text
-        if not answer.text.strip():
-            await asyncio.sleep(1)
-            return True
-        event = JobEvent.model_validate_json(answer.text.splitlines()[0])
-        now.trained += {str(each.sample.id) for each in event.samples if each.sample.status in PLAYED}
-        now.cursor = now.cursor.model_copy(update={"event": event.event})
-        if event.is_last:
-            # What has failed is asked for again.
-            await self.save(acknowledges=False)
-            await self.die(-1)
-        return not event.is_last
-
-    async def save(self, acknowledges: bool) -> None:
-        if self.now is None:
-            return
-        jobs, cursor = self._cluster.client(0).jobs, self.now.cursor
-        try:
-            self.now.cursor = await jobs.cursor(cursor.job_id, cursor.event)
-        except RequestRejected:
-            # The job is not known any longer.
-            await self.die(-1)
-            return
-        self.checkpoints.append(deepcopy(self.now))
-        if acknowledges:
-            await jobs.acknowledge(cursor.job_id, cursor.event)
-
-    async def die(self, checkpoint: int) -> None:
-        """Begins again from the checkpoint."""
-        saved = deepcopy(self.checkpoints[checkpoint % len(self.checkpoints)])
-        cursor = await self._cluster.client(1).jobs.resume(saved.cursor, **OPTIONS)
-        self.now = None if cursor is None else Checkpoint(cursor, saved.trained)
-
-
-happenings = st.lists(
-    st.one_of(
-        st.tuples(st.just("train"), st.integers(1, 6)),
-        st.tuples(st.just("save"), st.booleans()),
-        st.tuples(st.just("die"), st.integers(-3, -1)),
-        st.tuples(st.sampled_from(["ingress", "store", "forget"]), st.none()),
-    ),
-    max_size=14,
-)
-
-
-@pytest.mark.slow
-@given(happenings)
-@settings(max_examples=20)
-def test_each_sample_is_trained_on_once_whatever_dies(happenings: list[tuple[str, Any]]) -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment())
-        trainer = Trainer(cluster)
-        await trainer.begin()
-        trained = trainer.checkpoints[0].trained
-        for what, argument in happenings:
-            match what:
-                case "train":
-                    await trainer.train(argument)
-                case "save":
-                    await trainer.save(argument)
-                case "die":
-                    await trainer.die(argument)
-                case "ingress":
-                    cluster.kill(0)
-                case "store":
-                    cluster.start_store()
-                case "forget" if trainer.now is not None:
-                    # As after its expiry, or with a cluster whose jobs did not outlive it.
-                    await cluster.request(1, "DELETE", f"/jobs/{trainer.now.cursor.job_id}")
-            trained = trainer.now.trained if trainer.now is not None else trained
-        while trainer.now is not None:
-            trained = trainer.now.trained
-            await trainer.train(1)
-            if trainer.now is not None:
-                trained = trainer.now.trained
-        assert Counter(trained) == Counter(ALL)
-
-    run(scenario)
 
 
 @virtual_time.test

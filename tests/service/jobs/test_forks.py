@@ -35,11 +35,3 @@ async def test_a_job_of_forks_goes_on_without_the_record_of_their_parent() -> No
     rollout = (await cluster.samples(job_id))[0]["sample"]
     assert (rollout["status"], rollout["parent"], rollout["forked_at"]["turn"]) == ("max_turns", parent, 0)
     assert sum("generation_logprobs" in message for message in rollout["message_log"]) == 4
-
-
-@virtual_time.test
-async def test_a_job_that_forks_what_is_not_known_is_refused() -> None:
-    body = {"samples": [{"task_name": "task", "fork": {"rollout": "gone", "turn": 0}}]}
-    refused = await cluster_with_records().post(0, body, path="/jobs")
-    assert refused.status_code == 422
-    assert "samples[0].fork: there is no record of it" in refused.json()["detail"]

@@ -62,9 +62,8 @@ async def test_a_request_posted_again_gets_the_stored_answer_in_any_format() -> 
     lines = (await cluster.post(1, REQUEST, idempotency_key="k", accept="application/x-ndjson")).text.splitlines()
     by_position = {line["position"]: line["sample"] for line in map(json.loads, lines[:-1])}
     assert [by_position[position] for position in range(4)] == first.json()["samples"]
-    assert json.loads(lines[-1])["summary"]["metrics"] == first.json()["metrics"]
     arrow = read_response((await cluster.post(1, REQUEST, idempotency_key="k", accept=ARROW)).content)
-    assert [row["id"] for row in arrow.rollouts.select(["id"]).to_pylist()] == ["s0", "s0", "s1", "s1"]
+    assert [sample.id for sample in arrow.samples] == ["s0", "s0", "s1", "s1"]
     assert len(cluster.generator.requests) == played
 
 
@@ -107,20 +106,6 @@ async def test_a_failed_request_fails_again_without_a_second_run() -> None:
         answer = await cluster.post(replica, request, idempotency_key="k")
         assert (answer.status_code, answer.json()["type"]) == (502, "urn:rollout:problem:sample-failed")
     assert len(cluster.generator.requests) == 1
-
-
-@virtual_time.test
-async def test_a_run_that_nobody_waits_for_goes_on_to_its_end() -> None:
-    cluster = slow_cluster(15, outcome("x", reward=1.0), outcome("x", reward=2.0, terminated=True))
-    request = request_of(groups=1, num_generations=1)
-    first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
-    await asyncio.sleep(2)
-    first.cancel()
-    await asyncio.sleep(1000)
-    [job] = await cluster.all_jobs()
-    assert (job["state"], cluster.generator.cancelled) == ("completed", 0)
-    answer = (await cluster.post(1, request, idempotency_key="k")).json()
-    assert (answer["samples"][0]["total_reward"], len(cluster.generator.requests)) == (3.0, 2)
 
 
 @virtual_time.test

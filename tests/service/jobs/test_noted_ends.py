@@ -15,8 +15,6 @@ from service.rollouts.episode import Episode
 from service.rollouts.progress import RolloutObserver, Stage
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
-from tests.service.jobs.selected_groups import TableEnvironment, request_for
-from tests.service.jobs.test_cursor import Rows
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 
 Rollout = tuple[int, int]
@@ -99,25 +97,3 @@ async def test_an_end_is_noted_when_its_group_is_delivered() -> None:
     assert cluster.observed.ended_rollouts == {(0, 0): 1, (0, 1): 1}
     ended_at = sorted(record["ended_at"] - begun for record in await cluster.records.newest("", 2))
     assert [round(seconds) for seconds in ended_at] == [10, 30]
-
-
-@settings(max_examples=6, deadline=None)
-@given(seed=st.integers(0, 99), kills_after_s=st.lists(st.integers(1, 25), max_size=3))
-def test_the_ends_of_groups_that_are_dropped_are_counted_once_too(seed: int, kills_after_s: list[int]) -> None:
-    async def scenario() -> None:
-        cluster = CountedIngresses(generator=ScriptedGenerator(["A"]), environment=TableEnvironment(seed), data=Rows())
-        job_id = await cluster.submit(request_for(4))
-        for seconds in kills_after_s:
-            await asyncio.sleep(seconds)
-            cluster.kill(0)
-            cluster.kill(1)
-        await cluster.ended(job_id)
-        await asyncio.sleep(1)
-        ends = cluster.observed.ended_rollouts
-        # The last group that is kept is the eighth.
-        assert {rollout: ends[rollout] for rollout in ends if rollout[0] < 8} == {
-            (place, number): 1 for place in range(8) for number in range(2)
-        }
-        assert set(ends.values()) == {1}
-
-    run(scenario)

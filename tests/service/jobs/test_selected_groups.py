@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,25 +50,6 @@ def test_the_first_groups_that_pass_are_the_answer() -> None:
     assert answer["next_samples_from"] == [{"task_name": "task", "start": 8, "count": 4}]
     # All rollouts that were judged, those of the dropped groups included.
     assert answer["metrics"]["total_turns"] == 16
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_what_is_kept_does_not_depend_on_how_long_rollouts_take(seed: int) -> None:
-    first, other = (posted(request_for(5), seed).json() for seed in (0, seed))
-    for answer in (first, other):
-        del answer["groups"]["ahead"], answer["request_id"]
-        answer["samples"] = without_names(answer["samples"])
-    assert first == other
-
-
-@virtual_time.test
-async def test_requests_one_after_the_other_draw_each_sample_once() -> None:
-    service, request, kept = cluster(), request_for(2), list[str]()
-    for _ in range(4):
-        answer = (await service.post(0, request)).json()
-        kept += ids_of(answer["samples"])
-        request["samples_from"] = answer["next_samples_from"]
-    assert kept == ids(VARIED[:8])
 
 
 def test_it_ends_with_fewer_groups_when_all_that_may_be_drawn_are() -> None:

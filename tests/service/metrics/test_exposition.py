@@ -5,10 +5,8 @@ from service.metrics.ingress_metrics import _merged
 ONE = """\
 # HELP ray_rollout_turns Turns of a rollout.
 # TYPE ray_rollout_turns histogram
-ray_rollout_turns_bucket{node="1",le="1.0"} 2.0
 ray_rollout_turns_bucket{node="1",le="+Inf"} 3.0
 ray_rollout_turns_count{node="1"} 3.0
-ray_rollout_turns_sum{node="1"} 7.0
 # HELP ray_node_cpu Processors.
 # TYPE ray_node_cpu gauge
 ray_node_cpu{node="1"} 8.0
@@ -29,14 +27,10 @@ ray_rollout_in_flight{node="1"} 4.0
 ray_rollout_in_flight{node="2"} 5.0
 # HELP ray_rollout_turns Turns of a rollout.
 # TYPE ray_rollout_turns histogram
-ray_rollout_turns_bucket{node="1",le="1.0"} 2.0
 ray_rollout_turns_bucket{node="1",le="+Inf"} 3.0
 ray_rollout_turns_count{node="1"} 3.0
-ray_rollout_turns_sum{node="1"} 7.0
-ray_rollout_turns_bucket{node="2",le="1.0"} 2.0
 ray_rollout_turns_bucket{node="2",le="+Inf"} 3.0
 ray_rollout_turns_count{node="2"} 3.0
-ray_rollout_turns_sum{node="2"} 7.0
 """
     )
 

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.failures import GenerationLost
 from service.admission.capacity import Amounts
-from service.metrics.ingress_metrics import HttpMetrics, IngressGauges, export
+from service.metrics.ingress_metrics import IngressGauges
 from service.metrics.rollout_metrics import RolloutMetrics
 from service.scheduling.fair_queue import _weight_of
 from tests import virtual_time
@@ -23,19 +23,13 @@ Given = dict[tuple[str, str], list[float]]
 
 
 @pytest.fixture
-def made() -> list[str]:
-    """The names of Ray's instruments."""
-    return []
-
-
-@pytest.fixture
-def given(made: list[str], monkeypatch: pytest.MonkeyPatch) -> Given:
+def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     values: Given = {}
 
     class Instrument:
         def __init__(self, name: str, description: str, tag_keys: tuple[str, ...] = ()) -> None:
             assert description.endswith(".")
-            made.append(name)
+
             self._name = name
             self._keys = set(tag_keys)
 
@@ -168,26 +162,3 @@ def test_gauges_are_set_again_before_rays_exporter_forgets_them(given: Given, mo
     virtual_time.run(follow())
     assert max(later - before for before, later in pairwise(looked_at)) < 2 * shortest_interval_s
     assert len(given["rollout_in_flight", ""]) == len(looked_at)
-
-
-def test_all_instruments_that_are_made_are_given_to_ray(given: Given, made: list[str]) -> None:
-    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
-    clipped = EpisodeRecipe(max_new_tokens=1).make()
-    result = collect([clipped], async_context(ScriptedGenerator(["AB"]), environment))[0]
-
-    async def follow() -> None:
-        rollouts, http = RolloutMetrics(), HttpMetrics()
-        with rollouts.during("step", EpisodeRecipe().make()):
-            pass
-        with pytest.raises(GenerationLost), rollouts.during("step", EpisodeRecipe().make()):
-            raise GenerationLost("The replica died.")
-        rollouts.took("queue", 1.0)
-        rollouts.generated(1.0, 5)
-        rollouts.ended(result, staleness=1)
-        http.answered("/rollout", "POST", 200, 1.0)
-        exporting = export(rollouts, http, gauges_of(versions={"": 1}))
-        await asyncio.sleep(3.0)
-        assert len(exporting) == 2
-
-    virtual_time.run(follow())
-    assert {name for name, _ in given} == set(made)

@@ -13,7 +13,7 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.failures import EnvironmentBroken, EnvironmentLost
 from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE, MOST_ITEMS_PER_MESSAGE, CallBatcher
-from service.remote.replica_stream import ReplicaWatch, control_calls, streamed_calls
+from service.remote.replica_stream import control_calls, streamed_calls
 from tests import virtual_time
 from tests.fakes.serve_handle import ScriptedCall, ScriptedResponse
 
@@ -193,30 +193,6 @@ def test_a_call_whose_results_cannot_be_read_is_cancelled_and_raises_why() -> No
     [broken] = call_all(replica, "a")
     assert isinstance(broken, KeyError)
     assert replica.calls[0].cancelled
-
-
-@virtual_time.test
-async def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Hanging(ScriptedCall):
-        """Answers the first request and sends two heartbeats, then nothing."""
-
-        async def __anext__(self) -> Any:
-            if not self._batches:
-                await asyncio.sleep(3600)
-            return await super().__anext__()
-
-    call = Hanging([[(0, "A")], [], []])
-
-    batcher = stream_of(lambda _requests: call, silence=ReplicaWatch(10))
-    first, second = (asyncio.create_task(batcher.call(name)) for name in "ab")
-    assert await first == "A"
-    [lost] = await asyncio.gather(second, return_exceptions=True)
-    at = virtual_time.now()
-    assert (at, type(lost), str(lost)) == (13, EnvironmentLost, "The replica was silent for 10 heartbeats.")
-    assert call.cancelled
-    assert [vars(record)["cause"] for record in caplog.records] == ["_ReplicaSilent(10)"]
 
 
 @pytest.mark.parametrize("left", ["ab", "a"])

@@ -28,30 +28,20 @@ DONE = Generation([1], [0.0], "stop")
 
 
 def generator_over(
-    handle: ScriptedGeneratorHandle, *replicas: str, window_factor: float | None = None, **options: Any
-) -> RemoteGenerator:
+    *replicas: str, result: Any = DONE, window_factor: float | None = None
+) -> tuple[ScriptedGeneratorHandle, RemoteGenerator]:
+    handle: Any = ScriptedGeneratorHandle(result)
     record_live_replicas(handle.deployment_id, replicas)
-    unchecked: Any = handle
-    return RemoteGenerator(unchecked, window_factor, **options)
+    return handle, RemoteGenerator(handle, window_factor)
 
 
 def request(name: str, rollout_id: str = "", group: str = "") -> GenerationRequest:
     return GenerationRequest(name, [1], 1, (), SamplingOptions(), rollout_id=rollout_id or name, group=group or name)
 
 
-@virtual_time.test
-async def test_every_turn_of_a_rollout_goes_to_the_same_replica() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle, "a", "b")
-    for turn in range(10):
-        assert await generator.generate(request(f"turn {turn}", rollout_id="one")) == DONE
-    assert len({replica for replica, _ in handle.generated}) == 1
-
-
 async def windowed(*replicas: str) -> tuple[ScriptedGeneratorHandle, RemoteGenerator]:
     """Two generations at a time on each replica."""
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle, *replicas, window_factor=1.0)
+    handle, generator = generator_over(*replicas, window_factor=1.0)
     handle.describe.remote = lambda: ScriptedResponse(replace(DESCRIPTION, max_num_seqs=2))
     await generator.describe()
     return handle, generator
@@ -134,8 +124,7 @@ async def test_the_virtual_time_that_was_charged_is_sent_with_the_generation() -
 
 @virtual_time.test
 async def test_before_any_replica_is_known_a_call_names_none() -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle)
+    handle, generator = generator_over()
     first = await generator.generate(request("turn 0", rollout_id="one"))
     record_live_replicas(handle.deployment_id, ["a"])
     second = await generator.generate(request("turn 1", rollout_id="one"))
@@ -160,8 +149,7 @@ CUT_BY_WEIGHTS = Generation([1], [0.0], "abort")
 )
 @virtual_time.test
 async def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(result: Any, replicas: set[str]) -> None:
-    handle = ScriptedGeneratorHandle(result)
-    generator = generator_over(handle, "a")
+    handle, generator = generator_over("a", result=result)
     for number in range(2):
         again = generator.generate(request(f"try {number}", rollout_id="one"))
         await asyncio.gather(again, return_exceptions=True)
@@ -171,8 +159,7 @@ async def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(re
 
 @virtual_time.test
 async def test_a_rollout_leaves_a_replica_of_another_version_not_as_suspect() -> None:
-    handle = ScriptedGeneratorHandle(OtherVersionLoaded("It has version 4."))
-    generator = generator_over(handle, "a")
+    handle, generator = generator_over("a", result=OtherVersionLoaded("It has version 4."))
     for number in range(2 * SUSPECT_AFTER):
         await asyncio.gather(generator.generate(request(f"{number}", f"rollout {number}")), return_exceptions=True)
     record_live_replicas(handle.deployment_id, ["a", "b"])
@@ -195,8 +182,7 @@ async def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> Non
 
 @virtual_time.test
 async def test_interrupted_generations_are_named_in_one_call_for_a_replica() -> None:
-    handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
-    generator = generator_over(handle, "a")
+    handle, generator = generator_over("a", result=CUT_BY_WEIGHTS)
     names = ("one", "two", "three")
     running = [asyncio.create_task(generator.generate(request(f"{name}-0", rollout_id=name))) for name in names]
     await asyncio.sleep(0.5)
@@ -208,8 +194,7 @@ async def test_interrupted_generations_are_named_in_one_call_for_a_replica() -> 
 
 @virtual_time.test
 async def test_a_generation_arrives_before_its_interruption() -> None:
-    handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
-    generator = generator_over(handle, "a")
+    handle, generator = generator_over("a", result=CUT_BY_WEIGHTS)
     running = begun(generator, "one", "two")
     await asyncio.sleep(0)
     assert generator.interrupt("one")
@@ -220,8 +205,8 @@ async def test_a_generation_arrives_before_its_interruption() -> None:
 
 @virtual_time.test
 async def test_a_cancelled_generation_is_aborted_on_its_own_replica() -> None:
-    handle = ScriptedGeneratorHandle()
-    one, two = begun(generator_over(handle, "a"), "one", "two")
+    handle, generator = generator_over("a", result=None)
+    one, two = begun(generator, "one", "two")
     await asyncio.sleep(1)
     two.cancel()
     await asyncio.sleep(1)
@@ -233,8 +218,7 @@ async def test_a_cancelled_generation_is_aborted_on_its_own_replica() -> None:
 
 
 def test_a_replica_that_dies_is_a_lost_generation_and_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle, "a")
+    handle, generator = generator_over("a")
     handle.raised = ActorDiedError()
     with pytest.raises(GenerationLost, match=r"^The generator replica died during the call\.$"):
         virtual_time.run(generator.generate(request("one")))
@@ -279,9 +263,9 @@ async def test_a_replica_is_told_that_it_is_out_of_service(
     result: Exception | None, logged: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    handle = ScriptedGeneratorHandle(DONE)
+    handle, generator = generator_over("a", "b")
     handle.take_out_result = result
-    generator_over(handle, "a", "b").take_out_of_service("b", "it differs")
+    generator.take_out_of_service("b", "it differs")
     await asyncio.sleep(2)
     assert handle.taken_out == [("b", "it differs")]
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == logged

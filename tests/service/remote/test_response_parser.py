@@ -45,8 +45,8 @@ def started(
     return [asyncio.create_task(parser.parse(response)) for response in responses]
 
 
-async def iterations(count: int = 5) -> None:
-    for _ in range(count):
+async def iterations() -> None:
+    for _ in range(5):
         await asyncio.sleep(0)
 
 

@@ -69,11 +69,11 @@ def items_of(requests: Sequence[ServedRequest], answers: Sequence[Answer]) -> li
 
 
 def generator_over(
-    handle: ScriptedServingHandle, *replicas: str, window_factor: float | None = None
-) -> RemoteGenerator:
-    unchecked: Any = handle
-    record_live_replicas(unchecked.deployment_id, replicas)
-    return RemoteGenerator(unchecked, window_factor)
+    answers: Sequence[Answer], *replicas: str, window_factor: float | None = None
+) -> tuple[ScriptedServingHandle, RemoteGenerator]:
+    handle: Any = ScriptedServingHandle(*answers)
+    record_live_replicas(handle.deployment_id, replicas)
+    return handle, RemoteGenerator(handle, window_factor)
 
 
 def request(name: str, rollout_id: str = "") -> ServedRequest:
@@ -86,8 +86,7 @@ async def answered(generator: RemoteGenerator, asked: ServedRequest) -> bytes:
 
 @virtual_time.test
 async def test_an_answer_comes_in_its_parts_without_heartbeats() -> None:
-    handle = ScriptedServingHandle([WHOLE[0], None, WHOLE[1]])
-    generator = generator_over(handle, "a")
+    handle, generator = generator_over([[WHOLE[0], None, WHOLE[1]]], "a")
 
     parts = [part async for part in generator.serve(request("one"))]
     await asyncio.sleep(SERVE_ENDS_S)
@@ -97,8 +96,7 @@ async def test_an_answer_comes_in_its_parts_without_heartbeats() -> None:
 
 @virtual_time.test
 async def test_all_calls_of_a_session_go_to_one_replica_also_at_the_same_time() -> None:
-    handle = ScriptedServingHandle(WHOLE)
-    generator = generator_over(handle, "a", "b")
+    handle, generator = generator_over([WHOLE], "a", "b")
 
     await asyncio.gather(*(answered(generator, request(f"{number}", "session")) for number in range(5)))
     assert len({replica for replica, _ in handle.sent}) == 1
@@ -108,8 +106,7 @@ async def test_all_calls_of_a_session_go_to_one_replica_also_at_the_same_time() 
 @virtual_time.test
 async def test_calls_of_one_moment_go_together_and_each_has_its_own_answer() -> None:
     other = [ServedPart(b"x", 400, "application/json", ServedTokens())]
-    handle = ScriptedServingHandle(WHOLE, other, [GenerationRejected("never")])
-    generator = generator_over(handle, "a")
+    handle, generator = generator_over([WHOLE, other, [GenerationRejected("never")]], "a")
 
     calls = (answered(generator, request(name)) for name in ("one", "two", "three"))
     one, two, three = await asyncio.gather(*calls, return_exceptions=True)
@@ -119,8 +116,7 @@ async def test_calls_of_one_moment_go_together_and_each_has_its_own_answer() -> 
 
 @virtual_time.test
 async def test_a_call_that_is_left_is_aborted_while_others_go_on() -> None:
-    handle = ScriptedServingHandle(WHOLE)
-    generator = generator_over(handle, "a")
+    handle, generator = generator_over([WHOLE], "a")
 
     one, two = (asyncio.create_task(answered(generator, request(name))) for name in ("one", "two"))
     await asyncio.sleep(1.5)
@@ -130,15 +126,14 @@ async def test_a_call_that_is_left_is_aborted_while_others_go_on() -> None:
 
 
 def test_a_call_that_ends_without_its_last_part_is_lost() -> None:
-    handle = ScriptedServingHandle([WHOLE[0]])
+    _, generator = generator_over([[WHOLE[0]]], "a")
     with pytest.raises(GenerationLost, match="ended the call without an answer"):
-        virtual_time.run(answered(generator_over(handle, "a"), request("one")))
+        virtual_time.run(answered(generator, request("one")))
 
 
 @virtual_time.test
 async def test_a_call_beyond_the_window_waits_for_its_turn() -> None:
-    handle = ScriptedServingHandle(WHOLE)
-    generator = generator_over(handle, "a", window_factor=1.0)
+    _, generator = generator_over([WHOLE], "a", window_factor=1.0)
 
     await generator.describe()
     assert await asyncio.gather(*(answered(generator, request(name)) for name in ("one", "two"))) == [b"ab"] * 2
@@ -146,8 +141,8 @@ async def test_a_call_beyond_the_window_waits_for_its_turn() -> None:
 
 
 def test_a_call_without_a_part_yet_is_made_again_elsewhere() -> None:
-    handle = ScriptedServingHandle([GenerationLost("gone")], [OtherVersionLoaded("old")], WHOLE)
-    assert virtual_time.run(answered(generator_over(handle, "a", "b"), request("one"))) == b"ab"
+    handle, generator = generator_over([[GenerationLost("gone")], [OtherVersionLoaded("old")], WHOLE], "a", "b")
+    assert virtual_time.run(answered(generator, request("one"))) == b"ab"
     assert [sent.generation_id for _, sent in handle.sent] == ["one", "one.1", "one.2"]
     assert handle.sent[0][0] != handle.sent[1][0]
 
@@ -162,16 +157,15 @@ def test_a_call_without_a_part_yet_is_made_again_elsewhere() -> None:
     ids=["nobody answers", "it is refused", "a part has been sent"],
 )
 def test_a_failure_that_no_retry_mends_is_raised(answer: list[Any], attempts: int) -> None:
-    handle = ScriptedServingHandle(answer)
+    handle, generator = generator_over([answer], "a")
     with pytest.raises(RolloutFailure):
-        virtual_time.run(answered(generator_over(handle, "a"), request("one")))
+        virtual_time.run(answered(generator, request("one")))
     assert len(handle.sent) == attempts
 
 
 @virtual_time.test
 async def test_a_call_that_is_left_is_cancelled_and_frees_its_place() -> None:
-    handle = ScriptedServingHandle(WHOLE)
-    generator = generator_over(handle, "a", window_factor=1.0)
+    handle, generator = generator_over([WHOLE], "a", window_factor=1.0)
 
     await generator.describe()
     async with aclosing(generator.serve(request("one"))) as parts:
@@ -182,40 +176,12 @@ async def test_a_call_that_is_left_is_cancelled_and_frees_its_place() -> None:
     assert [call.cancelled for call in handle.calls] == [True, False]
 
 
-@virtual_time.test
-async def test_a_call_that_is_cancelled_while_it_waits_is_never_sent() -> None:
-    handle = ScriptedServingHandle(WHOLE)
-    generator = generator_over(handle, "a", window_factor=1.0)
-
-    await generator.describe()
-    first, second = (asyncio.create_task(answered(generator, request(name))) for name in ("one", "two"))
-    await virtual_time.settled()
-    second.cancel()
-    assert await first == b"ab"
-    assert [sent.generation_id for _, sent in handle.sent] == ["one"]
-
-
-def test_a_replica_that_falls_silent_is_lost() -> None:
-    class Silent(ScriptedServingHandle):
-        def start(self, batches: Any, never_answers: bool = False) -> ScriptedCall:
-            return SilentCall([ServedParts([], [], LOAD)])
-
-    class SilentCall(ScriptedCall):
-        async def __anext__(self) -> Any:
-            await asyncio.sleep(1 if self._batches else 3600)
-            return self._batches.pop(0)
-
-    with pytest.raises(GenerationLost, match="silent for 10 heartbeats"):
-        virtual_time.run(answered(generator_over(Silent(WHOLE), "a"), request("one")))
-
-
 ALL_CALLS = CallsToAbort(None, "", "ingress", 1.0)
 
 
 @virtual_time.test
 async def test_an_abort_goes_to_every_replica_and_one_that_is_gone_has_no_calls() -> None:
-    handle = ScriptedServingHandle(WHOLE)
-    generator = generator_over(handle, "a", "b")
+    handle, generator = generator_over([WHOLE], "a", "b")
     handle.gone = {"a"}
     await generator.abort_calls(ALL_CALLS)
     assert handle.told == [("a", ALL_CALLS), ("b", ALL_CALLS)]
@@ -223,8 +189,7 @@ async def test_an_abort_goes_to_every_replica_and_one_that_is_gone_has_no_calls(
 
 @virtual_time.test
 async def test_an_abort_fails_where_no_replica_answers() -> None:
-    handle = ScriptedServingHandle(WHOLE)
-    generator = generator_over(handle, "a", "b")
+    handle, generator = generator_over([WHOLE], "a", "b")
     handle.gone = {"a", "b"}
     with pytest.raises(GenerationLost):
         await generator.abort_calls(ALL_CALLS)

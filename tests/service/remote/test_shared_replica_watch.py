@@ -181,30 +181,6 @@ def test_traffic_of_every_kind_is_lost_when_the_replica_hangs() -> None:
     }
 
 
-def test_calls_outlast_calls_that_name_another_replica_and_came_to_theirs() -> None:
-    async def play(fleet: Fleet) -> None:
-        fleet.environments.list_replicas("gone")
-        fleet.generators.list_replicas("gone")
-        await all_at(
-            (0, fleet.generation("old", 60)),
-            (0, fleet.step("old step", 90)),
-            (1, relist(fleet)),
-            (2, fleet.generation("short", 2)),
-            (2, fleet.generation("new", 60)),
-            (2, fleet.step("short step", 2)),
-            (2, fleet.step("new step", 90)),
-        )
-
-    assert ends(play) == {
-        "short": (ENDED, 4),
-        "short step": (ENDED, 4),
-        "old": (ENDED, 60),
-        "new": (ENDED, 62),
-        "old step": (ENDED, 90),
-        "new step": (ENDED, 92),
-    }
-
-
 def test_calls_outlast_a_moment_in_which_their_replica_is_not_listed() -> None:
     async def play(fleet: Fleet) -> None:
         async def unlist() -> None:

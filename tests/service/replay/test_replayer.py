@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -141,18 +141,13 @@ def test_where_it_parts_both_tokens_have_their_probabilities() -> None:
     assert difference.recorded_logprob == pytest.approx(after[chr(was)], abs=1e-5)
 
 
-CHANGES: dict[str, Callable[[ReplayRecord], None]] = {
-    "seed": lambda record: setattr(record, "seed", 8),
-    "temperature": lambda record: setattr(record, "temperature", 0.7),
-    "max_new_tokens": lambda record: setattr(record, "max_new_tokens", 9),
-    "stop_strings": lambda record: setattr(record.generations[0], "stop_strings", ["c"]),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_number_of_the_record_is_found(name: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("seed", 8), ("temperature", 0.7), ("max_new_tokens", 9), ("generations.0.stop_strings", ["c"])],
+)
+def test_a_changed_number_of_the_record_is_found(path: str, value: object) -> None:
     result = played(max_new_tokens=6, seed=None)
-    CHANGES[name](record_of(result))
+    set_at(result, f"replay.{path}", value)
     again = replayed(result)
     assert again.verdict in ("parts", "equal_ids")
     assert difference_in(again)
@@ -179,11 +174,10 @@ def test_what_other_weights_went_on_with_is_drawn_again_if_greedy() -> None:
 
 
 def test_what_shows_images_is_drawn_with_them() -> None:
-    image = MediaRange(media=f"sha256:{'0' * 64}", start=0, end=1)
     result, replicas = played(SEEDED), SeededReplicas()
-    result.message_log[0].mm_ranges = [image]
+    result.message_log[0].mm_ranges = [IMAGE]
     assert replayed(result, replicas).verdict == "equal"
-    assert [[span.name for span in request.images] for _, request in replicas.requests] == [[image.media]] * 3
+    assert [[span.name for span in request.images] for _, request in replicas.requests] == [[IMAGE.media]] * 3
 
 
 def test_of_a_rollout_without_a_generation_nothing_is_compared() -> None:
@@ -239,72 +233,37 @@ def test_software_that_differs_is_a_note_and_no_part_of_the_verdict() -> None:
     ]
 
 
-def test_each_part_is_asked_for_with_its_seed_and_the_tokens_before_it() -> None:
-    replicas, generator = SeededReplicas(), SeededGenerator(cuts=[2, None])
-    recipe = EpisodeRecipe(sampling=SEEDED, max_rollout_turns=2, max_new_tokens=5, retries=9)
-    result = play(recipe, generator, ScriptedEnvironment([outcome("O")]))
-    replayed(as_read(result), replicas)
-    asked = list(generator.requests)
-    again = [request for _, request in replicas.requests]
-    assert [(one.sampling, list(one.prompt_token_ids), one.turn) for one in again] == [
-        (one.sampling, list(one.prompt_token_ids), one.turn) for one in asked
-    ]
-    assert again[0].max_new_tokens == 2, "the interrupted part is compared as far as it came"
-    assert [one.max_new_tokens for one in again[1:]] == [one.max_new_tokens for one in asked[1:]]
+IMAGE = MediaRange(media=f"sha256:{'0' * 64}", start=0, end=1)
 
 
-def not_generated(result: SampleResult) -> None:
-    record_of(result).generations[0].message = 0
-
-
-def out_of_order(result: SampleResult) -> None:
-    record_of(result).generations.reverse()
-
-
-def beyond_its_end(result: SampleResult) -> None:
-    record_of(result).generations[0].end += 1
-
-
-def token_of_no_vocabulary(result: SampleResult) -> None:
-    result.message_log[1].token_ids[0] = 0x110000
-
-
-def without_logprob(result: SampleResult) -> None:
-    logprobs = result.message_log[1].generation_logprobs
-    assert logprobs is not None
-    logprobs.pop()
-
-
-def image_in_a_response(result: SampleResult) -> None:
-    result.message_log[1].mm_ranges = [MediaRange(media=f"sha256:{'0' * 64}", start=0, end=1)]
-
-
-def beyond_its_limits(result: SampleResult) -> None:
-    record_of(result).max_seq_len = 2
-
-
-def by_an_agent(result: SampleResult) -> None:
-    result.replay = None
+def set_at(result: SampleResult, path: str, value: object) -> None:
+    """Sets what a path such as `replay.generations.0.message` leads to."""
+    *parents, last = path.split(".")
+    owner: Any = result
+    for name in parents:
+        owner = owner[int(name)] if name.isdigit() else getattr(owner, name)
+    if last.isdigit():
+        owner[int(last)] = value
+    else:
+        setattr(owner, last, value)
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
+    ("path", "value", "field"),
     [
-        (not_generated, "rollout.replay.generations[0].message"),
-        (out_of_order, "rollout.replay.generations[1].message"),
-        (beyond_its_end, "rollout.replay.generations[0]"),
-        (token_of_no_vocabulary, "rollout.message_log[1].token_ids[0]"),
-        (without_logprob, "rollout.message_log[1]"),
-        (image_in_a_response, "rollout.message_log[1]"),
-        (beyond_its_limits, "rollout.replay.generations[0]"),
-        (by_an_agent, "rollout.replay"),
+        ("replay.generations.0.message", 0, "rollout.replay.generations[0].message"),
+        ("replay.generations.2.message", 1, "rollout.replay.generations[2].message"),
+        ("replay.generations.0.end", 99, "rollout.replay.generations[0]"),
+        ("message_log.1.token_ids.0", 0x110000, "rollout.message_log[1].token_ids[0]"),
+        ("message_log.1.generation_logprobs", [], "rollout.message_log[1]"),
+        ("message_log.1.mm_ranges", [IMAGE], "rollout.message_log[1]"),
+        ("replay.max_seq_len", 2, "rollout.replay.generations[0]"),
+        ("replay", None, "rollout.replay"),
     ],
 )
-def test_what_cannot_be_a_rollout_of_the_service_is_refused_by_its_field(
-    change: Callable[[SampleResult], None], field: str
-) -> None:
+def test_what_cannot_be_a_rollout_of_the_service_is_refused_by_its_field(path: str, value: object, field: str) -> None:
     result = played()
-    change(result)
+    set_at(result, path, value)
     with pytest.raises(RequestProblem) as refused:
         replayed(result)
     assert refused.value.problem.status == 422

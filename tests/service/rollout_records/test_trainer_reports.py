@@ -109,33 +109,6 @@ def test_what_a_trainer_has_cut_is_not_compared_where_it_gives_a_start() -> None
     assert (record.mismatch.logprobs, record.mismatch.start, record.mismatch.tokens) == ([-1.5], 0, 1)
 
 
-def test_a_report_of_another_length_is_refused_beside_one_that_fits() -> None:
-    async def scenario(client: AsyncRolloutClient) -> tuple[ReportAnswer, ReportAnswer]:
-        [result] = await recorded(client, request_id="step/1")
-        fits = await client.report_logprobs([result], [[-1.0, -1.0]])
-        return fits, await client.report_logprobs([result], [[-1.0]])
-
-    fits, refused = reporting_http().call(scenario)
-    assert (fits.compared, fits.mean_ratio) == (1, 1.0)
-    [told] = refused.refused
-    assert "1 logprobs for a rollout of 2 generated tokens" in told.message
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "field"),
-    [
-        ("no JSON", 400, "body"),
-        ('{"reports": []}', 422, "reports"),
-        ('{"reports": [{"rollout_id": "r", "logprobs": ["x"]}]}', 422, "reports[0].logprobs[0]"),
-        ('{"reports": [{"rollout_id": "r", "logprobs": [-1], "start": "1"}]}', 422, "reports[0].start"),
-        (f'{{"reports": [{{"rollout_id": "r", "logprobs": [-1], "token_ids": [{2**70}]}}]}}', 422, "reports"),
-    ],
-)
-def test_a_body_that_is_no_report_is_refused_with_its_field(body: str, status: int, field: str) -> None:
-    response = reporting_http().request("POST", "/rollouts/logprobs", content=body)
-    assert (response.status_code, response.json()["errors"][0]["field"]) == (status, field)
-
-
 def record_by(replica: str, name: str, temperature: float = 1.0) -> dict[str, Any]:
     tokens = [5, 6, 7, 8] * 2
     sampled = [-1.2 if replica == "c" else -1.0] * 8

@@ -45,7 +45,6 @@ from tests.service.scripted_http import DESCRIPTION, tokenizer
 
 REPLICAS, CALLERS, NEW_TOKENS = 8, 48, 12
 TIMING = Timing(time_per_token_s=0.1, max_num_seqs=4, stage_s=0.3, swap_s=0.4)
-LARGE = Timing(time_per_token_s=0.1, max_num_seqs=4, stage_s=4.0, swap_s=3.0, length_spread=0.5)
 Activation = Literal["rolling", "together"]
 
 
@@ -155,30 +154,5 @@ def test_no_rollout_is_lost_or_has_a_version_that_it_refuses(
         assert all(request.weight_version in (None, version) for request, version in served)
         sent: list[Any] = [each for replica in fleet.replicas.values() for each in replica.asked]
         assert all(request.min_weight_version <= version for request, version in sent), "a replica had to refuse it"
-
-    virtual_time.run(story())
-
-
-def test_a_minimum_is_played_on_the_first_replica_that_has_it(tmp_path: Path) -> None:
-    async def story() -> None:
-        fleet = Fleet(tmp_path, "rolling", LARGE)
-        async with fleet.called(is_choosy=False):
-            pushing = asyncio.create_task(fleet.push())
-            await virtual_time.settled()
-            request = RolloutRequest.model_validate(
-                {
-                    "samples": [{"task_name": "math", "messages": [{"role": "user", "content": "new"}]}],
-                    "sampling": {"max_new_tokens": NEW_TOKENS},
-                    "policy": {"min_version": 1},
-                }
-            )
-            async with aclosing(await fleet.service.rollout(request, "new", 1)) as results:
-                began = virtual_time.now()
-                [played] = [result async for _, result in results]
-            assert began == pytest.approx(LARGE.stage_s + LARGE.swap_s)
-            assert virtual_time.now() < LARGE.stage_s + 3 * LARGE.swap_s
-            assert [span.version for span in played.message_log[1].weight_versions or ()] == ["1"]
-            assert not pushing.done()
-            await pushing
 
     virtual_time.run(story())

@@ -227,13 +227,6 @@ def test_the_first_20_problems_are_named_at_their_places_in_the_request() -> Non
     ]
 
 
-@pytest.mark.parametrize("field", ["token_ids", "generation_logprobs"])
-def test_of_a_list_with_300_000_wrong_elements_one_is_named(field: str) -> None:
-    message = {"role": "user", "content": "", "token_ids": [1], field: ["a"] * 300_000}
-    problem = refused(request(samples=[{"task_name": "math", "message_log": [message]}]), bounds=BodyBounds(1, 10**7))
-    assert [(error.field, error.value) for error in problem.errors] == [(f"samples[0].message_log[0].{field}[0]", "a")]
-
-
 def nested(levels: int) -> bytes:
     """A request with a further field, which is at level 4: it is nested in `levels` levels."""
     return request(samples=[{**SAMPLE, "x": "@"}]).replace(b'"@"', b"[" * (levels - 3) + b"]" * (levels - 3))

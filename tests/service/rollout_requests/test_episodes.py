@@ -4,13 +4,11 @@ from typing import Any
 
 import pytest
 
-from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import EnvironmentLost
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.environments import TaskDescription
 from deployments.protocols.generation import SamplingOptions, derived_seed
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
-from service.problems import RequestProblem
 from service.rollout_requests.episodes import (
     EpisodeFactory,
     _chat_options,
@@ -77,31 +75,16 @@ def test_a_message_log_is_taken_as_it_is_and_messages_are_rendered() -> None:
     assert (logged, rendered) == ([64, 65], list(message.token_ids))
 
 
-@pytest.mark.parametrize(
-    ("options", "most", "stop_strings", "least_version", "version"),
-    [
-        (
-            {
-                "max_seq_len": 50,
-                "sampling": {"max_new_tokens": 7, "stop_strings": ["."]},
-                "policy": {"min_version": 3, "version": 5},
-            },
-            7,
-            (".",),
-            5,
-            5,
-        ),
-        ({"max_seq_len": 50}, 48, (), 0, None),
-        ({}, DESCRIPTION.max_model_len - 2, (), 0, None),
-    ],
-)
-def test_options_of_the_request_bound_its_episodes(
-    options: dict[str, Any], most: int, stop_strings: tuple[str, ...], least_version: int, version: int | None
-) -> None:
-    [episode] = made({"samples": [LOGGED], **options})
-    generation = generation_due(episode)
-    assert (generation.max_new_tokens, generation.stop_strings) == (most, stop_strings)
-    assert (generation.min_weight_version, generation.weight_version) == (least_version, version)
+def test_options_of_the_request_bound_its_episodes() -> None:
+    sampling, policy = {"max_new_tokens": 7, "stop_strings": ["."]}, {"min_version": 3, "version": 5}
+    asked, plain, short = (
+        generation_due(made({"samples": [LOGGED], **options})[0])
+        for options in ({"sampling": sampling, "policy": policy}, {}, {"max_seq_len": 50})
+    )
+    assert (asked.max_new_tokens, asked.stop_strings) == (7, (".",))
+    assert (asked.min_weight_version, asked.weight_version) == (5, 5)
+    assert (plain.max_new_tokens, short.max_new_tokens) == (DESCRIPTION.max_model_len - 2, 48)
+    assert (plain.stop_strings, plain.min_weight_version, plain.weight_version) == ((), 0, None)
 
 
 def test_the_episodes_of_a_request_share_its_bounds_of_versions() -> None:
@@ -121,18 +104,6 @@ def test_a_prompt_may_fill_max_seq_len_and_not_exceed_it() -> None:
     message = "The prompt has 2 tokens and max_seq_len is 1: shorten the prompt or raise max_seq_len."
     assert error_of(exceeds.result()) == {"kind": "request", "message": message, "retryable": False}
     assert exceeds.result().message_log == []
-
-
-def test_a_request_with_a_problem_makes_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_arguments: Any) -> None:
-        raise AssertionError("a prompt was rendered")
-
-    monkeypatch.setattr(TransformersChatTokenizer, "prompt", never)
-    with pytest.raises(RequestProblem) as raised:
-        made({"samples": [SAMPLE, {**SAMPLE, "task_name": "go"}], "max_seq_len": 101})
-    problem = raised.value.problem
-    assert problem.status == 422
-    assert [error.field for error in problem.errors] == ["max_seq_len", "samples[1].task_name"]
 
 
 # Options of one sample

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deployments.protocols.environments import StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
-from deployments.rollout_records.book import RolloutRecordsNotConfigured, RolloutRecordsSettings
+from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
 from rollout_env import ChatMessage, StepOutcome
@@ -197,18 +197,6 @@ def fork_of(parent: SampleResult, **point: int) -> dict[str, Any]:
     return {"task_name": "math", "fork": {"rollout": parent.rollout_id, **point}}
 
 
-def test_a_fork_keeps_the_log_of_its_parent_and_says_where_it_left_it() -> None:
-    http = forking_http()
-    parent = parent_of(http, 3)
-    forked = asyncio.run(played(http, [{**fork_of(parent, turn=2), "seed": 1}], num_generations=3))
-    before = parent.message_log[: turns_of(parent.message_log)[2]]
-    for fork in forked:
-        assert (fork.message_log[: len(before)], fork.parent) == (before, parent.rollout_id)
-        assert forked_at(fork) == {"turn": 2, "token": sum(len(message.token_ids) for message in before)}
-    assert len({tuple(fork.message_log[len(before)].token_ids) for fork in forked}) > 1
-    assert (parent.parent, parent.forked_at) == (None, None)
-
-
 def test_a_fork_of_a_fork_has_the_fork_as_its_parent() -> None:
     http = forking_http()
     parent = parent_of(http, 3)
@@ -273,19 +261,6 @@ def cut_log(parent: SampleResult, kept: int, **fields: Any) -> dict[str, Any]:
     cut: dict[str, Any] = {"content": STORY[:kept], "finish_reason": None, "weight_versions": []}
     cut |= {name: response[name][:kept] for name in ("token_ids", "generation_logprobs")} | fields
     return {**SAMPLE, "messages": None, "message_log": [prompt, {"role": "assistant", **cut}]}
-
-
-def test_a_response_that_goes_on_anywhere_ends_at_its_stop_string() -> None:
-    http, parent = story_http()
-    before = len(parent.message_log[0].token_ids)
-    forks = [fork_of(parent, token=before + kept) for kept in range(1, ANSWERED)]
-    posts = [{**cut_log(parent, kept), "stop_strings": ["</answer>"]} for kept in range(1, ANSWERED)]
-    for results in (asyncio.run(played(http, samples, max_rollout_turns=1)) for samples in (forks, posts)):
-        for result in results:
-            response = result.message_log[1]
-            assert (response.content, response.finish_reason) == (STORY[:ANSWERED], "stop")
-            assert response.token_ids == parent.message_log[1].token_ids
-            assert len(response.generation_logprobs or ()) == ANSWERED
 
 
 def test_a_fork_inside_a_stop_string_left_its_parent_before_it() -> None:
@@ -374,12 +349,6 @@ def test_a_rollout_without_a_record_is_refused(monkeypatch: pytest.MonkeyPatch) 
     problem = refusal(forking_http(), {"task_name": "math", "fork": {"rollout": "gone", "turn": 0}})
     assert problem["field"] == "samples[0].fork"
     assert "rollout_records.max_bytes" in problem["message"]
-
-
-def test_a_service_without_records_says_what_to_add_to_its_config() -> None:
-    sample = {"task_name": "math", "fork": {"rollout": "a", "turn": 0}}
-    with pytest.raises(RolloutRecordsNotConfigured, match="add `rollout_records"):
-        asyncio.run(played(forking_http(keeps=False), [sample]))
 
 
 def test_the_bytes_of_a_fork_count_as_those_of_a_body_do() -> None:

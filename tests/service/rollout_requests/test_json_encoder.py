@@ -54,13 +54,6 @@ def test_only_fields_that_were_set_are_written_and_nulls_survive() -> None:
     assert json.loads(json_of(message)) == {"role": "user", "content": "a", "token_ids": [1, 2], "reward": None}
 
 
-@pytest.mark.filterwarnings("error")
-def test_an_integer_of_more_than_64_bits_is_written_beside_packed_numbers() -> None:
-    message = Message.model_construct(role="user", content="a", token_ids=array("i", [1]), further=2**64)
-    expected = {"role": "user", "content": "a", "token_ids": [1], "further": 2**64}
-    assert json.loads(json_of(message)) == expected
-
-
 def test_lines_are_those_that_the_client_reads() -> None:
     lines = [
         sample_line(3, sample(3, content="a\nb\u2028c")),

@@ -99,9 +99,8 @@ def test_a_store_that_does_not_answer_degrades_the_service_and_is_named() -> Non
 
 
 def test_without_a_generator_replica_that_answers_the_service_is_not_ready() -> None:
-    with pytest.raises(
-        RolloutFailure, match=r"^The answer of the replica a of the generator took longer than 5 s\. It died\.$"
-    ):
+    slow_then_lost = r"^The answer of the replica a of the generator took longer than 5 s\. It died\.$"
+    with pytest.raises(RolloutFailure, match=slow_then_lost):
         checked(Generators(a=NEVER_S, b=GenerationLost("It died.")), math=Environments(any=0))
 
 

@@ -2,57 +2,48 @@
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from deployments.failures import GenerationRejected, RolloutFailure
+from deployments.failures import GenerationRejected
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
-from deployments.protocols.images import ImageTokens
 from deployments.protocols.weight_versions import CurrentVersions
 from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, SampleResult
 from rollout_env import StepOutcome
-from service.admission.admission import Admission
-from service.images.request_images import RequestImages
 from service.problems import RequestProblem
-from service.remote.policy import RemotePolicy
-from service.rollout_requests.episodes import EpisodeFactory, ValidRequest
+from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import (
     MOST_BYTES_PREPARED_INLINE,
     MOST_GENERATIONS_PREPARED_INLINE,
-    RolloutService,
 )
-from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.episode import Episode
-from service.settings import AdmissionSettings, RequestLimits
+from service.settings import RequestLimits
 from tests import virtual_time
+from tests.fakes.policy_store import ScriptedStore
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
-from tests.service.scripted_http import DESCRIPTION, tokenizer
+from tests.service.scripted_http import ScriptedHttp
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
-THREAD_STUCK_AFTER_S = 60
-UNUSED_ADMISSION = Admission(AdmissionSettings(), max_model_len=1)
-"""The routes ask it, not the service."""
 
 
 def request_of(*samples: dict[str, Any], **fields: Any) -> RolloutRequest:
     return RolloutRequest.model_validate({"samples": samples or [SAMPLE], **fields})
 
 
-class GatedStore:
-    """A policy store at version 3. `wait_for` answers when its gate is open."""
+class GatedStore(ScriptedStore):
+    """Its `wait_for` answers when its gate is open."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
+        super().__init__()
         self.gate = asyncio.Event()
 
     async def wait_for(self, *demand: Any, takes_offered: bool = False) -> CurrentVersions:
-        del takes_offered
-        self.asked.append(demand)
+        self.note("wait_for", *demand)
         await self.gate.wait()
         return at_version(3)
 
@@ -69,37 +60,18 @@ def slow_after_the_first(later_s: float) -> ScriptedGenerator:
     return generator
 
 
-class Service:
-    """A `RolloutService` over scripted parts, which note what reaches them."""
+class Service(ScriptedHttp):
+    """Its `rollouts` are asked without HTTP."""
 
-    def __init__(
-        self,
-        limits: RequestLimits | None = None,
-        generator: ScriptedGenerator | None = None,
-        math: ScriptedEnvironment | None = None,
-        factory_type: type[EpisodeFactory] = EpisodeFactory,
-        images: RequestImages | None = None,
-    ) -> None:
-        self.generator = generator or ScriptedGenerator(["A"])
-        self.environments = {
-            "math": math or ScriptedEnvironment([outcome(reward=1.0, terminated=True)]),
-            "code": ScriptedEnvironment([outcome(terminated=True)]),
-        }
-        self.store = GatedStore()
-        unchecked_store: Any = self.store
-        limits = limits or RequestLimits()
-        factory = factory_type(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
-        self.policy = RemotePolicy(unchecked_store)
-        parts = self.generator, self.environments, self.policy, factory, limits, UNUSED_ADMISSION
-        self.service = RolloutService(*parts, TaskSampler(self.environments), images=images)
-
-    @property
-    def has_started_something(self) -> bool:
-        return bool(self.generator.requests or any(environment.requests for environment in self.environments.values()))
+    def __init__(self, generator: ScriptedGenerator | None = None, math: ScriptedEnvironment | None = None) -> None:
+        self.gated = GatedStore()
+        super().__init__(RequestLimits(), generator=generator, store=self.gated)
+        self.environments["math"] = math or ScriptedEnvironment([outcome(reward=1.0, terminated=True)])
+        self.policy = self.rollouts.policy
 
     async def play(self, request: RolloutRequest, body_bytes: int = 0) -> dict[int, SampleResult]:
         """The results by position, in the order in which they were yielded."""
-        async with aclosing(await self.service.rollout(request, "request", body_bytes)) as results:
+        async with aclosing(await self.rollouts.rollout(request, "request", body_bytes)) as results:
             return {position: result async for position, result in results}
 
 
@@ -152,8 +124,8 @@ async def test_a_request_that_bounds_staleness_waits_for_the_current_version() -
     service = Service()
     starting = asyncio.create_task(service.play(request_of(policy={"max_staleness": 1})))
     await asyncio.sleep(5)
-    assert (service.store.asked, service.has_started_something) == ([(None, 0, None, None)], False)
-    service.store.gate.set()
+    assert (service.store.named("wait_for"), service.has_started_something) == ([(None, 0, None, None)], False)
+    service.gated.gate.set()
     assert (await starting)[0].status == "completed"
     assert service.policy.version == 3
 
@@ -167,7 +139,7 @@ async def test_rollouts_that_become_stale_are_cut_off_and_counted() -> None:
 
     service = Service(generator=OfVersion3(["A" * 8], delay_s=8))
     service.policy.note(at_version(3))
-    running = await service.service.rollout(request_of(num_generations=3, policy={"max_staleness": 1}), "request", 0)
+    running = await service.rollouts.rollout(request_of(num_generations=3, policy={"max_staleness": 1}), "request", 0)
     for seconds, version in ((2, 4), (4, 5)):
         asyncio.get_running_loop().call_later(seconds, service.policy.note, at_version(version))
     results = [result async for _, result in running]
@@ -181,52 +153,16 @@ async def test_rollouts_that_become_stale_are_cut_off_and_counted() -> None:
 async def test_a_request_is_not_started_before_the_weights_that_it_demands() -> None:
     service = Service()
     starting = asyncio.create_task(
-        service.service.rollout(request_of(policy={"min_version": 3, "wait_s": 7}), "request", 0)
+        service.rollouts.rollout(request_of(policy={"min_version": 3, "wait_s": 7}), "request", 0)
     )
     await asyncio.sleep(5)
     assert not starting.done()
-    service.store.gate.set()
+    service.gated.gate.set()
     running = await starting
-    assert service.store.asked == [(None, 3, None, 7.0)]
+    assert service.store.named("wait_for") == [(None, 3, None, 7.0)]
     assert not service.has_started_something
     assert [result.status async for _, result in running] == ["completed"]
     assert [request.min_weight_version for request in service.generator.requests] == [3]
-
-
-@virtual_time.test
-async def test_an_invalid_request_is_refused_before_anything_is_asked_or_started() -> None:
-    service = Service()
-    unknown = request_of({**SAMPLE, "task_name": "chess"}, policy={"min_version": 3})
-    with pytest.raises(RequestProblem, match="chess"):
-        await service.service.rollout(unknown, "request", 0)
-    assert (service.store.asked, service.has_started_something) == ([], False)
-
-
-class NotingFactory(EpisodeFactory):
-    """Notes the thread that prepares the episodes. With `waits`, it waits until the event loop has gone on."""
-
-    threads: list[int] = []  # noqa: RUF012 - one test at a time
-    waits = False
-    loop_went_on = threading.Event()
-
-    def groups(
-        self,
-        valid: ValidRequest,
-        places: Iterable[int],
-        not_started: Mapping[int, RolloutFailure],
-        images: dict[str, ImageTokens],
-    ) -> list[Episode]:
-        self.threads.append(threading.get_ident())
-        if self.waits:
-            assert self.loop_went_on.wait(THREAD_STUCK_AFTER_S), "the event loop waits for the preparation"
-        return super().groups(valid, places, not_started, images)
-
-
-@pytest.fixture
-def noting_factory(monkeypatch: pytest.MonkeyPatch) -> type[NotingFactory]:
-    monkeypatch.setattr(NotingFactory, "threads", [])
-    monkeypatch.setattr(NotingFactory, "loop_went_on", threading.Event())
-    return NotingFactory
 
 
 @pytest.mark.parametrize(
@@ -238,20 +174,28 @@ def noting_factory(monkeypatch: pytest.MonkeyPatch) -> type[NotingFactory]:
     ],
 )
 def test_a_large_request_is_prepared_in_a_thread_and_a_small_one_is_not(
-    body_bytes: int, num_generations: int, inline: bool, noting_factory: type[NotingFactory]
+    body_bytes: int, num_generations: int, inline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = Service(factory_type=noting_factory)
+    threads: list[int] = []
+    groups = EpisodeFactory.groups
+
+    def noting(*arguments: Any) -> list[Episode]:
+        threads.append(threading.get_ident())
+        return groups(*arguments)
+
+    monkeypatch.setattr(EpisodeFactory, "groups", noting)
+    service = Service()
     results = virtual_time.run(service.play(request_of(num_generations=num_generations), body_bytes))
     assert len(results) == num_generations
     assert {request.request_id for request in service.generator.requests} == {"request"}
-    assert [thread == threading.get_ident() for thread in noting_factory.threads] == [inline]
+    assert [thread == threading.get_ident() for thread in threads] == [inline]
 
 
 @pytest.mark.parametrize("closes", [True, False])
 @virtual_time.test
 async def test_a_rollout_that_is_never_iterated_starts_nothing(closes: bool) -> None:
     service = Service()
-    running = await service.service.rollout(request_of(deadline_s=60), "request", 0)
+    running = await service.rollouts.rollout(request_of(deadline_s=60), "request", 0)
     await virtual_time.settled()
     if closes:
         await running.aclose()
@@ -266,7 +210,7 @@ async def test_with_on_error_fail_the_failed_sample_is_yielded_and_raised() -> N
     generator.delay_of = lambda _: 60 if len(generator.requests) < 4 else 0
     service = Service(generator=generator)
     request = request_of(SAMPLE, SAMPLE, num_generations=2, on_error="fail", retries=0)
-    running = await service.service.rollout(request, "request", 0)
+    running = await service.rollouts.rollout(request, "request", 0)
     yielded = []
 
     async def drain() -> None:
@@ -284,7 +228,7 @@ async def test_with_on_error_fail_the_failed_sample_is_yielded_and_raised() -> N
 @virtual_time.test
 async def test_the_summary_is_that_of_the_samples_yielded_so_far() -> None:
     service = Service(generator=slow_after_the_first(1))
-    running = await service.service.rollout(request_of(num_generations=2), "request", 0)
+    running = await service.rollouts.rollout(request_of(num_generations=2), "request", 0)
     assert running.summary.model_dump()["metrics"] == {}
     turns = []
     async for _ in running:

@@ -83,12 +83,6 @@ def test_a_start_that_fails_costs_its_sample_alone() -> None:
     assert (contents(played), len(asked)) == (["Card"], 3)
 
 
-def test_a_start_is_retried_as_often_as_the_request_says() -> None:
-    [episode], asked = episodes_of([EnvironmentLost("It died.")], [{"task_name": "deal"}], retries=1)
-    assert error_of(episode.result()) == {"kind": "environment", "message": "It died.", "retryable": True}
-    assert len(asked) == 2
-
-
 def test_a_sample_without_any_message_is_an_error() -> None:
     [episode], _ = episodes_of([start()], [{"task_name": "deal"}])
     message = "The sample has no messages, and its environment's start added none."

@@ -8,11 +8,10 @@ import pytest
 from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost, EnvironmentShuttingDown
 from deployments.protocols.images import name_of_image
 from rollout_client.contract.messages import MediaRange
-from rollout_client.contract.rollouts import Keep, SampleInput
+from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionRequest
 from rollout_env import StepOutcome
-from service.rollouts.agent_episode import AgentRunOutcome, AgentRunRequest, AgentTask
-from service.rollouts.episode import Episode
+from service.rollouts.agent_episode import AgentRunOutcome, AgentTask
 from service.rollouts.loop import RolloutContext
 from service.rollouts.pacing import Schedule
 from service.rollouts.staleness import VersionBounds
@@ -170,17 +169,6 @@ def test_a_deadline_ends_runs_without_a_judgement() -> None:
     results = collect([AgentRecipe().make()], context_of(agents, judge), deadline_s=7)
     assert (results[0].status, texts(results[0]), judge.requests) == ("deadline", ["Q", "AB", "T", "C"], [])
     assert agents.cancelled == 0
-
-
-def test_early_stopping_ends_the_runs_that_are_not_needed() -> None:
-    class Uneven(ScriptedAgents):
-        async def run(self, request: AgentRunRequest) -> AgentRunOutcome:
-            self.delay_s = 0 if request.rollout_id in ("request-1-0", "request-2-0") else 100
-            return await super().run(request)
-
-    episodes: list[Episode] = [AgentRecipe(position=position).make() for position in range(4)]
-    results = collect(episodes, context_of(Uneven([ENDED])), Keep(per_group=2))
-    assert [results[position].status for position in range(4)] == ["cancelled", "completed", "completed", "cancelled"]
 
 
 def test_a_run_that_cannot_be_ended_in_time_is_cancelled() -> None:

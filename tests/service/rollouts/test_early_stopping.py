@@ -2,9 +2,6 @@
 
 from collections.abc import Set
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from rollout_client.contract.rollouts import Keep
 from service.rollouts.group_selection import EarlyStopping
 
@@ -45,20 +42,3 @@ def test_without_per_group_a_full_group_is_a_whole_one() -> None:
 
 def test_a_rollout_that_ends_although_its_group_is_full_changes_nothing() -> None:
     assert unneeded(Keep(per_group=1), "a1", "a2", "!a3", "b1") == [{"a2", "a3"}, NOBODY, NOBODY, {"b2", "b3"}]
-
-
-@given(
-    ended=st.lists(st.tuples(st.sampled_from(sorted(GROUPS)), st.booleans()), unique_by=lambda end: end[0]),
-    per_group=st.none() | st.integers(1, 3),
-    groups=st.none() | st.integers(1, 3),
-)
-def test_each_rollout_is_named_at_most_once_and_never_after_its_end(
-    ended: list[tuple[str, bool]], per_group: int | None, groups: int | None
-) -> None:
-    early_stopping = EarlyStopping(Keep(per_group=per_group, groups=groups), GROUPS)
-    gone: set[str] = set()
-    for name, succeeded in ended:
-        gone.add(name)
-        named = early_stopping.unneeded_after(name, succeeded)
-        assert gone.isdisjoint(named)
-        gone |= named

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from deployments.failures import EnvironmentRejected, failure_of
 from deployments.protocols.chat import ChatOptions, TokenizedObservation
 from deployments.protocols.generation import Generation, SamplingOptions, WeightSpan, derived_seed
-from rollout_client.contract.messages import FinishReason, Message, WeightVersionSpan
+from rollout_client.contract.messages import Message, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.results import resumed
 from rollout_env import ChatMessage, StepOutcome
@@ -62,13 +62,6 @@ def test_an_episode_goes_on_until_its_environment_terminates_it() -> None:
     assert (result.status, result.terminated, result.truncated) == ("completed", True, False)
     assert (result.rewards, result.error, result.max_turns_reached) == ({"reward": 1.5}, None, False)
     assert result.metrics.turn_input_tokens == [1, 5]
-
-
-def test_clipped_turns_outlive_the_process_that_counted_them() -> None:
-    episode, other = EpisodeRecipe().make(), EpisodeRecipe().make()
-    episode.add_generation(replace(generation(), finish_reason="length"))
-    other.restore(episode.state())
-    assert other.result().metrics.clipped_turns == 1
 
 
 def test_a_generation_is_requested_with_the_limits_and_ids_of_its_rollout() -> None:
@@ -253,30 +246,6 @@ def test_an_observation_that_cannot_be_tokenized_changes_nothing() -> None:
     assert episode.result() == before
 
 
-@pytest.mark.parametrize(
-    ("finish_reason", "limits", "status"),
-    [("stop", {"max_rollout_turns": 1}, "max_turns"), ("length", {"max_seq_len": 2}, "truncated")],
-)
-def test_a_posted_log_that_ends_with_a_response_begins_with_its_step(
-    finish_reason: FinishReason, limits: dict[str, Any], status: str
-) -> None:
-    unstepped = UNSTEPPED.model_copy(update={"finish_reason": finish_reason})
-    recipe = EpisodeRecipe(message_log=lambda _: [user_message("Q"), unstepped], **limits)
-    result = play(recipe, generator := ScriptedGenerator(["A"]), ScriptedEnvironment([outcome(reward=1.0)]))
-    assert generator.requests == []
-    assert (texts(result), result.status, result.total_reward) == (["Q", "a", ""], status, 1.0)
-
-
-@pytest.mark.parametrize(("most", "played"), [(1, []), (2, ["A", "P"])])
-def test_turns_of_a_posted_log_count_towards_the_limit(most: int, played: list[str]) -> None:
-    log = [user_message("Q"), UNSTEPPED, user_message("O")]
-    recipe = EpisodeRecipe(message_log=lambda _: log, max_rollout_turns=most, seed=7)
-    result = play(recipe, generator := ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("P")]))
-    assert (result.status, result.metrics.turn_count) == ("max_turns", most - 1)
-    assert texts(result) == ["Q", "a", "O", *played]
-    assert [request.sampling.seed for request in generator.requests] == [derived_seed(7, 1)][: most - 1]
-
-
 def test_a_posted_message_of_another_author_is_answered() -> None:
     given = UNSTEPPED.model_copy(update={"generation_logprobs": None})
     recipe = EpisodeRecipe(message_log=lambda _: [user_message("Q"), given])
@@ -327,16 +296,6 @@ def test_a_generation_interrupted_before_its_first_token_leaves_no_trace() -> No
     assert episode.next_generation() == request
 
 
-def test_the_beginning_of_a_stop_string_is_generated_again() -> None:
-    episode = EpisodeRecipe(stop_strings=("XY",)).make()
-    episode.add_generation(interrupted("ABX", WeightSpan("1", 0, 1), WeightSpan("2", 1, 3)))
-    partial = episode.result().message_log[1]
-    assert (partial.content, partial.token_ids, partial.generation_logprobs) == ("AB", ids_of("AB"), [-0.25] * 2)
-    assert [(span.version, span.end) for span in partial.weight_versions or ()] == [("1", 1), ("2", 2)]
-    assert episode.result().metrics.turn_gen_tokens == [2]
-    assert list(generation_due(episode).prompt_token_ids) == ids_of("QAB")
-
-
 def test_a_posted_partial_response_goes_on_as_the_same_message_and_turn() -> None:
     recipe = EpisodeRecipe(message_log=lambda _: PARTIAL_LOG, max_rollout_turns=1, seed=7)
     result = play(recipe, generator := ScriptedGenerator(["C"]), ScriptedEnvironment([outcome("O", 1.0)]))
@@ -345,14 +304,6 @@ def test_a_posted_partial_response_goes_on_as_the_same_message_and_turn() -> Non
     assert [request.sampling.seed for request in generator.requests] == [derived_seed(7, 0, 2)]
     assert (result.metrics.turn_gen_tokens, result.metrics.turn_input_tokens) == ([1], [3])
     assert PARTIAL.content == "ab", "what was posted is not changed"
-
-
-@pytest.mark.parametrize("limits", [{"max_new_tokens": 2}, {"max_new_tokens": 1}, {"max_seq_len": 3}])
-def test_a_posted_partial_response_that_is_full_is_stepped(limits: dict[str, int]) -> None:
-    recipe = EpisodeRecipe(message_log=lambda _: PARTIAL_LOG, **limits)  # type: ignore[arg-type]
-    result = play(recipe, generator := ScriptedGenerator(["C"]), ScriptedEnvironment([outcome("", 1.0, True)]))
-    assert generator.requests == []
-    assert (texts(result), result.message_log[1].finish_reason, result.total_reward) == (["Q", "ab", ""], "length", 1.0)
 
 
 @pytest.mark.parametrize("part", [interrupted("AB"), interrupted(""), generation("AB")])

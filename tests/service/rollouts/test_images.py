@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_core import from_json
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import GenerationLost, GenerationRejected
@@ -18,8 +17,6 @@ from deployments.protocols.generation import GenerationRequest
 from deployments.protocols.images import ImageSpan, ImageTokens, name_of_image
 from rollout_client.contract.messages import MediaRange, Message, PromptMessage
 from rollout_env import StepOutcome
-from service.jobs.codec import _fields_of, _state_of
-from service.rollout_requests.result_encoding import json_of
 from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext, _play_sample
 from service.rollouts.messages import ImageReader
@@ -92,17 +89,6 @@ def test_each_generation_has_the_images_of_all_messages_before_it(shown: list[li
     assert play(looking, generator, *outcomes).status == "max_turns"
     check_places(generator.requests, [list(chain(*shown[: turn + 1])) for turn in range(len(shown))])
     assert sorted(generator.asked) == sorted({*chain(*observed)} - {*prompt})
-
-
-@given(st.lists(st.lists(st.sampled_from(NAMES), max_size=2), min_size=2, max_size=4))
-def test_a_rollout_that_is_taken_up_has_its_images_in_their_places(shown: list[list[str]]) -> None:
-    prompt, *observed = shown
-    looking = recipe(prompt, max_rollout_turns=len(observed))
-    played = play(looking, SeeingGenerator(["ab"]), *(outcome("next", images) for images in observed))
-    taken_up = looking.make()
-    taken_up.restore(_state_of(from_json(json_of(_fields_of(played.state())))))
-    assert taken_up.log.images == played.log.images
-    assert [message.mm_ranges for message in taken_up.log] == [message.mm_ranges for message in played.log]
 
 
 def test_an_image_within_a_posted_response_has_one_place() -> None:

@@ -173,21 +173,6 @@ def test_a_sample_that_begins_with_its_step_stays_with_the_others() -> None:
     assert noting.order == ["generation", "step", "step", "generation", "generation", "step", "step"]
 
 
-def test_at_the_deadline_what_is_not_done_keeps_its_log() -> None:
-    class EndingShortGames(ScriptedEnvironment):
-        async def step(self, request: StepRequest) -> StepOutcome:
-            return outcome("O", 1.0, terminated=request.message_log[0]["content"] == "Q")
-
-    # Slow after the first turn.
-    generator = ScriptedGenerator(["A"], delay_of=lambda request: 60 * (len(request.prompt_token_ids) > 3))
-    episodes = episodes_of([EpisodeRecipe(prompt="Q"), EpisodeRecipe(prompt="QQQ")])
-    results = collect(episodes, async_context(generator, EndingShortGames([])), deadline_s=1)
-    assert (results[0].status, texts(results[0])) == ("completed", ["Q", "A", "O"])
-    assert (results[1].status, texts(results[1])) == ("deadline", ["QQQ", "A", "O"])
-    assert (results[1].error, results[1].total_reward) == (None, 1.0)
-    assert (generator.interrupted, generator.cancelled) == (["request-1-0"], 0)
-
-
 @pytest.mark.parametrize(
     ("text", "delay_s", "is_deaf", "kept", "finish_reason"),
     [("abcdefghij", 10, False, "abcd", None), ("ab", 4.5, True, "ab", "stop")],

@@ -89,12 +89,6 @@ def test_the_parser_is_told_the_turn_and_what_came_before_the_response() -> None
     assert told == [("Q", TEXT, 0), (f"Q{TEXT}O", "B", 1)]
 
 
-def test_tokens_and_rewards_are_the_same_with_and_without_a_parser() -> None:
-    plain, parsed = played(None, two_turns()), played(ScriptedParser([FOUND]), two_turns())
-    for one, other in zip(plain.message_log, parsed.message_log, strict=True):
-        assert (list(one.token_ids), one.content, one.reward) == (list(other.token_ids), other.content, other.reward)
-
-
 def test_an_observation_is_tokenized_behind_the_calls_of_the_response() -> None:
     tokenizer = RecordingChatTokenizer()
     played(ScriptedParser([FOUND, NOTHING]), two_turns(), EpisodeRecipe(tokenizer=tokenizer))

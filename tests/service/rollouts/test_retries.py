@@ -1,7 +1,6 @@
 """Time limits and retries of calls, in virtual time."""
 
 import asyncio
-import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -114,16 +113,6 @@ def test_the_budget_is_shared_by_all_calls_of_an_episode() -> None:
     assert [list(request.prompt_token_ids) for request in generator.requests] == [ids_of("Q")] * 2
     exhausted = play(EpisodeRecipe(retries=1), ScriptedGenerator([LOST, "A"]), ScriptedEnvironment([gone]))
     assert error_of(exhausted) == {"kind": "environment", "message": str(gone), "retryable": True}
-
-
-def test_each_retry_is_one_line_of_log_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    retried(ScriptedCall(LOST, SHUT_DOWN, "done"), EpisodeRecipe(retries=1).make())
-    assert [(record.levelname, record.getMessage(), record.exc_info) for record in caplog.records] == [
-        ("INFO", f"A call is retried: {LOST}", None),
-        ("INFO", f"A call is retried: {SHUT_DOWN}", None),
-    ]
-    assert vars(caplog.records[0])["rollout_id"] == "request-0-0"
 
 
 def test_a_budget_remembers_its_last_retries_with_when_and_why(monkeypatch: pytest.MonkeyPatch) -> None:

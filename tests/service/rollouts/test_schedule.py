@@ -100,16 +100,6 @@ async def test_in_lockstep_a_cancelled_sample_does_not_count() -> None:
 
 
 @virtual_time.test
-async def test_in_lockstep_a_removed_sample_is_not_waited_for() -> None:
-    waiting = Waiting(2)
-    await waiting.wait("a")
-    waiting.tasks["a"].cancel()
-    waiting.schedule.remove_sample()
-    await waiting.wait("b")
-    assert sorted(waiting.begun) == ["b"]
-
-
-@virtual_time.test
 async def test_in_lockstep_a_sample_may_be_cancelled_as_its_phase_begins() -> None:
     waiting = Waiting(2)
     await waiting.wait("a")

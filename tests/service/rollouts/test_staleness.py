@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.failures import GenerationLost, OtherVersionLoaded, PolicyDropped, VersionReplaced
+from deployments.failures import GenerationLost, PolicyDropped, VersionReplaced
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.weight_versions import refuse_other_version
@@ -49,7 +49,6 @@ def versions_at(
     ("current", "made", "max_staleness", "is_stale"),
     [
         (8, (), 1, False),
-        (8, (8,), 1, False),
         (8, (7,), 1, False),
         (8, (6,), 1, True),
         (8, (9,), 1, False),
@@ -345,20 +344,6 @@ def test_a_posted_log_that_is_stale_already_is_not_played(finish_reason: FinishR
     [(moment, _, result)], generator = play_in(World([3], []), [episode])
     assert (moment, result.status, generator.requests) == (0.0, "stale", [])
     assert generator.released == [episode.identity.rollout_id]
-
-
-def test_a_replica_with_another_version_is_asked_again() -> None:
-    """Between the swap of the replicas and the moment in which the ingress learns of it."""
-    world = World([3, 4], [10.5], ahead_s=10.0)
-    [(moment, _, result)], generator = play_in(world, episodes_with(VersionBounds(version=3), 1))
-    assert error_of(result)["kind"] == "policy"
-    assert moment >= 10.5
-    assert len(generator.requests) > 1
-    with pytest.raises(OtherVersionLoaded) as raised:
-        refuse_other_version(generator.requests[-1], 4)
-    assert str(raised.value) == (
-        "The generator replica has version 4 and not version 3, which must generate every token of the rollout."
-    )
 
 
 def test_what_ends_a_rollout_after_it_has_become_stale_leaves_it_stale() -> None:

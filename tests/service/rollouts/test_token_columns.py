@@ -15,10 +15,7 @@ from deployments.protocols.token_columns import (
     MASK,
     MASK_SIZES,
     RoutedExperts,
-    first_rows,
-    numbers_of,
     packed_rows,
-    rows_between,
 )
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, SampledWith
@@ -175,36 +172,12 @@ def test_a_partial_response_has_columns_with_a_row_for_each_token_alone(
     assert {name: column.shape[0] for name, column in columns.items() if column is not None} == kept
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
-def test_the_first_tokens_of_a_generation_keep_the_first_rows(sizes: list[int], data: st.DataObject) -> None:
-    tokens, prompt = len(sizes), 3
-    kept = data.draw(st.integers(0, tokens - 1))
-    columns = {
-        "top_logprobs": packed_rows(range(2 * tokens), "float32", [2]),
-        MASK: packed_rows(range(sum(sizes)), "int32"),
-        MASK_SIZES: packed_rows(sizes, "uint16"),
-        EXPERTS: packed_rows(range(prompt + tokens - 1), "uint8", [1, 1]),
-    }
-    assert first_rows(columns, kept, tokens) == {
-        "top_logprobs": packed_rows(range(2 * kept), "float32", [2]),
-        MASK: packed_rows(range(sum(sizes[:kept])), "int32"),
-        MASK_SIZES: packed_rows(sizes[:kept], "uint16"),
-        EXPERTS: packed_rows(range(prompt + kept), "uint8", [1, 1]),
-    }
-
-
 @pytest.mark.parametrize("said", [{"constrained": True}, {"sampled_with": SampledWith(temperature=0.0)}, {}])
 def test_a_part_of_a_response_was_sampled_as_the_whole_one(said: dict[str, Any]) -> None:
     whole = Message(role="assistant", content="ab", token_ids=ids_of("ab"), generation_logprobs=[-1.0, -2.0], **said)
     part = first_tokens_of(whole, 1, EpisodeRecipe().tokenizer)
     assert list(part.token_ids) == ids_of("a")
     assert {name: getattr(part, name) for name in part.model_fields_set & {"constrained", "sampled_with"}} == said
-
-
-def test_rows_know_their_shape() -> None:
-    column = numbers_of(bytes(range(12)), "uint16", [3])
-    assert (column.shape, rows_between(column, 1, 9)) == ([2, 3], numbers_of(bytes(range(6, 12)), "uint16", [3]))
-    assert RoutedExperts().packed() is None
 
 
 def test_a_journal_keeps_the_numbers_of_a_rollout_that_has_ended() -> None:

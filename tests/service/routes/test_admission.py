@@ -93,15 +93,6 @@ def test_a_full_service_refuses_and_says_when_to_come_back() -> None:
     assert not service.has_started_something
 
 
-def test_a_request_with_more_rollouts_than_are_free_starts_nothing() -> None:
-    service = scripted(max_rollouts=FULL_ROLLOUTS)
-    with service.admission.admitted(0):
-        response = service.post({"samples": [GOOD] * FULL_ROLLOUTS})
-    assert (response.status_code, response.json()["type"]) == (429, "urn:rollout:problem:overloaded")
-    assert not service.has_started_something
-    assert service.post({"samples": [GOOD] * FULL_ROLLOUTS}).status_code == 200
-
-
 def test_a_body_refused_by_its_headers_leaves_the_connection() -> None:
     service = scripted(max_body_bytes=MOST_BODY_BYTES)
     with served(service.app) as url, httpx.Client(base_url=url) as client:

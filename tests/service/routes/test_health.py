@@ -1,9 +1,6 @@
 """`/healthz` tells that the process is alive, `/readyz` that rollouts can be served."""
 
-import asyncio
 from typing import Any
-
-import pytest
 
 from deployments.failures import EnvironmentLost, GenerationLost
 from tests.service.scripted_http import ScriptedHttp
@@ -36,16 +33,3 @@ def test_a_service_is_not_ready_and_yet_alive_when_the_generator_is_lost() -> No
         assert response.json()["errors"] == [{"field": "", "message": "It died", "value": None}]
     response = service.request("GET", "/healthz")
     assert (response.status_code, response.json()) == (200, {"status": "alive"})
-
-
-def test_a_service_is_not_ready_when_the_generator_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    service = ScriptedHttp()
-
-    async def never() -> Any:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr("service.rollout_requests.service_status.ANSWER_WITHIN_S", 0.001)
-    service.generator.describe = never  # type: ignore[method-assign]
-    response = service.request("GET", "/readyz")
-    assert response.status_code == 503
-    assert "The answer of the generator took longer" in response.json()["detail"]

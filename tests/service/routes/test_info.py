@@ -15,6 +15,10 @@ from tests.paths import TINY_MODEL
 from tests.service.scripted_http import DESCRIPTION, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedHttp
 
 tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+DESCRIBED = (
+    *("max_num_seqs", "kv_cache_size_tokens", "max_loras", "max_lora_rank", "max_logprobs"),
+    *("returns_experts", "takes_images", "is_batch_invariant"),
+)
 
 
 def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
@@ -26,14 +30,7 @@ def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
         "tokenizer": tokenizer_info(tokenizer).model_dump(),
         "limits": {
             "max_seq_len": MAX_MODEL_LEN,
-            "max_num_seqs": DESCRIPTION.max_num_seqs,
-            "kv_cache_size_tokens": DESCRIPTION.kv_cache_size_tokens,
-            "max_loras": DESCRIPTION.max_loras,
-            "max_lora_rank": DESCRIPTION.max_lora_rank,
-            "max_logprobs": DESCRIPTION.max_logprobs,
-            "returns_experts": DESCRIPTION.returns_experts,
-            "takes_images": DESCRIPTION.takes_images,
-            "is_batch_invariant": DESCRIPTION.is_batch_invariant,
+            **{name: getattr(DESCRIPTION, name) for name in DESCRIBED},
             **limits.model_dump(),
             "admission": admission.model_dump(),
         },

@@ -101,13 +101,6 @@ def test_a_body_of_another_type_is_refused_before_it_is_read() -> None:
     assert (refused.status_code, server.requests) == (415, [])
 
 
-def test_a_text_with_half_a_surrogate_pair_reaches_no_replica() -> None:
-    server = ScriptedModelServer()
-    body = b'{"stop": ["\\ud800"]}'
-    refused = serving(server).request("POST", "/v1/chat/completions", content=body, headers=JSON)
-    assert (refused.status_code, server.requests) == (422, [])
-
-
 @pytest.mark.parametrize(
     ("path", "content", "status"),
     [

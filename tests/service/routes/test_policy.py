@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 from unittest.mock import ANY
 
@@ -11,6 +10,7 @@ import pytest
 
 from deployments.failures import PolicyStoreLost
 from deployments.policy.failures import (
+    ChunkDamaged,
     ChunkMisplaced,
     PolicyFailure,
     PolicyNotCurrent,
@@ -22,7 +22,6 @@ from deployments.policy.failures import (
     VersionUnknown,
     WeightsRefused,
 )
-from deployments.protocols.generation import Generation, GenerationRequest, WeightSpan
 from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.policy import (
     PushOptions,
@@ -30,7 +29,6 @@ from rollout_client.contract.policy import (
 )
 from service.http.upload_chunk import FORWARDED_BYTES
 from tests.fakes.policy_store import SENDER, UPDATE
-from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp
 
 UPDATE_JSON: dict[str, Any] = UPDATE.model_dump()
@@ -101,106 +99,50 @@ def test_an_upload_is_complete_when_all_has_arrived(content_range: str, answered
 
 INVALID, UNREADABLE = (422, "invalid-request"), (400, "unreadable-body")
 TOO_LARGE, UNSUPPORTED = (413, "body-too-large"), (415, "unsupported-media-type")
-UNKNOWN_FIELD = "this field is not known; remove it or check its spelling against /docs"
-NO_TYPE = "is not supported; send application/vnd.safetensors or application/json"
-NO_RANGE = "is not of the form bytes first-last/total"
-NO_RANGES = ("bytes */7", "bytes 0-6", "items 0-6/7", "bytes=0-6/7", "bytes 0-6/x", "0-6/7", "bytes 0-6/" + "9" * 5000)
+
+
+NO_RANGES = (
+    *("bytes */7", "bytes 0-6", "items 0-6/7", "bytes=0-6/7", "bytes 0-6/x", "0-6/7", "bytes 0-6/" + "9" * 5000),
+    *("bytes 6-0/7", "bytes 0-6/6", "bytes 9-9/9"),
+)
 
 
 @pytest.mark.parametrize(
-    ("options", "refused", "field", "message", "value"),
+    ("options", "refused", "field"),
     [
+        *(({"content_range": given}, UNREADABLE, "body") for given in NO_RANGES),
+        ({"content_length": str(2**28 + 1)}, TOO_LARGE, "body"),
+        ({"content_encoding": "gzip"}, UNSUPPORTED, "content-encoding"),
+        ({"content_type": "text/plain"}, UNSUPPORTED, "content-type"),
+        ({"content_type": "application/jsonx"}, UNSUPPORTED, "content-type"),
         *(
-            ({"content_range": given}, UNREADABLE, "body", f"Content-Range {given!r} {says}", None)
-            for says, forms in {
-                NO_RANGE: NO_RANGES,
-                "contradicts itself": ("bytes 6-0/7", "bytes 0-6/6", "bytes 9-9/9"),
-            }.items()
-            for given in forms
+            ({"query": f"?{query}"}, INVALID, f"query.{query.partition('=')[0]}")
+            for query in ("kind=half", "base=-1", "mode=stop", "if_busy=fail", "reset_prefix_cache=maybe", "pause=keep")
         ),
-        (
-            {"content_length": str(2**28 + 1)},
-            TOO_LARGE,
-            "body",
-            "it has more than 268435456 bytes; send it in chunks with Content-Range, as the client does",
-            None,
-        ),
-        (
-            {"content_encoding": "gzip"},
-            UNSUPPORTED,
-            "content-encoding",
-            "'gzip' is not supported; send zstd or the body without an encoding",
-            "gzip",
-        ),
+        *(({"version": version}, INVALID, "path.version") for version in ("0", str(2**63), "latest")),
         *(
-            ({"content_type": given}, UNSUPPORTED, "content-type", f"{given!r} {NO_TYPE}", given)
-            for given in ("text/plain", "application/x-www-form-urlencoded", "application/jsonx")
-        ),
-        *(
-            ({"query": f"?{name}={value}"}, INVALID, f"query.{name}", message, value)
-            for name, value, message in (
-                ("kind", "half", "Input should be 'full', 'partial', 'delta' or 'adapter'"),
-                ("base", "-1", "Input should be greater than or equal to 0"),
-                ("mode", "stop", "Input should be 'keep', 'wait' or 'abort'"),
-                ("if_busy", "fail", "Input should be 'wait' or 'refuse'"),
-                ("reset_prefix_cache", "maybe", "Input should be a valid boolean, unable to interpret input"),
-                ("pause", "keep", UNKNOWN_FIELD),
+            ({"content": content, "content_type": "application/json"}, refused, field)
+            for content, refused, field in (
+                ("{}", INVALID, "checkpoint"),
+                ('{"checkpoint": 1}', INVALID, "checkpoint"),
+                ('{"checkpoint": "a", "root": "b"}', INVALID, "root"),
+                (" " * (2**20 + 1), TOO_LARGE, "body"),
+                ("{", UNREADABLE, "body"),
             )
         ),
         *(
-            ({"version": version}, INVALID, "path.version", message, version)
-            for version, message in (
-                ("0", "Input should be greater than or equal to 1"),
-                (str(2**63), f"Input should be less than or equal to {2**63 - 1}"),
-                ("latest", "Input should be a valid integer, unable to parse string as an integer"),
-            )
-        ),
-        *(
-            ({"content": content, "content_type": "application/json"}, refused, field, message, value)
-            for content, refused, field, message, value in (
-                ("{}", INVALID, "checkpoint", "Field required", "{}"),
-                ('{"checkpoint": 1}', INVALID, "checkpoint", "Input should be a valid string", 1),
-                ('{"checkpoint": "a", "root": "b"}', INVALID, "root", UNKNOWN_FIELD, "b"),
-                (
-                    " " * (2**20 + 1),
-                    TOO_LARGE,
-                    "body",
-                    "it is larger than the limit of 1048576 bytes; JSON names a checkpoint; send weights as "
-                    "application/vnd.safetensors",
-                    None,
-                ),
-                (
-                    "{",
-                    UNREADABLE,
-                    "body",
-                    "Invalid JSON: EOF while parsing an object at line 1 column 1; send one JSON object",
-                    None,
-                ),
-            )
-        ),
-        *(
-            ({"query": f"?kind=adapter&name={name}"}, INVALID, "query.name", ANY, ANY)
+            ({"query": f"?kind=adapter&name={name}"}, INVALID, "query.name")
             for name in ("7", "-a", "a/b", "a" * 65, "")
         ),
-        ({"query": "?name=run-b"}, INVALID, ANY, ANY, ANY),
+        ({"query": "?name=run-b"}, INVALID, ANY),
     ],
 )
 def test_a_push_that_cannot_be_understood_never_calls_the_store(
-    options: dict[str, Any], refused: tuple[int, str], field: str, message: str, value: Any
+    options: dict[str, Any], refused: tuple[int, str], field: str
 ) -> None:
     service = ScriptedHttp()
-    assert_problem(service.put_version(**options), *refused, (field, message, value))
+    assert_problem(service.put_version(**options), *refused, (field, ANY, ANY))
     assert service.store.calls == []
-
-
-@pytest.mark.parametrize(("last", "due"), [(5, 6), (7, 8)])
-def test_a_body_of_another_length_than_its_range_is_refused(last: int, due: int) -> None:
-    service = ScriptedHttp()
-    answer = service.put_version(b"weights", content_range=f"bytes 0-{last}/99")
-    title = "The bytes that arrived are not those that were sent"
-    error = ("content-range", f"7 bytes came where {due} were due", 7)
-    assert_problem(answer, 400, "chunk-damaged", error, title=title)
-    assert service.store.named("complete_upload") == []
 
 
 # Digests and encodings
@@ -279,29 +221,20 @@ def test_a_rollback_names_the_version_and_the_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "content_type", "refused", "field", "message", "value"),
+    ("body", "content_type", "refused", "field"),
     [
-        ('{"to": "5"}', None, INVALID, "to", "Input should be a valid integer", "5"),
-        ('{"to": true}', None, INVALID, "to", "Input should be a valid integer", True),
-        ('{"to": 5.0}', None, INVALID, "to", "Input should be a valid integer", "5.0"),
-        ('{"to": 5, "version": "9"}', None, INVALID, "version", "Input should be a valid integer", "9"),
-        (
-            '{"to": 5}',
-            "text/csv",
-            UNSUPPORTED,
-            "content-type",
-            "'text/csv' is not supported; send application/json",
-            "text/csv",
-        ),
+        ('{"to": "5"}', "application/json", INVALID, "to"),
+        ('{"to": true}', "application/json", INVALID, "to"),
+        ('{"to": 5, "version": "9"}', "application/json", INVALID, "version"),
+        ('{"to": 5}', "text/csv", UNSUPPORTED, "content-type"),
     ],
 )
 def test_a_rollback_to_a_number_of_another_type_is_refused_by_its_field(
-    body: str, content_type: str | None, refused: tuple[int, str], field: str, message: str, value: Any
+    body: str, content_type: str, refused: tuple[int, str], field: str
 ) -> None:
     service = ScriptedHttp()
-    headers = {"content-type": content_type} if content_type else {}
-    answer = service.request("POST", "/policy/rollback", content=body, headers=headers)
-    assert_problem(answer, *refused, (field, message, value))
+    answer = service.request("POST", "/policy/rollback", content=body, headers={"content-type": content_type})
+    assert_problem(answer, *refused, (field, ANY, ANY))
     assert service.store.calls == []
 
 
@@ -320,6 +253,7 @@ INIT = ("POST", "/policy/transfer/init", NO_INFO)
     [
         ("write_chunk", VersionRefused, 409, "version-refused", PUSH),
         ("write_chunk", ChunkMisplaced, 409, "chunk-misplaced", PUSH),
+        ("write_chunk", ChunkDamaged, 400, "chunk-damaged", PUSH),
         ("repeated_update", WeightsRefused, 422, "weights-refused", PUSH),
         ("complete_upload", WeightsRefused, 422, "weights-refused", PUSH),
         ("complete_upload", VersionUnknown, 404, "version-unknown", PUSH),
@@ -383,22 +317,6 @@ def test_the_state_is_returned_once_a_version_is_current() -> None:
     assert service.store.named("wait_for") == [(None, 3, None, 1.5), (None, 3, None, 0.0)]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "fields"),
-    [
-        ("GET", "/policy?min_version=-1", ["query.min_version"]),
-        ("GET", "/policy?wait_s=-1", ["query.wait_s"]),
-        ("GET", "/policy?wait_s=nan", ["query.wait_s"]),
-        ("POST", "/policy/transfer/start?kind=delta&base=3", ["query.kind", "query.base"]),
-    ],
-)
-def test_an_invalid_query_is_refused_by_its_fields(method: str, path: str, fields: list[str]) -> None:
-    service = ScriptedHttp()
-    answer = service.request(method, path)
-    assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, fields)
-    assert service.store.calls == []
-
-
 def test_a_transfer_goes_step_by_step() -> None:
     service = ScriptedHttp()
     for step, body, answered in (
@@ -422,44 +340,13 @@ def test_a_transfer_goes_step_by_step() -> None:
 # Demands of a rollout
 
 
-@pytest.mark.parametrize(
-    ("demand", "field", "value"),
-    [
-        ({"min_version": 9}, "policy.min_version", 9),
-        ({"version": 2}, "policy.version", 2),
-        ({"min_version": 1, "version": 9}, "policy.version", 9),
-    ],
-)
-def test_a_demand_that_is_not_met_is_a_conflict_and_nothing_is_started(
-    demand: dict[str, int], field: str, value: int
-) -> None:
+def test_a_demand_that_is_not_met_is_a_conflict_and_nothing_is_started() -> None:
     service = ScriptedHttp()
-    message = "it is not there after 1 s; version 3 is current"
-    service.store.failures["wait_for"] = PolicyNotCurrent(FieldProblem(field=field, message=message, value=value))
-    answer = service.post({"samples": [GOOD], "policy": demand})
-    title = "The demanded weights are not current; nothing was started"
-    assert_problem(answer, 409, "policy-not-current", (field, message, value), title=title)
+    problem = FieldProblem(field="policy.version", message="version 3 is current", value=9)
+    service.store.failures["wait_for"] = PolicyNotCurrent(problem)
+    answer = service.post({"samples": [GOOD], "policy": {"version": 9}})
+    assert_problem(answer, 409, "policy-not-current", (problem.field, problem.message, 9))
     assert not service.has_started_something
-
-
-@pytest.mark.parametrize(
-    ("demand", "field", "message"),
-    [
-        ({"min_version": -1}, "policy.min_version", "Input should be greater than or equal to 0"),
-        ({"min_version": "3"}, "policy.min_version", "Input should be a valid integer"),
-        ({"version": 1.5}, "policy.version", "Input should be a valid integer"),
-        ({"version": True}, "policy.version", "Input should be a valid integer"),
-        ({"wait_s": -0.5}, "policy.wait_s", "Input should be greater than or equal to 0"),
-        ({"newest": 3}, "policy.newest", "this field is not known; remove it or check its spelling against /docs"),
-        (3, "policy", "Input should be an object"),
-    ],
-)
-def test_an_invalid_demand_is_refused_by_its_field(demand: Any, field: str, message: str) -> None:
-    service = ScriptedHttp()
-    answer = service.post({"samples": [GOOD], "policy": demand})
-    assert answer.status_code == 422
-    assert [(error["field"], error["message"]) for error in answer.json()["errors"]] == [(field, message)]
-    assert (service.store.calls, service.has_started_something) == ([], False)
 
 
 # Named policies
@@ -473,11 +360,6 @@ def test_a_version_of_a_named_policy_is_an_adapter_with_its_name() -> None:
         ("write_chunk", 7, 0, 7, "run-b"),
         ("complete_upload", 7, SENDER, PushOptions(kind="adapter", name="run-b"), False, None),
     ]
-
-
-def test_weights_that_are_no_adapter_have_no_name() -> None:
-    answer = ScriptedHttp().put_version(b"weights", query="?name=run-b")
-    assert "name=run-b goes with kind=adapter, and the kind is full" in answer.text
 
 
 def test_a_named_policy_is_dropped() -> None:
@@ -498,19 +380,3 @@ def test_a_name_that_is_not_known_is_not_found() -> None:
         answer = service.request(method, path, json=body)
         assert_problem(answer, 404, "policy-unknown", (problem.field, problem.message, "b"))
         assert not service.has_started_something
-
-
-def test_a_rollout_of_a_named_policy_says_its_versions() -> None:
-    class OfRunB(ScriptedGenerator):
-        async def generate(self, request: GenerationRequest) -> Generation:
-            return replace(await super().generate(request), weight_versions=(WeightSpan("run-b/3", 0, 1),))
-
-    generator = OfRunB(["A"])
-    service = ScriptedHttp(generator=generator)
-    answer = service.post({"samples": [GOOD], "policy": {"name": "run-b", "min_version": 2, "wait_s": 5}})
-    assert service.store.named("wait_for") == [("run-b", 2, None, 5.0)]
-    [request] = generator.requests
-    assert (request.policy, request.min_weight_version) == ("run-b", 2)
-    assert answer.json()["policy"] == {"oldest": "run-b/3", "newest": "run-b/3", "current": "run-b/3"}
-    [message] = [m for m in answer.json()["samples"][0]["message_log"] if m["role"] == "assistant"]
-    assert message["weight_versions"] == [{"version": "run-b/3", "start": 0, "end": 1}]

@@ -29,34 +29,10 @@ GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1
 # What is played
 
 
-def test_a_prompt_that_is_too_long_is_one_samples_error_and_the_others_run() -> None:
-    service = ScriptedHttp()
-    long = {"task_name": "math", "messages": [{"role": "user", "content": "x" * 200}]}
-    response = service.post({"samples": [GOOD, long, GOOD]})
-    assert response.status_code == 200
-    samples = response.json()["samples"]
-    assert [sample["status"] for sample in samples] == ["completed", "error", "completed"]
-    assert samples[1]["error"] == {
-        "kind": "request",
-        "message": "The prompt has 206 tokens and max_seq_len is 100: shorten the prompt or raise max_seq_len.",
-        "retryable": False,
-    }
-    assert len(service.generator.requests) == 2
-
-
 @pytest.mark.parametrize("name", ["cls", "_fields_set", "self", "model_config", "__class__", ""])
 def test_a_further_field_may_have_any_name(name: str) -> None:
     response = ScriptedHttp().post({"samples": [{**GOOD, name: [None, "x"]}]})
     assert response.json()["samples"][0][name] == [None, "x"]
-
-
-def test_the_first_failure_ends_a_request_that_asked_for_it() -> None:
-    service = ScriptedHttp()
-    service.generator.script = [GenerationRejected("The engine refused the generation: no.")]
-    response = service.post({"samples": [GOOD], "on_error": "fail"})
-    message = "generation 0 failed: The engine refused the generation: no."
-    assert response.status_code == 502
-    assert response.json()["errors"] == [{"field": "samples[0]", "message": message, "value": "generation"}]
 
 
 # Formats

@@ -1,10 +1,7 @@
 """`GET /rollouts/{rollout_id}`: the record of a rollout that has ended."""
 
-import asyncio
 import re
 from typing import Any
-
-import httpx
 
 from deployments.failures import RolloutRecordsLost
 from deployments.rollout_records.book import RolloutRecordsSettings
@@ -28,18 +25,14 @@ def recording_http(store: Any = None, clock: float = 50.0) -> ScriptedHttp:
     return http
 
 
-async def record_after(http: ScriptedHttp) -> tuple[Any, Any]:
+async def record_after(client: AsyncRolloutClient) -> tuple[Any, Any]:
     """The result of a rollout, and its record."""
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app)) as http_client:
-        client = AsyncRolloutClient("http://service", retries=0, http_client=http_client)
-        response = await client.rollout([SAMPLE], sampling=SAMPLING, request_id="step/1")
-        [result] = response.samples
-        assert result.rollout_id is not None
-        return result, await client.rollout_record(result.rollout_id)
+    [result] = (await client.rollout([SAMPLE], sampling=SAMPLING, request_id="step/1")).samples
+    return result, await client.rollout_record(result.rollout_id or "")
 
 
 def test_the_record_of_a_rollout_has_its_result_and_generations() -> None:
-    result, record = asyncio.run(record_after(recording_http()))
+    result, record = recording_http().call(record_after)
     assert record.rollout == result
     assert (record.request_id, record.ended_at, record.policy) == ("step/1", 50.0, None)
     assert re.fullmatch("step/1-[0-9a-f]{16}-0-0", result.rollout_id)
@@ -77,17 +70,12 @@ def test_a_lost_store_costs_no_rollout_anything() -> None:
 
 
 def test_the_rollouts_that_ended_last_are_listed_the_newest_first() -> None:
-    async def listed(http: ScriptedHttp) -> list[RecordedRollout]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(http.app)) as http_client:
-            client = AsyncRolloutClient("http://service", retries=0, http_client=http_client)
-            for name in ("first", "second"):
-                await client.rollout([SAMPLE], request_id=name)
-            # Records are written beside the answers.
-            await virtual_time.settled()
-            return await client.rollout_records(count=5)
+    async def listed(client: AsyncRolloutClient) -> list[RecordedRollout]:
+        for name in ("first", "second"):
+            await client.rollout([SAMPLE], request_id=name)
+        # Records are written beside the answers.
+        await virtual_time.settled()
+        return await client.rollout_records(count=5)
 
-    lines = asyncio.run(listed(recording_http()))
-    assert [(line.request_id, line.status, line.total_reward) for line in lines] == [
-        ("second", "completed", 1.25),
-        ("first", "completed", 1.25),
-    ]
+    lines = [(line.request_id, line.status, line.total_reward) for line in recording_http().call(listed)]
+    assert lines == [("second", "completed", 1.25), ("first", "completed", 1.25)]

@@ -10,10 +10,8 @@ import httpx
 import pytest
 
 from deployments.failures import EnvironmentLost, EnvironmentRejected, RolloutFailure, TurnTimedOut
-from deployments.protocols.generation import IncludedColumns, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.generation import IncludedColumns
 from deployments.protocols.model_server import TOKEN_ENDPOINTS
-from deployments.protocols.token_columns import Columns, packed_rows
-from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
 from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client import AsyncRolloutClient
@@ -23,12 +21,12 @@ from service.access.access_control import CHECK_PERIOD_S, OPEN_TO_ALL, AccessCon
 from service.rollouts import retries
 from tests.fakes.model_server import ScriptedModelServer
 from tests.fakes.storage import ScriptedStorage
+from tests.service.agents.agent_runs import record_call
 from tests.service.keyed_http import access_of_a_key
 from tests.service.scripted import outcome
 from tests.service.scripted_http import ScriptedHttp
 
 JSON = {"content-type": "application/json"}
-NO_NUMBERS: Columns = {}
 
 
 class Opened:
@@ -57,10 +55,10 @@ class Opened:
     def reward(self, **fields: Any) -> httpx.Response:
         return self.post(f"{self.path}/reward", fields)
 
-    def record(self, name: str = "answer", said: Sequence[str] = ("2 + 3?",), columns: Columns = NO_NUMBERS) -> None:
+    def record(self, name: str = "answer", said: Sequence[str] = ("2 + 3?",)) -> None:
         """A call with these messages, whose answer is `5`."""
         messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
-        asyncio.run(record_a_call(self.store, self.info["id"], name, messages, columns))
+        asyncio.run(record_call(self.store, self.info["id"], messages, "5", name))
 
     def sample(self) -> dict[str, Any]:
         [sample] = self.get("/samples").json()["samples"]
@@ -199,7 +197,7 @@ def test_the_environment_of_the_task_judges_the_last_branch() -> None:
     [step] = opened.judge.requests
     assert step.message_log == [
         {"role": "user", "content": "2 + 3?"},
-        {"role": "assistant", "content": "5", "token_count": 2, "finish_reason": "stop"},
+        {"role": "assistant", "content": "5", "token_count": 1, "finish_reason": "stop"},
     ]
     assert (step.extra_env_info, step.sample, step.is_start) == ({"ground_truth": "5"}, 4, False)
     sample = opened.sample()
@@ -269,28 +267,7 @@ def test_samples_have_the_further_fields_of_the_sessions_sample() -> None:
     opened = Opened({"sample": {"task_name": "math", "further": 1}, "generation_index": 2})
     opened.record()
     sample = opened.sample()
-    assert (sample["branch"], sample["further"], sample["message_log"][1]["token_ids"]) == ("answer", 1, [7, 8])
-
-
-def test_samples_have_the_columns_that_their_session_includes() -> None:
-    opened = Opened({"include": ["entropy"], "sampling": {"top_k": 5}})
-    entropy, experts = packed_rows([0.5, 0.25], "float32"), packed_rows(range(8), "uint8", [2, 1])
-    opened.record(columns={"entropy": entropy, "routed_experts": experts})
-    log = opened.sample()["message_log"]
-    rows = packed_rows(range(6), "uint8", [2, 1]), packed_rows(range(6, 8), "uint8", [2, 1])
-    assert [message["routed_experts"] for message in log] == [part.model_dump(mode="json") for part in rows]
-    assert log[1]["entropy"] == entropy.model_dump(mode="json")
-
-
-async def record_a_call(
-    store: SessionStore, session_id: str, name: str, messages: list[dict[str, Any]], columns: Columns
-) -> None:
-    plan = await store.plan(session_id, f"call-{name}", messages, ChatContext())
-    rendered = [RenderedMessage(messages[-1], packed_ids([1, 2]))]
-    said: dict[str, Any] = {"role": "assistant", "content": "5"}
-    tokens, logprobs, versions = packed_ids([7, 8]), packed_logprobs([-0.5, -0.25]), (WeightSpan("3", 0, 2),)
-    generated = GeneratedMessage(name, said, "5", tokens, logprobs, "stop", versions, columns=columns)
-    await store.add(session_id, EngineCall(f"call-{name}", ChatContext(), plan, rendered, packed_ids([3]), [generated]))
+    assert (sample["branch"], sample["further"], sample["message_log"][1]["token_ids"]) == ("answer", 1, [53])
 
 
 def test_a_session_that_was_ended_stays_readable() -> None:

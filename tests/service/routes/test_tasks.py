@@ -22,18 +22,3 @@ def test_samples_of_a_task_are_made_by_its_environment(query: str, texts: list[s
     response = ScriptedHttp().request("GET", f"/tasks/math/samples{query}")
     page = {"samples": [sample(text) for text in texts], "next_start": len(texts)}
     assert (response.status_code, response.json()) == (200, page)
-
-
-@pytest.mark.parametrize(
-    ("query", "field"),
-    [
-        ("count=0", "query.count"),
-        ("count=10001", "query.count"),
-        ("seed=-1", "query.seed"),
-        ("start=-1", "query.start"),
-        ("split=eval", "query.split"),
-    ],
-)
-def test_an_invalid_number_of_samples_or_seed_is_refused(query: str, field: str) -> None:
-    response = ScriptedHttp().request("GET", f"/tasks/math/samples?{query}")
-    assert (response.status_code, [error["field"] for error in response.json()["errors"]]) == (422, [field])

@@ -6,14 +6,12 @@ The client itself, against the running service: `tests/sockets/test_tinker.py`.
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
-from struct import pack, unpack
+from struct import pack
 from typing import Any, TypeVar
 
 import httpx
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from deployments.failures import GenerationLost, GenerationRejected
 from deployments.policy.failures import PolicyNotCurrent
@@ -103,12 +101,7 @@ class World:
         self._key = key
 
     def run(self, play: Callable[[Client], Awaitable[Returned]]) -> Returned:
-        async def played() -> Returned:
-            transport = httpx.ASGITransport(self.service.app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-                return await play(Client(http, self._key))
-
-        return asyncio.run(played())
+        return asyncio.run(self.service.asked(lambda http: play(Client(http, self._key))))
 
     def post(self, call: str, body: Any) -> httpx.Response:
         return self.run(lambda client: client.post(call, body))
@@ -123,57 +116,25 @@ class World:
         return fields
 
 
-def message_class() -> Any:
-    """`SampleResponse` of Tinker's own `tinker_public.proto`, as its client of version 0.38 has it."""
-    file = descriptor_pb2.FileDescriptorProto(name="tinker_public.proto", package="tinker_public", syntax="proto3")
-    of = descriptor_pb2.FieldDescriptorProto
-    messages = {
-        "TopkLogprobs": ("token_ids:bytes", "logprobs:bytes", "k:uint32", "length:uint32"),
-        "SampledSequence": ("stop_reason:int32", "tokens:bytes", "logprobs:bytes", "topk_sampled:TopkLogprobs"),
-        "SampleResponse": ("*sequences:SampledSequence", "prompt_logprobs:bytes", "topk_prompt_logprobs:TopkLogprobs"),
-    }  # fmt: skip
-    types = {"bytes": of.TYPE_BYTES, "uint32": of.TYPE_UINT32, "int32": of.TYPE_INT32}
-    for name, its in messages.items():
-        made = file.message_type.add(name=name)
-        for number, field in enumerate(its, 1):
-            label = of.LABEL_REPEATED if field.startswith("*") else of.LABEL_OPTIONAL
-            field_name, _, type_ = field.removeprefix("*").partition(":")
-            kind = {"type": types[type_]} if type_ in types else {"type_name": type_, "type": of.TYPE_MESSAGE}
-            made.field.add(name=field_name, number=number, label=label, **kind)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tinker_public.SampleResponse"))
+NAN, UNKNOWN = float("nan"), -99999.0
+"""The log-probability of the first token, and that of a token that the engine did not name, which has the id 0."""
 
 
-SampleResponse = message_class()
-UNKNOWN = (0, -99999.0)
-"""A token that the engine did not name, and its log-probability."""
-
-
-def numbers(kind: str, content: bytes) -> list[float]:
-    return list(unpack(f"<{len(content) // 4}{kind}", content))
-
-
-def likeliest(top: Any) -> list[list[tuple[int, float]]]:
-    """The rows of a `TopkLogprobs`."""
-    pairs = list(zip(numbers("i", top.token_ids), numbers("f", top.logprobs), strict=True))
-    assert len(pairs) == top.length * top.k
-    return [pairs[begin:end] for begin, end in pairwise(range(0, len(pairs) + 1, top.k))]  # type: ignore[misc]
+def packed(kind: str, *numbers: float) -> bytes:
+    """Numbers as the client reads them."""
+    return pack(f"<{len(numbers)}{kind}", *numbers)
 
 
 def test_samples_are_those_of_a_text_completion_of_the_same_tokens() -> None:
     world = World()
     answer = world.sampled(topk_sample_logprobs=2)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-protobuf")
-    response = SampleResponse.FromString(answer.content)
-    made = [(each.stop_reason, numbers("i", each.tokens), numbers("f", each.logprobs)) for each in response.sequences]
-    assert made == [(0, [9, 300, 3], [-0.5, -1.5, -0.25]), (1, [], [])]
-    assert likeliest(response.sequences[0].topk_sampled) == [
-        [(9, -0.5), UNKNOWN],
-        [(4, -0.75), (300, -1.5)],
-        [UNKNOWN, UNKNOWN],
-    ]
-    assert (response.prompt_logprobs, response.HasField("topk_prompt_logprobs")) == (b"", False)
+    for part in (
+        packed("i", 9, 300, 3) + b"\x1a\x0c" + packed("f", -0.5, -1.5, -0.25),
+        packed("i", 9, 0, 4, 300, 0, 0),
+        packed("f", -0.5, UNKNOWN, -0.75, -1.5, UNKNOWN, UNKNOWN),
+    ):
+        assert part in answer.content
     assert world.completion == {
         "prompt": PROMPT,
         "n": 2,
@@ -215,17 +176,16 @@ def test_stops_are_texts_or_ids_and_an_empty_list_stops_nowhere(stop: Any, field
 def test_several_greedy_samples_are_one_completion() -> None:
     world = World(completed(CHOICES[:1]))
     answer = world.sampled(num_samples=3, sampling_params={"max_tokens": 5, "temperature": 0})
-    sequences = SampleResponse.FromString(answer.content).sequences
-    assert [numbers("i", each.tokens) for each in sequences] == [[9, 300, 3]] * 3
+    assert answer.content.count(packed("i", 9, 300, 3)) == 3
     assert (world.completion["n"], [request.choices for request in world.server.requests]) == (1, [1])
 
 
 def test_log_probabilities_of_the_prompt_are_scored() -> None:
     world = World()
-    answer = world.sampled(prompt_logprobs=True, topk_prompt_logprobs=2)
-    response = SampleResponse.FromString(answer.content)
-    assert response.prompt_logprobs == pack("<4f", float("nan"), -6.0, -7.0, -8.0)
-    assert likeliest(response.topk_prompt_logprobs) == [[UNKNOWN, UNKNOWN], *[[(0, 0.0), (1, -1.0)]] * 3]
+    answer = world.sampled(prompt_logprobs=True, topk_prompt_logprobs=2).content
+    assert packed("f", NAN, -6.0, -7.0, -8.0) in answer
+    assert packed("i", 0, 0, *[0, 1] * 3) in answer
+    assert packed("f", UNKNOWN, UNKNOWN, *[0.0, -1.0] * 3) in answer
     [scored], [sampled] = world.generator.requests, world.server.requests
     assert list(scored.prompt_token_ids) == PROMPT
     assert scored.share.weight == sampled.share.weight == 1.0
@@ -235,8 +195,7 @@ def test_log_probabilities_of_the_prompt_are_scored() -> None:
 @pytest.mark.parametrize(("last_n", "scored"), [(1, [-8.0]), (4, [-6.0, -7.0, -8.0]), (9, [-6.0, -7.0, -8.0])])
 def test_the_last_tokens_of_a_prompt_are_scored_alone(last_n: int, scored: list[float]) -> None:
     answer = World().sampled(prompt_logprobs=True, prompt_logprobs_last_n=last_n)
-    response = SampleResponse.FromString(answer.content)
-    assert response.prompt_logprobs == pack("<4f", *[float("nan")] * (4 - len(scored)), *scored)
+    assert packed("f", *[NAN] * (4 - len(scored)), *scored) in answer.content
 
 
 def test_a_client_begins_as_it_is_told_to() -> None:
@@ -275,11 +234,9 @@ def test_a_client_begins_as_it_is_told_to() -> None:
         ("tinker://run-b/sampler_weights/12", "run-b:12"),
         ("tinker://7", ":7"),
         (f"tinker://{2**63 - 1}", f":{2**63 - 1}"),
-        ("tinker://" + "9" * 5000, None),
         ("tinker://run-b/" + "1" * 20, None),
         ("tinker://\N{ARABIC-INDIC DIGIT SEVEN}", None),
         ("tinker://run-b/weights/12", None),
-        ("tinker://run-b/final", None),
         ("tinker://", None),
         ("run-b", None),
         (None, ":"),
@@ -313,7 +270,6 @@ def test_weights_that_are_not_current_are_refused_for_good() -> None:
         ({"num_samples": 101}, "num_samples"),
         ({"prompt": {"chunks": []}}, "prompt"),
         ({"prompt": {"chunks": [{"tokens": [262]}]}}, "prompt[0]"),
-        ({"prompt": {"chunks": [{"tokens": [5] * 100}]}}, "prompt"),
         ({"prompt": {"chunks": [{"type": "image", "data": "aGk=", "format": "png"}]}}, "prompt.chunks[0].type"),
         ({"sampling_params": {"top_p": 1.5}}, "sampling_params.top_p"),
         ({"sampling_params": {"seed": 2**63}}, "sampling_params.seed"),
@@ -322,12 +278,9 @@ def test_weights_that_are_not_current_are_refused_for_good() -> None:
         ({"topk_prompt_logprobs": 21}, "topk_prompt_logprobs"),
         ({"target_prompt_logprobs": {"data": [1]}}, "target_prompt_logprobs"),
         ({"prompt_alt_tokens_k": 1}, "prompt_alt_tokens_k"),
-        ({"record_stability_info": True}, "record_stability_info"),
         ({"sampler": "mine"}, "sampling_session_id"),
         ({"sampler": f"{SAMPLER}{'9' * 20}"}, "sampling_session_id"),
-        ({"sampler": f"{'0' * 32}-{'9' * 400}:0::"}, "sampling_session_id"),
         ({"sampler": f"{'0' * 32}-nan:0::"}, "sampling_session_id"),
-        ({"sampler": f"{'0' * 32}-soon:0::"}, "sampling_session_id"),
         ({"model_path": "tinker://run-b"}, "model_path"),
     ],
 )

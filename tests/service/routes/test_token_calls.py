@@ -52,27 +52,6 @@ def test_a_body_says_which_weights_may_answer(
 
 
 @pytest.mark.parametrize(
-    ("query", "body", "field"),
-    [
-        ("", {"weight_version": {"min_version": -1}}, "weight_version.min_version"),
-        ("", {"weight_version": {"newest": 1}}, "weight_version.newest"),
-        ("", {"weight_version": 3}, "weight_version"),
-        ("", {"lora_path": "../x"}, "lora_path"),
-        ("", {"lora_path": ["run-b"]}, "lora_path"),
-        ("?version=3", {"weight_version": {"exact_version": 4}}, "weight_version"),
-        ("?policy=run-a", {"lora_path": "run-b"}, "lora_path"),
-    ],
-)
-def test_weights_that_cannot_be_demanded_are_refused_by_their_field(
-    query: str, body: dict[str, Any], field: str
-) -> None:
-    http = Http()
-    refused = http.post(f"/generate{query}", body)
-    assert (refused.status_code, [error["field"] for error in refused.json()["errors"]]) == (422, [field])
-    assert http.server.requests == []
-
-
-@pytest.mark.parametrize(
     ("endpoint", "body", "choices"),
     [
         ("generate", {"input_ids": [5, 6]}, 1),
@@ -103,10 +82,7 @@ def test_the_calls_of_a_trainer_share_the_engines_as_one_party() -> None:
     ("body", "rid"),
     [
         ({"abort_all": True}, ""),
-        ({"rid": "", "abort_all": True}, ""),
-        ({"rid": None, "abort_all": True}, ""),
         ({"rid": [], "abort_all": True}, ""),
-        ({"rid": "a"}, "a"),
         ({"rid": "a", "abort_all": False}, "a"),
     ],
 )
@@ -121,21 +97,7 @@ def test_an_abort_names_calls_of_its_caller_up_to_now(tmp_path: Path, body: dict
     assert aborted == CallsToAbort(request.share.key, rid, request.ingress, aborted.until)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"abort_all": False},
-        {"rid": "a", "abort_all": True},
-        {"rid": ""},
-        {"rid": "", "abort_all": False},
-        {"rid": None, "abort_all": None},
-        {"rid": []},
-        {"rid": ["a"]},
-        {"rid": ["a"], "abort_all": True},
-        {"all": True},
-    ],
-)
+@pytest.mark.parametrize("body", [{}, {"rid": "a", "abort_all": True}, {"rid": ""}, {"rid": ["a"]}, {"all": True}])
 def test_an_abort_that_names_no_calls_is_refused(body: dict[str, Any]) -> None:
     http = Http()
     assert (http.post("/abort_request", body).status_code, http.server.aborted) == (422, [])
@@ -155,7 +117,6 @@ MODEL = {
     [
         ("/workers", {"workers": [{"url": "http://service", "worker_type": "regular", "is_healthy": True}]}),
         ("/v1/loads?include=core", {"loads": [{"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0}]}),
-        ("/model_info", MODEL),
         ("/get_model_info", MODEL),
     ],
 )
@@ -166,15 +127,16 @@ def test_a_trainer_finds_one_worker_and_its_model(path: str, answer: dict[str, A
 def test_calls_in_flight_are_counted_until_they_end() -> None:
     server = ScriptedModelServer([0.05, *JSON_PARTS])
 
-    async def counted() -> list[int]:
-        transport = httpx.ASGITransport(ScriptedHttp(model_server=server).app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-            paths = (*TOKENS, "v1/chat/completions")
-            calls = [asyncio.create_task(http.post(f"/{path}", json={})) for path in paths]
-            while len(server.requests) < 3:
-                await asyncio.sleep(0)
-            during = (await http.get("/loads")).json()["loads"][0]["num_running_reqs"]
-            await asyncio.gather(*calls)
-            return [during, (await http.get("/loads")).json()["loads"][0]["num_running_reqs"]]
+    async def running(http: httpx.AsyncClient) -> Any:
+        return (await http.get("/loads")).json()["loads"][0]["num_running_reqs"]
 
-    assert asyncio.run(counted()) == [2, 0]
+    async def counted(http: httpx.AsyncClient) -> list[int]:
+        paths = (*TOKENS, "v1/chat/completions")
+        calls = [asyncio.create_task(http.post(f"/{path}", json={})) for path in paths]
+        while len(server.requests) < 3:
+            await asyncio.sleep(0)
+        during = await running(http)
+        await asyncio.gather(*calls)
+        return [during, await running(http)]
+
+    assert asyncio.run(ScriptedHttp(model_server=server).asked(counted)) == [2, 0]

@@ -117,11 +117,3 @@ def test_a_new_rollout_goes_to_a_replica_with_the_fewest_rollouts(
         load = Counter(assigned.values())
         assert load[replica_of(affinity, "probe", "probe", names)] == min(load[replica] for replica in names)
         affinity.release("probe")
-
-
-@given(rollouts=st.integers(1, 60), replicas=st.integers(1, 7))
-def test_without_groups_no_two_replicas_differ_by_more_than_one(rollouts: int, replicas: int) -> None:
-    affinity, names = new_affinity(), [f"{number}" for number in range(replicas)]
-    load = Counter(replica_of(affinity, f"{number}", f"{number}", names) for number in range(rollouts))
-    loads = [load[name] for name in names]
-    assert max(loads) - min(loads) <= 1

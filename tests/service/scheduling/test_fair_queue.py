@@ -33,24 +33,8 @@ def started(queue: "FairQueue[str, str]", count: int) -> Counter[str]:
     return Counter(start_next(queue)[0] for _ in range(count))
 
 
-def test_flows_of_equal_weight_take_turns() -> None:
-    queue = queue_with({"a": 1, "b": 1}, 4)
-    assert "".join(start_next(queue)[0] for _ in range(8)) == "abababab"
-
-
 def test_a_flow_of_three_times_the_weight_starts_three_times_as_many_items() -> None:
     assert started(queue_with({"a": 1, "b": 3}, 100), 80) == {"a": 20, "b": 60}
-
-
-def test_a_flow_pays_for_the_cost_of_its_items_and_not_for_their_number() -> None:
-    queue = queue_with({"a": 1, "b": 1}, 100)
-    names = Counter[str]()
-    for _ in range(60):
-        item = queue.first_of("l")
-        assert item is not None
-        queue.start(item, cost=5.0 if item[0] == "a" else 1.0)
-        names[item[0]] += 1
-    assert names == {"a": 10, "b": 50}
 
 
 def test_a_flow_that_had_nothing_to_start_earns_nothing_for_that_time() -> None:
@@ -205,32 +189,6 @@ def test_a_flow_whose_parts_come_and_go_begins_anew_with_none_of_them() -> None:
         if f"b{number}" not in set(queue):
             queue.forget(other, part)
     assert names == {"a": 30, "b": 30}
-
-
-STEPS = st.tuples(st.sampled_from("AB"), st.integers(0, 3), st.sampled_from("lm"), st.booleans())
-
-
-@given(st.lists(STEPS, min_size=1, max_size=60))
-def test_each_item_of_a_part_is_returned_once_or_removed(steps: list[tuple[str, int, str, bool]]) -> None:
-    queue: FairQueue[str, str] = FairQueue()
-    waiting: dict[str, str] = {}
-    for number, (name, part_number, lane, is_added) in enumerate(steps):
-        if is_added or not waiting:
-            flow = queue.flow(name, 1)
-            queue.add(f"{number}", lane, flow, number % 3, queue.part(flow, f"{part_number}", 1 + part_number))
-            waiting[f"{number}"] = lane
-        elif number % 2:
-            removed, _ = waiting.popitem()
-            queue.remove(removed)
-        elif (item := queue.first_of(lane)) is not None:
-            assert waiting.pop(item) == lane
-            queue.start(item, 1.0)
-    assert len(queue) == len(waiting)
-    for lane in "lm":
-        left = [item for item, of_item in waiting.items() if of_item == lane]
-        assert queue.size_of(lane) == len(left)
-        assert sorted(start_next(queue, lane=lane) for _ in left) == sorted(left)
-    assert len(queue) == 0
 
 
 @pytest.mark.parametrize(

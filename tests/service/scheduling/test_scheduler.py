@@ -52,6 +52,11 @@ def submit_many(
     return [scheduler.submit(generation(f"{of_request}{number}", of_request, turn)) for number in range(count)]
 
 
+def with_generations(count: int, *replicas: str) -> tuple[GenerationScheduler, list[ScheduledGeneration]]:
+    scheduler = new_scheduler(*replicas)
+    return scheduler, submit_many(scheduler, count)
+
+
 def names(generations: "list[ScheduledGeneration] | object") -> list[str]:
     assert isinstance(generations, list | tuple)
     return [scheduled.request.rollout_id for scheduled in generations]
@@ -68,19 +73,11 @@ def test_waiting_generations_are_counted_by_the_weight_of_their_request() -> Non
 
 
 def test_a_replica_gets_its_window_and_the_others_wait_in_order() -> None:
-    scheduler = new_scheduler("a")
-    generations = submit_many(scheduler, 7)
+    scheduler, generations = with_generations(7, "a")
     assert [scheduled.has_started for scheduled in generations] == [True] * WINDOW + [False] * 3
     assert names(scheduler.end(generations[0], new_tokens=100)) == ["r4"]
     assert names(scheduler.end(generations[1], new_tokens=100)) == ["r5"]
     assert scheduler.waiting == 1
-
-
-def test_a_request_that_comes_later_is_next() -> None:
-    scheduler = new_scheduler("a")
-    generations = submit_many(scheduler, 20)
-    scheduler.submit(generation("one", "other"))
-    assert names(scheduler.end(generations[0], new_tokens=100)) == ["one"]
 
 
 def test_scoring_is_charged_for_its_prompt() -> None:
@@ -125,14 +122,6 @@ def test_a_call_takes_a_place_of_the_window_for_each_of_its_choices() -> None:
     assert names(scheduler.end(call, new_tokens=300)) == ["r1", "r2"]
     large = scheduler.submit(call_of(128, "large"))
     assert (large.has_started, scheduler.waiting_for("a")) == (False, 128)
-
-
-def test_a_cancelled_generation_leaves_the_queue_at_once() -> None:
-    scheduler = new_scheduler("a")
-    generations = submit_many(scheduler, 6)
-    scheduler.cancel(generations[4])
-    assert scheduler.waiting == 1
-    assert names(scheduler.end(generations[0])) == ["r5"]
 
 
 def test_without_a_window_every_generation_starts_at_once() -> None:
@@ -222,8 +211,7 @@ def test_a_new_replica_takes_waiting_generations_without_a_prefix_first() -> Non
 
 
 def test_a_replica_with_nothing_waiting_takes_from_the_longest_queue() -> None:
-    scheduler = new_scheduler("a", "b")
-    generations = submit_many(scheduler, 12)
+    scheduler, generations = with_generations(12, "a", "b")
     on_a = [scheduled for scheduled in generations if scheduled.replica == "a"]
     assert len(on_a) == 6
     for scheduled in [each for each in on_a if each.has_started]:
@@ -232,8 +220,7 @@ def test_a_replica_with_nothing_waiting_takes_from_the_longest_queue() -> None:
 
 
 def test_when_a_replica_is_gone_what_waits_for_it_waits_for_others() -> None:
-    scheduler = new_scheduler("a", "b")
-    generations = submit_many(scheduler, 12)
+    scheduler, generations = with_generations(12, "a", "b")
     running_on_a = [each for each in generations if each.replica == "a" and each.has_started]
     assert scheduler.set_replicas(["b"]) == []
     assert {scheduled.replica for scheduled in generations if not scheduled.has_started} == {"b"}
@@ -250,8 +237,7 @@ def test_while_no_replica_is_known_there_is_one_window() -> None:
 
 
 def test_what_waits_for_a_replica_that_keeps_failing_goes_elsewhere() -> None:
-    scheduler = new_scheduler("a", "b")
-    generations = submit_many(scheduler, 30)
+    scheduler, generations = with_generations(30, "a", "b")
     on_a = [each for each in generations if each.replica == "a" and each.has_started]
     for scheduled in on_a[: SUSPECT_AFTER - 1]:
         scheduler.end(scheduled, replica_failed=True)
@@ -263,8 +249,7 @@ def test_what_waits_for_a_replica_that_keeps_failing_goes_elsewhere() -> None:
 
 def with_suspect_a() -> tuple[GenerationScheduler, list[ScheduledGeneration]]:
     """Replica `a` has failed all of its generations. Returns those that run on `b`."""
-    scheduler = new_scheduler("a", "b")
-    generations = submit_many(scheduler, 2 * WINDOW)
+    scheduler, generations = with_generations(2 * WINDOW, "a", "b")
     for scheduled in generations:
         if scheduled.replica == "a":
             scheduler.end(scheduled, replica_failed=True)
@@ -328,24 +313,8 @@ def test_a_suspect_replica_that_is_gone_is_not_tried() -> None:
     assert scheduler.submit(generation("another")).replica == "a", "it is new"
 
 
-def test_one_failure_leaves_the_others_of_a_replica_where_they_are() -> None:
-    scheduler = new_scheduler("a", "b")
-    generations = submit_many(scheduler, 12)
-    waiting = [(each, each.replica) for each in generations if not each.has_started]
-    scheduler.end(generations[0], replica_failed=True)
-    assert [each.replica for each, _ in waiting] == [replica for _, replica in waiting]
-
-
-def test_the_retry_of_a_generation_whose_replica_failed_goes_to_another() -> None:
-    scheduler = new_scheduler("a", "b")
-    first = scheduler.submit(generation("one"))
-    scheduler.end(first, replica_failed=True)
-    assert scheduler.submit(generation("one")).replica != first.replica
-
-
 def test_an_ingress_leaves_others_their_part_of_the_window() -> None:
-    scheduler = new_scheduler("a")
-    generations = submit_many(scheduler, 10)
+    scheduler, generations = with_generations(10, "a")
     assert scheduler.observe("a", ReplicaLoad(ongoing_generations=8, ingresses=2), ended=0) == []
     assert [names(scheduler.end(scheduled)) for scheduled in generations[:3]] == [[], [], ["r4"]]
 

@@ -1,7 +1,6 @@
 """What the scheduler achieves on a fleet of simulated engines: shares, waits, and how load spreads."""
 
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -52,16 +51,6 @@ def test_requests_share_the_engines_by_their_weights(ingresses: int, weight: flo
     assert fleet.turns_ended["other"] / fleet.turns_ended["one"] == pytest.approx(weight, rel=0.1)
 
 
-def test_two_requests_of_one_ingress_and_one_of_another_get_a_third_each() -> None:
-    fleet = Fleet(2, TIMING, ingresses=2)
-    for name, ingress in (("a", 0), ("b", 1), ("c", 1)):
-        fleet.post(Batch(name, rollouts=1000, turns=4, ingress=ingress))
-    fleet.run(lambda: fleet.now > 20.0)
-    assert [fleet.turns_ended[name] / fleet.turns_ended.total() for name in "abc"] == pytest.approx(
-        [1 / 3] * 3, rel=0.1
-    )
-
-
 def test_three_new_replicas_carry_a_quarter_each_within_two_turns() -> None:
     fleet = Fleet(1, TIMING)
     fleet.post(Batch("training", rollouts=1024, turns=8, prompt_tokens=1000))
@@ -93,15 +82,6 @@ def test_rollouts_that_have_begun_go_first_so_that_results_come_early() -> None:
     assert sum(ends) / len(ends) < 0.7 * ends[-1]
 
 
-def fleet_that_knows_lengths(ingresses: int = 1) -> Fleet:
-    """Two replicas, whose ingress replicas expect generations of the right length from the start."""
-    fleet = Fleet(2, TIMING, ingresses=ingresses)
-    for ingress in range(ingresses):
-        fleet.post(Batch(f"first {ingress}", rollouts=128, turns=1, ingress=ingress))
-    fleet.run(lambda: len(fleet.ended) == ingresses)
-    return fleet
-
-
 def settled_turns(fleet: Fleet) -> Counter[str]:
     """The turns that end in fifteen seconds, from ten seconds on."""
     fleet.run(lambda: fleet.now > 10.0)
@@ -110,49 +90,14 @@ def settled_turns(fleet: Fleet) -> Counter[str]:
     return Counter(fleet.turns_ended) - before
 
 
-def share_of_a_weighted_request(weight: float, ingresses: int, others: int, key: str | None) -> float:
-    """Turns of one request of `weight` on each ingress replica, in proportion to those of `others` of weight 1.
-
-    With a `key` the others are all of that key, and `weight` is that of another key.
-    """
-    fleet = fleet_that_knows_lengths(ingresses)
-    for number in range(others):
-        batch = Batch(f"other {number}", 2000 // others, turns=4, key=key, ingress=number % ingresses)
-        fleet.post(batch)
-    for ingress in range(ingresses):
-        batch = Batch(f"weighted {ingress}", 1000, turns=4, ingress=ingress)
-        fleet.post(replace(batch, weight=weight) if key is None else replace(batch, key="weighted", key_weight=weight))
-    ended = Counter[str]()
-    for name, turns in settled_turns(fleet).items():
-        ended[name.split()[0]] += turns
-    return ended["weighted"] / ended["other"]
-
-
 @pytest.mark.parametrize("weight", [1.0, 3.0])
 def test_keys_share_the_engines_by_their_weights(weight: float) -> None:
-    assert share_of_a_weighted_request(weight, 1, others=20, key="many") == pytest.approx(weight, rel=0.1)
-
-
-@pytest.mark.parametrize("weight", [1.0, 3.0])
-def test_keys_share_as_single_requests_do_on_several_ingress_replicas(weight: float) -> None:
-    expected = share_of_a_weighted_request(weight, 2, others=2, key=None)
-    assert share_of_a_weighted_request(weight, 2, others=20, key="many") == pytest.approx(expected, rel=0.1)
-
-
-def test_a_key_of_endless_small_requests_takes_no_more_than_its_share() -> None:
     fleet = Fleet(2, TIMING)
-    fleet.post(Batch("patient", rollouts=2000, turns=4, key="patient"))
-    for number in range(2000):
-        fleet.at(0.02 * number, partial(fleet.post, Batch(f"small {number}", rollouts=4, turns=1, key="small")))
+    # From then on the scheduler expects generations of the right length.
+    fleet.post(Batch("first", rollouts=128, turns=1))
+    fleet.run(lambda: "first" in fleet.ended)
+    for number in range(20):
+        fleet.post(Batch(f"other {number}", 100, turns=4, key="many"))
+    fleet.post(Batch("weighted", 1000, turns=4, key="weighted", key_weight=weight))
     turns = settled_turns(fleet)
-    assert 1 - turns["patient"] / turns.total() == pytest.approx(0.5, abs=0.05)
-
-
-@pytest.mark.slow
-def test_the_requests_of_a_key_share_what_it_gets_by_their_own_weights() -> None:
-    fleet = Fleet(2, TIMING)
-    for name, key, weight in (("a", "mine", 1.0), ("b", "mine", 3.0), ("c", "other", 1.0)):
-        fleet.post(Batch(name, rollouts=1000, turns=4, weight=weight, key=key))
-    turns = settled_turns(fleet)
-    shares = [turns[name] / turns.total() for name in "abc"]
-    assert shares == pytest.approx([1 / 8, 3 / 8, 1 / 2], rel=0.1)
+    assert turns["weighted"] / (turns.total() - turns["weighted"]) == pytest.approx(weight, rel=0.1)

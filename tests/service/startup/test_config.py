@@ -1,12 +1,10 @@
 """What a Serve config may say, and where the environment variables for Ray come from."""
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
 
-from service.startup import config
 from service.startup.config import ServiceNotStarted, config_of, free_port, given_access, read_config, set_access
 from tests.paths import REPOSITORY
 
@@ -82,6 +80,7 @@ def test_the_files_of_data_are_relative_to_the_config(tmp_path: Path) -> None:
         "      two: {data: {files: {train: [a.jsonl, /b.jsonl], test: 3}}}\n"
         "      three: {data: {hub: {name: a/b}}}\n"
         "      four: 4\n"
+        "      five: {agent: {harbor: {tasks: tasks}}}\n"
     )
     [application] = read_config(path).applications
     assert application.args["environments"] == {
@@ -89,6 +88,7 @@ def test_the_files_of_data_are_relative_to_the_config(tmp_path: Path) -> None:
         "two": {"data": {"files": {"train": [f"{tmp_path}/a.jsonl", "/b.jsonl"], "test": 3}}},
         "three": {"data": {"hub": {"name": "a/b"}}},
         "four": 4,
+        "five": {"agent": {"harbor": {"tasks": f"{tmp_path}/tasks"}}},
     }
 
 
@@ -120,23 +120,6 @@ def test_a_keys_file_is_relative_to_the_config_or_of_the_command_line(tmp_path: 
     assert application.args["access"]["keys_file"] == str(tmp_path / "other.yaml")
 
 
-def test_tasks_of_harbor_are_relative_to_the_config(tmp_path: Path) -> None:
-    arguments = {"environments": {"terminal": {"agent": {"harbor": {"tasks": "tasks"}}}}}
-    content = {"applications": [{"name": "rollout", "import_path": "service.app:build_app", "args": arguments}]}
-    [application] = config_of(content, tmp_path / "serve_config.yaml").applications
-    assert application.args["environments"]["terminal"]["agent"]["harbor"] == {"tasks": str(tmp_path / "tasks")}
-
-
 def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
     for _ in range(50):
         assert 20_000 <= free_port() < 32_768
-
-
-def test_where_all_ports_are_taken_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(config, "_PORTS", range(port, port + 1))
-        monkeypatch.setattr(config, "_TRIES", 1)
-        with pytest.raises(ServiceNotStarted, match=f"None of 1 ports of loopback from {port} to {port} is free"):
-            free_port()

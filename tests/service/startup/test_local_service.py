@@ -1,7 +1,6 @@
 """A Ray that does not start ends the start with a sentence; a shutdown waits for rollouts, but not for ever."""
 
 import os
-import socket
 from unittest.mock import patch
 
 import pytest
@@ -12,7 +11,7 @@ from ray.serve.schema import DeploymentSchema, ServeApplicationSchema
 
 from service.startup import local_service
 from service.startup.config import ServiceNotStarted
-from service.startup.local_service import _drain_replicas, _refuse_taken_port, _shutdown_bound_s, _start_ray
+from service.startup.local_service import _drain_replicas, _shutdown_bound_s, _start_ray
 
 
 class HandleThatLearnsItsReplicas:
@@ -67,14 +66,3 @@ def test_whatever_ray_raises_is_said(error: Exception) -> None:
     ):
         _start_ray(8000)
     assert str(raised.value) == f"Ray did not start: {error}"
-
-
-def test_a_port_that_something_listens_on_is_refused() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(ServiceNotStarted) as raised:
-            _refuse_taken_port("127.0.0.1", port)
-        assert str(raised.value) == f"Port {port} on 127.0.0.1 is taken: stop what uses it or choose another."
-    _refuse_taken_port("127.0.0.1", port)

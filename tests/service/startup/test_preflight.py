@@ -47,7 +47,6 @@ def test_every_wrong_setting_is_named_with_its_value() -> None:
         engine={"device": "tpu", "model": "models/tiny"},
         limits={"max_body_bytes": "much"},
         policy={"fodler": "/weights"},
-        enviroments={},
     )
     assert refusal(wrong) == [
         "The settings of rollout are wrong:",
@@ -55,8 +54,6 @@ def test_every_wrong_setting_is_named_with_its_value() -> None:
         "  args.limits.max_body_bytes: Input should be a valid integer, unable to parse string as an integer "
         "(given: 'much')",
         f"  args.policy.fodler: unknown; permitted are {', '.join(PolicySettings.model_fields)} (given: '/weights')",
-        "  args.enviroments: unknown; permitted are engine, environments, reward_models, responses, access, limits, "
-        "admission, scheduling, policy, jobs, metrics, tracing, sessions, images, rollout_records",
     ]
 
 
@@ -65,7 +62,9 @@ CONVERSATION = "deployments.tasks.conversation:ConversationEnvironment"
 USER = {"models": {"user": {}}, "user_simulator": {"model": "user"}}
 KEYED_JUDGE = {"base_url": "http://judge/v1", "model": "m", "api_key_variable": "JUDGE_KEY"}
 JUDGED = {"judged": {"import_path": JUDGE, "models": {"judge": KEYED_JUDGE}}}
-NO_KEY = "the environment variable {} holds no key: set it where the service starts"
+HARNESS = {"url": "http://harness", "api_key_variable": "NO_SUCH_KEY"}
+MINE = "args.environments.mine"
+TASKS, SANDBOX = f"{MINE}.agent.harbor.tasks", f"{MINE}.agent.harbor.sandbox"
 NIM = {"import_path": "examples.nim:Nim", "rivals": {"api_key_variable": "RIVALS_KEY"}}
 DEPLOYMENTS = "is not a deployment of rollout; there are Ingress, Generator, Policy, math."
 
@@ -76,6 +75,10 @@ def engine(**fields: Any) -> dict[str, Any]:
 
 def mine(**environment: Any) -> dict[str, Any]:
     return {"environments": {"mine": environment}, "sessions": {}}
+
+
+def played_by(**agent: Any) -> dict[str, Any]:
+    return mine(import_path=MATH, agent=agent)
 
 
 def harbor(tasks: str, timeout_s: float | None = None, **sandbox: Any) -> dict[str, Any]:
@@ -89,61 +92,29 @@ def harbor(tasks: str, timeout_s: float | None = None, **sandbox: Any) -> dict[s
     [
         (engine(max_num_seq=4), "args.engine.max_num_seq", "unknown; permitted are replica, device, model, tokenizer"),
         (engine(model="org/remote", tokenizer="/no/where"), "args.engine.tokenizer", "there is no /no/where on this"),
+        ({"environments": JUDGED}, "args.environments.judged.models.judge.api_key_variable", "JUDGE_KEY holds no key"),
+        (mine(agent={"game": NIM}), f"{MINE}.agent.game.rivals", "RIVALS_KEY holds no key"),
+        (mine(agent={"game": {"import_path": "examples.nim:Go"}}), f"{MINE}.agent.game", "makes no game: Attribute"),
+        (mine(import_path=JUDGE, **USER), f"{MINE}.user_simulator", f"leave it out, or name {CONVERSATION}"),
+        (mine(import_path="no.such:Thing"), MINE, "cannot be imported: there is no module no."),
+        (mine(import_path=f"{MATH}s"), MINE, "tasks.math has no MathEnvironments."),
+        (mine(import_path="pathlib:Path"), MINE, "pathlib:Path is not a TaskEnvironment"),
+        (mine(import_path=MATH, arguments={"worker": 2}), MINE, "got an unexpected keyword argument 'worker'"),
+        (played_by(import_path="no_such:agent"), f"{MINE}.agent.import_path", "is not package.module:function"),
         (
-            {"environments": JUDGED},
-            "args.environments.judged.models.judge.api_key_variable",
-            NO_KEY.format("JUDGE_KEY"),
+            played_by(command={"argv": ["no-such-program"]}),
+            f"{MINE}.agent.command.argv",
+            "no program 'no-such-program'",
         ),
-        (mine(agent={"game": NIM}), "args.environments.mine.agent.game.rivals", NO_KEY.format("RIVALS_KEY")),
-        (
-            mine(agent={"game": {"import_path": "examples.nim:Go"}}),
-            "args.environments.mine.agent.game",
-            "examples.nim:Go makes no game: Attribute",
-        ),
-        (
-            mine(import_path=JUDGE, **USER),
-            "args.environments.mine.user_simulator",
-            f"{JUDGE} talks to no user (it has no use_user): leave it out, or name {CONVERSATION}",
-        ),
-        (mine(import_path="no.such:Thing"), "args.environments.mine", "cannot be imported: there is no module no."),
-        (mine(import_path=f"{MATH}s"), "args.environments.mine", "tasks.math has no MathEnvironments."),
-        (mine(import_path="pathlib:Path"), "args.environments.mine", "pathlib:Path is not a TaskEnvironment"),
-        (
-            mine(import_path=MATH, arguments={"worker": 2}),
-            "args.environments.mine",
-            "got an unexpected keyword argument 'worker'",
-        ),
-        (
-            mine(import_path=MATH, agent={"import_path": "no_such:agent"}),
-            "args.environments.mine.agent.import_path",
-            "no_such:agent is not package.module:function",
-        ),
-        (
-            mine(import_path=MATH, agent={"command": {"argv": ["no-such-program"]}}),
-            "args.environments.mine.agent.command.argv",
-            "there is no program 'no-such-program'",
-        ),
-        (
-            mine(import_path=MATH, agent={"harness": {"url": "http://harness", "api_key_variable": "NO_SUCH_KEY"}}),
-            "args.environments.mine.agent.harness.api_key_variable",
-            NO_KEY.format("NO_SUCH_KEY"),
-        ),
+        (played_by(harness=HARNESS), f"{MINE}.agent.harness.api_key_variable", "NO_SUCH_KEY holds no key"),
         (
             harbor(f"{HARBOR_EXAMPLES}/fix-median", timeout_s=180),
-            "args.environments.mine.agent.harbor.tasks",
-            "are 180 s together, and the agent's timeout_s, which bounds the whole rollout, is 180: set it above.",
+            TASKS,
+            "bounds the whole rollout, is 180: set it above.",
         ),
-        (harbor("/nowhere"), "args.environments.mine.agent.harbor.tasks", "/nowhere is no folder of tasks."),
-        (
-            harbor(HARBOR_EXAMPLES, provider="docker", options={"port": 1}),
-            "args.environments.mine.agent.harbor.sandbox",
-            "got an unexpected keyword argument 'port'; the provider docker takes socket, network, runtime.",
-        ),
-        (
-            harbor(HARBOR_EXAMPLES, provider="harbor"),
-            "args.environments.mine.agent.harbor.sandbox",
-            "the provider harbor needs the package harbor, which is not installed.",
-        ),
+        (harbor("/nowhere"), TASKS, "/nowhere is no folder of tasks."),
+        (harbor(HARBOR_EXAMPLES, provider="docker", options={"port": 1}), SANDBOX, "takes socket, network, runtime."),
+        (harbor(HARBOR_EXAMPLES, provider="harbor"), SANDBOX, "needs the package harbor, which is not installed."),
         ({"deployments": [{"name": "maths"}]}, "deployments", f"maths {DEPLOYMENTS}"),
         ({"deployments": [{"name": "Data"}]}, "deployments", f"Data {DEPLOYMENTS}"),
         ({"access": {"keys_file": "/missing"}}, "access.keys_file", "No such file or directory (/missing)"),
@@ -205,19 +176,6 @@ def test_data_that_do_not_suit_their_environment_are_refused(rows: str, says: st
     [problem] = refusal(config(environments={"math": {"import_path": MATH, "data": {"files": str(path)}}}))
     assert problem.startswith(f"args.environments.math.data: {path}")
     assert problem.endswith(says)
-
-
-def test_wrong_settings_of_data_are_named() -> None:
-    assert refusal(config(environments={"math": {"import_path": MATH, "data": {"columns": {"reward": "x"}}}})) == [
-        "The settings of rollout are wrong:",
-        "  args.environments.math.data: give either files or hub",
-    ]
-    for target in ("status", "idx.y"):
-        data = {"files": "a.jsonl", "columns": {target: "x"}}
-        [_, problem] = refusal(config(environments={"math": {"import_path": MATH, "data": data}}))
-        assert problem == (
-            f"  args.environments.math.data: columns.{target}: a sample cannot have this field; give it another name"
-        )
 
 
 def test_the_deployment_of_data_has_an_entry_where_a_task_has_data(tmp_path: Path) -> None:

@@ -14,14 +14,9 @@ from service.startup.readiness import _Startup
 RAISED = """\
 A replica failed to start with exception. Retrying 2 more time(s). Error:
 \x1b[36mray::ServeReplica:rollout:math.initialize_and_get_metadata()\x1b[39m (pid=23180, ip=192.0.2.2)
-  File "/usr/lib/python3.11/concurrent/futures/_base.py", line 449, in result
-    return self.__get_result()
-           ^^^^^^^^^^^^^^^^^^^
   File "/venv/lib/python3.11/site-packages/ray/serve/_private/replica.py", line 1928, in initialize
     raise RuntimeError(traceback.format_exc()) from None
 RuntimeError: Traceback (most recent call last):
-  File "/venv/lib/python3.11/site-packages/ray/serve/_private/replica.py", line 1867, in initialize
-    await self._user_callable_wrapper.initialize_callable()
   File "/venv/lib/python3.11/site-packages/ray/serve/_private/replica.py", line 4008, in _call_func_or_gen
     result = callable(*args, **kwargs)
              ^^^^^^^^^^^^^^^^^^^^^^^^^
@@ -29,15 +24,13 @@ RuntimeError: Traceback (most recent call last):
     TypeAdapter(int).validate_python("x")
 pydantic_core._pydantic_core.ValidationError: 1 validation error for int
   Input should be a valid integer, unable to parse string as an integer [type=int_parsing, input_value='x']
-    For further information visit https://errors.pydantic.dev/2.14/v/int_parsing
 """
 RAISED_SHORTENED = """\
 math failed to start. Traceback (most recent call last):
   File "/home/me/my_task.py", line 8, in __init__
     TypeAdapter(int).validate_python("x")
 pydantic_core._pydantic_core.ValidationError: 1 validation error for int
-  Input should be a valid integer, unable to parse string as an integer [type=int_parsing, input_value='x']
-    For further information visit https://errors.pydantic.dev/2.14/v/int_parsing"""
+  Input should be a valid integer, unable to parse string as an integer [type=int_parsing, input_value='x']"""
 
 REFUSED = """\
 A replica failed to start with exception. Retrying 2 more time(s). Error:
