@@ -99,12 +99,7 @@ class AnyStore(RuleBasedStateMachine):
     def begin(self, is_rolling: bool, kept: int) -> None:
         async def begun() -> None:
             activation = "rolling" if is_rolling else "together"
-            limits: dict[str, Any] = {
-                "command_timeout_s": 30,
-                "transfer_idle_s": 5,
-                "keep_versions": kept,
-                "activation": activation,
-            }
+            limits: dict[str, Any] = {"command_timeout_s": 30, "transfer_idle_s": 5, "keep_versions": kept}
             self.world = World(Path(self.folder.name) / "policy", activation=activation, **limits)
             self.events = self.world.cluster.events = CheckedEvents(self.world)
 
