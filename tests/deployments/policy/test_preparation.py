@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import zstandard
 from safetensors.torch import load, load_file, save, save_file
 
 from deployments.policy import versions as versions_module
@@ -49,15 +48,6 @@ from tests.deployments.policy.policy_world import (
     weights,
 )
 from tests.virtual_time import until
-
-
-@in_world()
-async def test_an_upload_may_be_compressed(world: World) -> None:
-    replica = await world.replica("r0")
-    await world.push(1, zstandard.compress(weights(2.0)), is_zstd=True)
-    assert content_of(replica.staged) == weights(2.0)
-    assert world.versions.info(1).upload_digest == digest_of(weights(2.0))
-    assert not list(world.folder.glob("uploads/*"))
 
 
 @in_world()

@@ -23,7 +23,6 @@ from tests.deployments.policy.policy_world import (
     full_weights,
     in_world,
     nothing,
-    play,
     push_deltas,
     taken,
     version_files,
@@ -55,21 +54,19 @@ async def test_a_replica_loads_the_base_and_its_adapter_before_it_accepts(world:
 
 
 @pytest.mark.parametrize(("version", "is_on_trial"), [(7, False), (7, True), (8, False)])
-def test_a_replica_with_other_weights_under_a_known_number_is_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int, is_on_trial: bool
+@in_world()
+async def test_a_replica_with_other_weights_under_a_known_number_is_replaced(
+    world: World, caplog: pytest.LogCaptureFixture, version: int, is_on_trial: bool
 ) -> None:
-    async def story(world: World) -> None:
-        first, second = [await world.ready(name) for name in ("r0", "r1")]
-        await world.push(7, weights(7))
-        if version == 8:
-            await world.push(8, adapter(), kind="adapter")
-        loaded = first.loaded
-        second.keys[version], second.is_on_trial = "another key", is_on_trial
-        await world.restart()
-        await until(lambda: world.cluster.killed == ["r1"])
-        assert (first.loaded, world.versions.current) == (loaded, version)
-
-    play(story, tmp_path)
+    first, second = [await world.ready(name) for name in ("r0", "r1")]
+    await world.push(7, weights(7))
+    if version == 8:
+        await world.push(8, adapter(), kind="adapter")
+    loaded = first.loaded
+    second.keys[version], second.is_on_trial = "another key", is_on_trial
+    await world.restart()
+    await until(lambda: world.cluster.killed == ["r1"])
+    assert (first.loaded, world.versions.current) == (loaded, version)
     [error] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert error.getMessage() == (
         f"A generator replica has to be replaced: it holds other weights as version {version} than the policy store "
@@ -93,20 +90,18 @@ async def test_a_store_over_an_older_copy_gives_replicas_what_the_copy_has(world
         await world.store.write_chunk(6, None, 0, b"")
 
 
-def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@in_world()
+async def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(_versions: Versions, _version: int) -> Path:
         raise OSError("weights: the disk is gone")
 
-    async def story(world: World) -> None:
-        await world.push(9, weights(2.0))
-        monkeypatch.setattr(Versions, "file", unreadable)
-        await world.replica("r0")
-        await until(lambda: world.cluster.killed == ["r0"])
-        assert (await world.store.state(0)).replicas == []
-
-    play(story, tmp_path)
+    await world.push(9, weights(2.0))
+    monkeypatch.setattr(Versions, "file", unreadable)
+    await world.replica("r0")
+    await until(lambda: world.cluster.killed == ["r0"])
+    assert (await world.store.state(0)).replicas == []
     warning, replaced = caplog.records
     assert (warning.name, warning.levelname) == ("rollout_service.policy", "WARNING")
     assert warning.getMessage() == "The current weights could not be given to a replica."
@@ -170,27 +165,24 @@ async def payload(world: World, version: int) -> VersionPayload:
     return await world.store.loading.payload(version)
 
 
-@pytest.mark.parametrize("is_copied", [False, True])
-def test_a_payload_names_the_stored_file_of_which_nodes_read_ranges(tmp_path: Path, is_copied: bool) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, content := weights(2.0))
-        found, path = await payload(world, 1), world.versions.weights(1)
-        assert (found.kind, found.size_bytes, found.checksum) == ("full", path.stat().st_size, file_checksum(path))
-        assert (found.file.path, found.file.node_id, found.file.inode) == (str(path), "node", path.stat().st_ino)
-        assert (found.file.modified_ns, found.file.is_copied) == (path.stat().st_mtime_ns, is_copied)
-        assert found.keep == {1}
-        read = world.store.read_weights
-        assert await read(1, found.checksum, 10, 20) == content[10:30]
-        for version, checksum in ((1, "another checksum"), (2, found.checksum)):
-            with pytest.raises(VersionUnknown, match="it is not stored here, or no longer"):
-                await read(version, checksum, 10, 20)
-        initial = await payload(world, 0)
-        assert initial.checksum == file_checksum(MODEL / "model.safetensors")
-        assert await read(0, initial.checksum, 0, initial.size_bytes) == world.versions.weights(0).read_bytes()
-        update = await world.push(1, content := adapter(3.0), kind="adapter", name="a")
-        assert await read(1, str(update.checksum), 0, 10) == content[:10]
-
-    play(story, tmp_path, copy_to_nodes=is_copied)
+@in_world(copy_to_nodes=True)
+async def test_a_payload_names_the_stored_file_of_which_nodes_read_ranges(world: World) -> None:
+    await world.push(1, content := weights(2.0))
+    found, path = await payload(world, 1), world.versions.weights(1)
+    assert (found.kind, found.size_bytes, found.checksum) == ("full", path.stat().st_size, checksum_of(content))
+    assert (found.file.path, found.file.node_id, found.file.inode) == (str(path), "node", path.stat().st_ino)
+    assert (found.file.modified_ns, found.file.is_copied) == (path.stat().st_mtime_ns, True)
+    assert found.keep == {1}
+    read = world.store.read_weights
+    assert await read(1, found.checksum, 10, 20) == content[10:30]
+    for version, checksum in ((1, "another checksum"), (2, found.checksum)):
+        with pytest.raises(VersionUnknown, match="it is not stored here, or no longer"):
+            await read(version, checksum, 10, 20)
+    initial = await payload(world, 0)
+    assert initial.checksum == file_checksum(MODEL / "model.safetensors")
+    assert await read(0, initial.checksum, 0, initial.size_bytes) == world.versions.weights(0).read_bytes()
+    update = await world.push(1, content := adapter(3.0), kind="adapter", name="a")
+    assert await read(1, str(update.checksum), 0, 10) == content[:10]
 
 
 @in_world()
@@ -225,7 +217,7 @@ async def test_replicas_that_hold_the_base_get_a_delta_which_others_may_read(
     assert found.delta is not None
     base, changes = found.delta.base, found.delta.changes
     assert (base.version, base.checksum) == (2, world.versions.info(2).checksum)
-    assert base.file.path == str(world.versions.weights(2))
+    assert (base.file.path, base.file.is_copied) == (str(world.versions.weights(2)), False)
     assert (changes.file.path, changes.file.inode) == (str(delta), delta.stat().st_ino)
     assert (changes.size_bytes, changes.checksum) == (delta.stat().st_size, file_checksum(delta))
     assert (found.size_bytes, found.checksum) == (len(full_weights(3)[2]), checksum_of(full_weights(3)[2]))

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -381,6 +380,11 @@ async def test_a_replica_that_fails_to_load_is_replaced_if_it_is_there(
 REFUSE = SwitchOptions(if_busy="refuse")
 
 
+async def lease_once(lock: _UpdateLock) -> None:
+    async with lock.lease():
+        pass
+
+
 @virtual_time.test
 async def test_only_a_holder_with_an_activity_refuses_those_who_do_not_wait() -> None:
     lock = _UpdateLock()
@@ -393,47 +397,9 @@ async def test_only_a_holder_with_an_activity_refuses_those_who_do_not_wait() ->
             message = "an update is under way; wait for it, or say if_busy=wait"
             async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
                 lock.refuse_if_busy(REFUSE)
+            waiting = asyncio.create_task(lease_once(lock))
+            await settled()
+            assert not waiting.done()
             raise LookupError
+    await waiting
     lock.refuse_if_busy(REFUSE)
-    async with lock.lease():
-        pass
-
-
-@dataclass(frozen=True)
-class Caller:
-    begins_at: int
-    holds_s: int
-    is_cancelled_at: int | None
-
-
-seconds = st.integers(0, 8)
-
-
-@given(st.lists(st.builds(Caller, seconds, seconds, st.none() | seconds), max_size=8))
-def test_whoever_waits_or_leaves_there_is_one_holder_and_at_last_none(callers: list[Caller]) -> None:
-    async def story() -> None:
-        lock = _UpdateLock()
-        holders: set[Caller] = set()
-
-        async def call(caller: Caller) -> None:
-            await asyncio.sleep(caller.begins_at)
-            async with lock.lease("busy"):
-                assert not holders
-                holders.add(caller)
-                try:
-                    await asyncio.sleep(caller.holds_s)
-                finally:
-                    holders.remove(caller)
-
-        calls = [asyncio.create_task(call(caller)) for caller in callers]
-        loop = asyncio.get_running_loop()
-        for caller, task in zip(callers, calls, strict=True):
-            if caller.is_cancelled_at is not None:
-                loop.call_at(caller.is_cancelled_at, task.cancel)
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
-        lock.refuse_if_busy(REFUSE)
-        async with asyncio.timeout(0.5), lock.lease():
-            pass
-
-    run(story())

@@ -13,7 +13,7 @@ from deployments.policy.durable_files import Trash
 from deployments.policy.failures import VersionRefused, VersionUnknown
 from deployments.policy.policies import CLEAN_UP_EVERY_S
 from deployments.policy.versions import InitialVersion, Version, Versions
-from tests.deployments.policy.policy_world import World, play
+from tests.deployments.policy.policy_world import World, in_world
 from tests.paths import TINY_MODEL
 from tests.virtual_time import now, until
 
@@ -159,24 +159,19 @@ def test_a_store_whose_folder_another_one_has_changed_writes_nothing(tmp_path: P
     )
 
 
-def test_a_disk_that_fails_while_files_are_cleaned_up_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@in_world()
+async def test_a_disk_that_fails_while_files_are_cleaned_up_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fails = [True, True]
+    emptied: list[Path] = []
 
     def empty(trash: Trash) -> None:
-        if fails:
-            fails.pop()
+        emptied.append(trash.folder)
+        if len(emptied) < 3:
             raise OSError("the disk is gone")
-        cleaned_at.append(trash.folder)
-
-    cleaned_at: list[Path] = []
-
-    async def story(_: World) -> None:
-        await until(lambda: bool(cleaned_at))
-        assert now() == 2 * CLEAN_UP_EVERY_S
 
     monkeypatch.setattr(Trash, "empty", empty)
-    play(story, tmp_path)
+    await until(lambda: len(emptied) == 3)
+    assert (emptied, now()) == ([world.folder] * 3, 2 * CLEAN_UP_EVERY_S)
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warned == ["Files of the policy store could not be removed."] * 2
