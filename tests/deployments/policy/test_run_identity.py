@@ -67,9 +67,7 @@ def test_a_run_without_a_name_gets_one_which_the_folder_keeps_with_its_model(fol
     assert (records[0]["run"][:4], records[0]["model"], records[0]["revision"]) == ("run-", "org/model", "main")
 
 
-def test_a_folder_without_versions_is_taken_over_without_initial_weights(
-    folder: Path,
-) -> None:
+def test_a_folder_without_versions_is_taken_over_without_initial_weights(folder: Path) -> None:
     RunIdentity("run-a", "org/model").claim(folder)
     written(initial_file(folder), GOOD)
     RunIdentity("run-b", "org/other").claim(folder)

@@ -103,13 +103,9 @@ def test_a_version_may_be_known_without_its_weights(tmp_path: Path) -> None:
     versions.add_weights(transferred, tmp_path / "saved")
     after = versions_in(tmp_path)
     assert (after.info(3).stored, after.file(3).read_bytes()) == ("whole", b"weights")
-
-
-def test_weights_that_come_after_their_version_was_removed_are_ignored(tmp_path: Path) -> None:
-    versions = versions_in(tmp_path)
-    (tmp_path / "saved").write_bytes(b"weights")
-    versions.add_weights(info(3), tmp_path / "saved")
-    assert (versions.all, files(tmp_path)) == ([], {"saved"})
+    (tmp_path / "late").write_bytes(b"weights of a version that was removed meanwhile")
+    after.add_weights(info(2), tmp_path / "late")
+    assert (after.all, (tmp_path / "late").exists()) == ([after.info(3)], True)
 
 
 def test_files_that_a_dead_store_left_are_removed_at_the_next_start(tmp_path: Path) -> None:
