@@ -50,10 +50,7 @@ def different(found: str, expected: str) -> str:
         ({"norm.weight": torch.ones(3).half()}, [("norm.weight", different("F16 [3]", "BF16 [3]"))]),
         (
             {"norm.weight": torch.ones(4), "scale": torch.ones(1)},
-            [
-                ("norm.weight", different("F32 [4]", "BF16 [3]")),
-                ("scale", different("F32 [1]", "F32 []")),
-            ],
+            [("norm.weight", different("F32 [4]", "BF16 [3]")), ("scale", different("F32 [1]", "F32 []"))],
         ),
         (
             {"norm.weight": None, "other": torch.ones(1), "scale": torch.ones(())[None]},
@@ -148,13 +145,6 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, 
     assert refusal(validate_full, tmp_path / "a", LAYOUT) == [("weights", message)]
 
 
-def test_an_adapter_of_peft_is_packed_and_checked(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "adapter", '{"r": 8,  "lora_alpha": 16}')
-    write_adapter(folder, tmp_path / "packed")
-    checksum = file_checksum(folder / "adapter_model.safetensors")
-    assert validate_adapter(tmp_path / "packed", LAYOUT) == (checksum, '{"r": 8,  "lora_alpha": 16}')
-
-
 @pytest.mark.parametrize(
     ("config", "limit", "problem"),
     [
@@ -201,8 +191,11 @@ def test_what_is_no_adapter_is_refused(
     assert refusal(validate_adapter, tmp_path / "a", LAYOUT) == [finding]
 
 
-def changes(name: str, gaps: list[int], values: list[float]) -> Tensors:
-    return {f"{name}.gaps": torch.tensor(gaps, dtype=torch.int32), f"{name}.values": torch.tensor(values)}
+SMALL_GAP = "a gap is too small: the first must be at least 0, the others at least 1"
+
+
+def changes(name: str, gaps: list[int], values: list[float], dtype: torch.dtype = torch.int32) -> Tensors:
+    return {f"{name}.gaps": torch.tensor(gaps, dtype=dtype), f"{name}.values": torch.tensor(values)}
 
 
 def test_a_delta_has_the_checksum_of_its_own_tensors(tmp_path: Path) -> None:
@@ -218,20 +211,11 @@ def test_a_delta_has_the_checksum_of_its_own_tensors(tmp_path: Path) -> None:
         ({"norm.weight": torch.ones(3)}, ("norm.weight", "a delta holds only names that end in .gaps or .values")),
         (changes("lm_head", [0], [1.0]), ("lm_head", "the base has no such tensor")),
         ({"scale.gaps": torch.zeros(1, dtype=torch.int32)}, ("scale", "scale.values is missing")),
-        (
-            {"scale.gaps": torch.zeros(1, dtype=torch.int64), "scale.values": torch.ones(1)},
-            ("scale", "gaps are I64; they must be I32"),
-        ),
+        (changes("scale", [0], [1.0], torch.int64), ("scale", "gaps are I64; they must be I32")),
         (changes("norm.weight", [0], [1.0]), ("norm.weight", "values are F32 where the base has BF16")),
         (changes("scale", [1], [1.0]), ("scale", "place 1 is changed, and the tensor has only 1 values")),
-        (
-            changes("scale", [-1], [1.0]),
-            ("scale", "a gap is too small: the first must be at least 0, the others at least 1"),
-        ),
-        (
-            changes("scale", [0, 0], [1.0, 2.0]),
-            ("scale", "a gap is too small: the first must be at least 0, the others at least 1"),
-        ),
+        (changes("scale", [-1], [1.0]), ("scale", SMALL_GAP)),
+        (changes("scale", [0, 0], [1.0, 2.0]), ("scale", SMALL_GAP)),
         (changes("scale", [0], [float("nan")]), ("scale", NOT_FINITE)),
     ],
 )

@@ -8,14 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from deployments.workers.cleanup import (
-    MARK,
-    claim_folder,
-    free_left_over,
-    has_died,
-    owner_of,
-    remove_left_over,
-)
+from deployments.workers.cleanup import MARK, claim_folder, free_left_over, has_died, owner_of, remove_left_over
 
 
 def owner_that_is_gone() -> str:
@@ -101,6 +94,7 @@ def name_of_memory():
     memory.unlink()
     return memory.name
 
+os.environ.pop(OWNER_VARIABLE, None)  # of a test that has claimed the shared memory of its process
 name_by_owner()
 print(name_of_memory())
 claim_shared_memory(Path(sys.argv[1]))
