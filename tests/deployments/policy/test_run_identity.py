@@ -58,7 +58,7 @@ def test_a_folder_with_versions_goes_on_with_its_run_and_its_model_alone(
     assert (run_of(folder), read_index(folder).current) == (run, 1)
 
 
-def test_a_run_without_a_name_gets_one_which_the_folder_keeps_with_its_model(folder: Path) -> None:
+def test_a_run_without_a_name_gets_one_which_the_folder_keeps(folder: Path) -> None:
     records = []
     for _ in range(2):
         RunIdentity(None, "org/model", "main").claim(folder)

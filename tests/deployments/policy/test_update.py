@@ -188,7 +188,7 @@ WENT_BACK = "a replica could not generate with them and went back: "
     ],
 )
 @virtual_time.test
-async def test_replicas_that_break_in_a_trial_are_replaced_and_nothing_is_current(
+async def test_replicas_that_break_in_a_trial_are_replaced_and_it_is_not_current(
     scripts: list[list[Step]], failure: type[PolicyFailure], message: str
 ) -> None:
     scene = await Scene([*scripts, [] if len(scripts) == 1 else ["die"]]).begin()

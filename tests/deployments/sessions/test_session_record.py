@@ -161,7 +161,7 @@ def test_of_equal_responses_the_longest_continued_one_goes_on(engine: FakeEngine
     assert list(plan.token_ids) == [*engine.prompts[continued.id], *continued.token_ids]
 
 
-def test_a_prompt_of_token_ids_continues_the_longest_beginning_that_was_generated(engine: FakeEngine) -> None:
+def test_a_prompt_of_token_ids_continues_its_longest_generated_beginning(engine: FakeEngine) -> None:
     first = engine.call([QUESTION], Reply("3"))
     again = engine.call([QUESTION], Reply("3"))
     second = engine.call([QUESTION, first.message, NEXT], Reply("6"))

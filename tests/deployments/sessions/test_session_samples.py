@@ -75,7 +75,7 @@ def test_the_metrics_count_what_comes_after_the_prompt() -> None:
     assert [sample.metrics.clipped_turns for sample in samples_of("s", branching().record)] == [0, 1]
 
 
-def test_further_fields_of_the_posted_sample_come_back_but_those_of_a_result() -> None:
+def test_further_fields_of_a_sample_come_back_but_those_of_a_result() -> None:
     taken = dict.fromkeys(SessionSample.model_fields.keys() - SampleInput.model_fields.keys(), "column")
     posted = {"id": "q", "idx": 7, "task_name": "math", "level": 3, "extra_env_info": {"a": 1}}
     made, plain = (

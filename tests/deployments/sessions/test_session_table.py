@@ -34,7 +34,7 @@ def grow(table: SessionTable, kept: KeptSession, tokens: int, size_bytes: int) -
 def test_a_call_beyond_a_limit_is_refused(limits: dict[str, float]) -> None:
     [reason] = limits
     table = empty_table()
-    kept = table.open(opened("a", **limits), 0, 0)
+    kept = table.open(opened("a", "", **limits), 0, 0)
     for _ in range(2):
         table.begin_call(kept, "the same", 0)
     if reason == "max_tokens":

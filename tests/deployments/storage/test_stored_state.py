@@ -29,7 +29,7 @@ class Names:
 
 
 @virtual_time.test
-async def test_nothing_is_answered_before_it_is_stored_and_all_that_is_stored_is_committed() -> None:
+async def test_nothing_is_answered_before_it_is_stored_and_then_it_is_committed() -> None:
     names = Names()
     names.storage.gate.clear()
     leaving, waiting, staying = (asyncio.create_task(names.put(name)) for name in "abc")
@@ -42,7 +42,7 @@ async def test_nothing_is_answered_before_it_is_stored_and_all_that_is_stored_is
 
 
 @virtual_time.test
-async def test_a_database_that_fails_is_tried_again_and_calls_are_refused_in_time() -> None:
+async def test_a_database_that_fails_is_tried_again_and_calls_end_in_time() -> None:
     names = Names(StorageFailed("no"), StorageFailed("disk"))
     assert await names.put("a") == ["a"]
     names.storage.is_failing = True
