@@ -80,19 +80,28 @@ def test_a_histogram_gives_ray_only_the_tags_that_have_a_new_value(given: Given,
     assert {tags["task_name"] for _, tags, _ in given} == {"math", "maze"}
 
 
-def test_all_is_given_again_twice_in_each_interval_of_rays_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+class Noting:
+    """Notes each flush, and whether it repeats."""
+
+    def __init__(self, flushed: list[Any], name: str = "", call: str = "") -> None:
+        self._flushed, self._name, self._call = flushed, name, call
+
+    def flush(self, repeats: bool = False) -> None:
+        self._flushed.append(self._name or repeats)
+        if self._call:
+            asyncio.get_running_loop().call_soon(self._flushed.append, self._call)
+
+
+async def flush_for(seconds: float, *instruments_: Any) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(flush_periodically(instruments_, 8.0), seconds)
+
+
+@virtual_time.test
+async def test_all_is_given_again_twice_in_each_interval_of_rays_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[bool] = []
-
-    class Noting:
-        def flush(self, repeats: bool = False) -> None:
-            flushed.append(repeats)
-
-    async def flush() -> None:
-        monkeypatch.setattr(instruments, "monotonic", asyncio.get_running_loop().time)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(flush_periodically([Noting()], 8.0), 10.5)
-
-    virtual_time.run(flush())
+    monkeypatch.setattr(instruments, "monotonic", virtual_time.now)
+    await flush_for(10.5, Noting(flushed))
     assert flushed == [True, False, False, False, True, False, False, False, True, False]
 
 
@@ -104,42 +113,20 @@ def test_bounds_that_differ_in_the_seventh_digit_are_told_apart(given: Given, so
     assert buckets == [("1048576.0", 0), ("1048577.0", 1), ("25000000000.0", 1), ("+Inf", 1)]
 
 
-def test_an_instrument_whose_values_ray_refuses_holds_up_no_other(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    flushed: list[str] = []
-
+@virtual_time.test
+async def test_an_instrument_whose_values_ray_refuses_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
     class Refused:
         def flush(self, repeats: bool = False) -> None:
             raise TypeError("value must be int or float")
 
-    class Noting:
-        def flush(self, repeats: bool = False) -> None:
-            flushed.append("flushed")
-
-    async def flush() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(flush_periodically([Refused(), Noting()], 8.0), 3.5)
-
-    virtual_time.run(flush())
+    flushed: list[str] = []
+    await flush_for(3.5, Refused(), Noting(flushed, "flushed"))
     assert flushed == ["flushed"] * 3
     assert [record.getMessage() for record in caplog.records] == ["Ray refuses the values of a metric."]
 
 
-def test_calls_go_on_between_two_instruments() -> None:
+@virtual_time.test
+async def test_calls_go_on_between_two_instruments() -> None:
     order: list[str] = []
-
-    class Noting:
-        def __init__(self, name: str) -> None:
-            self._name = name
-
-        def flush(self, repeats: bool = False) -> None:
-            order.append(self._name)
-            asyncio.get_running_loop().call_soon(order.append, "call")
-
-    async def flush() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(flush_periodically([Noting("first"), Noting("second")], 8.0), 1.5)
-
-    virtual_time.run(flush())
+    await flush_for(1.5, Noting(order, "first", "call"), Noting(order, "second", "call"))
     assert order == ["first", "call", "second", "call"]

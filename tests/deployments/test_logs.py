@@ -89,18 +89,14 @@ def stream(logger: logging.Logger) -> _LoggedStream:
     return _LoggedStream(logger, io.StringIO())
 
 
-def test_each_printed_line_is_a_line_of_the_log(stream: _LoggedStream, tmp_path: Path) -> None:
+def test_each_printed_line_is_a_line_of_the_log_and_a_flush_ends_one(stream: _LoggedStream, tmp_path: Path) -> None:
     print("one\n100%s", file=stream)
     print("thr", end="", file=stream)
     print("ee  \n", file=stream)
-    assert [line["message"] for line in lines_in(tmp_path)] == ["one", "100%s", "three"]
-    assert {line["level"] for line in lines_in(tmp_path)} == {"INFO"}
-
-
-def test_a_flush_ends_a_line(stream: _LoggedStream, tmp_path: Path) -> None:
     print("half", end="", file=stream, flush=True)
     print("rest", file=stream)
-    assert [line["message"] for line in lines_in(tmp_path)] == ["half", "rest"]
+    assert [line["message"] for line in lines_in(tmp_path)] == ["one", "100%s", "three", "half", "rest"]
+    assert {line["level"] for line in lines_in(tmp_path)} == {"INFO"}
 
 
 def test_a_log_that_cannot_be_written_is_reported_on_the_original_stream() -> None:

@@ -85,10 +85,7 @@ def test_another_model_plays_beside_the_session_and_its_tokens_are_counted() -> 
         models = {"rival": {"policy": "champion"}}
         played(server, notes, {"seats": {"1": "policy"}}, models=models, **SERVED)
     rival, policy, reward = server.requests
-    assert (rival["path"], policy["path"]) == (
-        "/v1/chat/completions?policy=champion",
-        "/session/v1/chat/completions",
-    )
+    assert (rival["path"], policy["path"]) == ("/v1/chat/completions?policy=champion", "/session/v1/chat/completions")
     assert reward["rewards"] == {"seat_1": 1.0}
     counted = {name: value for name, value in notes.metrics.items() if not name.endswith("_seconds")}
     assert counted == {

@@ -127,11 +127,7 @@ def test_a_command_gets_none_of_the_services_secrets(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("script", "failure", "message"),
     [
-        (
-            "echo no such file >&2; exit 3",
-            AgentFailed,
-            "ended with exit code 3. It wrote to stderr last: no such file$",
-        ),
+        ("echo no file >&2; exit 3", AgentFailed, "ended with exit code 3. It wrote to stderr last: no file$"),
         ("exit 1", AgentFailed, "ended with exit code 1. It wrote nothing to stderr.$"),
         ("exit 75", EnvironmentLost, r"cannot be run just now \(exit code 75\)"),
         ("kill -9 $$", AgentFailed, "was ended by signal SIGKILL"),

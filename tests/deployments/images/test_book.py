@@ -45,16 +45,6 @@ class StoredBook:
         return commit()
 
 
-def test_an_image_is_its_owners_alone() -> None:
-    stored = StoredBook()
-    stored.put({"a": 1}, "ann")
-    stored.put({"a": 1, "b": 2}, "bob")
-    assert stored.book.refused(["a", "b", "c", "b"], "ann") == ["b", "c"]
-    assert stored.book.refused(["a", "b"], "bob") == []
-    assert stored.book.refused(["a", "b"], "") == ["a", "b"]
-    assert stored.book.total_bytes == 3
-
-
 def test_without_room_a_put_is_refused_with_the_settings() -> None:
     stored = StoredBook()
     stored.put({"a": 60}, time_s=0)

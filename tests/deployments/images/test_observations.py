@@ -21,9 +21,11 @@ from deployments.images.checks import NOT_TAKEN, ObservedImages
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.images import name_of_image
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment
+from tests import virtual_time
 from tests.deployments.images.pictures import animation, picture
 from tests.fakes.image_store import ImagesInProcess
 from tests.fakes.storage import ScriptedStorage
+from tests.virtual_time import runs
 
 RED, BLUE = picture("red"), picture("blue")
 OTHERS = name_of_image(b"another key's")
@@ -33,33 +35,24 @@ def shown(*images: bytes | str, text: str = "look") -> ChatMessage:
     return {"role": "user", "content": text, "images": list(images)}
 
 
-def kept(outcome: StepOutcome, images: ImagesInProcess | None = None, **settings: Any) -> StepOutcome:
-    async def keep() -> StepOutcome:
-        store = images or ImagesInProcess()
-        return await ObservedImages(store, ImagesSettings(**settings)).kept(outcome, "ann")
-
-    return asyncio.run(keep())
+async def kept(outcome: StepOutcome, images: ImagesInProcess | None = None, **settings: Any) -> StepOutcome:
+    return await ObservedImages(images or ImagesInProcess(), ImagesSettings(**settings)).kept(outcome, "ann")
 
 
-def test_bytes_are_put_once_for_the_owner_and_named_in_their_places() -> None:
+@runs
+async def test_bytes_are_put_once_for_the_owner_and_named_in_their_places() -> None:
     images = ImagesInProcess()
-    messages = [shown(RED, BLUE, RED), {"role": "tool", "content": "no picture"}, shown(name_of_image(BLUE))]
-
-    async def keep() -> Any:
-        await images.put([BLUE], "ann")
-        outcome = StepOutcome(messages, 1.0, False)  # type: ignore[arg-type]
-        return await ObservedImages(images, ImagesSettings()).kept(outcome, "ann")
-
-    outcome = asyncio.run(keep())
+    await images.put([BLUE], "ann")
+    said: ChatMessage = {"role": "tool", "content": "no picture"}
     red, blue = name_of_image(RED), name_of_image(BLUE)
-    assert outcome == StepOutcome(
-        [shown(red, blue, red), {"role": "tool", "content": "no picture"}, shown(blue)], 1.0, False
-    )
+    outcome = await kept(StepOutcome([shown(RED, BLUE, RED), said, shown(blue)], 1.0, False), images)
+    assert outcome == StepOutcome([shown(red, blue, red), said, shown(blue)], 1.0, False)
     assert images.puts[1:] == [[red]], "what the store has is not put again"
 
 
-def test_one_message_stays_one_message() -> None:
-    assert kept(StepOutcome(shown(RED), 0.0, True)).observation == shown(name_of_image(RED))
+@runs
+async def test_one_message_stays_one_message() -> None:
+    assert (await kept(StepOutcome(shown(RED), 0.0, True))).observation == shown(name_of_image(RED))
 
 
 @pytest.mark.parametrize(
@@ -72,27 +65,23 @@ def test_one_message_stays_one_message() -> None:
         ([RED] * 5, r"it shows 5 images, and images\.max_images allows 4"),
     ],
 )
-def test_what_cannot_be_shown_breaks_the_step_and_nothing_is_kept(images: list[bytes | str], says: str) -> None:
+@runs
+async def test_what_cannot_be_shown_breaks_the_step_and_nothing_is_kept(images: list[bytes | str], says: str) -> None:
     store = ImagesInProcess()
     with pytest.raises(EnvironmentBroken, match=f"^The environment's observation cannot be shown: .*{says}"):
-        kept(StepOutcome(shown(*images), 0.0, False), store, max_images=4)
+        await kept(StepOutcome(shown(*images), 0.0, False), store, max_images=4)
     assert store.puts == []
 
 
-def test_without_room_the_step_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.storage.stored_state.ANSWER_WITHIN_S", 0.05)
+@virtual_time.test
+async def test_without_room_the_step_can_be_made_again() -> None:
     full = ImagesInProcess(ImagesSettings(max_bytes=10))
     with pytest.raises(Overloaded, match=r"^The images of an observation have no room: 0 bytes are kept"):
-        kept(StepOutcome(shown(RED), 0.0, False), full)
-    storage = ScriptedStorage(errors=[])
-
-    async def keep() -> None:
-        store = ImagesInProcess(storage=storage)
-        storage.is_failing = True
-        await ObservedImages(store, ImagesSettings()).kept(StepOutcome(shown(RED), 0.0, False), "ann")
-
+        await kept(StepOutcome(shown(RED), 0.0, False), full)
+    storage = ScriptedStorage()
+    storage.is_failing = True
     with pytest.raises(ImagesLost, match="try again later"):
-        asyncio.run(keep())
+        await kept(StepOutcome(shown(RED), 0.0, False), ImagesInProcess(storage=storage))
 
 
 class Nothing(BaseModel):
@@ -115,30 +104,28 @@ class Painter(TaskEnvironment):
         return StepOutcome(shown(RED), 0.0, False)
 
 
-def results(images: ImagesInProcess | None) -> list[StepOutcome | RolloutFailure]:
-    async def play() -> list[StepOutcome | RolloutFailure]:
-        observed = None if images is None else ObservedImages(images, ImagesSettings())
-        runner = StepRunner(Painter(), "painter", 60, observed)
-        requests = (StepRequest([], {}, step_id="a", owner="ann", is_start=is_start) for is_start in (True, False))
-        return list(await asyncio.gather(*(runner.start(request, set()) for request in requests)))
-
-    return asyncio.run(play())
+async def results(images: ImagesInProcess | None) -> list[StepOutcome | RolloutFailure]:
+    observed = None if images is None else ObservedImages(images, ImagesSettings())
+    runner = StepRunner(Painter(), "painter", 60, observed)
+    requests = (StepRequest([], {}, step_id="a", owner="ann", is_start=is_start) for is_start in (True, False))
+    return list(await asyncio.gather(*(runner.start(request, set()) for request in requests)))
 
 
-def test_what_leaves_a_replica_has_names_alone() -> None:
+@runs
+async def test_what_leaves_a_replica_has_names_alone() -> None:
     images = ImagesInProcess()
-    start, step = results(images)
+    start, step = await results(images)
     assert isinstance(start, StepOutcome)
     assert isinstance(step, StepOutcome)
-    assert start.observation == [shown(name_of_image(BLUE))]
-    assert step.observation == shown(name_of_image(RED))
-    names = [name_of_image(BLUE), name_of_image(RED)]
-    assert asyncio.run(images.refused(names, "ann")) == []
-    assert asyncio.run(images.refused(names, "bob")) == names
+    red, blue = name_of_image(RED), name_of_image(BLUE)
+    assert (start.observation, step.observation) == ([shown(blue)], shown(red))
+    assert await images.refused([blue, red], "ann") == []
+    assert await images.refused([blue, red], "bob") == [blue, red]
 
 
-def test_where_no_images_are_taken_one_in_an_observation_breaks_its_step() -> None:
-    for result in results(None):
+@runs
+async def test_where_no_images_are_taken_one_in_an_observation_breaks_its_step() -> None:
+    for result in await results(None):
         assert (type(result), str(result)) == (EnvironmentBroken, NOT_TAKEN)
 
 
@@ -166,18 +153,15 @@ class PaintingSessions(Painter):
 
 
 @pytest.mark.parametrize(("lost_session", "after"), [("fail", SessionLost), ("restart", RestartableSessionLost)])
-def test_a_session_whose_pictures_were_not_kept_makes_no_step_twice(
+@runs
+async def test_a_session_whose_pictures_were_not_kept_makes_no_step_twice(
     lost_session: LostSession, after: type[RolloutFailure]
 ) -> None:
     environment = PaintingSessions(lost_session)
-
-    async def play() -> list[StepOutcome | RolloutFailure]:
-        full = ObservedImages(ImagesInProcess(ImagesSettings(max_bytes=10)), ImagesSettings())
-        runner = StepRunner(environment, "painter", 60, full)
-        step = StepRequest([], {}, step_id="a", session_id="s", turn=1)
-        made = [await runner.start(replace(step, turn=turn), set()) for turn in (0, 1)]
-        await runner.close()
-        return made
-
-    assert [type(result) for result in asyncio.run(play())] == [Overloaded, after]
+    full = ObservedImages(ImagesInProcess(ImagesSettings(max_bytes=10)), ImagesSettings())
+    runner = StepRunner(environment, "painter", 60, full)
+    step = StepRequest([], {}, step_id="a", session_id="s", turn=1)
+    made = [await runner.start(replace(step, turn=turn), set()) for turn in (0, 1)]
+    await runner.close()
+    assert [type(result) for result in made] == [Overloaded, after]
     assert environment.steps == ["step", "close"]

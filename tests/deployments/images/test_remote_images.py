@@ -1,9 +1,7 @@
 """The image store over its Serve handle: what it is sent, and a store that has died."""
 
 import asyncio
-from functools import partial
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, OwnerDiedError
@@ -14,31 +12,15 @@ from deployments.images.store import RemoteImages
 from deployments.protocols.images import name_of_image
 from deployments.storage.storage import AWAY_S
 from tests import virtual_time
+from tests.fakes.store_handle import StoreHandle
 
 MIB = 2**20
 
 
-class Handle:
-    """A Serve handle to a store that answers with `results` in turn, the last one for ever."""
-
-    def __init__(self, *results: Any) -> None:
-        self.results = list(results)
-        self.calls: list[tuple[Any, ...]] = []
-        self.is_by_reference = False
-
-    def options(self, _by_reference: bool) -> "Handle":
-        self.is_by_reference = _by_reference
-        return self
-
-    def __getattr__(self, method: str) -> Any:
-        return SimpleNamespace(remote=partial(self._answer, method))
-
-    async def _answer(self, method: str, *arguments: Any) -> Any:
-        self.calls.append((method, *arguments))
-        result = self.results.pop(0) if len(self.results) > 1 else self.results[0]
-        if isinstance(result, Exception):
-            raise result
-        return result
+def answering(*results: Any) -> Any:
+    """A store that answers with `results` in turn, the last one for ever."""
+    left = list(results)
+    return StoreHandle(lambda *_: left.pop(0) if len(left) > 1 else left[0])
 
 
 async def content_of(result: Any) -> Any:
@@ -48,7 +30,7 @@ async def content_of(result: Any) -> Any:
 
 
 def test_images_are_put_in_messages_of_bounded_size_and_each_content_once() -> None:
-    handle: Any = Handle(None)
+    handle = answering(None)
     images = [bytes([number]) * MIB for number in range(5)]
     names = asyncio.run(RemoteImages(handle).put([*images, images[0]], "ann"))
     assert names == [name_of_image(data) for data in [*images, images[0]]]
@@ -60,37 +42,35 @@ def test_images_are_put_in_messages_of_bounded_size_and_each_content_once() -> N
 
 
 def test_without_keys_the_owner_is_the_empty_one() -> None:
-    handle: Any = Handle(["sha256:2"])
+    handle = answering(["sha256:2"])
     assert asyncio.run(RemoteImages(handle).refused(("sha256:1", "sha256:2"))) == ["sha256:2"]
     assert handle.calls == [("refused", ["sha256:1", "sha256:2"], "")]
 
 
 @pytest.mark.parametrize(("method", "lost_times", "after_s"), [("put", 2, 1), ("put", 999, AWAY_S), ("answer", 999, 0)])
-def test_a_store_that_has_died_is_waited_for_except_by_readiness(method: str, lost_times: int, after_s: float) -> None:
-    async def call() -> float:
-        images = RemoteImages(cast(Any, Handle(*[ActorDiedError()] * lost_times, None)))
-        if lost_times == 2:
-            assert await images.put([b"one"]) == [name_of_image(b"one")]
-        else:
-            with pytest.raises(ImagesLost, match=r"^The image store died during the call\.$") as lost:
-                await (images.put([b"one"]) if method == "put" else images.answer())
-            assert lost.value.retryable
-        return virtual_time.now()
+@virtual_time.test
+async def test_a_store_that_has_died_is_waited_for_except_by_readiness(
+    method: str, lost_times: int, after_s: float
+) -> None:
+    images = RemoteImages(answering(*[ActorDiedError()] * lost_times, None))
+    if lost_times == 2:
+        assert await images.put([b"one"]) == [name_of_image(b"one")]
+    else:
+        with pytest.raises(ImagesLost, match=r"^The image store died during the call\.$") as lost:
+            await (images.put([b"one"]) if method == "put" else images.answer())
+        assert lost.value.retryable
+    assert virtual_time.now() == pytest.approx(after_s, abs=1 if after_s == AWAY_S else 0.001)
 
-    assert virtual_time.run(call()) == pytest.approx(after_s, abs=1 if after_s == AWAY_S else 0.001)
 
-
-def test_an_object_that_died_with_its_store_is_asked_of_the_next_one() -> None:
-    async def read() -> tuple[bytes, int, bool]:
-        lost, found = content_of(OwnerDiedError("", None, "")), content_of(b"one")
-        handle: Any = Handle([lost], [found])
-        return await RemoteImages(handle).get("sha256:1"), len(handle.calls), handle.is_by_reference
-
-    assert virtual_time.run(read()) == (b"one", 2, True)
+@virtual_time.test
+async def test_an_object_that_died_with_its_store_is_asked_of_the_next_one() -> None:
+    handle = answering([content_of(OwnerDiedError("", None, ""))], [content_of(b"one")])
+    assert await RemoteImages(handle).get("sha256:1") == b"one"
+    assert (len(handle.calls), handle.is_by_reference) == (2, True)
 
 
 def test_an_unknown_image_is_said_at_once() -> None:
-    handle: Any = Handle(ImageUnknown.named("sha256:1"))
+    handle = answering(ImageUnknown.named("sha256:1"))
     with pytest.raises(ImageUnknown):
         asyncio.run(RemoteImages(handle).get("sha256:1"))
     assert handle.calls == [("reference", "sha256:1")]

@@ -1,14 +1,12 @@
 """The image store: what it keeps through restarts, and the objects that readers fetch."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
 from deployments.images.book import ImagesFull, ImagesSettings, ImageUnknown
 from deployments.images.store import ImagesReplica
-from deployments.storage.storage import StorageFailed, StoreReplaced
+from deployments.storage.storage import StorageFailed
 from tests import virtual_time
 from tests.fakes.image_store import ImagesInProcess
 from tests.fakes.storage import Kept, ScriptedStorage
@@ -16,45 +14,33 @@ from tests.fakes.storage import Kept, ScriptedStorage
 SETTINGS = ImagesSettings.model_construct(keep_s=100, max_bytes=100)
 
 
-def run(work: Callable[[ImagesInProcess], Awaitable[Any]], kept: Kept | None = None, **settings: Any) -> Any:
-    """The result of `work` with a store over what is kept, whose time begins at 0."""
-
-    async def worked() -> Any:
-        return await work(
-            ImagesInProcess(SETTINGS.model_copy(update=settings), ScriptedStorage(kept), time_s=virtual_time.now)
-        )
-
-    return virtual_time.run(worked())
+def store(kept: Kept | None = None) -> ImagesInProcess:
+    """A store over what is kept, whose time is that of the loop."""
+    return ImagesInProcess(SETTINGS, ScriptedStorage(kept), time_s=virtual_time.now)
 
 
-def test_what_was_put_is_read_by_a_store_that_starts_again() -> None:
+@virtual_time.test
+async def test_what_was_put_is_read_by_a_store_that_starts_again() -> None:
     kept = Kept()
-
-    async def put(images: ImagesInProcess) -> list[str]:
-        return await images.put([b"one", b"two", b"one"], "ann")
-
-    names = run(put, kept)
+    names = await store(kept).put([b"one", b"two", b"one"], "ann")
     assert len(set(names)) == 2
-
-    async def read(images: ImagesInProcess) -> Any:
-        contents = [await images.get(name) for name in names]
-        return contents, await images.refused(names, "ann"), await images.refused(names, "bob")
-
-    assert run(read, kept) == ([b"one", b"two", b"one"], [], list(dict.fromkeys(names)))
+    images = store(kept)
+    assert [await images.get(name) for name in names] == [b"one", b"two", b"one"]
+    assert await images.refused(names, "ann") == []
+    assert await images.refused(names, "bob") == list(dict.fromkeys(names))
 
 
-def test_an_unused_image_makes_room_and_one_that_is_read_does_not() -> None:
-    async def wait(images: ImagesInProcess) -> Any:
-        used, unused = await images.put([b"one", b"two"])
-        for _ in range(4):
-            await asyncio.sleep(40)
-            assert await images.get(used) == b"one"
-        await images.put([bytes(96)])
-        with pytest.raises(ImageUnknown):
-            await images.get(unused)
-        return await images.refused([used, unused]) == [unused]
-
-    assert run(wait)
+@virtual_time.test
+async def test_an_unused_image_makes_room_and_one_that_is_read_does_not() -> None:
+    images = store()
+    used, unused = await images.put([b"one", b"two"])
+    for _ in range(4):
+        await asyncio.sleep(40)
+        assert await images.get(used) == b"one"
+    await images.put([bytes(96)])
+    with pytest.raises(ImageUnknown):
+        await images.get(unused)
+    assert await images.refused([used, unused]) == [unused]
 
 
 @virtual_time.test
@@ -91,26 +77,11 @@ async def test_a_read_that_fails_is_made_again_by_the_next_reader() -> None:
     assert await replica.reference("sha256:1") == [b"one"]
 
 
-def test_a_store_without_room_refuses_and_keeps_nothing_of_it() -> None:
-    async def put(images: ImagesInProcess) -> Any:
-        first = await images.put([bytes(60)])
-        with pytest.raises(ImagesFull):
-            await images.put([b"small", bytes(61)])
-        await images.put([bytes(40)])
-        return await images.refused(first)
-
-    assert run(put) == []
-
-
-def test_a_store_that_another_has_replaced_ends() -> None:
-    kept = Kept()
-
-    async def replace(images: ImagesInProcess) -> None:
-        await images.put([b"one"])
-        await ScriptedStorage(kept).take_over()
-        with pytest.raises(StoreReplaced):
-            await images.put([b"two"])
-        with pytest.raises(StoreReplaced):
-            await images.replica.check_health()
-
-    run(replace, kept)
+@virtual_time.test
+async def test_a_store_without_room_refuses_and_keeps_nothing_of_it() -> None:
+    images = store()
+    first = await images.put([bytes(60)])
+    with pytest.raises(ImagesFull):
+        await images.put([b"small", bytes(61)])
+    await images.put([bytes(40)])
+    assert await images.refused(first) == []

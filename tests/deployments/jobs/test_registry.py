@@ -66,11 +66,17 @@ class TimedJobs:
         self.commit(self.registry.delete(job_id, ""))
 
 
+def opened() -> tuple[TimedJobs, str]:
+    """With one job, that `a` plays."""
+    jobs = TimedJobs()
+    return jobs, jobs.open(asked()).record.job_id
+
+
 def test_a_key_with_another_request_is_refused() -> None:
     jobs = TimedJobs()
-    opened = jobs.open(asked())
-    assert opened.claim is not None
-    assert (opened.claim.record.owner, opened.claim.record.epoch, opened.claim.entries) == ("a", 1, (BODY,))
+    claim = jobs.open(asked()).claim
+    assert claim is not None
+    assert (claim.record.owner, claim.record.epoch, claim.entries) == ("a", 1, (BODY,))
     without_keys = TimedJobs()
     assert len({without_keys.open(asked(key=None)).record.job_id for _ in range(2)}) == 2
     with pytest.raises(KeyReused, match="it was sent with another request"):
@@ -99,8 +105,7 @@ def test_a_replica_that_asks_for_orders_keeps_the_jobs_that_it_plays() -> None:
 
 
 def test_a_store_that_was_away_counts_its_absence_against_nobody() -> None:
-    jobs = TimedJobs()
-    job_id = jobs.open(asked(owner="a")).record.job_id
+    jobs, job_id = opened()
     jobs.now += 3600
     jobs.restart()
     jobs.wait(4)
@@ -110,8 +115,7 @@ def test_a_store_that_was_away_counts_its_absence_against_nobody() -> None:
 
 
 def test_a_write_that_is_made_twice_changes_nothing_the_second_time() -> None:
-    jobs = TimedJobs()
-    job_id = jobs.open(asked()).record.job_id
+    jobs, job_id = opened()
     write = JobWrite(job_id, 1, {event(1): b"one", event(2): b"two"})
     assert jobs.write("a", write)
     assert jobs.write("a", write)
@@ -124,8 +128,7 @@ def test_a_write_that_is_made_twice_changes_nothing_the_second_time() -> None:
 
 
 def test_the_end_removes_what_only_the_run_needed() -> None:
-    jobs = TimedJobs()
-    job_id = jobs.open(asked()).record.job_id
+    jobs, job_id = opened()
     jobs.write("a", JobWrite(job_id, 1, {journal(1): b"turn", journal(2): b"turn"}))
     jobs.write("a", JobWrite(job_id, 1, {event(1): b"group"}, removed=[journal(1)]))
     assert set(jobs.kept.entries[job_id]) == {BODY, journal(2), event(1)}
@@ -135,8 +138,7 @@ def test_the_end_removes_what_only_the_run_needed() -> None:
 
 
 def test_the_same_key_gets_the_answer_until_it_expires() -> None:
-    jobs = TimedJobs()
-    job_id = jobs.open(asked()).record.job_id
+    jobs, job_id = opened()
     jobs.write("a", JobWrite(job_id, 1, {event(1): b"summary"}, ended="completed"))
     jobs.wait(99)
     again = jobs.open(asked(owner="b"))
@@ -147,8 +149,7 @@ def test_the_same_key_gets_the_answer_until_it_expires() -> None:
 
 
 def test_a_request_that_was_refused_does_not_use_up_its_key() -> None:
-    jobs = TimedJobs()
-    job_id = jobs.open(asked()).record.job_id
+    jobs, job_id = opened()
     jobs.write("a", JobWrite(job_id, 1, ended="refused"))
     with pytest.raises(JobUnknown, match="it was refused or deleted"):
         jobs.registry.record(job_id, "")
@@ -156,8 +157,7 @@ def test_a_request_that_was_refused_does_not_use_up_its_key() -> None:
 
 
 def test_acknowledged_events_are_not_kept_and_the_others_are() -> None:
-    jobs = TimedJobs()
-    job_id = jobs.open(asked()).record.job_id
+    jobs, job_id = opened()
     jobs.write("a", JobWrite(job_id, 1, {event(1): b"one", event(2): b"two", event(3): b"three"}))
     jobs.acknowledge(job_id, 2)
     jobs.acknowledge(job_id, 1)
@@ -172,8 +172,7 @@ def test_acknowledged_events_are_not_kept_and_the_others_are() -> None:
 
 
 def test_a_page_of_events_has_at_least_one_and_no_more_than_its_bytes() -> None:
-    jobs = TimedJobs()
-    job_id = jobs.open(asked()).record.job_id
+    jobs, job_id = opened()
     jobs.write("a", JobWrite(job_id, 1, {event(1): b"x" * 50, event(2): b"x" * 10, event(3): b"x" * 10}))
     assert jobs.registry.events_after(job_id, "", 0, 20) == [event(1)]
     assert jobs.registry.events_after(job_id, "", 1, 20) == [event(2), event(3)]
@@ -181,8 +180,7 @@ def test_a_page_of_events_has_at_least_one_and_no_more_than_its_bytes() -> None:
 
 
 def test_jobs_that_a_replica_gives_up_wait_for_another_one() -> None:
-    jobs = TimedJobs()
-    job_id = jobs.open(asked()).record.job_id
+    jobs, job_id = opened()
     jobs.commit(jobs.registry.release("b", [job_id]))
     assert jobs.kept.records[job_id].state == "running", "it is not that replica's"
     jobs.commit(jobs.registry.release("a", [job_id]))
@@ -190,8 +188,7 @@ def test_jobs_that_a_replica_gives_up_wait_for_another_one() -> None:
 
 
 def test_a_deleted_job_is_lost_to_its_replica_and_its_key_is_free() -> None:
-    jobs = TimedJobs()
-    job_id = jobs.open(asked()).record.job_id
+    jobs, job_id = opened()
     jobs.delete(job_id)
     assert jobs.registry.poll("a", [job_id], jobs.now).lost == [job_id]
     assert not jobs.write("a", JobWrite(job_id, 1, {event(1): b"x"}))
@@ -215,7 +212,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 def test_one_caller_takes_at_most_its_share_of_what_is_kept() -> None:
-    jobs = TimedJobs(replace_settings(max_bytes=4 * BYTES_PER_JOB, max_share=0.5))
+    jobs = TimedJobs(JobsSettings(max_bytes=4 * BYTES_PER_JOB, max_share=0.5))
     jobs.open(asked(key="1", namespace="team"), b"x" * 40)
     with pytest.raises(
         JobsFull, match=r"this caller take 65576 bytes and jobs\.max_bytes x jobs\.max_share \(0\.5\) allows 131072"
@@ -233,10 +230,6 @@ def test_what_was_refused_takes_no_room_and_only_its_owner_refuses_it() -> None:
         assert not jobs.write("b", refusal)
         assert jobs.write("a", refusal)
     assert (jobs.registry.records(""), jobs.registry.total_bytes, jobs.kept.records) == ([], 0, {})
-
-
-def replace_settings(**changes: float) -> JobsSettings:
-    return SETTINGS.model_copy(update=changes)
 
 
 class DyingReplicas(RuleBasedStateMachine):

@@ -71,11 +71,6 @@ def test_a_policy_of_this_service_is_asked_at_its_own_address() -> None:
     ]
 
 
-def test_a_model_at_an_address_needs_a_name() -> None:
-    with pytest.raises(ValidationError, match="model is missing"):
-        ChatModelSettings.model_validate({"base_url": "http://judge/v1"})
-
-
 def test_calls_and_reasoning_of_the_model_are_in_its_reply() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     with chat_server(lambda *_: said(None, tool_calls=[call], reasoning_content="Hm.")) as server:
@@ -193,11 +188,11 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message(monkeypatch: py
 def test_an_address_with_a_key_or_without_a_scheme_is_refused(url: str) -> None:
     with pytest.raises(ValidationError):
         ChatModelSettings.model_validate({"base_url": url, "model": "m"})
+    with pytest.raises(ValidationError, match="model is missing"):
+        ChatModelSettings.model_validate({"base_url": "http://judge/v1"})
 
 
-def test_the_pause_doubles_and_is_at_least_what_the_server_asks_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_pause_doubles_and_is_at_least_what_the_server_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "FIRST_PAUSE_S", 1.0)
     monkeypatch.setattr(random, "uniform", max)
 

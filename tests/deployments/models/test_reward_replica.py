@@ -60,21 +60,18 @@ class Handle:
         return asyncio.ensure_future(self._called(conversations))
 
 
-def test_what_comes_while_the_model_works_is_scored_together() -> None:
+@runs
+async def test_what_comes_while_the_model_works_is_scored_together() -> None:
     scorer = LengthScorer()
-
-    async def scenario() -> None:
-        scorer.go_on.clear()
-        scored = replica(scorer)
-        first = asyncio.create_task(scored.score([said("a")]))
-        while not scorer.batches:
-            await asyncio.sleep(0)
-        others = [asyncio.create_task(scored.score([said("b" * length)])) for length in (2, 3, 4)]
+    scorer.go_on.clear()
+    scored = replica(scorer)
+    first = asyncio.create_task(scored.score([said("a")]))
+    while not scorer.batches:
         await asyncio.sleep(0)
-        scorer.go_on.set()
-        assert await asyncio.gather(first, *others) == [[1.0], [2.0], [3.0], [4.0]]
-
-    asyncio.run(scenario())
+    others = [asyncio.create_task(scored.score([said("b" * length)])) for length in (2, 3, 4)]
+    await asyncio.sleep(0)
+    scorer.go_on.set()
+    assert await asyncio.gather(first, *others) == [[1.0], [2.0], [3.0], [4.0]]
     assert [len(batch) for batch in scorer.batches] == [1, 3]
 
 
@@ -123,17 +120,14 @@ async def test_a_call_that_breaks_is_a_failure_that_may_pass(error: Exception) -
         await RemoteRewardModel("helpful", Handle(fail)).score(said("a"))
 
 
-def test_a_score_that_nobody_waits_for_any_longer_is_dropped() -> None:
+@runs
+async def test_a_score_that_nobody_waits_for_any_longer_is_dropped() -> None:
     scorer = LengthScorer()
-
-    async def scenario() -> None:
-        model = RemoteRewardModel("helpful", Handle(replica(scorer).score))
-        kept, dropped = (asyncio.create_task(model.score(said(text))) for text in ("a", "bb"))
-        await asyncio.sleep(0)
-        dropped.cancel()
-        assert await kept == 1.0
-
-    asyncio.run(scenario())
+    model = RemoteRewardModel("helpful", Handle(replica(scorer).score))
+    kept, dropped = (asyncio.create_task(model.score(said(text))) for text in ("a", "bb"))
+    await asyncio.sleep(0)
+    dropped.cancel()
+    assert await kept == 1.0
     assert scorer.batches == [[[0]]]
 
 

@@ -7,28 +7,18 @@ that were not flushed are lost, is in `crashing_disk.py`.)
 import io
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import pytest
 
-from deployments.policy.commands import LoadedWeights
 from tests.deployments.policy.policy_world import World
 from tests.deployments.policy.scripted_replicas import ScriptedReplica
 
 OPERATIONS = ("rename", "replace", "link", "unlink", "mkdir", "rmdir", "truncate", "fsync")
 """Functions of the module `os`. Files are written as a whole and then flushed: kills are recorded before and after."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaState:
-    name: str
-    loaded: LoadedWeights
-    is_on_trial: bool
-    keys: dict[int, str | None]
-    files: dict[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +29,14 @@ class Remains:
     """The one that it did not carry out any more."""
     files: dict[str, bytes]
     """By their paths in its folder; folders that hold none are left out."""
-    replicas: list[ReplicaState]
+    replicas: list[ScriptedReplica]
+    """Copies of its replicas."""
     acknowledged: int
     """The newest version whose push was answered."""
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        return self.files, [(each.loaded, each.is_on_trial, each.keys, each.files) for each in self.replicas]
 
     def restore(self, folder: Path) -> None:
         for name, content in self.files.items():
@@ -50,11 +45,7 @@ class Remains:
 
     async def register(self, world: World) -> list[ScriptedReplica]:
         """Registers the replicas with the store that starts in place of the one that was killed."""
-        for state in self.replicas:
-            replica = ScriptedReplica(state.name, world.store, world.cluster, loaded=state.loaded)
-            replica.is_on_trial = state.is_on_trial
-            replica.keys, replica.files = dict(state.keys), dict(state.files)
-            world.replicas.append(replica)
+        world.replicas += [replace(each, store=world.store, cluster=world.cluster) for each in self.replicas]
         return [await replica.start() for replica in world.replicas]
 
 
@@ -77,9 +68,12 @@ class KilledStore:
 
     def record(self, operation: str) -> None:
         with self._recording:
-            now = Remains(operation, self._files(), [state_of(each) for each in self.world.replicas], self.acknowledged)
-            last = self.remains[-1] if self.remains else None
-            if last is None or (last.files, last.replicas) != (now.files, now.replicas):
+            replicas = [
+                replace(each, keys=dict(each.keys), files=dict(each.files), received=[], accepts_requests=False)
+                for each in self.world.replicas
+            ]
+            now = Remains(operation, self._files(), replicas, self.acknowledged)
+            if not self.remains or self.remains[-1].content != now.content:
                 self.remains.append(now)
 
     def _recorded(self, name: str, change: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +112,3 @@ class KilledStore:
         if key not in self._contents:
             self._contents[key] = path.read_bytes()
         return self._contents[key]
-
-
-def state_of(replica: ScriptedReplica) -> ReplicaState:
-    return ReplicaState(replica.name, replica.loaded, replica.is_on_trial, dict(replica.keys), dict(replica.files))

@@ -24,30 +24,38 @@ def problems(shapes: dict[str, tuple[int, ...]], config: str = "{}") -> list[tup
     return [(problem.field, problem.message) for problem in adapter_problems(header, config, LAYOUT)]
 
 
-def test_matrices_of_the_layers_size_and_one_rank_fit() -> None:
-    assert problems({A: (4, 8), B: (12, 4)}) == []
+EMBEDDING_A, EMBEDDING_B = f"{LAYER}.lora_embedding_A", f"{LAYER}.lora_embedding_B"
+NO_MATRIX = "it is not a matrix of a LoRA adapter, as <module>.lora_A.weight is"
+UNKNOWABLE = ("lm_head", "model.layers.0.mlp.experts.base_layer", "layers.0.self_attn.o_proj")
+"""Modules of which the checkpoint says nothing: the engine judges them."""
+OTHERS = ("lora_A", "base_model.model.lm_head.weight", f"{LAYER}.lora_magnitude_vector", f"{LAYER}.lora_A.bias")
+
+
+def misfit(name: str, shape: str, taken: str) -> tuple[str, str]:
+    return name, f"its shape is {shape}; {LAYER} takes {taken}"
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "found"),
+    ("shapes", "found"),
     [
-        ((4, 7), (12, 4), [(A, f"its shape is [4, 7]; {LAYER} takes [rank, 8]")]),
-        ((4, 8), (8, 4), [(B, f"its shape is [8, 4]; {LAYER} takes [12, 4]")]),
-        ((4, 8), (12, 3), [(B, f"its shape is [12, 3]; {LAYER} takes [12, 4]")]),
-        ((32,), (12, 32), [(A, f"its shape is [32]; {LAYER} takes [rank, 8]")]),
+        ({A: (4, 8), B: (12, 4)}, []),
+        ({A: (4, 7), B: (12, 4)}, [misfit(A, "[4, 7]", "[rank, 8]")]),
+        ({A: (4, 8), B: (8, 4)}, [misfit(B, "[8, 4]", "[12, 4]")]),
+        ({A: (4, 8), B: (12, 3)}, [misfit(B, "[12, 3]", "[12, 4]")]),
+        ({A: (32,), B: (12, 32)}, [misfit(A, "[32]", "[rank, 8]")]),
+        ({B: (11, 4)}, [(B, "there is no lora_A.weight beside it"), misfit(B, "[11, 4]", "[12, rank]")]),
+        ({EMBEDDING_A: (4, 12), EMBEDDING_B: (8, 4)}, []),
+        ({EMBEDDING_A: (4, 8), EMBEDDING_B: (8, 4)}, [misfit(EMBEDDING_A, "[4, 8]", "[rank, 12]")]),
+        # What PEFT saves beside an adapter of embeddings.
+        ({"base_model.model.model.embed_tokens.base_layer.weight": (3, 5)}, []),
+        *(({f"{name}.lora_A.weight": (3, 5), f"{name}.lora_B.weight": (5, 3)}, []) for name in UNKNOWABLE),
+        *(({name: (3, 5)}, [(name, NO_MATRIX)]) for name in OTHERS),
     ],
 )
 def test_each_matrix_that_does_not_fit_is_named(
-    a: tuple[int, ...], b: tuple[int, ...], found: list[tuple[str, str]]
+    shapes: dict[str, tuple[int, ...]], found: list[tuple[str, str]]
 ) -> None:
-    assert problems({A: a, B: b}) == found
-
-
-def test_one_half_alone_is_refused() -> None:
-    assert problems({B: (11, 4)}) == [
-        (B, "there is no lora_A.weight beside it"),
-        (B, f"its shape is [11, 4]; {LAYER} takes [12, rank]"),
-    ]
+    assert problems(shapes) == found
 
 
 @pytest.mark.parametrize(
@@ -63,30 +71,6 @@ def test_a_module_that_the_model_does_not_have_is_refused_by_name(module: str) -
     names = [f"base_model.model.{module}.lora_{half}.weight" for half in "AB"]
     message = f"the model has no module {module}; it has, for example, {LAYER}"
     assert problems(dict.fromkeys(names, (3, 3))) == [(name, message) for name in names]
-
-
-@pytest.mark.parametrize("module", ["lm_head", "model.layers.0.mlp.experts.base_layer", "layers.0.self_attn.o_proj"])
-def test_what_the_checkpoint_cannot_tell_is_left_to_the_engine(module: str) -> None:
-    assert problems({f"{module}.lora_A.weight": (3, 5), f"{module}.lora_B.weight": (5, 3)}) == []
-
-
-@pytest.mark.parametrize(
-    "name", ["lora_A", "base_model.model.lm_head.weight", f"{LAYER}.lora_magnitude_vector", f"{LAYER}.lora_A.bias"]
-)
-def test_a_tensor_that_is_no_matrix_of_an_adapter_is_refused(name: str) -> None:
-    assert problems({name: (3, 5)}) == [
-        (name, "it is not a matrix of a LoRA adapter, as <module>.lora_A.weight is"),
-    ]
-
-
-def test_the_embeddings_that_peft_saves_beside_their_adapter_pass() -> None:
-    assert problems({"base_model.model.model.embed_tokens.base_layer.weight": (3, 5)}) == []
-
-
-def test_matrices_of_embeddings_have_their_sizes_the_other_way_round() -> None:
-    a, b = f"{LAYER}.lora_embedding_A", f"{LAYER}.lora_embedding_B"
-    assert problems({a: (4, 12), b: (8, 4)}) == []
-    assert problems({a: (4, 8), b: (8, 4)}) == [(a, f"its shape is [4, 8]; {LAYER} takes [rank, 12]")]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
 from deployments.policy.assembly import (
     fetch_checkpoint,
@@ -26,7 +26,7 @@ from deployments.policy.assembly import (
 from deployments.policy.failures import SourceRefused, WeightsRefused
 from deployments.policy.weight_checks import validate_full
 from rollout_client.weights.checksum import file_checksum
-from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header
+from rollout_client.weights.safetensors_file import header_bytes, header_of
 from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, adapter, delta_of, refusal, written
 
 
@@ -38,54 +38,51 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     assert (field, said.startswith(f"{tmp_path / 'adapter_config.json'} is not JSON: ")) == ("weights", True)
 
 
-def test_partial_weights_take_the_place_of_those_of_the_base(tmp_path: Path) -> None:
-    base = written(tmp_path / "base", GOOD)
-    new = {"norm.weight": torch.zeros(3, dtype=torch.bfloat16)}
-    write_completed(base, written(tmp_path / "partial", new), tmp_path / "full")
-    assert validate_full(tmp_path / "full", LAYOUT) == file_checksum(written(tmp_path / "expected", GOOD | new))
-
-
 def test_a_base_that_was_removed_meanwhile_asks_for_full_weights(tmp_path: Path) -> None:
     partial = written(tmp_path / "partial", {"scale": GOOD["scale"]})
     message = "newer versions have taken the place of the base; send full weights"
     assert refusal(write_completed, tmp_path / "base", partial, tmp_path / "full") == [("base", message)]
 
 
-@pytest.mark.parametrize("frames", [1, 3])
-def test_what_was_packed_is_unpacked(tmp_path: Path, frames: int) -> None:
-    content = np.random.default_rng(0).bytes(100_000)
-    parts = [
-        content[len(content) * number // frames : len(content) * (number + 1) // frames] for number in range(frames)
-    ]
-    (tmp_path / "packed").write_bytes(b"".join(zstandard.compress(part) for part in parts))
-    unpack_zstd(tmp_path / "packed", tmp_path / "a", len(content))
-    assert (tmp_path / "a").read_bytes() == content
-
-
-def test_a_small_stream_of_a_large_file_is_refused_before_it_is_one(tmp_path: Path) -> None:
-    (tmp_path / "packed").write_bytes(zstandard.compress(bytes(2**26)))
-    [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**20)
-    assert (field, "more than 1048576 bytes" in message) == ("weights", True)
-    assert (tmp_path / "a").stat().st_size <= 2**20
-
-
-@pytest.mark.parametrize(("window_log", "is_read"), [(27, True), (28, False)])
-def test_a_stream_that_asks_for_too_much_memory_is_refused(tmp_path: Path, window_log: int, is_read: bool) -> None:
+def packed(content: bytes, window_log: int) -> bytes:
+    """A stream whose reader needs a window of so many bytes."""
     parameters = zstandard.ZstdCompressionParameters(window_log=window_log, write_content_size=False)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    (tmp_path / "packed").write_bytes(compressor.compress(b"content") + compressor.flush())
-    if is_read:
-        unpack_zstd(tmp_path / "packed", tmp_path / "a", 2**30)
-        assert (tmp_path / "a").read_bytes() == b"content"
-    else:
-        [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**30)
-        assert (field, "too much memory" in message) == ("weights", True)
+    return compressor.compress(content) + compressor.flush()
 
 
-def test_what_is_not_packed_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "packed").write_bytes(save(GOOD))
-    [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**30)
-    assert (field, "the bytes are not a zstd stream, as Content-Encoding says" in message) == ("weights", True)
+CONTENT = np.random.default_rng(0).bytes(100_000)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        zstandard.compress(CONTENT),
+        b"".join(zstandard.compress(CONTENT[begin : begin + 40_000]) for begin in range(0, 100_000, 40_000)),
+        packed(CONTENT, window_log=27),
+    ],
+)
+def test_what_was_packed_is_unpacked(tmp_path: Path, stream: bytes) -> None:
+    (tmp_path / "packed").write_bytes(stream)
+    unpack_zstd(tmp_path / "packed", tmp_path / "a", len(CONTENT))
+    assert (tmp_path / "a").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("stream", "says"),
+    [
+        (zstandard.compress(bytes(2**26)), "more than 1048576 bytes"),
+        (packed(b"content", window_log=28), "too much memory"),
+        (save(GOOD), "the bytes are not a zstd stream, as Content-Encoding says"),
+    ],
+)
+def test_a_stream_that_cannot_be_unpacked_is_refused_before_it_is_large(
+    tmp_path: Path, stream: bytes, says: str
+) -> None:
+    (tmp_path / "packed").write_bytes(stream)
+    [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**20)
+    assert (field, says in message) == ("weights", True)
+    assert (tmp_path / "a").stat().st_size <= 2**20
 
 
 @pytest.mark.parametrize("kept", [0, 10, -1])
@@ -97,18 +94,6 @@ def test_a_stream_that_was_cut_off_is_refused_at_last(tmp_path: Path, kept: int)
         validate_full(tmp_path / "a", LAYOUT)
 
     assert refusal(unpacked_and_checked)[0][0] == "weights"
-
-
-def test_a_sharded_checkpoint_becomes_one_file_that_transformers_reads(roots: Path, tmp_path: Path) -> None:
-    folder = roots / "sharded"
-    written(folder / "b.safetensors", {"scale": GOOD["scale"]})
-    written(folder / "a.safetensors", {name: GOOD[name] for name in ("norm.weight", "embed.weight")})
-    write_checkpoint(folder, tmp_path / "full")
-    loaded = load_file(tmp_path / "full")
-    assert {name: value.tolist() for name, value in loaded.items()} == {
-        name: value.tolist() for name, value in GOOD.items()
-    }
-    assert read_header(tmp_path / "full").entries[0].begin == 0
 
 
 def test_a_folder_with_only_pickles_is_refused_and_none_of_them_read(tmp_path: Path) -> None:
@@ -141,34 +126,19 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=50)
-@given(st.binary(min_size=24, max_size=24), st.binary(min_size=24, max_size=24))
-def test_a_delta_gives_the_new_weights_bit_for_bit(tmp_path: Path, before: bytes, after: bytes) -> None:
-    start = header_bytes(header_of([("a", "F32", (3,)), ("b", "BF16", (2, 3))]).entries)
+@given(st.binary(min_size=24, max_size=24), st.binary(min_size=24, max_size=24), st.integers(0, 64))
+def test_a_delta_gives_the_new_weights_bit_for_bit(tmp_path: Path, before: bytes, after: bytes, padding: int) -> None:
+    """The header stays as it is, with its metadata and its padding."""
+    header = header_of([("a", "F32", (3,)), ("empty", "F32", (0, 4)), ("b", "BF16", (2, 3))])
+    written_header = header_bytes(header.entries, {"format": "pt"})
+    length = int.from_bytes(written_header[:8], "little") + padding
+    start = length.to_bytes(8, "little") + written_header[8:] + b" " * padding
     base, new = tmp_path / "base", tmp_path / "new"
     base.write_bytes(start + before)
     new.write_bytes(start + after)
     checksum = write_applied(base, delta_of(base, new, tmp_path / "delta"), tmp_path / "full")
     assert (tmp_path / "full").read_bytes() == start + after
     assert checksum == file_checksum(new)
-
-
-def test_the_header_of_the_base_stays_with_its_metadata_and_padding(tmp_path: Path) -> None:
-    base = written(tmp_path / "base", GOOD)
-    content = base.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    padded = (length + 64).to_bytes(8, "little") + content[8 : 8 + length] + b" " * 64 + content[8 + length :]
-    base.write_bytes(padded)
-    checksum = write_applied(base, written(tmp_path / "delta", {}), tmp_path / "full")
-    assert (tmp_path / "full").read_bytes() == padded
-    assert checksum == file_checksum(base)
-
-
-def test_a_tensor_without_values_stays_empty(tmp_path: Path) -> None:
-    base = written(tmp_path / "base", {"empty": torch.zeros(0, 4), "scale": torch.tensor([1.0, 2.0])})
-    delta = {"scale.gaps": torch.ones(1, dtype=torch.int32), "scale.values": torch.tensor([5.0])}
-    write_applied(base, written(tmp_path / "delta", delta), tmp_path / "full")
-    made = load_file(tmp_path / "full")
-    assert (made["empty"].shape, made["scale"].tolist()) == ((0, 4), [1.0, 5.0])
 
 
 def test_a_delta_of_other_weights_is_found_out(tmp_path: Path) -> None:

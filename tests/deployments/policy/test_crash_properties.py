@@ -17,14 +17,7 @@ from deployments.policy.commands import LoadedWeights
 from deployments.policy.failures import WeightsRefused
 from rollout_client.contract.policy import SwitchOptions
 from tests.deployments.policy.killed_store import KilledStore, Remains
-from tests.deployments.policy.policy_world import (
-    PUSHES,
-    World,
-    checksum_of,
-    in_world,
-    versions,
-    weights,
-)
+from tests.deployments.policy.policy_world import PUSHES, World, checksum_of, in_world, versions, weights
 from tests.virtual_time import until
 
 FEWEST_KILLS = 5

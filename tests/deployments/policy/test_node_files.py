@@ -28,16 +28,17 @@ from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.weight_files import GOOD, delta_of
 from tests.virtual_time import now, run
 
+LOST = PolicyStoreLost("The policy store died during the call.")
+
 
 @dataclass
 class ScriptedReads:
     """Stands in for `PolicyStore.read_weights`: it gives the bytes of one file, or fails as told."""
 
     content: bytes
-    fails_after: int | None = None
-    """How many reads succeed; all of them if `None`."""
-    lost: range = range(0)
-    """The reads that find the store restarting, by their number from 0."""
+    failing: range = range(0)
+    """The reads that raise `failure`, by their number from 0."""
+    failure: Exception = LOST
     hangs: bool = False
     version: int = 7
     checksum: str | None = None
@@ -59,10 +60,8 @@ class ScriptedReads:
         self.reading -= 1
         if version != self.version or self.checksum not in (None, checksum):
             raise VersionUnknown.not_stored(version)
-        if self.fails_after is not None and len(self.offsets) > self.fails_after:
-            raise OSError("it died")
-        if number in self.lost:
-            raise PolicyStoreLost("The policy store died during the call.")
+        if number in self.failing:
+            raise self.failure
         return self.content[offset : offset + count]
 
 
@@ -336,27 +335,24 @@ def fetched(folder: Path, source: ScriptedReads, size: int | None = None, after_
 
 
 @pytest.mark.usefixtures("short_ranges")
-def test_each_range_is_read_once_and_a_bounded_number_at_a_time(tmp_path: Path) -> None:
-    source = ScriptedReads(CONTENT)
-    assert fetched(tmp_path, source) == CONTENT
-    assert (source.offsets, source.most_reading) == (list(range(0, 95, RANGE)), READS_IN_FLIGHT)
-
-
-@pytest.mark.usefixtures("short_ranges")
 @given(size=st.integers(0, 130))
-def test_files_of_any_length_are_fetched(tmp_path_factory: pytest.TempPathFactory, size: int) -> None:
-    content = Random(size).randbytes(size)
-    assert fetched(tmp_path_factory.mktemp("fetched"), ScriptedReads(content)) == content
+def test_each_range_is_read_once_and_a_bounded_number_at_a_time(
+    tmp_path_factory: pytest.TempPathFactory, size: int
+) -> None:
+    source = ScriptedReads(Random(size).randbytes(size))
+    assert fetched(tmp_path_factory.mktemp("fetched"), source) == source.content
+    assert source.offsets == list(range(0, size, RANGE))
+    assert source.most_reading == min(len(source.offsets), READS_IN_FLIGHT)
 
 
 @pytest.mark.parametrize(
     ("source", "reason", "after_s"),
     [
-        (ScriptedReads(CONTENT, fails_after=2), "it died", 0.0),
+        (ScriptedReads(CONTENT, range(2, 99), OSError("it died")), "it died", 0.0),
         (ScriptedReads(CONTENT, version=8), "version: it is not stored here, or no longer", 0.0),
         (ScriptedReads(CONTENT[:25]), "5 bytes came in place of 10", 0.0),
         (ScriptedReads(CONTENT, hangs=True), "nothing came for 60 s", READ_TIMEOUT_S),
-        (ScriptedReads(CONTENT, lost=range(2, 10_000)), "The policy store died during the call", AWAY_S),
+        (ScriptedReads(CONTENT, range(2, 10_000)), "The policy store died during the call", AWAY_S),
     ],
 )
 @pytest.mark.usefixtures("short_ranges")
@@ -369,7 +365,7 @@ def test_a_store_that_cannot_give_a_range_fails_the_fetch(
 
 @pytest.mark.usefixtures("short_ranges")
 def test_a_fetch_outlives_a_restart_of_the_store(tmp_path: Path) -> None:
-    source = ScriptedReads(CONTENT, lost=range(2, 10))
+    source = ScriptedReads(CONTENT, range(2, 10))
     assert fetched(tmp_path, source, after_s=1.0) == CONTENT
     assert len(source.offsets) == 10 + 8
 

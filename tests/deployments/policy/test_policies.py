@@ -16,9 +16,8 @@ from deployments.policy.failures import (
     VersionUnknown,
     WeightsRefused,
 )
-from deployments.policy.run_identity import FolderRefused
 from deployments.policy.versions import INDEX, read_index
-from rollout_client.contract.policy import PushOptions
+from rollout_client.contract.policy import PushOptions, ReplicaUpdate
 from tests.deployments.policy.policy_world import World, adapter, in_world, refused, taken, weights
 from tests.virtual_time import now, settled, until
 
@@ -103,37 +102,27 @@ async def named(world: World) -> dict[str, int]:
 
 @in_world()
 async def test_several_policies_are_served_at_once_each_with_its_own_versions(world: World) -> None:
-    replicas = [await world.replica(name) for name in ("r0", "r1")]
+    for name in ("r0", "r1"):
+        await world.replica(name)
     await world.push(4, weights(2.0))
     world.cluster.events.clear()
     update = await world.push(1, adapter(1.0), kind="adapter", name="a")
     events = [(who, what) for who, what, _ in world.cluster.events]
     assert events == [("r0", "try a"), ("r0", "serve a"), ("r1", "serve a")]
     assert (update.version, update.name, update.label) == (1, "a", "a/1")
-    assert [(each.replica_id, each.status, each.load_s, each.fetched_bytes) for each in update.replicas] == [
-        ("r0", "swapped", 2.0, 140),
-        ("r1", "swapped", 1.0, 70),
-    ]
-    assert [each.pause_s for each in update.replicas] == [0.0, 0.0]
+    swapped = ReplicaUpdate(replica_id="r1", status="swapped", load_s=1.0, fetched_bytes=70)
+    tried = swapped.model_copy(update={"replica_id": "r0", "load_s": 2.0, "fetched_bytes": 140})
+    assert update.replicas == [tried, swapped]
     await world.push(7, adapter(2.0), kind="adapter", name="b")
     await world.push(2, adapter(3.0), kind="adapter", name="a")
-    for replica in replicas:
-        assert replica.named == {"a": 2, "b": 7}
-        assert replica.adapters == {"a": adapter(3.0), "b": adapter(2.0)}
     a, b = (await world.store.state(0)).named
     assert (a.name, a.current, a.base, a.next_version, a.size_bytes) == ("a", 2, 4, 3, len(adapter(3.0)))
     assert (b.name, b.current, b.base, b.next_version, b.uploads) == ("b", 7, 4, 8, [])
     assert a.checksum not in (None, b.checksum)
-    assert {file for file in world.files() if file.startswith("names/")} == {
-        f"names/{file}"
-        for name, version in (("a", 2), ("b", 7))
-        for file in (f"{name}/versions.json", f"{name}/versions/{version}.safetensors")
-    }
-    late = await world.ready("late")
+    await world.ready("late")
     assert [what for who, what, _ in world.cluster.events if who == "late"] == [
         *("stage", "swap", "serve a", "serve b", "accept requests")
     ]
-    assert late.adapters == replicas[0].adapters
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -153,21 +142,6 @@ async def test_an_adapter_that_a_replica_cannot_use_is_refused_only_in_its_trial
     update = await world.push(2, adapter(2.0), kind="adapter", name="a")
     assert [replica.status for replica in update.replicas] == ["swapped", "replaced"]
     assert (world.cluster.killed, await named(world)) == (["r1"], {"a": 2})
-
-
-@in_world()
-async def test_the_same_push_sent_again_has_the_same_result(world: World) -> None:
-    first = await world.push(1, adapter(1.0), kind="adapter", name="a")
-    await world.push(1, adapter(2.0), kind="adapter", name="b")
-    stored = world.store.policies.named["a"].served
-    assert stored is not None
-    repeated = world.store.repeated_update
-    assert await repeated(1, stored.upload_digest, "a") == first
-    assert (await repeated(1, stored.upload_digest, "b"), await repeated(1, stored.upload_digest)) == (None, None)
-    await world.restart()
-    again = await world.store.repeated_update(1, stored.upload_digest, "a")
-    assert again is not None
-    assert (again.label, again.checksum) == ("a/1", first.checksum)
 
 
 @pytest.mark.parametrize("how", ["other full weights", "dropped", "a store that died before it dropped them"])
@@ -210,14 +184,6 @@ async def test_a_name_that_was_never_pushed_is_refused_with_those_that_there_are
     async with unknown("there is no policy of this name; there are a/4"):
         await world.store.wait_for("b", 0, None, 60.0)
     assert [state.name for state in (await world.store.state(0)).named] == ["a"]
-
-
-@in_world()
-async def test_a_folder_with_named_policies_of_another_run_is_refused(world: World) -> None:
-    await world.push(1, adapter(), kind="adapter", name="a")
-    world.settings["run"] = "another"
-    with pytest.raises(FolderRefused, match="holds the versions of the run"):
-        world.another_store()
 
 
 def policies_known(world: World) -> list[str]:

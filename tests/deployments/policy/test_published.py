@@ -51,6 +51,17 @@ def test_a_version_is_made_of_the_nearest_weights_and_the_deltas_since() -> None
     assert found.waiting == "version 2: a file is not there yet"
 
 
+def test_a_delta_whose_base_is_nowhere_waits_for_a_whole_checkpoint() -> None:
+    found = folder(delta(9))
+    assert (made_of(found), found.waiting) == (
+        None,
+        "version 9: it is a delta of version 8, which is neither in the folder nor stored with its weights "
+        "(policy.keep_versions); publish a whole checkpoint",
+    )
+    found.observe([delta(9), whole(10)], 10)
+    assert (made_of(found), found.waiting) == ((None, [10]), None)
+
+
 def test_nothing_at_or_below_the_current_version_is_taken() -> None:
     found = folder(whole(4))
     assert made_of(found, HeldVersions(current=4)) is None
@@ -58,8 +69,9 @@ def test_nothing_at_or_below_the_current_version_is_taken() -> None:
         "the folder's newest version is 4, and 4 is current. Numbers only go up: "
         "publish from 5 on, or give a new run a service with another policy.run"
     )
-    assert made_of(found, HeldVersions(current=4, taken=4, with_weights=(0, 4))) is None
-    assert found.waiting is None
+    for current in (4, 9):
+        assert made_of(found, HeldVersions(current, taken=4)) is None
+        assert found.waiting is None, "after pushes beyond it nothing waits either"
 
 
 def test_a_refused_version_is_tried_again_once_its_files_have_changed() -> None:
@@ -147,7 +159,11 @@ def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["weight_v000007", "step-7", "7", "global_step_7"])
 def test_a_subfolder_is_the_version_in_whose_number_its_name_ends(tmp_path: Path, name: str) -> None:
-    publish_whole(tmp_path, 1, weights(2.0)).rename(tmp_path / name)
+    place = publish_whole(tmp_path, 1, weights(2.0)).rename(tmp_path / name)
+    if name == "7":
+        # A file without an index is a checkpoint too.
+        (place / INDEX).unlink()
+        (place / "model-00001-of-00001.safetensors").rename(place / "model.safetensors")
     found = one(PublishedFolder(str(tmp_path)))
     assert (found.version, found.location, found.missing, found.base) == (7, f"{tmp_path}/{name}", None, None)
 
@@ -160,11 +176,20 @@ def test_other_names_are_passed_over(tmp_path: Path, name: str) -> None:
     assert PublishedFolder(str(tmp_path)).look(0) == ([], 0)
 
 
-def test_a_file_without_an_index_is_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "model.safetensors").write_bytes(weights(1.0))
-    found = one(PublishedFolder(str(tmp_path)))
-    assert (found.missing, found.base) == (None, None)
+def test_a_checkpoint_is_whole_once_its_index_and_its_files_are_there(tmp_path: Path) -> None:
+    place, folder = publish_whole(tmp_path, 1, weights(2.0)), PublishedFolder(str(tmp_path))
+    file, index = place / "model-00001-of-00001.safetensors", place / INDEX
+    content, listed = file.read_bytes(), index.read_bytes()
+    for path, data, missing in (
+        (index, listed[:9], "not all of it is there"),
+        (index, None, f"{INDEX} is not there yet"),
+        (index, listed, "None"),
+        (file, content[:-1], "it is not whole"),
+        (file, None, f"{file.name} is not there yet"),
+        (file, content, "None"),
+    ):
+        path.unlink() if data is None else path.write_bytes(data)
+        assert missing in str(one(folder).missing)
 
 
 def test_versions_that_are_not_asked_for_are_counted_alone(tmp_path: Path) -> None:
@@ -203,15 +228,10 @@ def test_files_are_read_again_only_once_they_have_changed(tmp_path: Path) -> Non
 
 
 def test_a_url_is_read_as_a_path_is(in_memory: str, tmp_path: Path) -> None:
-    publish_delta(tmp_path, 1, weights(1.0), weights(2.0))
-    file_system = fsspec.filesystem("memory")
+    place = publish_delta(tmp_path, 1, weights(1.0), weights(2.0))
     folder = PublishedFolder(f"{in_memory}/")
     assert folder.look(0) == ([], 0)
-    root = in_memory.removeprefix("memory:/")
-    [data] = (tmp_path / "weight_v000001").glob("*.safetensors")
-    file_system.put(str(tmp_path / "weight_v000001" / INDEX), f"{root}/weight_v000001/{INDEX}")
-    assert one(folder).missing == f"{data.name} is not there yet"
-    file_system.put(str(data), f"{root}/weight_v000001/{data.name}")
+    fsspec.filesystem("memory").put(str(place), in_memory.removeprefix("memory:/") + "/", recursive=True)
     found = one(folder)
     assert (found.location, found.missing, found.base) == (f"{in_memory}/weight_v000001", None, 0)
 

@@ -1,7 +1,6 @@
 """Replicas that register: what they load before they accept requests, and where its bytes are."""
 
 import logging
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,9 +22,7 @@ from tests.deployments.policy.policy_world import (
     full_weights,
     in_world,
     nothing,
-    play,
     push_deltas,
-    taken,
     version_files,
     weights,
 )
@@ -37,39 +34,20 @@ COMMANDS = 2
 """To load a version: stage and swap."""
 
 
-@in_world()
-async def test_a_replica_loads_the_base_and_its_adapter_before_it_accepts(world: World) -> None:
-    first = await world.ready("r0")
-    assert world.cluster.events == [("r0", "accept requests", 0)]
-    assert (first.staged, (world.folder / "versions").exists()) == (None, False)
-    first.end()
-    await world.push(1, weights(2.0))
-    await world.push(2, adapter(), kind="adapter")
-    world.cluster.events.clear()
-    await world.ready("r1")
-    steps = [(what, version) for _, what, version in world.cluster.events]
-    assert steps == [("stage", 1), ("swap", 1), ("stage", 2), ("swap", 2), ("accept requests", 2)]
-    await world.ready("r2", loaded=LoadedWeights(1))
-    await world.ready("r3", loaded=LoadedWeights(0, adapter=2))
-    assert world.cluster.done("stage")[2:] == [("r2", 2), ("r3", 1), ("r3", 2)]
-
-
 @pytest.mark.parametrize(("version", "is_on_trial"), [(7, False), (7, True), (8, False)])
-def test_a_replica_with_other_weights_under_a_known_number_is_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int, is_on_trial: bool
+@in_world()
+async def test_a_replica_with_other_weights_under_a_known_number_is_replaced(
+    world: World, caplog: pytest.LogCaptureFixture, version: int, is_on_trial: bool
 ) -> None:
-    async def story(world: World) -> None:
-        first, second = [await world.ready(name) for name in ("r0", "r1")]
-        await world.push(7, weights(7))
-        if version == 8:
-            await world.push(8, adapter(), kind="adapter")
-        loaded = first.loaded
-        second.keys[version], second.is_on_trial = "another key", is_on_trial
-        await world.restart()
-        await until(lambda: world.cluster.killed == ["r1"])
-        assert (first.loaded, world.versions.current) == (loaded, version)
-
-    play(story, tmp_path)
+    first, second = [await world.ready(name) for name in ("r0", "r1")]
+    await world.push(7, weights(7))
+    if version == 8:
+        await world.push(8, adapter(), kind="adapter")
+    loaded = first.loaded
+    second.keys[version], second.is_on_trial = "another key", is_on_trial
+    await world.restart()
+    await until(lambda: world.cluster.killed == ["r1"])
+    assert (first.loaded, world.versions.current) == (loaded, version)
     [error] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert error.getMessage() == (
         f"A generator replica has to be replaced: it holds other weights as version {version} than the policy store "
@@ -79,34 +57,17 @@ def test_a_replica_with_other_weights_under_a_known_number_is_replaced(
 
 
 @in_world()
-async def test_a_store_over_an_older_copy_gives_replicas_what_the_copy_has(world: World, tmp_path: Path) -> None:
-    replica = await world.ready("r0")
-    await world.push(5, weights(5))
-    shutil.copytree(world.folder, tmp_path / "copy", ignore=shutil.ignore_patterns("removing"))
-    await world.push(7, weights(7))
-    shutil.rmtree(world.folder, ignore_errors=True)
-    shutil.copytree(tmp_path / "copy", world.folder)
-    await world.restart()
-    await until(lambda: replica.loaded == LoadedWeights(5))
-    assert (replica.files[5], world.cluster.killed) == (weights(5), [])
-    async with taken(6, newest=7):
-        await world.store.write_chunk(6, None, 0, b"")
-
-
-def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(_versions: Versions, _version: int) -> Path:
         raise OSError("weights: the disk is gone")
 
-    async def story(world: World) -> None:
-        await world.push(9, weights(2.0))
-        monkeypatch.setattr(Versions, "file", unreadable)
-        await world.replica("r0")
-        await until(lambda: world.cluster.killed == ["r0"])
-        assert (await world.store.state(0)).replicas == []
-
-    play(story, tmp_path)
+    await world.push(9, weights(2.0))
+    monkeypatch.setattr(Versions, "file", unreadable)
+    await world.replica("r0")
+    await until(lambda: world.cluster.killed == ["r0"])
+    assert (await world.store.state(0)).replicas == []
     warning, replaced = caplog.records
     assert (warning.name, warning.levelname) == ("rollout_service.policy", "WARNING")
     assert warning.getMessage() == "The current weights could not be given to a replica."
@@ -170,27 +131,24 @@ async def payload(world: World, version: int) -> VersionPayload:
     return await world.store.loading.payload(version)
 
 
-@pytest.mark.parametrize("is_copied", [False, True])
-def test_a_payload_names_the_stored_file_of_which_nodes_read_ranges(tmp_path: Path, is_copied: bool) -> None:
-    async def story(world: World) -> None:
-        await world.push(1, content := weights(2.0))
-        found, path = await payload(world, 1), world.versions.weights(1)
-        assert (found.kind, found.size_bytes, found.checksum) == ("full", path.stat().st_size, file_checksum(path))
-        assert (found.file.path, found.file.node_id, found.file.inode) == (str(path), "node", path.stat().st_ino)
-        assert (found.file.modified_ns, found.file.is_copied) == (path.stat().st_mtime_ns, is_copied)
-        assert found.keep == {1}
-        read = world.store.read_weights
-        assert await read(1, found.checksum, 10, 20) == content[10:30]
-        for version, checksum in ((1, "another checksum"), (2, found.checksum)):
-            with pytest.raises(VersionUnknown, match="it is not stored here, or no longer"):
-                await read(version, checksum, 10, 20)
-        initial = await payload(world, 0)
-        assert initial.checksum == file_checksum(MODEL / "model.safetensors")
-        assert await read(0, initial.checksum, 0, initial.size_bytes) == world.versions.weights(0).read_bytes()
-        update = await world.push(1, content := adapter(3.0), kind="adapter", name="a")
-        assert await read(1, str(update.checksum), 0, 10) == content[:10]
-
-    play(story, tmp_path, copy_to_nodes=is_copied)
+@in_world(copy_to_nodes=True)
+async def test_a_payload_names_the_stored_file_of_which_nodes_read_ranges(world: World) -> None:
+    await world.push(1, content := weights(2.0))
+    found, path = await payload(world, 1), world.versions.weights(1)
+    assert (found.kind, found.size_bytes, found.checksum) == ("full", path.stat().st_size, checksum_of(content))
+    assert (found.file.path, found.file.node_id, found.file.inode) == (str(path), "node", path.stat().st_ino)
+    assert (found.file.modified_ns, found.file.is_copied) == (path.stat().st_mtime_ns, True)
+    assert found.keep == {1}
+    read = world.store.read_weights
+    assert await read(1, found.checksum, 10, 20) == content[10:30]
+    for version, checksum in ((1, "another checksum"), (2, found.checksum)):
+        with pytest.raises(VersionUnknown, match="it is not stored here, or no longer"):
+            await read(version, checksum, 10, 20)
+    initial = await payload(world, 0)
+    assert initial.checksum == file_checksum(MODEL / "model.safetensors")
+    assert await read(0, initial.checksum, 0, initial.size_bytes) == world.versions.weights(0).read_bytes()
+    update = await world.push(1, content := adapter(3.0), kind="adapter", name="a")
+    assert await read(1, str(update.checksum), 0, 10) == content[:10]
 
 
 @in_world()
@@ -201,7 +159,7 @@ async def test_a_replica_lacks_the_base_the_adapter_or_both(world: World) -> Non
     assert (found.kind, found.adapter_config, set(found.keep)) == ("adapter", '{"r": 2}', {1, 2})
     assert await to_load(world, 0) == [1, 2]
     assert await to_load(world, 1) == [2]
-    assert await to_load(world, 1, 2) == []
+    assert (await to_load(world, 1, 2), await to_load(world, 0, 2)) == ([], [1, 2])
     await world.push(3, weights(3.0))
     assert await to_load(world, 1, 2) == [3]
     # Of a transfer only engines have the weights; an adapter on top of them can be given.
@@ -225,7 +183,7 @@ async def test_replicas_that_hold_the_base_get_a_delta_which_others_may_read(
     assert found.delta is not None
     base, changes = found.delta.base, found.delta.changes
     assert (base.version, base.checksum) == (2, world.versions.info(2).checksum)
-    assert base.file.path == str(world.versions.weights(2))
+    assert (base.file.path, base.file.is_copied) == (str(world.versions.weights(2)), False)
     assert (changes.file.path, changes.file.inode) == (str(delta), delta.stat().st_ino)
     assert (changes.size_bytes, changes.checksum) == (delta.stat().st_size, file_checksum(delta))
     assert (found.size_bytes, found.checksum) == (len(full_weights(3)[2]), checksum_of(full_weights(3)[2]))

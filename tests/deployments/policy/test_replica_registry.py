@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -118,20 +117,6 @@ async def test_a_poll_without_a_command_ends_after_a_while() -> None:
 
 
 @virtual_time.test
-async def test_a_command_is_not_lost_with_a_poll_that_was_cut_off() -> None:
-    actors = Actors()
-    replica = actors.register("a")
-    poll = actors.poll("a")
-    await settled()
-    actors.ask(replica)
-    await asyncio.sleep(0)
-    poll.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await poll
-    assert (await actors.next_command("a")).command == SWAP
-
-
-@virtual_time.test
 async def test_a_replica_that_has_not_registered_is_refused() -> None:
     actors = Actors()
     actors.register("a")
@@ -145,24 +130,13 @@ async def test_a_replica_that_has_not_registered_is_refused() -> None:
 
 
 @virtual_time.test
-async def test_registering_again_ends_the_commands_before() -> None:
+async def test_a_replica_that_registers_again_is_another_one() -> None:
     actors = Actors()
     replica, other = actors.register("a"), actors.register("b")
-    taken = actors.ask(replica)
-    await actors.next_command("a")
-    old_poll = actors.poll("a")
-    await settled()
-    waiting = asyncio.create_task(actors.registry.send(replica, SWAP, timeout_s=100.0))
     again = actors.register("a", LoadedWeights(4))
-    assert (await lost(taken), await lost(waiting)) == ("it registered again", "it has left")
     assert await lost(actors.ask(replica)) == "it has left"
     assert (actors.registry.has(replica), actors.registry.replicas) == (False, [other, again])
     assert (again.loaded, again.accepts_requests) == (LoadedWeights(4), False)
-    actors.ask(again, AcceptRequests())
-    assert (await actors.next_command("a")).command == AcceptRequests()
-    await settled()
-    assert not old_poll.done()
-    old_poll.cancel()
 
 
 @virtual_time.test
@@ -284,41 +258,56 @@ def command_of(name: str) -> Command:
         st.tuples(st.sampled_from(["register", "ask", "poll", "cut off", "die"]), st.sampled_from("ab")), max_size=30
     )
 )
-def test_whatever_happens_a_command_reaches_its_replica_at_most_once(events: list[tuple[str, str]]) -> None:
+def test_whatever_happens_each_command_reaches_its_replica_once_or_is_lost(events: list[tuple[str, str]]) -> None:
     async def story() -> None:
-        actors = Actors()
-        for name in "ab":
-            actors.register(name)
-        asked: dict[str, list[asyncio.Task[CommandResult]]] = {"a": [], "b": []}
-        polls: dict[str, list[asyncio.Task[NumberedCommand | None]]] = {"a": [], "b": []}
+        actors, polls = Actors(), dict[str, asyncio.Task[NumberedCommand | None]]()
+        waiting: dict[str, list[asyncio.Task[CommandResult]]] = {"a": [], "b": []}
+        fetched: dict[str, dict[int, asyncio.Task[CommandResult]]] = {"a": {}, "b": {}}
+        numbers: list[int] = []
+
+        async def leave(name: str, why: str) -> None:
+            left = [*waiting[name], *fetched[name].values()]
+            await settled()
+            assert [await lost(result) for result in left] == [why] * len(left)
+            waiting[name], fetched[name] = [], {}
+            if (poll := polls.pop(name, None)) is not None:
+                poll.cancel()
 
         async def happen(event: str, name: str) -> None:
-            replica = next((replica for replica in actors.registry.replicas if replica.replica_id == name), None)
+            replica = next((each for each in actors.registry.replicas if each.replica_id == name), None)
             if event == "register" or replica is None:
                 actors.dead.discard(name)
                 actors.register(name)
-            elif event == "ask":
-                asked[name].append(actors.ask(replica, command_of(name)))
-            elif event == "poll":
-                polls[name].append(actors.poll(name))
-            elif event == "cut off" and polls[name]:
-                polls[name][-1].cancel()
+                await leave(name, "it registered again")
             elif event == "die":
                 actors.dead.add(name)
                 await actors.registry.drop_dead()
+                await leave(name, "it died")
+            elif event == "ask":
+                waiting[name].append(actors.ask(replica, command_of(name)))
+            elif event == "poll" and name not in polls:
+                report = next((CommandReport(number, LoadedWeights(number)) for number in fetched[name]), None)
+                polls[name] = actors.poll(name, report)
+                if report is not None:
+                    assert await fetched[name].pop(report.command_number) == report
+            elif event == "cut off" and name in polls:
+                waiting[name].append(actors.ask(replica, command_of(name)))
+                await asyncio.sleep(0)
+                polls.pop(name).cancel()
 
-        for event in events:
-            await happen(*event)
-        await settled()
-        for name in "ab":
-            commands = [poll.result() for poll in polls[name] if poll.done() and not poll.cancelled()]
-            numbers = [numbered.number for numbered in commands if numbered is not None]
-            assert len(numbers) == len(set(numbers)) <= len(asked[name])
-            assert all(numbered is None or numbered.command == command_of(name) for numbered in commands)
-        everything: list[asyncio.Task[Any]] = [*asked["a"], *asked["b"], *polls["a"], *polls["b"]]
-        for task in everything:
+        for event, name in events:
+            await happen(event, name)
+            await settled()
+            if name in polls and waiting[name]:
+                numbered = await polls.pop(name)
+                assert numbered is not None
+                assert (numbered.command, numbered.number in numbers) == (command_of(name), False)
+                numbers.append(numbered.number)
+                fetched[name][numbered.number] = waiting[name].pop(0)
+            assert not any(result.done() for each in "ab" for result in (*waiting[each], *fetched[each].values()))
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        await asyncio.gather(*everything, return_exceptions=True)
+        await settled()
 
     run(story())
 
@@ -326,9 +315,7 @@ def test_whatever_happens_a_command_reaches_its_replica_at_most_once(events: lis
 # Loading and replacing
 
 
-def test_a_replica_that_is_replaced_is_ended_and_logged_if_it_is_there(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_replica_that_is_replaced_is_ended_and_logged_if_it_is_there(caplog: pytest.LogCaptureFixture) -> None:
     actors = Actors()
     first, gone, last = (actors.register(name) for name in "abc")
     actors.registry.replace(first, "out of memory", version=7)
@@ -381,6 +368,11 @@ async def test_a_replica_that_fails_to_load_is_replaced_if_it_is_there(
 REFUSE = SwitchOptions(if_busy="refuse")
 
 
+async def lease_once(lock: _UpdateLock) -> None:
+    async with lock.lease():
+        pass
+
+
 @virtual_time.test
 async def test_only_a_holder_with_an_activity_refuses_those_who_do_not_wait() -> None:
     lock = _UpdateLock()
@@ -393,47 +385,9 @@ async def test_only_a_holder_with_an_activity_refuses_those_who_do_not_wait() ->
             message = "an update is under way; wait for it, or say if_busy=wait"
             async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
                 lock.refuse_if_busy(REFUSE)
+            waiting = asyncio.create_task(lease_once(lock))
+            await settled()
+            assert not waiting.done()
             raise LookupError
+    await waiting
     lock.refuse_if_busy(REFUSE)
-    async with lock.lease():
-        pass
-
-
-@dataclass(frozen=True)
-class Caller:
-    begins_at: int
-    holds_s: int
-    is_cancelled_at: int | None
-
-
-seconds = st.integers(0, 8)
-
-
-@given(st.lists(st.builds(Caller, seconds, seconds, st.none() | seconds), max_size=8))
-def test_whoever_waits_or_leaves_there_is_one_holder_and_at_last_none(callers: list[Caller]) -> None:
-    async def story() -> None:
-        lock = _UpdateLock()
-        holders: set[Caller] = set()
-
-        async def call(caller: Caller) -> None:
-            await asyncio.sleep(caller.begins_at)
-            async with lock.lease("busy"):
-                assert not holders
-                holders.add(caller)
-                try:
-                    await asyncio.sleep(caller.holds_s)
-                finally:
-                    holders.remove(caller)
-
-        calls = [asyncio.create_task(call(caller)) for caller in callers]
-        loop = asyncio.get_running_loop()
-        for caller, task in zip(callers, calls, strict=True):
-            if caller.is_cancelled_at is not None:
-                loop.call_at(caller.is_cancelled_at, task.cancel)
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
-        lock.refuse_if_busy(REFUSE)
-        async with asyncio.timeout(0.5), lock.lease():
-            pass
-
-    run(story())

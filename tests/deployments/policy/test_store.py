@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import save
@@ -18,7 +19,6 @@ from tests.deployments.policy.policy_world import (
     delta,
     digest_of,
     in_world,
-    play,
     refused,
     taken,
     versions,
@@ -47,14 +47,17 @@ def bad(how: str) -> bytes:
 @pytest.mark.parametrize(("how", "field"), [("nan", NORM), ("missing", NORM), ("cut", "weights")])
 @in_world()
 async def test_bad_weights_leave_everything_as_it_was_and_no_command_is_sent(
-    world: World, how: str, field: str
+    world: World, caplog: pytest.LogCaptureFixture, how: str, field: str
 ) -> None:
     replica = await world.replica("r0")
     await world.push(1, weights(2.0))
     commands, files = list(replica.received), world.files()
-    with pytest.raises(WeightsRefused) as raised:
+    with caplog.at_level(logging.INFO), pytest.raises(WeightsRefused) as raised:
         await world.push(2, bad(how))
     assert [problem.field for problem in raised.value.problems] == [field]
+    [record] = [record for record in caplog.records if "refused" in record.getMessage()]
+    assert (record.name, record.levelname, vars(record)["version"]) == ("rollout_service.policy", "INFO", 2)
+    assert record.getMessage() == f"Version 2 is refused: {raised.value}"
     state = await world.store.state(0)
     assert (state.current, state.updating_to, replica.received) == (1, None, commands)
     assert world.files() == files
@@ -74,58 +77,54 @@ async def test_an_update_goes_on_when_its_caller_goes_away(world: World) -> None
     assert world.cluster.done("swap") == [("r0", 1)]
 
 
+@pytest.mark.parametrize("name", [None, "a"])
 @in_world()
-async def test_the_same_upload_again_is_answered_again_and_others_are_not(world: World) -> None:
+async def test_the_same_upload_again_is_answered_again_and_others_are_not(world: World, name: str | None) -> None:
     await world.replica("r0")
-    content = weights(2.0)
-    update = await world.push(3, content)
-    assert await world.store.repeated_update(3, digest_of(content)) == update
-    digest, other = digest_of(content), digest_of(weights(3.0))
+    made, kind = (weights, dict[str, Any]()) if name is None else (adapter, dict[str, Any](kind="adapter", name=name))
+    content, next_ = made(2.0), made(3.0)
+    update = await world.push(3, content, **kind)
+    await world.push(3, adapter(), kind="adapter", name="b")
+    digest, other = digest_of(content), digest_of(next_)
+
+    async def repeated(version: int, digest: str | None, name: str | None) -> PolicyUpdate | None:
+        return await world.store.repeated_update(version, digest, name)
+
+    assert await repeated(3, digest, name) == update
     for version, named in ((3, other), (3, None), (4, digest), (2, digest)):
-        assert await world.store.repeated_update(version, named) is None
+        assert await repeated(version, named, name) is None
+    assert await repeated(3, digest, "b") is None
     await world.restart()
-    without_replicas = PolicyUpdate(version=3, checksum=update.checksum, replicas=[])
-    assert await world.store.repeated_update(3, digest_of(content)) == without_replicas
-    await world.push(4, weights(3.0))
-    assert await world.store.repeated_update(3, digest_of(content)) == without_replicas
+    after = await repeated(3, digest, name)
+    assert after is not None
+    assert (after.label, after.checksum, after.replicas) == (update.label, update.checksum, [])
+    await world.push(4, next_, **kind)
+    assert await repeated(3, digest, name) == (after if name is None else None)
 
 
+@pytest.mark.parametrize("has_digest", [True, False])
 @in_world()
-async def test_the_same_upload_while_it_is_under_way_has_the_same_answer(world: World) -> None:
+async def test_the_same_upload_while_it_is_under_way_has_the_same_answer(world: World, has_digest: bool) -> None:
     for name in ("r0", "r1"):
         await world.ready(name, command_s=5.0)
-    content = weights(2.0)
+    digest = digest_of(content := weights(2.0))
     await world.upload(3, content)
-    completing = asyncio.create_task(world.complete(3, PushOptions(), False, digest_of(content)))
+    completing = asyncio.create_task(world.complete(3, PushOptions(), False, digest if has_digest else None))
     await asyncio.sleep(0)
-    for is_later in (False, True):
-        if is_later:
-            await until(lambda: bool(world.cluster.done("stage")))
-        else:
-            # It is still being checked: nothing may touch what arrived.
-            async with refused(VersionRefused, "version", IS_ACTIVE, 3):
-                await world.store.write_chunk(3, None, 0, b"")
+    # It is still being checked: nothing may touch what arrived.
+    async with refused(VersionRefused, "version", IS_ACTIVE, 3):
+        await world.store.write_chunk(3, None, 0, b"")
+    for _ in ("while it is checked", "while it is loaded"):
         async with refused(VersionRefused, "version", IS_ACTIVE, 3):
-            await world.complete(3, PushOptions(), False, digest_of(content))
-        assert await world.store.repeated_update(3, "0" * 64) is None
-        assert await world.store.repeated_update(3, None) is None
-    again = asyncio.create_task(world.store.repeated_update(3, digest_of(content)))
+            await world.complete(3, PushOptions(), False, digest)
+        for other in ["0" * 64, None, *([] if has_digest else [digest])]:
+            assert await world.store.repeated_update(3, other) is None
+        await until(lambda: bool(world.cluster.done("stage")))
+    again = asyncio.create_task(world.store.repeated_update(3, digest)) if has_digest else None
     update = await completing
-    assert await again == update
+    assert await (again or world.store.repeated_update(3, digest)) == update
     assert [replica.status for replica in update.replicas] == ["swapped", "swapped"]
     assert len(world.cluster.done("swap")) == 2
-
-
-@in_world()
-async def test_a_push_without_a_digest_is_answered_again_once_it_is_current(world: World) -> None:
-    await world.replica("r0", command_s=5.0)
-    content = weights(2.0)
-    await world.upload(3, content)
-    completing = asyncio.create_task(world.complete(3, PushOptions(), False, None))
-    await until(lambda: bool(world.cluster.done("stage")))
-    assert await world.store.repeated_update(3, digest_of(content)) is None
-    update = await completing
-    assert await world.store.repeated_update(3, digest_of(content)) == update
 
 
 @in_world()
@@ -154,14 +153,13 @@ async def test_versions_are_numbered_upward(world: World) -> None:
     await world.replica("r0", command_s=5.0)
     pushing = world.pushing(5, weights(2.0))
     await world.until_updating(5)
-    for is_done in (False, True):
+    for _ in ("during the update", "after it"):
         for version in (5, 4, 1):
             async with taken(version, newest=5):
                 await world.store.write_chunk(version, None, 0, b"")
-            if is_done:
-                async with taken(version, newest=5):
-                    await world.store.load_checkpoint(version, "/", PushOptions())
         assert (await pushing).version == 5
+    async with taken(5, newest=5):
+        await world.store.load_checkpoint(5, "/", PushOptions())
     assert (await world.push(9, weights(3.0))).version == 9
 
 
@@ -182,29 +180,16 @@ async def test_the_newest_full_versions_are_kept_as_bases(world: World) -> None:
     assert versions(world) == [5, 9]
 
 
-def test_a_version_that_is_refused_is_logged_with_the_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(world: World) -> None:
-        with caplog.at_level(logging.INFO), pytest.raises(WeightsRefused):
-            await world.push(2, bad("nan"))
-
-    play(story, tmp_path)
-    [record] = [record for record in caplog.records if "refused" in record.getMessage()]
-    assert (record.name, record.levelname, vars(record)["version"]) == ("rollout_service.policy", "INFO", 2)
-    assert record.getMessage() == (
-        f"Version 2 is refused: {NORM}: it holds NaN or infinity; the training has diverged."
-    )
-
-
-def test_an_update_that_fails_is_logged_with_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(world: World) -> None:
-        await world.upload(2, weights(2.0))
-        (world.folder / "making").write_bytes(b"in the way")
-        with pytest.raises(OSError, match="making"):
-            await world.complete(2, PushOptions())
-
-    play(story, tmp_path)
+@in_world()
+async def test_an_update_that_fails_is_logged_with_its_traceback(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.upload(2, weights(2.0))
+    (world.folder / "making").write_bytes(b"in the way")
+    with pytest.raises(OSError, match="making") as failed:
+        await world.complete(2, PushOptions())
     [record] = caplog.records
     assert (record.name, record.levelname, vars(record)["version"]) == ("rollout_service.policy", "WARNING", 2)
     assert record.getMessage() == "The update to version 2 failed."
     assert record.exc_info is not None
-    assert isinstance(record.exc_info[1], OSError)
+    assert record.exc_info[1] is failed.value

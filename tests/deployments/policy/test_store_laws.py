@@ -18,15 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from deployments.policy.commands import AcceptRequests, Canary, LoadedWeights, SetAdapters, Stage, Swap
 from deployments.policy.failures import PolicyFailure
 from rollout_client.contract.policy import PolicyUpdate, SwitchOptions
-from tests.deployments.policy.policy_world import (
-    PUSHES,
-    World,
-    adapter,
-    checksum_of,
-    settled_threads,
-    taken,
-    weights,
-)
+from tests.deployments.policy.policy_world import PUSHES, World, adapter, checksum_of, settled_threads, taken, weights
 from tests.deployments.policy.scripted_replicas import ScriptedReplica, Step
 from tests.virtual_time import VirtualTimeLoop, until
 

@@ -35,7 +35,7 @@ class Resolver:
 
 
 def checked(listed: Sequence[str], address: Any, port: Any = 29500, **further: Any) -> dict[str, Any]:
-    init_info = {"master_address": address, "master_port": port, "world_size": 3, **further}
+    init_info = {"master_address": address, "master_port": port, **further}
     return asyncio.run(TrustedTrainers(listed, Resolver()).checked(init_info))
 
 
@@ -58,12 +58,8 @@ def checked(listed: Sequence[str], address: Any, port: Any = 29500, **further: A
     ],
 )
 def test_a_listed_trainer_is_told_to_the_replicas_by_its_address(listed: list[str], address: str, told: str) -> None:
-    assert checked(listed, address, packed=True) == {
-        "master_address": told,
-        "master_port": 29500,
-        "world_size": 3,
-        "packed": True,
-    }
+    further = {"world_size": 3, "packed": True}
+    assert checked(listed, address, **further) == {"master_address": told, "master_port": 29500, **further}
 
 
 @pytest.mark.parametrize(
@@ -89,26 +85,19 @@ def test_a_trainer_that_is_not_listed_is_refused(listed: str, address: str, port
     assert refused.value.problems == (FieldProblem(field="init_info.master_address", message=message, value=address),)
 
 
+AT = {"master_address": "10.0.0.4"}
+NO_PORT, UNRESOLVED = "the trainer's port, 1 to 65535, has to be given", "the service cannot resolve this host name"
+HIDDEN = "it hides the trainer's address, which has to be checked; send master_address and master_port instead"
+
+
 @pytest.mark.parametrize(
     ("init_info", "field", "message"),
     [
         ({}, "master_address", "the trainer's host name or IP address has to be given"),
-        ({"master_address": "10.0.0.4"}, "master_port", "the trainer's port, 1 to 65535, has to be given"),
-        (
-            {"master_address": "10.0.0.4", "master_port": True},
-            "master_port",
-            "the trainer's port, 1 to 65535, has to be given",
-        ),
-        (
-            {"master_address": "nobody", "master_port": 29500},
-            "master_address",
-            "the service cannot resolve this host name",
-        ),
-        (
-            {"nccl_unique_id_b64": "AA==", "master_address": "10.0.0.4", "master_port": 29500},
-            "nccl_unique_id_b64",
-            "it hides the trainer's address, which has to be checked; send master_address and master_port instead",
-        ),
+        (AT, "master_port", NO_PORT),
+        (AT | {"master_port": True}, "master_port", NO_PORT),
+        ({"master_address": "nobody", "master_port": 29500}, "master_address", UNRESOLVED),
+        (AT | {"nccl_unique_id_b64": "AA==", "master_port": 29500}, "nccl_unique_id_b64", HIDDEN),
     ],
 )
 def test_an_init_that_does_not_say_where_the_trainer_is_is_refused(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.policy.commands import Canary, CommandReport, LoadedWeights, SwapOptions, VersionPayload
-from deployments.policy.failures import PolicyNotCurrent, UpdateUnderWay, VersionUntried, WeightsRefused
+from deployments.policy.failures import PolicyFailure, PolicyNotCurrent, UpdateUnderWay, VersionUntried, WeightsRefused
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaLost, ReplicaRegistry
 from deployments.policy.update import (
     NO_EFFECT,
@@ -25,13 +25,13 @@ from deployments.policy.update import (
 from deployments.policy.versions import Version, Versions
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import PushOptions, ReplicaUpdate, SwitchOptions
-from rollout_client.weights.checksum import file_checksum
 from tests import virtual_time
 from tests.deployments.policy.policy_world import (
     World,
     a_payload,
     adapter,
     changed,
+    checksum_of,
     content_of,
     delta,
     digest_of,
@@ -147,63 +147,60 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("at", ["stage", "swap"])
+OK: list[Step] = ["ok", "ok", "ok"]
+
+
+@pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("step", LOST)
-def test_a_replica_that_fails_is_replaced_and_the_others_swap(step: Step, at: str) -> None:
-    scene, replicas = updated([], [step] if at == "stage" else ["ok", step], [])
+def test_a_replica_that_fails_is_replaced_and_the_others_swap(step: Step, at: int) -> None:
+    scene, replicas = updated([], [*OK[:at], step], [])
     assert replicas == [tried("r0"), replaced("r1", LOST[step]), swapped("r2")]
     assert scene.cluster.killed == ["r1"]
     others = [what for who, what in scene.done if who != "r1"]
     assert others == ["stage", "stage", "swap", "canary", "durable", "accept requests", "swap"]
 
 
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("step", ["die", "die after", "register again"])
+def test_another_replica_tries_the_version_if_the_first_one_is_lost(step: Step, at: int) -> None:
+    scene, replicas = updated([*OK[:at], step], [])
+    assert replicas == [replaced("r0", LOST[step]), tried("r1")]
+    assert scene.done[-1] == ("r1", "accept requests")
+
+
+WENT_BACK = "a replica could not generate with them and went back: "
+
+
 @pytest.mark.parametrize(
-    ("script", "error"),
+    ("scripts", "failure", "message"),
     [
         # It cannot go back.
-        (["ok", "ok", "error", "error"], "OSError: r0 has no room"),
-        (["ok", "ok", "error", "ok", "error"], "OSError: r0 has no room"),
-        (["ok", "ok", "error", "hang"], "OSError: r0 has no room"),
+        ([["ok", "ok", "error", "error"]], WeightsRefused, WENT_BACK + "OSError: r0 has no room"),
+        ([["ok", "ok", "error", "ok", "error"]], WeightsRefused, WENT_BACK + "OSError: r0 has no room"),
+        ([["ok", "ok", "error", "hang"]], WeightsRefused, WENT_BACK + "OSError: r0 has no room"),
         # It broke.
-        (["ok", "error"], "OSError: r0 has no room"),
-        (["ok", "hang"], "it did not report within 60 s"),
-        (["ok", "ok", "hang"], "it did not report within 60 s"),
+        ([["ok", "error"]], WeightsRefused, WENT_BACK + "OSError: r0 has no room"),
+        ([["ok", "hang"]], WeightsRefused, WENT_BACK + "it did not report within 60 s"),
+        ([["ok", "ok", "hang"]], WeightsRefused, WENT_BACK + "it did not report within 60 s"),
+        # None lived to try it.
+        ([["die"], ["die after"]], VersionUntried, "all replicas were lost before that: it died"),
+        ([["ok", "die"], ["ok", "ok", "die after"]], VersionUntried, "all replicas were lost before that: it died"),
     ],
 )
 @virtual_time.test
-async def test_a_replica_that_breaks_in_a_trial_is_replaced(script: list[Step], error: str) -> None:
-    scene = await Scene([script, []]).begin()
-    message = f"a replica could not generate with them and went back: {error}"
-    async with refused(WeightsRefused, "weights", message):
+async def test_replicas_that_break_in_a_trial_are_replaced_and_it_is_not_current(
+    scripts: list[list[Step]], failure: type[PolicyFailure], message: str
+) -> None:
+    scene = await Scene([*scripts, [] if len(scripts) == 1 else ["die"]]).begin()
+    broken = [replica.name for replica in scene.replicas[: len(scripts)]]
+    async with refused(failure, "weights", message):
         await scene.update()
-    assert scene.cluster.killed == ["r0"]
-    assert (scene.replicas[1].loaded, [event for event in scene.done if event[0] != "r0"]) == (
-        LoadedWeights(),
-        [("r1", "stage")],
-    )
-    await scene.end()
-
-
-@pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize("step", ["die", "die after", "register again"])
-def test_another_replica_tries_the_version_if_the_first_one_is_lost(step: Step, at: int) -> None:
-    scene, replicas = updated([*["ok"] * at, step], [], [])  # type: ignore[list-item]
-    assert replicas == [replaced("r0", LOST[step]), tried("r1"), swapped("r2")]
-    assert [who for who, what in scene.done if what == "accept requests"] == ["r1"]
-
-
-@pytest.mark.parametrize("scripts", [[["die"], ["die after"]], [["ok", "die"], ["ok", "ok", "die after"]]])
-@virtual_time.test
-async def test_a_version_that_no_replica_lived_to_try_is_not_made_current(scripts: list[list[Step]]) -> None:
-    scene = await Scene(scripts).begin()
-    async with refused(VersionUntried, "weights", "all replicas were lost before that: it died"):
-        await scene.update()
-    assert scene.registry.replicas == []
+    assert not {*broken} & {each.replica_id for each in scene.registry.replicas}
     assert ("store", "durable") not in scene.done
-
-
-def test_a_replica_that_is_lost_when_it_may_serve_the_version_is_replaced() -> None:
-    assert updated(["ok", "ok", "ok", "die"], [])[1] == [replaced("r0", "it died"), swapped("r1")]
+    if len(scripts) == 1:
+        assert (scene.cluster.killed, scene.replicas[1].loaded) == (["r0"], LoadedWeights())
+        assert [event for event in scene.done if event[0] != "r0"] == [("r1", "stage")]
+    await scene.end()
 
 
 @virtual_time.test
@@ -267,17 +264,16 @@ async def test_new_weights_reach_every_replica_and_are_current(world: World) -> 
     replicas = [await world.replica(name) for name in ("r0", "r1")]
     content = weights(2.0)
     update = await world.push(5, content, mode="wait")
-    checksum = file_checksum(world.versions.weights(5))
-    assert (update.version, update.checksum, update.canary_s) == (5, checksum, 4.0)
+    assert (update.version, update.checksum, update.canary_s) == (5, checksum_of(content), 4.0)
     assert [(each.replica_id, each.status) for each in update.replicas] == [("r0", "swapped"), ("r1", "swapped")]
-    assert [content_of(replica.staged) == content for replica in replicas] == [True, True]
+    assert [content_of(replica.staged) for replica in replicas] == [content, content]
     assert world.cluster.done("swap") == [("r0", 5), ("r1", 5)]
     state = await world.store.state(0)
     assert (state.current, state.updating_to, state.transfer_world_size) == (5, None, 3)
     assert [(replica.replica_id, replica.version) for replica in state.replicas] == [("r0", 5), ("r1", 5)]
     initial, stored = state.versions
     assert (initial.version, initial.kind, initial.created_at) == (0, "initial", None)
-    assert (stored.version, stored.kind, stored.base, stored.checksum) == (5, "full", None, checksum)
+    assert (stored.version, stored.kind, stored.base, stored.checksum) == (5, "full", None, update.checksum)
     assert (stored.size_bytes, stored.created_at) == (len(content), world.versions.info(5).created_at)
     assert world.files() == {"versions.json", "versions/5.safetensors"}
 
@@ -298,18 +294,6 @@ async def test_a_version_that_cannot_be_made_current_on_disk_is_served_nowhere(
     assert [(replica.loaded, replica.is_on_trial) for replica in replicas] == [(LoadedWeights(1), False)] * 2
     assert (versions(world), world.cluster.killed) == ([1], [])
     assert ("r0", "canary", 2) in world.cluster.events
-
-
-@in_world()
-async def test_a_second_update_waits_for_the_first(world: World) -> None:
-    for name in ("r0", "r1"):
-        await world.ready(name, command_s=5.0)
-    first = world.pushing(1, weights(2.0))
-    await world.until_updating(1)
-    assert [(await pushing).version for pushing in (first, world.pushing(2, weights(3.0)))] == [1, 2]
-    steps = [(what, version) for _, what, version in world.cluster.events[2:]]
-    each = ("stage", "stage", "swap", "canary", "accept requests", "swap")
-    assert steps == [(what, version) for version in (1, 2) for what in each]
 
 
 @in_world()

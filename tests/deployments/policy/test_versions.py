@@ -13,7 +13,7 @@ from deployments.policy.durable_files import Trash
 from deployments.policy.failures import VersionRefused, VersionUnknown
 from deployments.policy.policies import CLEAN_UP_EVERY_S
 from deployments.policy.versions import InitialVersion, Version, Versions
-from tests.deployments.policy.policy_world import World, play
+from tests.deployments.policy.policy_world import World, in_world
 from tests.paths import TINY_MODEL
 from tests.virtual_time import now, until
 
@@ -103,13 +103,9 @@ def test_a_version_may_be_known_without_its_weights(tmp_path: Path) -> None:
     versions.add_weights(transferred, tmp_path / "saved")
     after = versions_in(tmp_path)
     assert (after.info(3).stored, after.file(3).read_bytes()) == ("whole", b"weights")
-
-
-def test_weights_that_come_after_their_version_was_removed_are_ignored(tmp_path: Path) -> None:
-    versions = versions_in(tmp_path)
-    (tmp_path / "saved").write_bytes(b"weights")
-    versions.add_weights(info(3), tmp_path / "saved")
-    assert (versions.all, files(tmp_path)) == ([], {"saved"})
+    (tmp_path / "late").write_bytes(b"weights of a version that was removed meanwhile")
+    after.add_weights(info(2), tmp_path / "late")
+    assert (after.all, (tmp_path / "late").exists()) == ([after.info(3)], True)
 
 
 def test_files_that_a_dead_store_left_are_removed_at_the_next_start(tmp_path: Path) -> None:
@@ -159,24 +155,19 @@ def test_a_store_whose_folder_another_one_has_changed_writes_nothing(tmp_path: P
     )
 
 
-def test_a_disk_that_fails_while_files_are_cleaned_up_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@in_world()
+async def test_a_disk_that_fails_while_files_are_cleaned_up_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fails = [True, True]
+    emptied: list[Path] = []
 
     def empty(trash: Trash) -> None:
-        if fails:
-            fails.pop()
+        emptied.append(trash.folder)
+        if len(emptied) < 3:
             raise OSError("the disk is gone")
-        cleaned_at.append(trash.folder)
-
-    cleaned_at: list[Path] = []
-
-    async def story(_: World) -> None:
-        await until(lambda: bool(cleaned_at))
-        assert now() == 2 * CLEAN_UP_EVERY_S
 
     monkeypatch.setattr(Trash, "empty", empty)
-    play(story, tmp_path)
+    await until(lambda: len(emptied) == 3)
+    assert (emptied, now()) == ([world.folder] * 3, 2 * CLEAN_UP_EVERY_S)
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warned == ["Files of the policy store could not be removed."] * 2

@@ -66,14 +66,7 @@ def record_of(
         },
         "group_id": group or name,
         "policy": None,
-        "generations": [
-            {
-                "message": 1,
-                "start": 0,
-                "end": count,
-                "replica": replica,
-            }
-        ],
+        "generations": [{"message": 1, "start": 0, "end": count, "replica": replica}],
     }
 
 

@@ -44,34 +44,34 @@ def test_one_token_of_many_that_parts_is_no_finding(parts_by: float) -> None:
     assert ledger.all.fields["largest_ratio"] == pytest.approx(np.exp(parts_by), rel=0.02)
 
 
-def test_another_temperature_is_told_where_most_tokens_are_certain() -> None:
-    """It shows in few of them: two in three hundred part by more than what a token counts at most."""
-    [found] = findings(lambda logits, _: log_softmax(logits / 0.03), Sampler(temperature=0.06))
-    assert found.kind == "wrong_temperature"
-
-
-def test_one_token_that_parts_does_not_hide_another_temperature() -> None:
+@pytest.mark.parametrize(
+    ("sampled_at", "trained_at", "one_part"),
+    [
+        (1.0, 0.6, 0),
+        (1.0, 0.8, 0),
+        (1.0, 1.3, 0),
+        # The trainer forgets the temperature of the request.
+        (0.7, 1.0, 0),
+        # Most tokens are certain: two in three hundred part by more than what a token counts at most.
+        (0.06, 0.03, 0),
+        # One token that parts does not hide it.
+        (1.0, 0.6, 20),
+    ],
+)
+def test_another_temperature_at_the_trainer_is_told_with_its_value(
+    sampled_at: float, trained_at: float, one_part: int
+) -> None:
     def trainer(logits: np.ndarray, number: int) -> np.ndarray:
-        trained = log_softmax(logits / 0.6)
-        trained[3] -= 20 * (number % 2)
+        trained = log_softmax(logits / trained_at)
+        trained[3] -= one_part * (number % 2)
         return trained
 
-    [found] = findings(trainer)
+    [found] = findings(trainer, Sampler(temperature=sampled_at))
     assert found.kind == "wrong_temperature"
-
-
-@pytest.mark.parametrize("trained_at", [0.6, 0.8, 1.3])
-def test_another_temperature_at_the_trainer_is_told_with_its_value(trained_at: float) -> None:
-    [found] = findings(lambda logits, _: log_softmax(logits / trained_at))
-    assert found.kind == "wrong_temperature"
-    told = float(found.message.split("temperature near ")[1].split(",")[0])
-    assert told == pytest.approx(trained_at, rel=0.2)
-
-
-def test_a_trainer_that_forgets_the_temperature_of_the_request_is_told_so() -> None:
-    [found] = findings(lambda logits, _: log_softmax(logits), Sampler(temperature=0.7))
-    assert found.kind == "wrong_temperature"
-    assert "sampled was at 0.7" in found.message
+    assert f"sampled was at {sampled_at:g}" in found.message
+    if sampled_at == 1.0 and not one_part:
+        told = float(found.message.split("temperature near ")[1].split(",")[0])
+        assert told == pytest.approx(trained_at, rel=0.2)
 
 
 def test_other_weights_at_the_trainer_are_told_with_the_sampled_version() -> None:

@@ -95,11 +95,7 @@ def test_each_token_is_counted_once_under_each_attribute() -> None:
     record, logits, chosen = Sampler().rollout("r0", 10, "a", "7")
     ledger.add(reported(record, log_softmax(logits), chosen), "")
     counted = {name: {value: sums.tokens for value, sums in values.items()} for name, values in ledger.by.items()}
-    assert counted == {
-        "replica": {"a": 10},
-        "version": {"7": 10},
-        "policy": {"unnamed": 10},
-    }
+    assert counted == {"replica": {"a": 10}, "version": {"7": 10}, "policy": {"unnamed": 10}}
     assert (ledger.all.mean_ratio, ledger.all.fields["largest_ratio"]) == pytest.approx((1.0, 1.0))
 
 

@@ -8,7 +8,8 @@ from deployments.rpc.background_tasks import BackgroundTasks, SharedCalls, until
 from tests import virtual_time
 
 
-def test_callers_share_a_call_and_one_that_leaves_does_not_cancel_it() -> None:
+@virtual_time.test
+async def test_callers_share_a_call_and_one_that_leaves_does_not_cancel_it() -> None:
     calls: list[int] = []
 
     async def call() -> int:
@@ -16,14 +17,11 @@ def test_callers_share_a_call_and_one_that_leaves_does_not_cancel_it() -> None:
         await asyncio.sleep(1)
         return calls[-1]
 
-    async def scenario() -> list[int]:
-        shared = SharedCalls(lambda _: call())
-        leaving, *staying = [asyncio.create_task(shared.result()) for _ in range(3)]
-        await asyncio.sleep(0.5)
-        leaving.cancel()
-        return [*(await asyncio.gather(*staying)), await shared.result()]
-
-    assert virtual_time.run(scenario()) == [0, 0, 1]
+    shared = SharedCalls(lambda _: call())
+    leaving, *staying = [asyncio.create_task(shared.result()) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    leaving.cancel()
+    assert [*(await asyncio.gather(*staying)), await shared.result()] == [0, 0, 1]
 
 
 @virtual_time.test
@@ -37,7 +35,8 @@ async def test_a_shared_call_that_failed_is_made_again() -> None:
             await shared.result()
 
 
-def test_work_is_repeated_until_what_it_needs_is_back() -> None:
+@virtual_time.test
+async def test_work_is_repeated_until_what_it_needs_is_back() -> None:
     outcomes: list[Exception | None] = [KeyError(), KeyError(), None, KeyError(), None]
     told: list[bool] = []
 
@@ -45,12 +44,8 @@ def test_work_is_repeated_until_what_it_needs_is_back() -> None:
         if (outcome := outcomes.pop(0)) is not None:
             raise outcome
 
-    async def scenario() -> float:
-        await until_back(work, KeyError, 2.0, lambda _, is_first: told.append(is_first), lambda: bool(outcomes))
-        return asyncio.get_running_loop().time()
-
-    assert virtual_time.run(scenario()) == 6.0
-    assert told == [True, False, True]
+    await until_back(work, KeyError, 2.0, lambda _, is_first: told.append(is_first), lambda: bool(outcomes))
+    assert (virtual_time.now(), told) == (6.0, [True, False, True])
 
 
 def test_what_is_no_loss_is_raised() -> None:
@@ -61,13 +56,11 @@ def test_what_is_no_loss_is_raised() -> None:
         virtual_time.run(until_back(work, KeyError, 2.0))
 
 
-def test_tasks_are_waited_for_to_their_end() -> None:
-    async def scenario() -> tuple[int, int]:
-        tasks = BackgroundTasks()
-        tasks.start(asyncio.sleep(1))
-        tasks.start(asyncio.sleep(2))
-        running = len(tasks)
-        await tasks.ended()
-        return running, len(tasks)
-
-    assert virtual_time.run(scenario()) == (2, 0)
+@virtual_time.test
+async def test_tasks_are_waited_for_to_their_end() -> None:
+    tasks = BackgroundTasks()
+    tasks.start(asyncio.sleep(1))
+    tasks.start(asyncio.sleep(2))
+    running = len(tasks)
+    await tasks.ended()
+    assert (running, len(tasks)) == (2, 0)

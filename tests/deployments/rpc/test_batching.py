@@ -10,7 +10,6 @@ import pytest
 from deployments.failures import GenerationLost, RolloutFailure
 from deployments.rpc.batching import (
     MOST_BYTES_PER_MESSAGE,
-    BatchResults,
     CallBatcher,
     at_once,
     group_commit,
@@ -43,43 +42,34 @@ async def cancelling_itself() -> str | RolloutFailure:
     raise asyncio.CancelledError
 
 
-def test_results_of_one_iteration_are_yielded_together() -> None:
-    async def run() -> list[tuple[float, BatchResults[str]]]:
-        jobs = [job("a", 2), job("b", 1), job("c", 2), job("d", 3)]
-        return [(virtual_time.now(), sorted(batch)) async for batch in results_as_completed(jobs, CANCELLED, len_of)]
-
-    assert virtual_time.run(run()) == [(1, [(1, "b")]), (2, [(0, "a"), (2, "c")]), (3, [(3, "d")])]
-
-
-def test_results_that_come_while_a_batch_is_read_are_yielded_together() -> None:
-    async def run() -> list[BatchResults[str]]:
-        batches = []
-        async for batch in results_as_completed([job("a", 1), job("b", 2), job("c", 3)], CANCELLED, len_of):
-            batches.append(batch)
-            await asyncio.sleep(10)
-        return batches
-
-    assert virtual_time.run(run()) == [[(0, "a")], [(1, "b"), (2, "c")]]
+@virtual_time.test
+async def test_results_of_one_iteration_are_yielded_together() -> None:
+    jobs = [job("a", 2), job("b", 1), job("c", 2), job("d", 3)]
+    batches = [(virtual_time.now(), sorted(batch)) async for batch in results_as_completed(jobs, CANCELLED, len_of)]
+    assert batches == [(1, [(1, "b")]), (2, [(0, "a"), (2, "c")]), (3, [(3, "d")])]
 
 
-def test_results_above_the_bound_of_a_message_are_yielded_in_several() -> None:
+@virtual_time.test
+async def test_results_that_come_while_a_batch_is_read_are_yielded_together() -> None:
+    batches = []
+    async for batch in results_as_completed([job("a", 1), job("b", 2), job("c", 3)], CANCELLED, len_of):
+        batches.append(batch)
+        await asyncio.sleep(10)
+    assert batches == [[(0, "a")], [(1, "b"), (2, "c")]]
+
+
+@virtual_time.test
+async def test_results_above_the_bound_of_a_message_are_yielded_in_several() -> None:
     half = "x" * (MOST_BYTES_PER_MESSAGE // 2)
-
-    async def run() -> list[list[int]]:
-        jobs = [job(half, 0), job(half, 0), job("c", 0), job(3 * half, 0), job("e", 0)]
-        batches = [batch async for batch in results_as_completed(jobs, CANCELLED, len_of)]
-        assert {place: result for batch in batches for place, result in batch}[3] == 3 * half
-        return [[place for place, _ in batch] for batch in batches]
-
-    assert virtual_time.run(run()) == [[0, 1], [2], [3], [4]]
+    texts = [half, half, "c", 3 * half, "e"]
+    batches = [batch async for batch in results_as_completed([job(text, 0) for text in texts], CANCELLED, len_of)]
+    assert batches == [[(place, texts[place]) for place in places] for places in ([0, 1], [2], [3], [4])]
 
 
-def test_a_job_that_is_cancelled_or_panics_has_a_failure_as_its_result(caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> dict[int, str | RolloutFailure]:
-        finished = results_as_completed([cancelling_itself(), panicking(), job("c", 1)], CANCELLED, len_of)
-        return {place: result async for batch in finished for place, result in batch}
-
-    results = virtual_time.run(run())
+@virtual_time.test
+async def test_a_job_that_is_cancelled_or_panics_has_a_failure_as_its_result(caplog: pytest.LogCaptureFixture) -> None:
+    finished = results_as_completed([cancelling_itself(), panicking(), job("c", 1)], CANCELLED, len_of)
+    results = {place: result async for batch in finished for place, result in batch}
     assert results[0] is CANCELLED
     assert (type(results[1]), str(results[1])) == (RolloutFailure, "Panic was raised.")
     assert results[2] == "c"
@@ -132,15 +122,11 @@ async def results(calling: CallBatcher[int, int], *numbers: int) -> list[int | B
     return await asyncio.gather(*map(calling.call, numbers), return_exceptions=True)
 
 
-def test_calls_of_one_iteration_go_together_and_later_ones_anew() -> None:
-    other = Other()
-
-    async def story() -> None:
-        calling = caller(other)
-        assert await results(calling, 1, 2) == [2, 4]
-        assert await calling.call(5) == 10
-
-    asyncio.run(story())
+@virtual_time.test
+async def test_calls_of_one_iteration_go_together_and_later_ones_anew() -> None:
+    calling = caller(other := Other())
+    assert await results(calling, 1, 2) == [2, 4]
+    assert await calling.call(5) == 10
     assert other.messages == [[1, 2], [5]]
 
 
@@ -155,19 +141,15 @@ def test_what_breaks_the_message_is_raised_by_all_of_its_calls() -> None:
     assert asyncio.run(results(caller(other), 1, 2)) == [other.broken] * 2
 
 
-def test_a_call_that_is_cancelled_keeps_no_other_from_its_result() -> None:
-    other = Other()
-
-    async def story() -> int:
-        calling = caller(other)
-        never, late, kept = (asyncio.ensure_future(calling.call(number)) for number in (1, 2, 4))
-        await asyncio.sleep(0)
-        never.cancel()
-        await asyncio.sleep(0)
-        late.cancel()
-        return await kept
-
-    assert asyncio.run(story()) == 8
+@virtual_time.test
+async def test_a_call_that_is_cancelled_keeps_no_other_from_its_result() -> None:
+    calling = caller(other := Other())
+    never, late, kept = (asyncio.ensure_future(calling.call(number)) for number in (1, 2, 4))
+    await asyncio.sleep(0)
+    never.cancel()
+    await asyncio.sleep(0)
+    late.cancel()
+    assert await kept == 8
     assert other.messages in ([[2, 4]], [[1, 2, 4]])
 
 

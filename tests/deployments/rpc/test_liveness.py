@@ -8,7 +8,6 @@ import pytest
 
 from deployments.rpc import liveness
 from deployments.rpc.liveness import POLL_S, CallerWatch, Heartbeats, Listener
-from deployments.upstream.ray_serve.own_replica import own_name
 from tests import virtual_time
 
 
@@ -24,18 +23,19 @@ A = Listener("a")
 
 
 @virtual_time.test
-async def test_each_second_one_stream_of_each_caller_is_woken() -> None:
+async def test_each_second_one_stream_of_each_replica_and_its_caller_is_woken() -> None:
     heartbeats = Heartbeats()
-    streams = {name: asyncio.Event() for name in ("a1", "a2", "b1")}
+    streams = {name: asyncio.Event() for name in ("a1", "a2", "b1", "a of r")}
     with ExitStack() as opened:
         for name, wake in streams.items():
-            opened.enter_context(heartbeats.open_stream(Listener(name[0]), wake))
+            opened.enter_context(heartbeats.open_stream(Listener(name[0], "r" if name == "a of r" else ""), wake))
+        assert heartbeats.callers == {"a", "b"}
         await asyncio.sleep(0.99)
         assert woken(streams) == []
         await asyncio.sleep(0.02)
-        assert woken(streams) == ["a1", "b1"]
+        assert woken(streams) == ["a1", "b1", "a of r"]
         await asyncio.sleep(1)
-        assert woken(streams) == ["a1", "b1"]
+        assert woken(streams) == ["a1", "b1", "a of r"]
 
 
 @virtual_time.test
@@ -47,18 +47,6 @@ async def test_a_stream_that_was_closed_is_not_woken_but_another_of_its_caller()
             pass
         await asyncio.sleep(1.5)
         assert woken(streams) == ["a2"]
-
-
-@virtual_time.test
-async def test_streams_of_different_replicas_have_their_own_heartbeats() -> None:
-    heartbeats = Heartbeats()
-    streams = {name: asyncio.Event() for name in ("a1", "a2", "unnamed")}
-    with ExitStack() as opened:
-        for name, wake in streams.items():
-            opened.enter_context(heartbeats.open_stream(Listener("a", "" if name == "unnamed" else "r"), wake))
-        assert heartbeats.callers == {"a"}
-        await asyncio.sleep(1.5)
-        assert woken(streams) == ["a1", "unnamed"]
 
 
 @virtual_time.test
@@ -125,7 +113,3 @@ async def test_nobody_is_watched_who_has_nothing_under_way_or_is_no_replica(dead
     with given_up.watch.working(FIRST, ["d"]):
         await asyncio.sleep(1.5 * POLL_S)
     assert given_up.ids == ["d"], "the watch begins again"
-
-
-def test_processes_that_are_no_replicas_have_names_of_their_own() -> None:
-    assert own_name() != own_name()

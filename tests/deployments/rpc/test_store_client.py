@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,27 +9,11 @@ from ray.exceptions import ActorDiedError
 
 from deployments.failures import JobStoreLost, PolicyStoreLost
 from deployments.rpc.handle_calls import job_store_client, policy_store_client
-
-
-class RecordingHandle:
-    """A Serve handle whose calls end with `outcome`."""
-
-    def __init__(self, outcome: Any) -> None:
-        self.outcome = outcome
-        self.calls: list[tuple[Any, ...]] = []
-
-    def __getattr__(self, method: str) -> Any:
-        return SimpleNamespace(remote=lambda *arguments, **named: self._call(method, *arguments, named))
-
-    async def _call(self, *call: Any) -> Any:
-        self.calls.append(call)
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return self.outcome
+from tests.fakes.store_handle import StoreHandle
 
 
 def test_a_call_passes_all_arguments_on_and_returns_the_stores_answer() -> None:
-    handle: Any = RecordingHandle("the answer")
+    handle: Any = StoreHandle(lambda *_: "the answer")
     assert asyncio.run(policy_store_client(handle).upload_state(3, name="a")) == "the answer"  # type: ignore[comparison-overlap]
     assert handle.calls == [("upload_state", 3, {"name": "a"})]
 
@@ -41,9 +24,9 @@ def test_a_call_passes_all_arguments_on_and_returns_the_stores_answer() -> None:
 )
 def test_a_store_that_dies_during_a_call_is_lost(client: Callable[[Any], Any], lost: type[Exception], who: str) -> None:
     with pytest.raises(lost, match=rf"^The {who} store died during the call\.$"):
-        asyncio.run(client(RecordingHandle(ActorDiedError())).answer())
+        asyncio.run(client(StoreHandle(lambda *_: ActorDiedError())).answer())
 
 
 def test_a_client_has_no_private_methods() -> None:
-    client: Any = policy_store_client(RecordingHandle(None))  # type: ignore[arg-type]
+    client: Any = policy_store_client(StoreHandle(print))  # type: ignore[arg-type]
     assert not hasattr(client, "_tick")

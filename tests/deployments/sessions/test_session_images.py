@@ -161,17 +161,6 @@ def test_images_of_equal_tokens_are_different_messages() -> None:
     assert second.shared_messages == []
 
 
-def test_a_call_without_images_comes_back_from_storage() -> None:
-    session = Session()
-    session.call([{"role": "user", "content": "Hi"}], "A")
-    prompt = session.prompts[0]
-    assert prompt.images == ()
-    [rendered] = prompt.rendered
-    made = GeneratedMessage("a", {"role": "assistant", "content": "A"}, "A", [65], [0.0], "stop")
-    entry = call_entry(EngineCall("a", PLAIN, NO_PLAN, prompt.rendered, prompt.generation_prompt, [made]))
-    assert call_of(entry).rendered == [rendered]
-
-
 def test_an_image_that_the_template_leaves_out_is_refused() -> None:
     class Dropping(ByteRenderer):
         def prompt(self, messages: Sequence[ChatMessage], context: ChatContext) -> list[Sequence[int]]:

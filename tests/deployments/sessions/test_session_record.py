@@ -7,10 +7,10 @@ import pytest
 
 from deployments.failures import PromptRejected
 from deployments.sessions.message_comparison import drift_report, response_key
-from deployments.sessions.records import ChatContext, EngineCall, GenerationUnknown
+from deployments.sessions.records import NO_PLAN, ChatContext, EngineCall, GenerationUnknown, TokenPrompt
 from rollout_client.contract.sessions import MessageDrift
 from tests.deployments.sessions.harness import FakeEngine, Reply
-from tests.deployments.sessions.renderer import PLAIN, small, tiny
+from tests.deployments.sessions.renderer import PLAIN, small
 from tests.endurance.session_laws import forms
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -133,22 +133,15 @@ def test_what_follows_a_compaction_is_rendered_anew(engine: FakeEngine) -> None:
     assert [(one.message, one.action) for one in prepared.plan.drift] == [(1, "new_branch"), (2, "rendered_anew")]
 
 
-def test_a_retry_is_a_second_response_to_one_prompt_that_is_held_once() -> None:
-    engine = FakeEngine(tiny(), is_parsed=False)
-    engine.call([QUESTION], Reply("3"))
-    tokens, prompt = engine.record.total_tokens, list(engine.prompts["call0-0"])
-    again = engine.call([QUESTION], Reply("4"))
+def test_a_retry_is_a_second_response_to_one_prompt_that_is_held_once(engine: FakeEngine) -> None:
+    first, again = engine.call([SYSTEM], Reply("3")), engine.call([SYSTEM], Reply("4"))
+    prompt = engine.prompts[first.id]
     assert engine.prompts[again.id] == prompt
-    assert engine.record.total_tokens == tokens + len(again.token_ids)
-    assert len(engine.record.branches()) == 2
-
-
-def test_a_prompt_that_another_message_joins_is_held_once(engine: FakeEngine) -> None:
-    engine.call([SYSTEM], Reply("3"))
-    tokens = engine.record.total_tokens
-    second = engine.call([SYSTEM, QUESTION], Reply("3"))
+    held = len(prompt) + len(first.token_ids) + len(again.token_ids)
+    assert (engine.record.total_tokens, len(engine.record.branches())) == (held, 2)
+    joined = engine.call([SYSTEM, QUESTION], Reply("3"))
     of_system = len(engine.renderer.prompt([SYSTEM, QUESTION], PLAIN)[0])
-    assert engine.record.total_tokens == tokens + len(engine.prompts[second.id]) - of_system + len(second.token_ids)
+    assert engine.record.total_tokens == held + len(engine.prompts[joined.id]) - of_system + len(joined.token_ids)
 
 
 def test_equal_parallel_responses_are_told_apart_by_ids_of_tool_calls(engine: FakeEngine) -> None:
@@ -166,6 +159,19 @@ def test_of_equal_responses_the_longest_continued_one_goes_on(engine: FakeEngine
     engine.call([QUESTION], Reply("3"))
     plan = engine.record.plan([QUESTION, first.message, NEXT, continued.message, NEXT], PLAIN)
     assert list(plan.token_ids) == [*engine.prompts[continued.id], *continued.token_ids]
+
+
+def test_a_prompt_of_token_ids_continues_its_longest_generated_beginning(engine: FakeEngine) -> None:
+    first = engine.call([QUESTION], Reply("3"))
+    again = engine.call([QUESTION], Reply("3"))
+    second = engine.call([QUESTION, first.message, NEXT], Reply("6"))
+    for made, covered in ((again, 2), (second, 4)):
+        ids = [*engine.prompts[made.id], *made.token_ids]
+        for rest in ([1], []):
+            plan = engine.record.plan(TokenPrompt([*ids, *rest]), PLAIN)
+            assert (engine.record.generated_at(plan.after), plan.covered, [*plan.token_ids]) == (made, covered, ids)
+        assert engine.record.plan(TokenPrompt(ids[:-1]), PLAIN).covered == covered - 2
+    assert engine.record.plan(TokenPrompt([1, 2]), PLAIN) == NO_PLAN
 
 
 def test_other_tools_or_a_missing_question_continue_no_response(engine: FakeEngine) -> None:
@@ -187,23 +193,15 @@ def test_a_call_is_recorded_once_and_without_tokens_not_at_all(engine: FakeEngin
     assert (engine.record.size_bytes, engine.record.total_tokens, engine.record.calls) == held
 
 
-def test_a_form_of_a_message_is_reported_with_the_call_that_continues_it(engine: FakeEngine) -> None:
-    made = engine.call([QUESTION], THOUGHTFUL)
-    sent = [QUESTION, forms.without_reasoning(dict(made.message)), NEXT]
-    second = engine.call(sent, Reply("6"))
-    engine.call([*sent, second.message, NEXT], Reply("9"))
-    report = drift_report("s", engine.record.calls.values())
-    assert report.counts == {"generated_ids": 1, "new_branch": 0, "rendered_anew": 0}
-    assert (report.calls, [one.generation_ids for one in report.drift]) == (3, [[second.id]])
-
-
 def test_a_message_that_comes_back_otherwise_only_later_is_reported_once(engine: FakeEngine) -> None:
     first = engine.call([QUESTION], THOUGHTFUL)
     second = engine.call([QUESTION, first.message, NEXT], Reply("6"))
     sent = [QUESTION, forms.without_reasoning(dict(first.message)), NEXT, second.message, NEXT]
     third = engine.call(sent, Reply("9"))
     engine.call([*sent, third.message, NEXT], Reply("12"))
-    [call] = drift_report("s", engine.record.calls.values()).drift
+    report = drift_report("s", engine.record.calls.values())
+    [call] = report.drift
+    assert (report.calls, report.counts) == (4, {"generated_ids": 1, "new_branch": 0, "rendered_anew": 0})
     assert call.generation_ids == [third.id]
     assert [(one.message, one.fields) for one in call.messages] == [(1, ["reasoning_content"])]
 

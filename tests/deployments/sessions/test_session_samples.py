@@ -75,21 +75,17 @@ def test_the_metrics_count_what_comes_after_the_prompt() -> None:
     assert [sample.metrics.clipped_turns for sample in samples_of("s", branching().record)] == [0, 1]
 
 
-def test_further_fields_of_the_posted_sample_come_back() -> None:
-    posted = SampleInput.model_validate(
-        {"id": "q", "idx": 7, "task_name": "math", "level": 3, "extra_env_info": {"a": 1}}
+def test_further_fields_of_a_sample_come_back_but_those_of_a_result() -> None:
+    taken = dict.fromkeys(SessionSample.model_fields.keys() - SampleInput.model_fields.keys(), "column")
+    posted = {"id": "q", "idx": 7, "task_name": "math", "level": 3, "extra_env_info": {"a": 1}}
+    made, plain = (
+        samples_of("s", branching().record, SampleInput.model_validate(given), generation_index=2)
+        for given in (posted | taken, posted)
     )
-    for sample in samples_of("s", branching().record, posted, generation_index=2):
+    assert made == plain
+    for sample in made:
         assert (sample.id, sample.idx, sample.task_name, sample.generation_index) == ("q", 7, "math", 2)
         assert (sample.model_extra, sample.extra_env_info) == ({"level": 3}, {"a": 1})
-
-
-def test_further_fields_named_as_those_of_a_result_are_left_out() -> None:
-    columns = dict.fromkeys(SessionSample.model_fields.keys() - SampleInput.model_fields.keys(), "column")
-    posted = SampleInput.model_validate({"task_name": "math", "level": 3, **columns})
-    branches = samples_of("s", branching().record, posted)
-    assert [sample.model_extra for sample in branches] == [{"level": 3}] * 2
-    assert branches == samples_of("s", branching().record, SampleInput(task_name="math", level=3))  # type: ignore[call-arg]
 
 
 def test_taking_samples_changes_nothing_in_the_record() -> None:

@@ -153,31 +153,24 @@ async def test_rewards_are_those_of_the_session_and_of_its_messages_together() -
         await kept.store.reward("s", "team", SessionReward(reward=1.0, generation_id="two"))
 
 
+@pytest.mark.parametrize(("how", "says"), [("ended", "has ended"), ("deadline", "The deadline of session 's' is over")])
 @runs
-async def test_a_session_that_was_ended_aborts_its_calls_and_takes_no_more() -> None:
-    kept = await Kept().open()
-    await kept.store.plan("s", "one", [QUESTION], PLAIN)
-    assert await kept.store.heard({"one": "s"}) == []
-    assert (await kept.store.end("s", "team")).status == "ended"
-    assert await kept.store.heard({"one": "s"}) == ["one"]
-    with pytest.raises(SessionClosed):
-        await kept.store.plan("s", "two", [QUESTION], PLAIN)
-    assert (await kept.store.samples("s", "team")).samples == []
-
-
-@runs
-async def test_calls_beyond_the_deadline_are_aborted() -> None:
+async def test_a_session_that_is_over_aborts_its_calls_and_takes_no_more(how: str, says: str) -> None:
     kept = await Kept().open(deadline_s=5)
     await kept.store.plan("s", "one", [QUESTION], PLAIN)
     kept.clock.now = 4.9
     await kept.store.pass_time()
     assert await kept.store.heard({"one": "s"}) == []
-    kept.clock.now = 5
-    await kept.store.pass_time()
+    if how == "ended":
+        await kept.store.end("s", "team")
+    else:
+        kept.clock.now = 5
+        await kept.store.pass_time()
     assert await kept.store.heard({"one": "s"}) == ["one"]
-    assert (await kept.store.info("s", "team")).status == "deadline"
-    with pytest.raises(SessionClosed, match="The deadline of session 's' is over"):
+    assert (await kept.store.info("s", "team")).status == how
+    with pytest.raises(SessionClosed, match=says):
         await kept.store.plan("s", "two", [QUESTION], PLAIN)
+    assert (await kept.store.samples("s", "team")).samples == []
 
 
 @runs
@@ -238,21 +231,6 @@ async def test_a_wall_clock_that_is_set_ends_no_call_and_drops_no_session(step_s
     assert (await kept.store.info("s", "team")).status == "open"
     kept.clock.now = 100
     assert (await kept.store.info("s", "team")).status == "deadline"
-
-
-@runs
-async def test_a_call_that_is_known_by_its_record_alone_counts_as_begun() -> None:
-    kept = await Kept().open()
-    await kept.call("one")
-    plan = await kept.store.plan("s", "two", [QUESTION], PLAIN)
-    kept.start()
-    await kept.add("two", plan)
-    counts = []
-    for _ in range(2):
-        info = await kept.store.info("s", "team")
-        counts.append((info.calls, info.calls_in_flight))
-        kept.start()
-    assert counts == [(2, 0), (2, 0)]
 
 
 def test_what_a_session_was_opened_with_comes_back_from_storage_whole() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import pickle
 from collections.abc import Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,22 +17,18 @@ from deployments.sessions.store import AT_ONCE, SessionStore, session_store_clie
 from deployments.storage.storage import AWAY_S, StorageFailed, StoreReplaced
 from rollout_client.contract.base import FieldProblem
 from tests import virtual_time
+from tests.fakes.store_handle import StoreHandle
 
 
-class Handle:
-    """A Serve handle to a store that raises `failure` until a time, in seconds of the loop."""
+def away(failure: Exception, until_s: float = 1e9) -> StoreHandle:
+    """A store that raises `failure` until a time, in seconds of the loop."""
 
-    def __init__(self, failure: Exception, until_s: float = 1e9) -> None:
-        self._failure = failure
-        self._until_s = until_s
-
-    def __getattr__(self, method: str) -> Any:
-        return SimpleNamespace(remote=partial(self._answer, method))
-
-    async def _answer(self, method: str, *arguments: Any) -> Any:
-        if virtual_time.now() < self._until_s:
-            raise self._failure
+    def answer(method: str, *arguments: Any) -> Any:
+        if virtual_time.now() < until_s:
+            return failure
         return ["the answer"] * len(arguments[1]) if method == "batched" else "the answer"
+
+    return StoreHandle(answer)
 
 
 def call(handle: Any, method: str) -> tuple[Any, float]:
@@ -48,35 +43,35 @@ def call(handle: Any, method: str) -> tuple[Any, float]:
     return virtual_time.run(called())
 
 
-@pytest.mark.parametrize("failure", [ActorDiedError(), StoreReplaced("by another")])
-@pytest.mark.parametrize("method", ["open", "plan", "add", "end_call"])
+DIED, REPLACED, FAILED = ActorDiedError(), StoreReplaced("by another"), StorageFailed("no room")
+
+
+@pytest.mark.parametrize(
+    ("method", "failure"),
+    [
+        *((method, failure) for method in ("open", "plan", "add", "end_call") for failure in (DIED, REPLACED)),
+        # What was generated is not lost because a database fails.
+        ("add", FAILED),
+    ],
+)
 def test_a_store_that_has_died_is_waited_for(method: str, failure: Exception) -> None:
-    result, after_s = call(Handle(failure, until_s=20), method)
+    result, after_s = call(away(failure, until_s=20), method)
     assert not isinstance(result, Exception)
     assert after_s == pytest.approx(20, abs=1)
 
 
-def test_a_store_that_stays_away_is_lost() -> None:
-    result, after_s = call(Handle(ActorDiedError()), "samples")
-    assert isinstance(result, SessionStoreLost)
-    assert after_s == pytest.approx(AWAY_S, abs=1)
-
-
-def test_a_database_that_fails_is_said_at_once() -> None:
-    result, after_s = call(Handle(StorageFailed("no room")), "samples")
-    assert (type(result), after_s) == (StorageFailed, 0)
-
-
-def test_what_was_generated_waits_for_a_database_that_fails() -> None:
-    result, after_s = call(Handle(StorageFailed("no room"), until_s=20), "add")
-    assert not isinstance(result, Exception)
-    assert after_s == pytest.approx(20, abs=1)
-
-
-@pytest.mark.parametrize("method", AT_ONCE)
-def test_what_is_asked_again_and_again_does_not_wait(method: str) -> None:
-    result, after_s = call(Handle(ActorDiedError()), method)
-    assert (type(result), after_s) == (SessionStoreLost, 0)
+@pytest.mark.parametrize(
+    ("method", "failure", "lost", "lost_after_s"),
+    [
+        ("samples", DIED, SessionStoreLost, AWAY_S),
+        ("samples", FAILED, StorageFailed, 0),
+        # What is asked again and again does not wait.
+        *((method, DIED, SessionStoreLost, 0) for method in AT_ONCE),
+    ],
+)
+def test_what_stays_away_is_lost(method: str, failure: Exception, lost: type[Exception], lost_after_s: float) -> None:
+    result, after_s = call(away(failure), method)
+    assert (type(result), after_s) == (lost, pytest.approx(lost_after_s, abs=1 if lost_after_s else 0))
 
 
 class PlanningHandle:

@@ -1,5 +1,7 @@
 """Which sessions are dropped, and which calls are refused."""
 
+from dataclasses import dataclass, field
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -8,182 +10,139 @@ from deployments.sessions.records import OpenSession, SessionLimitReached, Sessi
 from deployments.sessions.session_table import SESSION_BYTES, KeptSession, SessionsSettings, SessionTable
 from rollout_client.contract.sessions import SessionLimits, SessionRequest
 
-MOST_SESSIONS = 3
-MOST_BYTES = 100
-"""Beside what `MOST_SESSIONS` sessions take without a record."""
+MOST_BYTES = 3 * SESSION_BYTES + 100
+IDLE_S = 10
 
 
-class Sessions:
-    """A table whose sessions are named."""
-
-    def __init__(self, *names: str) -> None:
-        """With sessions that were opened one second after the other, from second 0 on, and expire after 10 seconds."""
-        settings = SessionsSettings(max_bytes=MOST_SESSIONS * SESSION_BYTES + MOST_BYTES, lease_s=1e9)
-        self.table = SessionTable(settings, (), 0)
-        self._calls = 0
-        for second, name in enumerate(names):
-            assert self.open(name, second) == set()
-
-    def open(
-        self,
-        name: str,
-        now: float,
-        namespace: str = "",
-        size_bytes: int = 0,
-        limits: dict[str, float] | None = None,
-    ) -> set[str]:
-        """Returns the sessions that were dropped, as all changes here do."""
-        given = SessionLimits.model_validate({"idle_s": 10} | (limits or {}))
-        opened = OpenSession(name, namespace, "", "http://service", SessionRequest(limits=given))
-        before = set(self.table.sessions)
-        self.table.open(opened, size_bytes, now)
-        return before - set(self.table.sessions)
-
-    def __getitem__(self, name: str) -> KeptSession:
-        return self.table.sessions[name]
-
-    def begin_call(self, name: str, now: float) -> None:
-        self._calls += 1
-        self.table.begin_call(self[name], str(self._calls), now)
-
-    def end_call(self, name: str, now: float, tokens: int, size_bytes: int) -> set[str]:
-        """Ends the call that began first."""
-        kept = self[name]
-        self.table.end_call(name, next(iter(kept.in_flight)), now)
-        return self.grow(kept, tokens, size_bytes)
-
-    def grow(self, kept: KeptSession, tokens: int, size_bytes: int) -> set[str]:
-        """Its record has so many tokens and bytes."""
-        assert kept.read is not None
-        kept.read.record.total_tokens, kept.read.record.size_bytes = tokens, size_bytes
-        before = set(self.table.sessions)
-        self.table.note_record(kept)
-        return before - set(self.table.sessions)
-
-    def pass_time(self, now: float) -> set[str]:
-        before = set(self.table.sessions)
-        self.table.pass_time(now)
-        return before - set(self.table.sessions)
+def empty_table() -> SessionTable:
+    return SessionTable(SessionsSettings(max_bytes=MOST_BYTES, lease_s=1e9), (), 0)
 
 
-def test_room_is_made_by_the_namespace_that_keeps_the_most() -> None:
-    sessions = Sessions()
-    sessions.open("mine", 0, namespace="me")
-    for second, name in enumerate(("a", "b"), 1):
-        sessions.open(name, second, namespace="them")
-    assert sessions.open("c", 3, namespace="them") == {"a"}
-    assert sessions.grow(sessions["mine"], 1, 60) == set()
-    assert sessions.grow(sessions["c"], 1, 45) == {"b"}
-    assert sessions.grow(sessions["mine"], 1, SESSION_BYTES + 50) == set()
-    assert sessions.open("d", 4, namespace="them") == {"mine"}
+def opened(name: str, namespace: str = "", **limits: float) -> OpenSession:
+    given = SessionLimits.model_validate({"idle_s": IDLE_S} | limits)
+    return OpenSession(name, namespace, "", "http://service", SessionRequest(limits=given))
 
 
-def test_what_a_session_is_opened_with_counts_as_a_part_of_its_record() -> None:
-    sessions = Sessions()
-    assert sessions.open("a", 0, size_bytes=60) == set()
-    assert sessions.open("b", 1, size_bytes=2 * SESSION_BYTES) == {"a"}
-    assert sessions.table.size_bytes == 3 * SESSION_BYTES
-
-
-def test_records_that_are_too_large_together_cost_the_longest_idle_ones() -> None:
-    sessions = Sessions("a", "b", "c")
-    b = sessions["b"]
-    for name in ("a", "b", "c"):
-        sessions.begin_call(name, 3)
-    assert sessions.end_call("b", 4, 1, 40) == set()
-    assert sessions.end_call("c", 5, 1, 40) == set()
-    assert sessions.end_call("a", 6, 1, 40) == {"b"}
-    assert sessions.grow(b, 1, 1000) == set()
-    assert (sessions.table.size_bytes, list(sessions.table.sessions)) == (2 * SESSION_BYTES + 80, ["a", "c"])
-    with pytest.raises(SessionUnknown):
-        sessions.table.begin_call(b, "b-9", 7)
+def grow(table: SessionTable, kept: KeptSession, tokens: int, size_bytes: int) -> None:
+    """Its record has so many tokens and bytes."""
+    assert kept.read is not None
+    kept.read.record.total_tokens, kept.read.record.size_bytes = tokens, size_bytes
+    table.note_record(kept)
 
 
 @pytest.mark.parametrize("limits", [{"max_calls": 1}, {"max_tokens": 5}, {"max_calls_in_flight": 1}])
 def test_a_call_beyond_a_limit_is_refused(limits: dict[str, float]) -> None:
     [reason] = limits
-    sessions = Sessions()
-    sessions.open("a", 0, limits=limits)
-    sessions.begin_call("a", 0)
+    table = empty_table()
+    kept = table.open(opened("a", "", **limits), 0, 0)
+    for _ in range(2):
+        table.begin_call(kept, "the same", 0)
     if reason == "max_tokens":
-        sessions.end_call("a", 0, 5, 1)
+        table.end_call("a", "the same", 0)
+        grow(table, kept, 5, 1)
     with pytest.raises(SessionLimitReached, match=rf"^limits\.{reason}: .* reached limits\.{reason}: [15] of [15]"):
-        sessions.begin_call("a", 1)
+        table.begin_call(kept, "another", 1)
+
+
+@dataclass
+class Known:
+    """A session as the machine knows it."""
+
+    kept: KeptSession | None
+    namespace: str
+    used_at: float
+    size_bytes: int
+    record_bytes: int = 0
+    calls: list[str] = field(default_factory=list)
 
 
 class AnySessions(RuleBasedStateMachine):
-    """Against a list of what was done."""
+    """Sessions of two namespaces, against a list of what was done."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sessions = Sessions()
-        self.table = self.sessions.table
+        self.table = empty_table()
         self.now = 0.0
-        self.names = 0
-        self.used_at: dict[str, float] = {}
-        self.in_flight: dict[str, int] = {}
-        self.sizes: dict[str, int] = {}
+        self.count = 0
+        self.known: dict[str, Known] = {}
+        self.namespaces: list[str] = []
+        """In the order in which they were used first, which decides between two that keep the same."""
+        self.dropped: list[KeptSession] = []
 
-    def _dropped(self, names: set[str]) -> None:
-        """Each was idle for the longest time."""
-        for name in sorted(names, key=self.used_at.__getitem__):
-            idle = [one for one in self.used_at if not self.in_flight[one]]
-            assert name == min(idle, key=self.used_at.__getitem__)
-            self._forget(name)
-
-    def _forget(self, name: str) -> None:
-        for known in (self.used_at, self.in_flight, self.sizes):
-            known.pop(name)
-
-    @rule()
-    def open(self) -> None:
+    def next(self) -> str:
+        """A new name; a second passes."""
         self.now += 1
-        self.names += 1
-        name = str(self.names)
-        try:
-            self._dropped(self.sessions.open(name, self.now))
-        except SessionLimitReached:
-            self._dropped(set(self.used_at) - set(self.table.sessions))
-            assert all(self.in_flight.values())
-            return
-        self.used_at[name], self.in_flight[name], self.sizes[name] = self.now, 0, 0
+        self.count += 1
+        return str(self.count)
 
-    @precondition(lambda self: self.used_at)
+    def make_room(self) -> None:
+        """Of the namespace that keeps the most, the session goes that was idle the longest."""
+        while sum(one.size_bytes for one in self.known.values()) > MOST_BYTES:
+            idle = {name: one for name, one in self.known.items() if not one.calls}
+            callers = [one for one in self.namespaces if one in {each.namespace for each in idle.values()}]
+            if not callers:
+                return
+            largest = max(
+                callers, key=lambda caller: sum(e.size_bytes for e in self.known.values() if e.namespace == caller)
+            )
+            self.forget(min((name for name in idle if idle[name].namespace == largest), key=lambda n: idle[n].used_at))
+
+    def forget(self, name: str) -> None:
+        if (kept := self.known.pop(name).kept) is not None:
+            self.dropped.append(kept)
+
+    @rule(namespace=st.sampled_from("ab"), size=st.sampled_from([0, 60, SESSION_BYTES, 4 * SESSION_BYTES]))
+    def open(self, namespace: str, size: int) -> None:
+        name = self.next()
+        self.known[name] = one = Known(None, namespace, self.now, SESSION_BYTES + size)
+        self.namespaces += [] if namespace in self.namespaces else [namespace]
+        self.make_room()
+        if name in self.known:
+            one.kept = self.table.open(opened(name, namespace), size, self.now)
+        else:
+            with pytest.raises(SessionLimitReached):
+                self.table.open(opened(name, namespace), size, self.now)
+
+    @precondition(lambda self: self.known)
     @rule(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        self.now += 1
-        name = data.draw(st.sampled_from(sorted(self.used_at)))
-        self.sessions.begin_call(name, self.now)
-        self.used_at[name] = self.now
-        self.in_flight[name] += 1
+        call, one = self.next(), self.known[data.draw(st.sampled_from(sorted(self.known)))]
+        assert one.kept is not None
+        self.table.begin_call(one.kept, call, self.now)
+        one.used_at = self.now
+        one.calls.append(call)
 
-    @precondition(lambda self: any(self.in_flight.values()))
+    @precondition(lambda self: any(one.calls for one in self.known.values()))
     @rule(data=st.data(), grown=st.integers(0, 60))
     def finish(self, data: st.DataObject, grown: int) -> None:
         self.now += 1
-        name = data.draw(st.sampled_from(sorted(one for one, count in self.in_flight.items() if count)))
-        self.used_at[name] = self.now
-        self.in_flight[name] -= 1
-        self.sizes[name] += grown
-        self._dropped(self.sessions.end_call(name, self.now, 1, self.sizes[name]))
+        name = data.draw(st.sampled_from(sorted(name for name, one in self.known.items() if one.calls)))
+        one = self.known[name]
+        assert one.kept is not None
+        self.table.end_call(name, one.calls.pop(), self.now)
+        one.used_at, one.record_bytes, one.size_bytes = self.now, one.record_bytes + grown, one.size_bytes + grown
+        grow(self.table, one.kept, 1, one.record_bytes)
+        self.make_room()
 
-    @rule(seconds=st.integers(1, 12))
+    @precondition(lambda self: self.dropped)
+    @rule()
+    def go_on_with_one_that_was_dropped(self) -> None:
+        grow(self.table, self.dropped[-1], 1, 1000)
+        with pytest.raises(SessionUnknown):
+            self.table.begin_call(self.dropped[-1], "late", self.now)
+
+    @rule(seconds=st.integers(1, IDLE_S + 2))
     def wait(self, seconds: int) -> None:
         self.now += seconds
-        expired = {
-            name for name, used_at in self.used_at.items() if not self.in_flight[name] and self.now >= used_at + 10
-        }
-        dropped = self.sessions.pass_time(self.now)
-        assert dropped == expired
-        for name in dropped:
-            self._forget(name)
+        for name, one in list(self.known.items()):
+            if not one.calls and self.now >= one.used_at + IDLE_S:
+                self.forget(name)
+        self.table.pass_time(self.now)
 
     @invariant()
     def holds_what_is_there(self) -> None:
-        assert set(self.table.sessions) == set(self.used_at)
-        assert self.table.size_bytes == sum(self.sizes.values()) + SESSION_BYTES * len(self.used_at)
-        most = MOST_SESSIONS * SESSION_BYTES + MOST_BYTES
-        assert self.table.size_bytes <= most or all(self.in_flight.values())
+        assert self.table.sessions.keys() == self.known.keys()
+        assert self.table.size_bytes == sum(one.size_bytes for one in self.known.values())
 
 
 test_any_sessions = AnySessions.TestCase

@@ -102,6 +102,7 @@ def name_of_memory():
     memory.unlink()
     return memory.name
 
+os.environ.pop(OWNER_VARIABLE, None)  # of a test that has claimed the shared memory of its process
 name_by_owner()
 print(name_of_memory())
 claim_shared_memory(Path(sys.argv[1]))
