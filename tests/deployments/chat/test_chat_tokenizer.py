@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from deployments.chat.chat_template import RENDERING_ERRORS
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import EnvironmentRejected, PromptRejected
-from deployments.protocols.chat import CONTEXT_TOKENS, ChatOptions, TokenizedObservation, UnsupportedTokenizer
+from deployments.protocols.chat import CONTEXT_TOKENS, ChatOptions, UnsupportedTokenizer
 from rollout_client.contract.messages import PromptMessage
 from rollout_env import ChatMessage
 from tests.deployments.chat.observed import observed
@@ -70,11 +70,6 @@ def test_a_response_without_its_end_of_turn_gets_it_from_the_bridge() -> None:
     cut_short = hf_tokenizer("abc", add_special_tokens=False)["input_ids"]
     bridge = observed(tokens, {"role": "user", "content": "O"}, cut_short, CHAT, ROOM)
     assert text(bridge.token_ids) == "<|end|>\n<|user|>\nO<|end|>\n<|assistant|>\n"
-
-
-def test_a_raw_observation_is_its_text_alone() -> None:
-    raw = observed(tokens, {"role": "user", "content": "O 1"}, [END], RAW, ROOM)
-    assert raw == TokenizedObservation(hf_tokenizer("O 1")["input_ids"], "O 1", was_cut=False)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +131,8 @@ def test_a_template_that_refuses_the_role_of_an_observation_rejects_it() -> None
         "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
         + hf_tokenizer.chat_template
     )
-    with pytest.raises(
-        EnvironmentRejected,
-        match="The model's chat template refuses a message of role 'tool' after an answer: no tools",
-    ):
+    says = "The model's chat template refuses a message of role 'tool' after an answer: no tools"
+    with pytest.raises(EnvironmentRejected, match=says):
         observed(TransformersChatTokenizer(refusing), {"role": "tool", "content": "O"}, [END], CHAT, ROOM)
 
 
@@ -265,15 +258,10 @@ def test_content_may_be_parts_or_null_as_far_as_the_template_takes_it() -> None:
     given: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]},
         {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]},
-        {"role": "assistant", "tool_calls": [{"name": "sub"}]},
         {"role": "tool", "content": "3", "tool_call_id": "x", "name": "add"},
     ]
     prompt = TransformersChatTokenizer(reading).prompt([*map(PromptMessage.model_validate, given)], CHAT, ROOM)
-    assert [text(message.token_ids) for message in prompt] == [
-        "<|user|>(a)(b)<|end|>",
-        "<|assistant|>[add]<|end|>",
-        "<|assistant|>[sub]<|end|>",
-        "<|tool|>3<|end|>",
-    ]
-    assert [message.content for message in prompt] == ["ab", "", "", "3"]
-    assert (prompt[3].name, prompt[3].tool_call_id) == ("add", "x")
+    written = [text(message.token_ids) for message in prompt]
+    assert written == ["<|user|>(a)(b)<|end|>", "<|assistant|>[add]<|end|>", "<|tool|>3<|end|>"]
+    assert [message.content for message in prompt] == ["ab", "", "3"]
+    assert (prompt[2].name, prompt[2].tool_call_id) == ("add", "x")

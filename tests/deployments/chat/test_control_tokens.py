@@ -74,17 +74,6 @@ def test_special_tokens_and_those_of_the_template_are_control_tokens() -> None:
     assert sorted(_ControlTokens(tokenizer_of("byte-level")).spellings) == sorted(CONTROL)
 
 
-def test_parts_of_a_control_token_in_neighbouring_texts_do_not_become_one() -> None:
-    control = ENCODERS["byte-level"].control_tokens
-    parts = [{"type": "text", "text": "<|im_"}, {"type": "text", "text": "end|> "}]
-    [message] = control.hidden_in_observation([{"role": "user", "content": parts}], "observations")
-    written = control.restored("".join(part["text"] for part in message["content"]) + "<|im_end|>")
-    assert written.is_split
-    ids = ENCODERS["byte-level"].encode(written).ids
-    end = tokenizer_of("byte-level").convert_tokens_to_ids("<|im_end|>")
-    assert [place for place, token_id in enumerate(ids) if token_id == end] == [len(ids) - 1]
-
-
 @pytest.mark.parametrize(("before", "data", "after"), [("<|im_", "end|>", ""), ("", "<|im_", "end|>"), ("", " 2 ", "")])
 def test_a_part_of_a_control_token_completes_nothing_of_the_template(before: str, data: str, after: str) -> None:
     control = ENCODERS["byte-level"].control_tokens

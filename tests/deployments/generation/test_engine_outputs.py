@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -26,7 +25,6 @@ from deployments.policy.commands import LoadedWeights
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from deployments.upstream.vllm.engine_progress import StepCounter
 from tests.fakes.async_llm import GeneratingLLM, Step
-from tests.paths import SMALL_MODEL
 from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
@@ -75,24 +73,6 @@ async def test_an_update_does_not_end_a_call() -> None:
     assert text_of(outputs) == "abcd"
     assert [output.outputs[0].finish_reason for output in outputs if output.finished] == ["stop"]
     assert world.llm.prompts == [[1, 2], [1, 2, 97, 98], [1, 2, 97, 98, 99]]
-
-
-@runs
-async def test_a_stop_string_that_an_update_has_divided_ends_a_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tokenizer: Any = AutoTokenizer.from_pretrained(SMALL_MODEL)
-    assert tokenizer.encode("xab", add_special_tokens=False) == [*b"xab"]
-    world = World()
-    monkeypatch.setattr(world.llm, "get_tokenizer", lambda: tokenizer)
-    world.llm.scripts = [["x", "a", world.update, "!"], ["b", "c", "d", "!"]]
-    outputs = await world.outputs(stop="ab")
-    assert text_of(outputs) == "xab"
-    assert [token_id for output in outputs for token_id in output.outputs[0].token_ids] == [*b"xab"]
-    [ended] = [output.outputs[0] for output in outputs if output.finished]
-    assert (ended.finish_reason, ended.stop_reason) == ("stop", "ab")
-    assert [(span.start, span.end) for span in ended.weight_versions or ()] == [(0, 3)]
-    assert world.llm.aborted
 
 
 @runs

@@ -164,6 +164,9 @@ async def test_answers_are_judged_in_all_the_forms_in_which_people_write_them(
     assert [case for case in judged if case not in table] == []
 
 
+RECONSIDERED = "\\boxed{7}. Let me check that again, which is needed because I was not sure. So \\fbox{42}."
+
+
 @pytest.mark.parametrize(
     ("form", "truth", "right", "wrong"),
     [
@@ -172,7 +175,12 @@ async def test_answers_are_judged_in_all_the_forms_in_which_people_write_them(
         ("any", "13", ["So $x = 13~\\mathrm{cm}$."], []),
         ("any", "1000000", ["The answer is $1\\,000\\,000$."], []),
         ("any", "42", ["\\fbox{42}", "$$\\fbox{$42$}$$", "**Answer:** **42**"], ["\\boxed{\\foo 42}", ""]),
-        ("any", "42", ["\\boxed{7}. Let me check that again, because I was not sure. So \\fbox{42}."], []),
+        (
+            "any",
+            "42",
+            [RECONSIDERED],
+            [],
+        ),
         ("any", "7", [], ["7 and then \\fbox{42}"]),
         ("any", "\\frac{1}{2^{99}}", [], ["It is $\\frac{1}{2^{98}}$."]),
         ("boxed", "42", ["\\fbox{42}", "\\boxed{7}, no, \\boxed{42}"], ["The answer is 42.", ""]),

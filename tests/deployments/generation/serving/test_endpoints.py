@@ -82,15 +82,7 @@ async def never(_request: BaseModel, _raw_request: Any) -> Any:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"[]",
-        b'{"messages": "x"}',
-        b'{"model": 1, "messages": [], "max_tokens": "many"}',
-        b'{"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3, "stream_options": {}}',
-    ],
-)
+@pytest.mark.parametrize("body", [b"[]", b'{"model": 1, "messages": [], "max_tokens": "many"}'])
 def test_a_body_that_is_no_call_has_the_same_problems(route: str, body: bytes) -> None:
     status, _, _ = assert_equal(route, body, never)
     assert status == 400
@@ -117,7 +109,6 @@ class Odd(Exception):
         GracefulHTTPError("too many", HTTPStatus.TOO_MANY_REQUESTS),
         EngineGenerateError("broken"),
         ValueError("bad /tmp/file.py"),
-        NotImplementedError("not here"),
         Odd("odd"),
     ],
     ids=type,

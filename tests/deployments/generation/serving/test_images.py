@@ -1,11 +1,11 @@
 """Images in calls through vLLM's own layers: expanded once, recorded by name, continued, and refused in a sentence."""
 
+import json
 from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from deployments.generation.engine_images import EngineImages
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.images import ImageSpan, ImageTokens
 from deployments.protocols.model_server import Endpoint
-from deployments.sessions.codec import call_entry, call_of
 from deployments.upstream.vllm.engine_progress import StepCounter
 from rollout_client.contract.messages import MediaRange, Message, PromptMessage
 from rollout_client.contract.rollouts import SampleResult
@@ -125,12 +124,8 @@ async def test_a_call_with_images_has_the_ids_of_a_rollout_and_is_continued() ->
     ] * 2
 
     [sample] = await served.samples()
-    assert [[place.media for place in message.mm_ranges or ()] for message in sample.message_log] == [
-        [small, wide],
-        [],
-        [small],
-        [],
-    ]
+    media = [[place.media for place in message.mm_ranges or ()] for message in sample.message_log]
+    assert media == [[small, wide], [], [small], []]
     assert [id_ for message in sample.message_log for id_ in message.token_ids][: len(served.core.prompts[1])] == (
         served.core.prompts[1]
     )
@@ -180,13 +175,9 @@ async def test_a_trainer_gives_the_model_the_pixels_that_the_engine_gives_it(fil
     prompt = await served.engine.images.prompt([*tokens.token_ids], [span])
     [given] = prompt["mm_kwargs"]["image"]
     assert given is not None
+    shown = [MediaRange(media=name, start=0, end=len(tokens.token_ids))]
     log = [
-        Message(
-            role="user",
-            content="",
-            token_ids=[*tokens.token_ids],
-            mm_ranges=[MediaRange(media=name, start=0, end=len(tokens.token_ids))],
-        ),
+        Message(role="user", content="", token_ids=[*tokens.token_ids], mm_ranges=shown),
         Message(role="assistant", content="", token_ids=[7], generation_logprobs=[-0.5], finish_reason="stop"),
     ]
     sample = SampleResult.model_validate(result(0, 0, message_log=[message.model_dump() for message in log]))
@@ -195,24 +186,6 @@ async def test_a_trainer_gives_the_model_the_pixels_that_the_engine_gives_it(fil
     inputs = image_inputs([sample], tensors, {name: file}, processor)
     seen: Any = given["pixel_values"].data
     assert torch.equal(inputs["pixel_values"][0].to(seen.dtype), seen)
-
-
-@runs
-async def test_a_conversation_forks_at_another_image() -> None:
-    served = await Seeing().open()
-    one, other = await served.images.put([picture(40, 30, seed=1), picture(40, 30, seed=2)])
-    start = [{"role": "user", "content": "Hello"}]
-    served.reply("Hi")
-    await served.answer("chat/completions", {"messages": start, "max_tokens": 9}, "s")
-    for name in (one, other):
-        served.reply("Seen")
-        messages = [*start, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": [openai(name)]}]
-        status, answer = await served.answer("chat/completions", {"messages": messages, "max_tokens": 9}, "s")
-        assert status == 200, answer
-    branches = await served.samples()
-    assert [[shown.media for shown in sample.message_log[2].mm_ranges or ()] for sample in branches] == [[one], [other]]
-    assert branches[0].message_log[2].token_ids == branches[1].message_log[2].token_ids
-    assert [shown_to_engine(prompt)[0][0] for prompt in served.core.given[1:]] == [one, other]
 
 
 @runs
@@ -239,70 +212,36 @@ async def test_the_apis_show_and_count_the_same_prompt() -> None:
     assert (await served.answer("tokenize", chat))[1]["tokens"] == first
 
 
-@runs
-async def test_a_recorded_call_with_images_is_stored_with_their_names() -> None:
-    served = await Seeing().open()
-    [name] = await served.show((40, 30))
-    recorded = AsyncMock(wraps=served.store.add)
-    served.store.add = recorded  # type: ignore[method-assign]
-    served.reply("Blue")
-    messages = [{"role": "user", "content": [openai(name), text("Look")]}]
-    await served.answer("chat/completions", {"messages": messages, "max_tokens": 9}, "s")
-    _, call = recorded.call_args.args
-    entry = call_entry(call)
-    assert entry.count(name.encode()) == 2
-    assert len(entry) < 4000
-    assert call_of(entry).rendered == list(call.rendered)
+def user(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": [*content]}
 
 
-@pytest.mark.parametrize(
-    ("messages", "sentence"),
-    [
-        (
-            [{"role": "user", "content": [text("<image>"), openai("small")]}],
-            "The model's chat template writes 2 images of 1 in a message of role 'user'",
-        ),
-        (
-            [{"role": "system", "content": "An <image>."}, {"role": "user", "content": [openai("small")]}],
-            "The tokens of an image stand where none is shown in a message of role 'system'",
-        ),
-        (
-            [{"role": "user", "content": [openai("https://example.org/a.png")]}],
-            "A message has a part that is neither a text nor an image: leave it out.",
-        ),
-        (
-            [
-                {"role": "user", "content": "Hi"},
-                {
-                    "role": "assistant",
-                    "content": "",
-                    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
-                },
-                {"role": "tool", "tool_call_id": "a", "content": [openai("small")]},
-            ],
-            "A message of role 'tool' shows no images: show them in one of role 'user'.",
-        ),
-        (
-            [{"role": "user", "content": [openai("sha256:" + "0" * 64)]}],
-            "is not kept any more: upload it again",
-        ),
+SMALL = openai("small")
+CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CALLED = [user(text("Hi")), {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+REFUSED: dict[str, list[dict[str, Any]]] = {
+    "template writes 2 images of 1 in a message of role 'user'": [user(text("<image>"), SMALL)],
+    "stand where none is shown in a message of role 'system'": [
+        {"role": "system", "content": "An <image>."},
+        user(SMALL),
     ],
-)
+    "has a part that is neither a text nor an image: leave it out.": [user(openai("https://example.org/a.png"))],
+    "A message of role 'tool' shows no images: show them in one of role 'user'.": [
+        *CALLED,
+        {"role": "tool", "tool_call_id": "a", "content": [SMALL]},
+    ],
+    "is not kept any more: upload it again": [user(openai("sha256:" + "0" * 64))],
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
 @pytest.mark.parametrize("session", ["s", None])
 @runs
-async def test_what_cannot_be_shown_is_refused_in_a_sentence(
-    messages: list[Any], sentence: str, session: str | None
-) -> None:
+async def test_what_cannot_be_shown_is_refused_in_a_sentence(sentence: str, session: str | None) -> None:
     served = await Seeing().open()
     [small] = await served.show((40, 30))
-    given = [
-        {**message, "content": [openai(small) if part == openai("small") else part for part in message["content"]]}
-        if isinstance(message["content"], list)
-        else message
-        for message in messages
-    ]
+    given = json.loads(json.dumps(REFUSED[sentence]).replace('"small"', json.dumps(small)))
     status, answer = await served.answer("chat/completions", {"messages": given, "max_tokens": 9}, session)
-    assert status == 400
-    assert sentence in answer["error"]["message"]
+    assert (status, sentence in answer["error"]["message"]) == (400, True)
     assert await served.samples() == []
     assert served.core.given == []

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from deployments.failures import RolloutFailure
 from deployments.policy.commands import LoadedWeights
 from deployments.protocols.model_server import Endpoint
 from deployments.protocols.token_columns import packed_rows
@@ -14,7 +13,6 @@ from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.messages import COLUMN_FIELDS, Message
 from rollout_client.contract.sessions import SessionSample
-from tests.deployments.generation.serving import vllm_layers
 from tests.deployments.generation.serving.vllm_layers import Served, experts_between
 from tests.fakes.storage import ScriptedStorage
 from tests.virtual_time import runs
@@ -37,12 +35,8 @@ async def served(**opened: Any) -> Served:
 def body_of(endpoint: Endpoint, *messages: dict[str, Any], **asked: Any) -> dict[str, Any]:
     if endpoint == "responses":
         return {"input": list(messages), **asked}
-    return {
-        "model": "small",
-        "messages": list(messages),
-        **({"max_tokens": 40} if endpoint == "messages" else {}),
-        **asked,
-    }
+    bound = {"max_tokens": 40} if endpoint == "messages" else {}
+    return {"model": "small", "messages": list(messages), **bound, **asked}
 
 
 def columns_of(message: Message) -> dict[str, Any]:
@@ -139,10 +133,8 @@ async def test_an_interrupted_call_has_the_columns_of_all_its_tokens(streams: bo
     assert len(core.prompts) == 3
     [sample] = await replica.samples()
     assert_columns([sample])
-    assert [params.routed_experts_prompt_start for params in core.params] == [
-        0,
-        *[len(prompt) - 1 for prompt in core.prompts[1:]],
-    ]
+    begins = [params.routed_experts_prompt_start for params in core.params]
+    assert begins == [0, *[len(prompt) - 1 for prompt in core.prompts[1:]]]
 
 
 @runs
@@ -226,10 +218,8 @@ OTHERS = "A session that includes top_logprobs, sampling_mask, entropy takes no 
     [
         *((ENDPOINTS, {"temperature": temperature}, WARM) for temperature in (0, 1e-6)),
         *((ENDPOINTS, {"top_k": top_k}, BOUNDED) for top_k in (-1, 0, 33)),
-        *(
-            (ENDPOINTS[:1], {"logprobs": True, name: value}, OTHERS.format(name))
-            for name, value in (("logprob_token_ids", [3]), ("prompt_logprobs", 1))
-        ),
+        (ENDPOINTS[:1], {"logprobs": True, "logprob_token_ids": [3]}, OTHERS.format("logprob_token_ids")),
+        (ENDPOINTS[:1], {"logprobs": True, "prompt_logprobs": 1}, OTHERS.format("prompt_logprobs")),
     ],
 )
 @runs
@@ -254,32 +244,3 @@ async def test_a_session_that_includes_experts_alone_takes_any_sampling() -> Non
     [sample] = await replica.samples()
     columns = [columns_of(message) for message in sample.message_log]
     assert columns == [{"routed_experts": one["routed_experts"]} for one in expected(sample.message_log)]
-
-
-@pytest.mark.parametrize("streams", [False, True])
-@runs
-async def test_a_call_with_more_tokens_to_choose_from_than_are_named_is_refused(
-    streams: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replica = await served()
-    # Tokens of a hundredth each: together with those that the engine does not name they are a whole.
-    monkeypatch.setattr(vllm_layers, "LIKELIEST", -4.6)
-    replica.reply("5")
-    body = body_of("chat/completions", QUESTION)
-    if streams:
-        *_, last = await replica.events("chat/completions", body, "s")
-        assert "others could be sampled" in last["error"]["message"]
-    else:
-        status, refused = await replica.answer("chat/completions", body, "s")
-        assert (status, "others could be sampled" in refused["error"]["message"]) == (400, True)
-    assert await replica.samples() == []
-
-
-@runs
-async def test_a_call_whose_engine_returns_no_experts_goes_to_another_replica() -> None:
-    replica = await served()
-    replica.core.returns_experts = False
-    replica.reply("5")
-    with pytest.raises(RolloutFailure, match="The engine gave the experts of none of"):
-        await replica.answer("chat/completions", body_of("chat/completions", QUESTION), "s")
-    assert await replica.samples() == []

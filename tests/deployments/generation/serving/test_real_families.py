@@ -135,14 +135,3 @@ async def test_a_session_goes_on_from_the_ids_of_its_calls(models: Callable[[str
         [sample] = (await layers.store.samples(id_, "")).samples
         flat = [token_id for one in sample.message_log for token_id in one.token_ids]
         assert flat[: len(continued)] == continued
-
-
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name == "mistral"])
-@runs
-async def test_a_session_whose_template_moves_the_tools_refuses_them(models: Callable[[str], Path], name: str) -> None:
-    layers = await served(models(name), name).open()
-    status, answer = await layers.answer(
-        "chat/completions", {"messages": [QUESTION], "tools": [TOOL], "max_tokens": 100}, "s"
-    )
-    assert status == 400
-    assert "moves the tools to the last message" in answer["error"]["message"]

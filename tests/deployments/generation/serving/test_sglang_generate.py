@@ -67,8 +67,6 @@ async def test_a_prompt_of_ids_is_answered_with_ids_and_log_probabilities() -> N
         ("custom_params", {"sampling_params": {"custom_params": {"return_top_p_token_ids": True}}}),
         ("top_logprobs_num", {"top_logprobs_num": 2}),
         ("stop_regex", {"sampling_params": {"stop_regex": "[0-9]"}}),
-        ("json_schema", {"sampling_params": {"json_schema": "{}"}}),
-        ("return_text_in_logprobs", {"return_text_in_logprobs": True}),
         ("invented", {"invented": 1}),
     ],
 )
@@ -84,7 +82,6 @@ async def test_a_field_that_is_not_served_is_refused_by_its_name(field: str, bod
     [
         ({}, "input_ids"),
         ({"input_ids": FIRST, "text": "2"}, "input_ids"),
-        ({"input_ids": []}, "input_ids"),
         ({"input_ids": [FIRST, []]}, "input_ids"),
         ({"input_ids": [-1]}, "input_ids"),
         ({"input_ids": FIRST, "sampling_params": {"max_new_tokens": 510}}, "max_new_tokens"),
@@ -103,30 +100,15 @@ async def test_sampling_parameters_are_the_engines() -> None:
     served = Served()
     served.reply("5")
     sampling = {
-        "max_new_tokens": 9,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 7,
-        "min_p": 0.1,
-        "stop": "x",
-        "stop_token_ids": [5],
-        "min_new_tokens": 1,
-        "frequency_penalty": 0.1,
-        "presence_penalty": 0.2,
-        "repetition_penalty": 1.5,
-        "ignore_eos": True,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-        "no_stop_trim": True,
-        "sampling_seed": 11,
+        **{"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "stop": "x", "stop_token_ids": [5]},
+        **{"frequency_penalty": 0.1, "presence_penalty": 0.2, "repetition_penalty": 1.5, "ignore_eos": True},
+        **{"skip_special_tokens": False, "spaces_between_special_tokens": False},
     }
-    await answered(served, {"input_ids": FIRST, "sampling_params": sampling})
+    renamed = {"max_new_tokens": 9, "min_new_tokens": 1, "sampling_seed": 11, "no_stop_trim": True}
+    await answered(served, {"input_ids": FIRST, "sampling_params": sampling | renamed})
     [params] = served.core.params
-    ours = {
-        **{"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"},
-        "no_stop_trim": "include_stop_str_in_output",
-    }
-    assert {name: getattr(params, ours.get(name, name)) for name in sampling} == {**sampling, "stop": ["x"]}
+    assert {name: getattr(params, name) for name in sampling} == {**sampling, "stop": ["x"]}
+    assert (params.max_tokens, params.min_tokens, params.seed, params.include_stop_str_in_output) == (9, 1, 11, True)
 
 
 @pytest.mark.parametrize("top_k", [-1, 1 << 30, None])
