@@ -150,22 +150,15 @@ ONE = {31: 0.0}
 
 
 def test_tokens_with_a_finite_log_probability_could_be_sampled() -> None:
-    request = generation_request(sampling_mask=True, entropy=True)
+    request = generation_request(sampling_mask=True, entropy=True, top_logprobs=2)
     generation = generation_of(completion_of(request, [HALVES, ONE]), None, request)
     assert list(generation.logprobs) == pytest.approx([math.log(0.5), 0.0])
     assert generation.columns == {
+        "top_token_ids": packed_rows([30, 40, 31, 100], "int32", [2]),
+        "top_logprobs": packed_rows([*HALVES.values(), 0.0, -math.inf], "float32", [2]),
         "sampling_mask": packed_rows([30, 40, 31], "int32"),
         "sampling_mask_sizes": packed_rows([2, 1], "uint16"),
         "entropy": packed_rows([math.log(2), 0.0], "float32"),
-    }
-
-
-def test_likeliest_tokens_that_could_not_be_sampled_have_log_probabilities() -> None:
-    request = generation_request(top_logprobs=2)
-    generation = generation_of(completion_of(request, [HALVES, ONE]), None, request)
-    assert generation.columns == {
-        "top_token_ids": packed_rows([30, 40, 31, 100], "int32", [2]),
-        "top_logprobs": packed_rows([*HALVES.values(), 0.0, -math.inf], "float32", [2]),
     }
 
 

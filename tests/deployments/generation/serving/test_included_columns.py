@@ -9,12 +9,9 @@ import pytest
 from deployments.policy.commands import LoadedWeights
 from deployments.protocols.model_server import Endpoint
 from deployments.protocols.token_columns import packed_rows
-from deployments.sessions.session_table import SessionsSettings
-from deployments.sessions.store import SessionStore
 from rollout_client.contract.messages import COLUMN_FIELDS, Message
 from rollout_client.contract.sessions import SessionSample
 from tests.deployments.generation.serving.vllm_layers import Served, experts_between
-from tests.fakes.storage import ScriptedStorage
 from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
@@ -137,27 +134,6 @@ async def test_an_interrupted_call_has_the_columns_of_all_its_tokens(streams: bo
     assert begins == [0, *[len(prompt) - 1 for prompt in core.prompts[1:]]]
 
 
-@runs
-async def test_a_session_keeps_its_columns_over_replicas_and_restarts() -> None:
-    first = await served()
-    second = Served(beside=first)
-    second.core.returns_experts = True
-    log = [QUESTION]
-    for replica, reply in ((first, "5"), (second, "2"), (first, "Yes.")):
-        replica.reply(reply)
-        status, _ = await replica.answer("chat/completions", body_of("chat/completions", *log), "s")
-        assert status == 200
-        log += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"After {reply}?"}]
-    [sample] = await first.samples()
-    assert [message.generation_logprobs is not None for message in sample.message_log] == [False, True] * 3
-    assert_columns([sample])
-    assert [one.core.params[-1].routed_experts_prompt_start for one in (second, first)] == [
-        sum(len(message.token_ids) for message in sample.message_log[:count]) - 1 for count in (2, 4)
-    ]
-    restarted = SessionStore(SessionsSettings(), ScriptedStorage(first.storage.kept))
-    assert (await restarted.samples("s", "")).samples == [sample]
-
-
 def update_after(replica: Served, requests: int) -> None:
     """Updates of the weights end so many requests of the engine before the last three of their tokens."""
     engine, core = replica.engine, replica.core
@@ -187,23 +163,6 @@ async def test_a_divided_stop_string_leaves_no_rows_of_the_tokens_after_it() -> 
     await whole.answer("chat/completions", body_of("chat/completions", QUESTION, stop=["two"]), "s")
     [sample] = await whole.samples()
     assert sample.message_log[-1].finish_reason == "stop"
-    assert_columns([sample])
-
-
-@runs
-async def test_a_call_that_was_left_has_the_columns_of_what_was_generated() -> None:
-    replica = await served()
-    replica.core.step = 1
-
-    async def leave() -> None:
-        await replica.engine.interrupt(["call-1"])
-        await replica.core.abort_all()
-
-    replica.core.meanwhile = leave
-    replica.reply("one two")
-    await replica.events("chat/completions", body_of("chat/completions", QUESTION), "s")
-    [sample] = await replica.samples()
-    assert sample.message_log[-1].finish_reason is None
     assert_columns([sample])
 
 

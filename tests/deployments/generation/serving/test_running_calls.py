@@ -98,26 +98,6 @@ async def test_a_call_of_a_session_is_left_when_its_server_ends() -> None:
 
 
 @runs
-async def test_a_server_is_ended_when_its_caller_goes_away() -> None:
-    has_ended = asyncio.Event()
-
-    async def events() -> AsyncGenerator[str, None]:
-        try:
-            yield "first"
-            await asyncio.Event().wait()
-        finally:
-            has_ended.set()
-
-    async def server(_call: ServedCall) -> _ServedAnswer:
-        return _ServedAnswer(200, EVENTS, events())
-
-    async with aclosing(answer_parts(server, ServedCall(REQUEST))) as parts:
-        assert (await anext(parts)).body == b"first"
-        assert not has_ended.is_set()
-    await has_ended.wait()
-
-
-@runs
 async def test_a_call_left_at_any_step_ends_and_its_tokens_are_recorded() -> None:
     steps, has_ended = 0, False
     while not has_ended:

@@ -136,15 +136,6 @@ async def test_a_stop_string_ends_the_answer_and_is_trimmed_unless_asked_for(no_
 
 
 @runs
-async def test_an_answer_of_its_greatest_length_says_so() -> None:
-    served = Served()
-    served.reply("123", ends=False)
-    answer = await answered(served, {"text": "2 + 3", "sampling_params": {"max_new_tokens": 2}})
-    assert (answer["text"], answer["meta_info"]["finish_reason"]) == ("12", {"type": "length", "length": 2})
-    assert served.core.prompts == [served.core.get_tokenizer().encode("2 + 3")]
-
-
-@runs
 async def test_the_log_probabilities_of_a_prompt_begin_with_a_null() -> None:
     served = Served()
     served.reply("5", ends=False)
@@ -178,35 +169,6 @@ async def test_each_prompt_has_n_answers_with_ids_and_seeds_of_their_own() -> No
     assert one["text"] == "c", "a list of one prompt is answered with a list"
     greedy = await answered(served, {"input_ids": FIRST, "sampling_params": {"temperature": 0, "n": 3}})
     assert [answer["text"] for answer in greedy] == ["d"] * 3
-
-
-@runs
-async def test_events_of_a_stream_are_cumulative_and_the_last_is_the_answer() -> None:
-    served = Served()
-    ids = served.reply("42")
-    events = await served.events("generate", {"input_ids": FIRST, "return_logprob": True})
-    served.core.replies.append(ids)
-    whole = await answered(served, {"input_ids": FIRST, "return_logprob": True})
-    for answer in (events[-1], whole):
-        del answer["meta_info"]["id"]
-    assert events[-1] == whole
-    lengths = [event["meta_info"]["output_token_logprobs_length"] for event in events]
-    assert lengths == sorted(lengths)
-    assert all(event["output_ids"] == ids[:length] for event, length in zip(events, lengths, strict=True))
-
-
-@runs
-async def test_numbers_of_a_prompt_are_in_the_event_that_ends_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served()
-    monkeypatch.setattr(sglang_generate, "EVENT_EVERY_S", 0.0)
-    served.reply("abcd")
-    served.reply("abcd")
-    body = {"input_ids": FIRST, "return_logprob": True, "logprob_start_len": 0}
-    events = await served.events("generate", body)
-    whole = await answered(served, body)
-    assert len(events) == 5
-    assert ["input_token_logprobs" in event["meta_info"] for event in events] == [False] * 4 + [True]
-    assert events[-1]["meta_info"]["input_token_logprobs"] == whole["meta_info"]["input_token_logprobs"]
 
 
 @runs
