@@ -56,8 +56,7 @@ def test_the_judge_sees_conversation_rubric_and_reference_and_no_reasoning() -> 
 CONTROL_TOKENS = [
     *["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "<think>", "</think>", "<|fim_prefix|>"],
     *["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"],
-    *["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "[THINK]", "[AVAILABLE_TOOLS]", "<<SYS>>"],
-    *["<start_of_turn>", "<end_of_turn>", "<bos>", "<|turn>", "<turn|>", "<|channel|>", "<|start|>", "<|message|>"],
+    *["</s>", "[/INST]", "[TOOL_CALLS]", "<<SYS>>", "<start_of_turn>", "<bos>", "<|turn>", "<turn|>", "<|channel|>"],
     *["<\uff5cUser\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[gMASK]", "<sop>", "<|user|>", "[MASK]"],
     *["<|START_OF_TURN_TOKEN|>", "]~b]", "]~!b[", "[e~[", "[|assistant|]", "[|endofturn|]", "\u25c1think\u25b7"],
     *["[UNUSED_TOKEN_145]", "<reserved_106>", ">>QUESTION<<", "<extra_id_1>", "[BOS]", "[EOT]", "[CLS]", "<seed:eos>"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import reasoning_gym
-from reasoning_gym.factory import CURRICULA, DATASETS
+from reasoning_gym.factory import DATASETS
 
 from deployments.tasks.bridges.reasoning_gym import (
     ReasoningGymEnvironment,
@@ -78,11 +78,6 @@ def test_a_higher_level_is_another_puzzle_and_its_oracle_scores_one(gym: Reasoni
     easy, hard = (answered(gym, oracle_of(gym, task, level), task, level=level) for level in (0, 5))
     assert easy.message_log[0] != hard.message_log[0]
     assert (easy.total_reward, hard.total_reward) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize("task", sorted(set(CURRICULA) - {"knight_swap"}))
-def test_every_task_with_levels_makes_a_question_at_the_lowest(gym: ReasoningGymEnvironment, task: str) -> None:
-    assert made(gym, task, level=0)["question"]
 
 
 def test_a_puzzle_that_the_library_cannot_make_is_rejected(gym: ReasoningGymEnvironment) -> None:
