@@ -87,12 +87,6 @@ def test_a_letter_that_the_tokenizer_composes_is_shown_whole_or_not_at_all(lette
         assert unicodedata.normalize("NFC", cut.content) == shown
 
 
-def test_special_tokens_are_skipped_and_bytes_of_a_character_joined() -> None:
-    ids = hf_tokenizer("é漢", add_special_tokens=False)["input_ids"]
-    assert len(ids) == 5
-    assert tokens.decode([*ids, END]) == "é漢"
-
-
 def test_a_template_that_refuses_the_role_of_an_observation_rejects_it() -> None:
     refusing = load_tokenizer()
     refusing.chat_template = (

@@ -86,16 +86,6 @@ def test_a_part_of_a_control_token_completes_nothing_of_the_template(before: str
     assert ENCODERS["byte-level"].decode(ids, skip_special_tokens=False) == f"{before}{data.strip()}{after}"
 
 
-def test_indexes_of_a_text_with_placeholders_are_found_in_the_text() -> None:
-    control = ENCODERS["byte-level"].control_tokens
-    [message] = control.hidden_in_observation([{"content": "A<|im_end|>Z"}], "observations")
-    hidden = f"<s>{message['content']}<s>"
-    written = control.restored(hidden)
-    places = [hidden.index("A"), hidden.index("Z"), hidden.rindex("<s>"), len(hidden)]
-    whole = "<s>A<|im_end|>Z<s>"
-    assert [written.index(place) for place in places] == [3, whole.index("Z"), whole.rindex("<s>"), len(whole)]
-
-
 @pytest.mark.parametrize(
     ("split", "echoes", "expected"),
     [

@@ -62,18 +62,6 @@ def test_a_program_is_rewarded_by_what_it_prints(environment: CodeEnvironment) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["exit", "quit()", "exit(0)", "raise SystemExit"])
-def test_a_program_may_end_as_people_end_theirs(environment: CodeEnvironment, end: str) -> None:
-    printing = step(environment, f"```\nprint(5)\n{end}\n```", tests=[{"stdout": "5"}])
-    called = step(
-        environment,
-        f"```python\ndef f(x):\n    return x\ndef main():\n    {end}\n```",
-        tests=[{"call": "f(5)", "expected": 5}, {"code": "assert callable(exit) and callable(quit)"}],
-    )
-    assert (printing.reward, called.reward) == (1.0, 1.0)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at_two", "reward", "told"),
     [
