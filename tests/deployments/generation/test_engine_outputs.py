@@ -105,7 +105,7 @@ UPDATES = [["ab", World.update, "!"], ["c", World.update, "!"], ["d."]]
 )
 @runs
 async def test_a_call_that_cannot_be_answered_fails_so_that_it_can_be_made_again(
-    scripts: list[list[Any]], demanded: dict[str, int], sampling: dict[str, Any], failure: type[RolloutFailure]
+    scripts: list[list[Any]], demanded: dict[str, Any], sampling: dict[str, Any], failure: type[RolloutFailure]
 ) -> None:
     world = World()
     world.llm.scripts = [[partial(step, world) if callable(step) else step for step in each] for each in scripts]

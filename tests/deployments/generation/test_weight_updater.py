@@ -71,7 +71,7 @@ NOBODY = "nobody listens at 10.0.0.4:29500"
 async def test_one_worker_that_cannot_connect_makes_all_give_up_without_a_pause(
     results: dict[str, Any], waits_for: str | None, says: str
 ) -> None:
-    met = {"begin_rendezvous": [[(None, None)] * 2], "rendezvous_state": [MET]}
+    met: dict[str, Any] = {"begin_rendezvous": [[(None, None)] * 2], "rendezvous_state": [MET]}
     llm = ScriptedLLM(**met | results, end_rendezvous=[[waits_for, None]])
     with pytest.raises(WeightsFailed) as failed:
         await updater_of(llm).init_transfer(INIT_INFO, 0.2)

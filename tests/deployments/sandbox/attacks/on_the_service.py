@@ -134,7 +134,10 @@ ON_THE_SERVICE = [
     Attack("killing_the_service", "service_processes", KILL.format("int(sys.argv[2])"), stdout="tried\n"),
     Attack(
         *("killing_the_parent", "service_processes", KILL.format("os.getppid() or 2 ** 22")),
-        *(("exit", "time"), None, None, SHORT),
+        ended_by=("exit", "time"),
+        exit_code=None,
+        stdout=None,
+        limits=SHORT,
     ),
     Attack(
         *("killing_its_process_group", "service_processes", "os.killpg(0, signal.SIGKILL); time.sleep(60)"),
