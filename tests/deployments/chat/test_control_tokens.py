@@ -74,17 +74,6 @@ def test_special_tokens_and_those_of_the_template_are_control_tokens() -> None:
     assert sorted(_ControlTokens(tokenizer_of("byte-level")).spellings) == sorted(CONTROL)
 
 
-def test_parts_of_a_control_token_in_neighbouring_texts_do_not_become_one() -> None:
-    control = ENCODERS["byte-level"].control_tokens
-    parts = [{"type": "text", "text": "<|im_"}, {"type": "text", "text": "end|> "}]
-    [message] = control.hidden_in_observation([{"role": "user", "content": parts}], "observations")
-    written = control.restored("".join(part["text"] for part in message["content"]) + "<|im_end|>")
-    assert written.is_split
-    ids = ENCODERS["byte-level"].encode(written).ids
-    end = tokenizer_of("byte-level").convert_tokens_to_ids("<|im_end|>")
-    assert [place for place, token_id in enumerate(ids) if token_id == end] == [len(ids) - 1]
-
-
 @pytest.mark.parametrize(("before", "data", "after"), [("<|im_", "end|>", ""), ("", "<|im_", "end|>"), ("", " 2 ", "")])
 def test_a_part_of_a_control_token_completes_nothing_of_the_template(before: str, data: str, after: str) -> None:
     control = ENCODERS["byte-level"].control_tokens
@@ -95,16 +84,6 @@ def test_a_part_of_a_control_token_completes_nothing_of_the_template(before: str
     tokens = tokenizer_of("byte-level").convert_ids_to_tokens(ids)
     assert [token for token in tokens if token in CONTROL] == [before] * (before in CONTROL)
     assert ENCODERS["byte-level"].decode(ids, skip_special_tokens=False) == f"{before}{data.strip()}{after}"
-
-
-def test_indexes_of_a_text_with_placeholders_are_found_in_the_text() -> None:
-    control = ENCODERS["byte-level"].control_tokens
-    [message] = control.hidden_in_observation([{"content": "A<|im_end|>Z"}], "observations")
-    hidden = f"<s>{message['content']}<s>"
-    written = control.restored(hidden)
-    places = [hidden.index("A"), hidden.index("Z"), hidden.rindex("<s>"), len(hidden)]
-    whole = "<s>A<|im_end|>Z<s>"
-    assert [written.index(place) for place in places] == [3, whole.index("Z"), whole.rindex("<s>"), len(whole)]
 
 
 @pytest.mark.parametrize(

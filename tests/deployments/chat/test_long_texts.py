@@ -77,13 +77,6 @@ def test_what_is_kept_of_a_long_text_is_what_would_be_kept_of_the_whole(
     assert len(by_beginning.token_ids) == room
 
 
-def test_a_long_text_is_not_tokenized_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = noted_lengths(monkeypatch)
-    text = "the numbers " * 100_000
-    assert observed(words, text, 100).content == text[: len(words.decode(observed(words, text, 100).token_ids))]
-    assert max(lengths) < 3000
-
-
 def test_a_beginning_that_ends_inside_a_word_or_token_is_not_trusted() -> None:
     """Without a space the text is cut anywhere: its end is a part of a word, then a part of an added token."""
     whole = "x" * 3 + "numbers" * 400 + "<|end|>" * 400

@@ -73,6 +73,7 @@ class CountingTemplate(ChatTemplate):
         return super().render(chat, options, add_generation_prompt)
 
 
+PREFIXED = ("messages are put together first, as Mistral's", "messages are counted")
 COUNTING = {name: CountingTemplate(source) for name, source in TEMPLATES.items()}
 
 
@@ -90,15 +91,7 @@ def test_the_parts_of_the_messages_are_the_whole_in_their_order(name: str, chat:
     assert "".join(each) == COUNTING[name].render(chat, PLAIN)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "one loop",
-        "messages are counted",
-        "messages are put together first, as Mistral's",
-        "the next message writes the end of results",
-    ],
-)
+@pytest.mark.parametrize("name", ["one loop", *PREFIXED, "the next message writes the end of results"])
 @given(chat=chats.filter(lambda chat: len(chat) <= MOST_PREFIXES))
 def test_the_first_messages_end_where_their_own_rendering_ends(name: str, chat: list[dict[str, Any]]) -> None:
     template = COUNTING[name]
@@ -110,14 +103,10 @@ def test_the_first_messages_end_where_their_own_rendering_ends(name: str, chat: 
     ]
 
 
+ROLES = {"system": "S", "user": "Q", "assistant": "A", "tool": "R"}
 CHAT: list[dict[str, Any]] = [
-    {"role": "system", "content": "S"},
-    {"role": "user", "content": "Q"},
-    {"role": "assistant", "content": "A"},
-    {"role": "tool", "content": "R"},
-    {"role": "tool", "content": "R"},
-    {"role": "assistant", "content": "A"},
-    {"role": "user", "content": "Q"},
+    {"role": role, "content": ROLES[role]}
+    for role in ("system", "user", "assistant", "tool", "tool", "assistant", "user")
 ]
 
 
@@ -125,24 +114,12 @@ CHAT: list[dict[str, Any]] = [
     ("name", "expected"),
     [
         (
-            "one loop",
-            ["<system>S</>", "<user>Q</>", "<assistant>A</>", *["<tool>R</>"] * 2, "<assistant>A</>", "<user>Q</><a>"],
-        ),
-        (
             "the first message is written before the loop over the rest",
             ["[S]", "<user>Q</>", "<assistant>A</>", *["<tool>R</>"] * 2, "<assistant>A</>", "<user>Q</><a>"],
         ),
         (
-            "the next message writes the end of results",
-            ["S;", "Q;", "A;", "<results>R;", "R;</results>", "A;", "Q;<a>"],
-        ),
-        (
             "only a message that is not the last ends its turn",
             ["<system>S", "</><user>Q", "</><assistant>A", "</><tool>R", "</><tool>R", "</><assistant>A", "</><user>Q"],
-        ),
-        (
-            "messages are put together first, as Mistral's",
-            ["<system>S</>", "<user>Q</>", "<assistant>A</>", *["<tool>R</>"] * 2, "<assistant>A</>", "<user>Q</><a>"],
         ),
         (
             "results are written with the calls that they answer",
@@ -152,9 +129,6 @@ CHAT: list[dict[str, Any]] = [
 )
 def test_each_message_has_what_the_template_writes_for_it(name: str, expected: list[str]) -> None:
     assert parts(COUNTING[name], CHAT) == expected
-
-
-PREFIXED = {"messages are put together first, as Mistral's", "messages are counted"}
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in PREFIXED])

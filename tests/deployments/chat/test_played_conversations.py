@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.protocols.chat import ChatOptions
-from tests.deployments.chat.test_vendor_templates import QUESTION, SAID, TOOL, call, result
+from tests.deployments.chat.test_vendor_templates import TOOL, call, result
 from tests.deployments.chat.vendors import ALL, REAL, REAL_FAMILIES, Vendor, marked, vendor
 
 pytestmark = pytest.mark.slow
@@ -130,34 +130,3 @@ def games(draw: st.DrawFn, name: str) -> tuple[Game, set[str]]:
 def test_what_is_appended_is_the_templates_rendering_of_the_whole(name: str, data: st.DataObject) -> None:
     game, traits = data.draw(games(name))
     assert not traits or traits & vendor(name).family.departures, f"{traits} {game.chat}"
-
-
-TRAITS = [
-    *("thoughts", "thinking off", "white space around answers", "a system prompt"),
-    *("one call", "text beside calls", "later calls"),
-]
-
-
-@pytest.mark.parametrize("trait", TRAITS)
-@pytest.mark.parametrize("name", marked(PLAYED))
-def test_what_a_template_writes_otherwise_in_a_history_is_known(name: str, trait: str) -> None:
-    one = vendor(name)
-    family = one.family
-    is_of_calls = trait in TRAITS[4:]
-    if is_of_calls and (
-        family.arguments is None or (trait == "text beside calls" and family.refuses_text_beside_calls)
-    ):
-        assert trait not in family.departures
-        return
-    game = Game(one, ChatOptions(chat_template_kwargs={"enable_thinking": False} if trait == "thinking off" else None))
-    game.ask([*([{"role": "system", "content": "S"}] if trait == "a system prompt" else []), QUESTION])
-    is_continued = True
-    if is_of_calls:
-        count = 2 if trait != "one call" and not family.at_most_one_call else 1
-        for _ in range(2 if trait == "later calls" else 1):
-            answer, results = calling(game, count, "Hm." if trait == "text beside calls" else "")
-            is_continued &= game.answer(answer, family.end_after(answer["tool_calls"]), results)
-    texts_by_trait = {"thoughts": THOUGHT + "A", "white space around answers": " A\n"}
-    last = {"role": "assistant", "content": texts_by_trait.get(trait, "A")}
-    is_continued &= game.answer(last, family.end, [SAID])
-    assert is_continued == (trait not in family.departures), game.rendered()

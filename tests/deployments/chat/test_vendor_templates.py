@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import ChatOptions
 from rollout_client.contract.messages import PromptMessage
-from tests.deployments.chat.vendors import ALL, FAMILIES, REAL, Family, Vendor, marked, vendor, vendor_of_bytes
+from tests.deployments.chat.vendors import ALL, FAMILIES, OBJECT, REAL, Family, Vendor, marked, vendor, vendor_of_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -50,9 +50,63 @@ def appended(
     return one.text_of([token_id for each in observed for token_id in each.token_ids])
 
 
-@pytest.mark.parametrize("name", marked(ALL))
+KIMI_K3 = vendor_of_bytes(
+    Family("<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>", "", OBJECT, "<|end_of_msg|>"),
+    """{%- macro end(tag) %}<|close|>{{ tag }}<|sep|>{% endmacro %}
+{%- set ns = namespace(calls=[], index=0) %}
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}{% set ns.calls = m.tool_calls or [] %}{% set ns.index = 0 %}
+<|open|>message role="assistant"<|sep|><|open|>response<|sep|>{{ m.content }}{{ end('response') }}
+{%- if ns.calls %}<|open|>tools<|sep|>{% for c in ns.calls %}<|open|>call tool="{{ c.function.name }}"<|sep|>
+{%- for key, value in c.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}{{ end('call') }}{% endfor %}
+{{- end('tools') }}{% endif %}
+{%- elif m.role == 'tool' %}{% set name = (ns.calls[ns.index] or {}).function.name %}{% set ns.index = ns.index + 1 %}
+{%- if not name %}{{ raise_exception('tool messages need a resolvable tool name') }}{% endif -%}
+<|open|>message role="tool" tool="{{ name }}" index="{{ ns.index }}"<|sep|>{{ m.content }}
+{%- else %}<|open|>message role="{{ m.role }}"<|sep|>{{ m.content }}{% endif %}{{ end('message') }}<|end_of_msg|>
+{%- endfor %}{% if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>response<|sep|>{% endif %}""",
+)
+COMMAND_R7B = vendor_of_bytes(
+    Family("<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", end_of_calls="<|END_OF_TURN_TOKEN|>"),
+    """{%- macro number(id) %}{% set ns = namespace(n=0) %}{% for m in messages %}{% for c in m.tool_calls or [] %}
+{%- if c.id == id %}{{ ns.n }}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}{% endfor %}{% endmacro %}
+{%- for m in messages %}<|START_OF_TURN_TOKEN|>
+{%- if m.role == 'user' %}<|USER_TOKEN|>{{ m.content }}
+{%- elif m.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>
+{{- '{"tool_call_id": "' + number(m.tool_call_id) + '", "results": {"0": ' + m.content | tojson + '}}' -}}
+<|END_TOOL_RESULT|>
+{%- elif m.tool_calls %}<|CHATBOT_TOKEN|><|START_ACTION|>{{ m.tool_calls | tojson }}<|END_ACTION|>
+{%- else %}<|CHATBOT_TOKEN|><|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>{% endif %}<|END_OF_TURN_TOKEN|>
+{%- endfor %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>""",
+)
+MINIMAX_M2 = vendor_of_bytes(
+    Family("<|end|>", arguments=OBJECT),
+    """{%- set ns = namespace(name=none) %}
+{%- for m in messages %}{% if m.role == 'tool' %}{% if ns.name is none %}
+{{- raise_exception('Message has tool role, but there was no previous call!') }}{% endif -%}
+<|tool|><response>{{ m.content }}</response>
+{%- else %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<invoke>{{ c.function.name }}
+{%- for key, value in c.function.arguments | items %}<p>{{ value }}</p>{% endfor %}</invoke>{% endfor %}
+{%- set ns.name = (m.tool_calls or [])[-1].function.name if m.tool_calls else none %}{% endif %}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}""",
+)
+MISTRAL_NEMO = vendor_of_bytes(
+    Family("<|eos|>", arguments=OBJECT, text_before_calls=""),
+    """{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- for m in messages %}{% if m.role == 'user' %}{% if tools is not none and (m == users[-1]) -%}
+[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST]{{ m.content }}[/INST]
+{%- elif m.tool_calls %}[TOOL_CALLS]{{ m.tool_calls | tojson }}{{ eos_token }}
+{%- elif m.role == 'assistant' %}{{ m.content }}{{ eos_token }}
+{%- elif m.role == 'tool' %}{% if m.tool_call_id is undefined or m.tool_call_id | length != 9 %}
+{{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif -%}
+[TOOL_RESULTS]{"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]{% endif %}{% endfor %}""",
+)
+OF_OUR_OWN = {"Kimi K3": KIMI_K3, "MiniMax M2": MINIMAX_M2, "Mistral Nemo": MISTRAL_NEMO}
+
+
+@pytest.mark.parametrize("name", marked([*ALL, *OF_OUR_OWN]))
 def test_what_is_appended_to_an_answer_is_what_the_template_puts_there(name: str) -> None:
-    one = vendor(name)
+    one = OF_OUR_OWN.get(name) or vendor(name)
     whole = one.rendered([QUESTION, ANSWER, SAID])
     after = whole.partition(ANSWER["content"])[2]
     assert appended(one, [SAID], ANSWER["content"]) == after
@@ -64,13 +118,13 @@ def test_what_is_appended_to_an_answer_is_what_the_template_puts_there(name: str
     ("name", "count"),
     [
         pytest.param(name, count, marks=[pytest.mark.tokenizers] * (name in REAL))
-        for name, family in ALL.items()
+        for name, family in (ALL | {name: one.family for name, one in OF_OUR_OWN.items()}).items()
         if family.arguments
         for count in ([1] if family.at_most_one_call else [1, 2])
     ],
 )
 def test_results_of_tools_are_appended_as_the_template_writes_them(name: str, count: int) -> None:
-    one = vendor(name)
+    one = OF_OUR_OWN.get(name) or vendor(name)
     calls = [call(place, tool, one.family.arguments) for place, tool in enumerate(["add", "sub"][:count])]
     results = [result(place, f"It is {place}.") for place in range(count)]
     answer = {"role": "assistant", "content": one.family.text_before_calls, "tool_calls": calls}
@@ -89,7 +143,6 @@ def test_results_of_tools_are_appended_as_the_template_writes_them(name: str, co
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("cohere", "refuses a message of role 'tool' after an answer: Conversation roles must alternate"),
         ("gemma3", "refuses a message of role 'tool' after an answer: Conversation roles must alternate"),
         ("phi3", "drops messages of role 'tool' after an answer"),
     ],
@@ -151,30 +204,13 @@ def test_switches_and_tools_reach_prompts_and_observations() -> None:
     assert appended(one, [SAID], "Fine." + one.family.end, options=options) == after
 
 
-DROP_THOUGHTS = {
-    *("deepseek_r1_distill", "deepseekv3", "glm4moe", "lfm2_2_5", "lfm2_2_5_v2", "qwen3", "qwen3_6"),
-    *("nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"),
-    *("qwen3_5_nothink", "qwen3_5_think"),
-}
-
-
 def test_families_that_drop_earlier_thoughts_keep_what_was_sampled() -> None:
     answer = {"role": "assistant", "content": "<think>\nThought.\n</think>\n\nFine."}
-    dropping = {name for name in FAMILIES if "Thought." not in vendor(name).rendered([QUESTION, answer, SAID])}
-    assert dropping == DROP_THOUGHTS
-    for name in DROP_THOUGHTS:
-        one = vendor(name)
+    dropping = [name for name in FAMILIES if "Thought." not in vendor(name).rendered([QUESTION, answer, SAID])]
+    assert {"qwen3", "deepseekv3", "glm4moe"} < {*dropping}
+    for one in map(vendor, dropping):
         response = answer["content"] + one.family.end
         assert appended(one, [SAID], response) == appended(one, [SAID], "Fine." + one.family.end)
-
-
-def test_each_observation_of_deepseek_begins_its_outputs() -> None:
-    one = vendor("deepseekv3")
-    calls = [call(0, "add", "{}")]
-    turns = [{"role": "assistant", "content": "Hm.", "tool_calls": calls}, result(0, "4")]
-    outputs = "<｜tool▁outputs▁begin｜>"
-    assert one.rendered([QUESTION, *turns, *turns]).count(outputs) == 1
-    assert outputs in appended(one, turns[1:], "Hm.", calls)
 
 
 system_and_user = [{"role": "system", "content": "Be brief."}, QUESTION]
@@ -232,12 +268,9 @@ def test_messages_of_a_prompt_end_where_the_first_ones_alone_end(name: str, data
 @pytest.mark.parametrize(
     ("name", "prompt"),
     [
-        ("phi3", "<|assistant|>\n"),
         ("qwen3", "<|im_start|>assistant\n"),
         ("qwen3_5_think", "<|im_start|>assistant\n<think>\n"),
         ("gptoss", "<|start|>assistant"),
-        ("glm4moe", "<|assistant|>"),
-        ("deepseekv3", "<｜Assistant｜><think>\n"),
     ],
 )
 def test_the_generation_prompt_is_what_begins_a_response(name: str, prompt: str) -> None:
@@ -252,108 +285,13 @@ def test_the_generation_prompt_is_what_begins_a_response(name: str, prompt: str)
         ("gemma3", "<eos>", "\n<start_of_turn>user\nGo on."),
         ("gptoss", "<|return|>", "<|start|>user<|message|>Go on."),
         ("gptoss", "<|call|>", "<|start|>user<|message|>Go on."),
-        ("phi3", "<|endoftext|>", "\n<|user|>\nGo on."),
-        ("cohere2", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Go on."),
         ("cohere2", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Go on."),
-        ("glm4moe", "<|endoftext|>", "<|user|>\nGo on."),
         ("glm4moe", "<|observation|>", "<|user|>\nGo on."),
         ("glm4moe", "<|user|>", "\nGo on."),
     ],
 )
 def test_a_turn_that_ended_with_another_end_token_is_not_ended_again(name: str, ending: str, after: str) -> None:
     assert appended(vendor(name), [SAID], "Fine." + ending).startswith(after)
-
-
-GPT_OSS = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}"
-
-
-@pytest.mark.parametrize(
-    ("name", "response", "end", "arguments", "results"),
-    [
-        (
-            "gptoss",
-            GPT_OSS,
-            "<|call|>",
-            '{"a": 41}',
-            "<|start|>functions.add to=assistant<|channel|>commentary<|message|>",
-        ),
-        (
-            *("gemma4", "<|tool_call>call:add{a:41}<tool_call|>", "<|tool_response>", {"a": 41}),
-            'response:add{value:<|"|>4<|"|>}<tool_response|>',
-        ),
-    ],
-)
-def test_an_end_of_calls_is_not_repeated(name: str, response: str, end: str, arguments: Any, results: str) -> None:
-    calls = [call(0, "add", arguments)]
-    assert appended(vendor(name), [result(0, "4")], f"{response}{end}", calls).startswith(results)
-    assert appended(vendor(name), [result(0, "4")], response, calls).startswith(end + results)
-
-
-KIMI_K3 = vendor_of_bytes(
-    Family("<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>", end_of_calls="<|end_of_msg|>"),
-    """{%- macro end(tag) %}<|close|>{{ tag }}<|sep|>{% endmacro %}
-{%- set ns = namespace(calls=[], index=0) %}
-{%- for m in messages %}
-{%- if m.role == 'assistant' %}{% set ns.calls = m.tool_calls or [] %}{% set ns.index = 0 %}
-<|open|>message role="assistant"<|sep|><|open|>response<|sep|>{{ m.content }}{{ end('response') }}
-{%- if ns.calls %}<|open|>tools<|sep|>{% for c in ns.calls %}<|open|>call tool="{{ c.function.name }}"<|sep|>
-{%- for key, value in c.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}{{ end('call') }}{% endfor %}
-{{- end('tools') }}{% endif %}
-{%- elif m.role == 'tool' %}{% set name = (ns.calls[ns.index] or {}).function.name %}{% set ns.index = ns.index + 1 %}
-{%- if not name %}{{ raise_exception('tool messages need a resolvable tool name') }}{% endif -%}
-<|open|>message role="tool" tool="{{ name }}" index="{{ ns.index }}"<|sep|>{{ m.content }}
-{%- else %}<|open|>message role="{{ m.role }}"<|sep|>{{ m.content }}{% endif %}{{ end('message') }}<|end_of_msg|>
-{%- endfor %}{% if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>response<|sep|>{% endif %}""",
-)
-COMMAND_R7B = vendor_of_bytes(
-    Family("<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", end_of_calls="<|END_OF_TURN_TOKEN|>"),
-    """{%- macro number(id) %}{% set ns = namespace(n=0) %}{% for m in messages %}{% for c in m.tool_calls or [] %}
-{%- if c.id == id %}{{ ns.n }}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}{% endfor %}{% endmacro %}
-{%- for m in messages %}<|START_OF_TURN_TOKEN|>
-{%- if m.role == 'user' %}<|USER_TOKEN|>{{ m.content }}
-{%- elif m.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>
-{{- '{"tool_call_id": "' + number(m.tool_call_id) + '", "results": {"0": ' + m.content | tojson + '}}' -}}
-<|END_TOOL_RESULT|>
-{%- elif m.tool_calls %}<|CHATBOT_TOKEN|><|START_ACTION|>{{ m.tool_calls | tojson }}<|END_ACTION|>
-{%- else %}<|CHATBOT_TOKEN|><|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>{% endif %}<|END_OF_TURN_TOKEN|>
-{%- endfor %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>""",
-)
-MINIMAX_M2 = vendor_of_bytes(
-    Family("<|end|>"),
-    """{%- set ns = namespace(name=none) %}
-{%- for m in messages %}{% if m.role == 'tool' %}{% if ns.name is none %}
-{{- raise_exception('Message has tool role, but there was no previous call!') }}{% endif -%}
-<|tool|><response>{{ m.content }}</response>
-{%- else %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<invoke>{{ c.function.name }}
-{%- for key, value in c.function.arguments | items %}<p>{{ value }}</p>{% endfor %}</invoke>{% endfor %}
-{%- set ns.name = (m.tool_calls or [])[-1].function.name if m.tool_calls else none %}{% endif %}<|end|>{% endfor %}
-{%- if add_generation_prompt %}<|assistant|>{% endif %}""",
-)
-MISTRAL_NEMO = vendor_of_bytes(
-    Family("<|eos|>"),
-    """{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
-{%- for m in messages %}{% if m.role == 'user' %}{% if tools is not none and (m == users[-1]) -%}
-[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST]{{ m.content }}[/INST]
-{%- elif m.tool_calls %}[TOOL_CALLS]{{ m.tool_calls | tojson }}{{ eos_token }}
-{%- elif m.role == 'assistant' %}{{ m.content }}{{ eos_token }}
-{%- elif m.role == 'tool' %}{% if m.tool_call_id is undefined or m.tool_call_id | length != 9 %}
-{{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif -%}
-[TOOL_RESULTS]{"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]{% endif %}{% endfor %}""",
-)
-OF_OUR_OWN = {"Kimi K3": KIMI_K3, "MiniMax M2": MINIMAX_M2, "Mistral Nemo": MISTRAL_NEMO}
-
-
-@pytest.mark.parametrize("name", OF_OUR_OWN)
-@pytest.mark.parametrize("count", [1, 2])
-def test_results_get_their_names_and_numbers_from_their_calls(name: str, count: int) -> None:
-    one = OF_OUR_OWN[name]
-    calls = [call(place, tool, {"a": 41}) for place, tool in enumerate(["add", "sub"][:count])]
-    results = [result(place, f"It is {place}.") for place in range(count)]
-    whole = one.rendered([QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}, *results])
-    after = appended(one, results, "cut off", calls)
-    assert whole.endswith(after)
-    assert after.startswith(one.family.end_of_calls or one.family.end)
-    assert all(each["content"] in after for each in results)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -366,14 +304,6 @@ def test_results_are_refused_where_all_calls_of_a_chat_are_numbered(count: int) 
 def test_a_result_is_known_by_the_id_of_its_call() -> None:
     assert 'tool="made_up"' in appended(KIMI_K3, [result(7, "It is 7.", "made_up")], "cut off")
     assert 'tool="sub"' in appended(KIMI_K3, [result(1, "R")], "cut off", [call(1, "sub", {})])
-
-
-@pytest.mark.parametrize("name", OF_OUR_OWN)
-def test_an_ending_of_several_tokens_is_not_repeated(name: str) -> None:
-    one = OF_OUR_OWN[name]
-    after = one.rendered([QUESTION, ANSWER, SAID]).partition(ANSWER["content"])[2]
-    assert appended(one, [SAID], "Fine.") == after
-    assert one.family.end + appended(one, [SAID], "Fine." + one.family.end) == after
 
 
 def test_the_part_of_an_ending_that_a_response_has_is_not_repeated() -> None:
@@ -396,52 +326,29 @@ def test_a_template_that_ends_the_text_early_does_not_move_tools(name: str) -> N
     assert vendor(name).text_of(ids) == vendor(name).rendered([QUESTION])
 
 
-CALLS_ALONE: list[dict[str, Any]] = [
-    QUESTION,
-    {"role": "assistant", "content": None, "tool_calls": [call(0, "add", {})]},
-    result(0, "4"),
-]
+WRITES_CALLS = "{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}"
+WRITES_PARTS = "{% for part in m.content %}{{ part.text }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
-    ("template", "expected"),
+    "template",
     [
         # Kimi K2: a content that is no text is a list of parts.
-        (
-            "{% if m.content is string %}{{ m.content }}{% else %}"
-            "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}"
-            "{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}",
-            "(add)",
-        ),
+        f"{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}{WRITES_PARTS}{{% endif %}}{WRITES_CALLS}",
         # MiniMax M2: it writes `None`.
-        ("{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}", "(add)"),
+        f"{{{{ m.content }}}}{WRITES_CALLS}",
         # The first DeepSeek R1: calls are written only if the content is null.
-        (
-            "{% if m.content is none %}{% for c in m.tool_calls %}({{ c.function.name }}){% endfor %}"
-            "{% else %}{{ m.content }}{% endif %}",
-            "(add)",
-        ),
+        f"{{% if m.content is none %}}{WRITES_CALLS}{{% else %}}{{{{ m.content }}}}{{% endif %}}",
     ],
 )
-@pytest.mark.parametrize("is_missing", [True, False])
-def test_calls_without_a_text_are_written_by_each_template(template: str, expected: str, is_missing: bool) -> None:
-    one = vendor_of_bytes(
-        Family("<|end|>"),
-        "{% for m in messages %}<|{{ m.role }}|>"
-        + template
-        + "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
-    )
-    chat = [
-        {name: value for name, value in message.items() if value is not None or not is_missing}
-        for message in CALLS_ALONE
-    ]
-    messages = [PromptMessage.model_validate(message) for message in chat]
-    parts = one.tokens.prompt(messages, CHAT, ROOM)
-    assert [one.text_of([*part.token_ids]) for part in parts] == [
-        "<|user|>Question<|end|>",
-        f"<|assistant|>{expected}<|end|>",
-        "<|tool|>4<|end|><|assistant|>",
-    ]
+@pytest.mark.parametrize("without_text", [{}, {"content": None}])
+def test_calls_without_a_text_are_written_by_each_template(template: str, without_text: dict[str, None]) -> None:
+    framed = "{% for m in messages %}<|{{ m.role }}|>" + template + "<|end|>{% endfor %}"
+    one = vendor_of_bytes(Family("<|end|>"), framed + "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    chat = [QUESTION, {"role": "assistant", **without_text, "tool_calls": [call(0, "add", {})]}, result(0, "4")]
+    parts = one.tokens.prompt([PromptMessage.model_validate(message) for message in chat], CHAT, ROOM)
+    texts = [one.text_of([*part.token_ids]) for part in parts]
+    assert texts == ["<|user|>Question<|end|>", "<|assistant|>(add)<|end|>", "<|tool|>4<|end|><|assistant|>"]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss", "glm4moe"])

@@ -51,19 +51,23 @@ class Family:
 
 OBJECT = {"a": 41}
 TRIMMED = frozenset({"white space around answers"})
+GEMMA4 = Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, "")
+OF_IM_END = [
+    *("lfm2_2_5", "lfm2_2_5_v2", "lfm2_v2"),
+    *(f"nemotron_3_{kind}" for kind in ("5_lightning", "nano", "super", "ultra")),
+    *(f"qwen3_{kind}" for kind in ("5_nothink", "5_think", "6", "8", "instruct_2507")),
+]
 FAMILIES = {
+    **dict.fromkeys(["diffusion_gemma", "gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5"], GEMMA4),
+    **dict.fromkeys(OF_IM_END, Family("<|im_end|>", arguments=OBJECT)),
+    **dict.fromkeys(["phi3", "phi3_5"], Family("<|end|>", "<|endoftext|>")),
     "cohere": Family("<|END_OF_TURN_TOKEN|>"),
     "cohere2": Family("<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
     "deepseek_r1_distill": Family("<｜end▁of▁sentence｜>"),
     "deepseekv3": Family("<｜end▁of▁sentence｜>", arguments='{"a": 41}'),
-    "diffusion_gemma": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
     "gemma": Family("<end_of_turn>", "<eos>"),
     "gemma3": Family("<end_of_turn>", "<eos>", departures=TRIMMED),
-    "gemma4": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
     "gemma4_v2": Family("<turn|>", "<eos>", OBJECT, text_before_calls=""),
-    "gemma4_v3": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
-    "gemma4_v4": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
-    "gemma4_v5": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
     "glm4moe": Family("<|user|>", "<|endoftext|>", OBJECT, "<|observation|>", ("<|user|>", "<|observation|>")),
     "gptoss": Family(
         *("<|end|>", "<|return|>", '{"a": 41}', "<|call|>", ("<|call|>",), True, ""),
@@ -71,9 +75,6 @@ FAMILIES = {
         departures=frozenset({"text beside calls"}),
     ),
     "lfm2": Family("<|im_end|>"),
-    "lfm2_2_5": Family("<|im_end|>", arguments=OBJECT),
-    "lfm2_2_5_v2": Family("<|im_end|>", arguments=OBJECT),
-    "lfm2_v2": Family("<|im_end|>", arguments=OBJECT),
     "llama3": Family("<|eot_id|>"),
     "llama3_1": Family(
         *("<|eot_id|>", "", OBJECT, "<|eot_id|>", ("<|eom_id|>",), True, ""),
@@ -81,24 +82,10 @@ FAMILIES = {
     ),
     "llama3_2": Family("<|eot_id|>", "", OBJECT, "<|eot_id|>", ("<|eom_id|>",), True, ""),
     "muse_glimmer": Family("<|eot|>", arguments=OBJECT),
-    "nemotron_3_5_lightning": Family("<|im_end|>", arguments=OBJECT),
-    "nemotron_3_nano": Family("<|im_end|>", arguments=OBJECT),
-    "nemotron_3_super": Family("<|im_end|>", arguments=OBJECT),
-    "nemotron_3_ultra": Family("<|im_end|>", arguments=OBJECT),
-    "phi3": Family("<|end|>", "<|endoftext|>"),
-    "phi3_5": Family("<|end|>", "<|endoftext|>"),
     "qwen2_5": Family("<|im_end|>", arguments=OBJECT, further_ends=("<|endoftext|>",)),
     "qwen3": Family(
-        "<|im_end|>",
-        arguments=OBJECT,
-        further_ends=("<|endoftext|>",),
-        departures=frozenset({"thoughts", "thinking off"}),
+        *("<|im_end|>", "", OBJECT, "", ("<|endoftext|>",)), departures=frozenset({"thoughts", "thinking off"})
     ),
-    "qwen3_5_nothink": Family("<|im_end|>", arguments=OBJECT),
-    "qwen3_5_think": Family("<|im_end|>", arguments=OBJECT),
-    "qwen3_6": Family("<|im_end|>", arguments=OBJECT),
-    "qwen3_8": Family("<|im_end|>", arguments=OBJECT),
-    "qwen3_instruct_2507": Family("<|im_end|>", arguments=OBJECT),
 }
 
 REAL_FAMILIES = {
@@ -106,17 +93,13 @@ REAL_FAMILIES = {
     "llama3_1": FAMILIES["llama3_1"],
     "gemma3": FAMILIES["gemma3"],
     "deepseek_v3": Family(
-        "<｜end▁of▁sentence｜>",
-        arguments='{"a": 41}',
+        *("<｜end▁of▁sentence｜>", "", '{"a": 41}'),
         has_null_beside_calls=True,
         departures=frozenset({"one call", "later calls", "text beside calls"}),
     ),
     "gptoss": FAMILIES["gptoss"],
     "mistral": Family(
-        "</s>",
-        arguments=OBJECT,
-        text_before_calls="",
-        refuses_text_beside_calls=True,
+        *("</s>", "", OBJECT, "", (), False, "", True),
         moves_instructions=True,
         departures=frozenset({"a system prompt"}),
     ),

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tests.paths import SMALL_MODEL, TINY_MODEL
+from tests.paths import SMALL_MODEL
 
 TEMPLATE = (
     "<s>{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -90,6 +90,3 @@ def without_control_tokens(tokenizer: PreTrainedTokenizerFast, control: list[str
             [f"\u0001{piece}" if piece in control else piece, score] for piece, score in vocabulary
         ]
     return Tokenizer.from_str(json.dumps(stored))
-
-
-EMBEDDED = {"tiny": TINY_MODEL, "small": SMALL_MODEL}

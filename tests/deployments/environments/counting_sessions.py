@@ -10,7 +10,6 @@ from deployments.protocols.environments import StepRequest
 from rollout_env import (
     ChatMessage,
     LostSession,
-    SampleRejected,
     Session,
     StepOutcome,
     TaskEnvironment,
@@ -129,13 +128,6 @@ class ForkingSessions(CountingSessions):
     async def fork_session(self, message_log: list[ChatMessage], extra_env_info: Wish) -> Session:
         self.forked += 1
         return await self.open_session(message_log, extra_env_info)
-
-
-class RejectingSessions(CountingSessions):
-    """Rejects every sample when a session is opened."""
-
-    def made(self, message_log: list[ChatMessage], wish: Wish) -> Session:
-        raise SampleRejected("There is no such game.")
 
 
 def step_of(rollout: str, turn: int = 0, lockstep_id: str = "", first_turn: int = 0, **wish: Any) -> StepRequest:

@@ -20,6 +20,9 @@ class Outer(BaseModel):
     either: str | int = 0
 
 
+NO_INTEGER = "Input should be a valid integer"
+
+
 @pytest.mark.parametrize(
     ("extra_env_info", "expected"),
     [
@@ -27,16 +30,10 @@ class Outer(BaseModel):
         ({"count": "1", "more": [1]}, []),
         ({}, [(("count",), "Field required")]),
         ({"count": 1, "inner": {}}, [(("inner", "rows"), "Field required")]),
-        (
-            {"count": 1, "inner": {"rows": [[1], [2, "x"]]}},
-            [(("inner", "rows", 1, 1), "Input should be a valid integer, unable to parse string as an integer")],
-        ),
+        ({"count": 1, "inner": {"rows": [[1], [2, None]]}}, [(("inner", "rows", 1, 1), NO_INTEGER)]),
         (
             {"count": 1, "either": []},
-            [
-                (("either", "str"), "Input should be a valid string"),
-                (("either", "int"), "Input should be a valid integer"),
-            ],
+            [(("either", "str"), "Input should be a valid string"), (("either", "int"), NO_INTEGER)],
         ),
     ],
 )

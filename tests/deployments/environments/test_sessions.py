@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from deployments.environments.step_runner import StepRunner
 from deployments.failures import (
     EnvironmentLost,
-    EnvironmentRejected,
     Overloaded,
     RestartableSessionLost,
     RolloutFailure,
@@ -25,7 +24,6 @@ from tests.deployments.environments.counting_sessions import (
     BlockingSessions,
     CountingSessions,
     ForkingSessions,
-    RejectingSessions,
     step_of,
 )
 
@@ -92,12 +90,8 @@ def test_a_session_without_a_step_for_too_long_is_closed() -> None:
 @pytest.mark.parametrize(
     ("lost_session", "kind", "message"),
     [
-        (
-            "restart",
-            RestartableSessionLost,
-            "The session of the rollout is gone: it must be played anew from its prompt.",
-        ),
-        ("fail", SessionLost, "The session of the rollout is gone, and with it the state of the rollout."),
+        ("restart", RestartableSessionLost, "is gone: it must be played anew from its prompt."),
+        ("fail", SessionLost, "is gone, and with it the state of the rollout."),
     ],
 )
 def test_a_later_step_without_a_session_opens_none(lost_session: Any, kind: type[RolloutFailure], message: str) -> None:
@@ -105,7 +99,8 @@ def test_a_later_step_without_a_session_opens_none(lost_session: Any, kind: type
 
     async def story(runner: StepRunner) -> None:
         failure = await failed(runner, step_of("a", 2))
-        assert (type(failure), str(failure), failure.retryable) == (kind, message, True)
+        said = f"The session of the rollout {message}"
+        assert (type(failure), str(failure), failure.retryable) == (kind, said, True)
 
     with_runner(environment, story)
     assert environment.opened == 0
@@ -131,14 +126,6 @@ def test_a_step_that_fails_closes_its_session_and_leaves_others_open() -> None:
 
     with_runner(environment, story)
     assert environment.closed == [1]
-
-
-def test_a_sample_that_is_rejected_at_its_opening_keeps_no_room() -> None:
-    async def story(runner: StepRunner) -> None:
-        for name in "ab":
-            assert type(await failed(runner, step_of(name))) is EnvironmentRejected
-
-    assert with_runner(RejectingSessions(max_sessions=1), story).load == 0
 
 
 @pytest.mark.parametrize("make", [CountingSessions, BlockingSessions])

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from deployments.environments.step_runner import StepRunner
-from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure, TurnTimedOut
+from deployments.failures import EnvironmentRejected, RolloutFailure, TurnTimedOut
 from deployments.protocols.environments import StepRequest
 from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment
 from tests import virtual_time
@@ -65,48 +65,33 @@ def results_of(
     return virtual_time.run(run())
 
 
-def test_the_steps_of_one_moment_are_one_call() -> None:
+BAD = "EnvironmentRejected: The word is bad."
+NO_WORD = "EnvironmentRejected: The environment cannot take this sample: extra_env_info.word: Input should be a valid"
+NO_OUTCOME = "EnvironmentBroken: The environment's outcome is not valid: step must return a StepOutcome, got dict."
+TOO_FEW = (
+    "EnvironmentBroken: The environment's outcome is not valid: step_batch must return a list with one StepOutcome"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "limit", "expected", "batches"),
+    [
+        (["a", "b", "c"], None, ["a", "b", "c"], [["a", "b", "c"]]),
+        (["a", "b", "c"], 2, ["a", "b", "c"], [["a", "b"], ["c"]]),
+        (["a", "bad", "c"], None, ["a", BAD, "c"], [["a", "bad", "c"], ["a"], ["bad"], ["c"]]),
+        (["a", 3], None, ["a", NO_WORD], [["a"]]),
+        (["a", "dict"], None, ["a", NO_OUTCOME], [["a", "dict"]]),
+        (["a", "short"], None, [TOO_FEW, TOO_FEW], [["a", "short"]]),
+    ],
+)
+def test_the_steps_of_one_moment_are_one_call_and_each_has_its_own_result(
+    words: list[Any], limit: int | None, expected: list[str], batches: list[list[str]]
+) -> None:
     environment = BatchEnvironment()
-    assert results_of(environment, "a", "b", "c") == [outcome("a"), outcome("b"), outcome("c")]
-    assert environment.batches == [["a", "b", "c"]]
-
-
-def test_a_batch_has_at_most_the_steps_that_may_run_at_once() -> None:
-    environment = BatchEnvironment()
-    environment.max_concurrent_steps = 2
-    assert results_of(environment, "a", "b", "c") == [outcome("a"), outcome("b"), outcome("c")]
-    assert environment.batches == [["a", "b"], ["c"]]
-
-
-def test_a_batch_that_raises_is_called_again_for_each_sample() -> None:
-    environment = BatchEnvironment()
-    first, failed, last = results_of(environment, "a", "bad", "c")
-    assert (first, last) == (outcome("a"), outcome("c"))
-    assert isinstance(failed, EnvironmentRejected)
-    assert environment.batches == [["a", "bad", "c"], ["a"], ["bad"], ["c"]]
-
-
-def test_a_sample_that_is_not_valid_is_not_in_the_call() -> None:
-    environment = BatchEnvironment()
-    good, bad = results_of(environment, "a", 3)
-    assert good == outcome("a")
-    assert isinstance(bad, EnvironmentRejected)
-    assert environment.batches == [["a"]]
-
-
-def test_what_is_no_outcome_in_a_batch_fails_its_sample_alone() -> None:
-    good, bad = results_of(BatchEnvironment(), "a", "dict")
-    assert good == outcome("a")
-    assert isinstance(bad, EnvironmentBroken)
-    assert str(bad) == "The environment's outcome is not valid: step must return a StepOutcome, got dict."
-
-
-def test_a_batch_with_too_few_outcomes_fails_all_its_samples_and_says_why() -> None:
-    results = results_of(BatchEnvironment(), "a", "short")
-    assert [str(result) for result in results] == [
-        "The environment's outcome is not valid: step_batch must return a list with one StepOutcome for each response, "
-        "here 2, got 0."
-    ] * 2
+    environment.max_concurrent_steps = limit
+    for result, said in zip(results_of(environment, *words), expected, strict=True):
+        assert result == outcome(said) or f"{type(result).__name__}: {result}".startswith(said)
+    assert environment.batches == batches
 
 
 def test_a_batch_is_cancelled_when_all_its_steps_have_timed_out() -> None:

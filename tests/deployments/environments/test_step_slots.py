@@ -75,16 +75,3 @@ def order_of(limit: int, *request_ids: str) -> list[str]:
 
 def test_requests_take_turns_and_the_steps_of_each_keep_their_order() -> None:
     assert order_of(1, "a1", "a2", "a3", "a4", "b1", "b2", "c1") == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
-
-
-@virtual_time.test
-async def test_a_slot_given_to_a_step_as_it_is_cancelled_is_given_on() -> None:
-    slots = FairSlots(1)
-    await slots.acquire("a")
-    second, third = (asyncio.create_task(slots.acquire(name)) for name in "bc")
-    await virtual_time.settled()
-    slots.release()
-    second.cancel()
-    async with asyncio.timeout(1):
-        await third
-    assert second.cancelled()

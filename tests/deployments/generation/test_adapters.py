@@ -88,21 +88,6 @@ async def test_a_policys_dropped_adapter_is_unloaded_after_its_generations() -> 
 
 
 @virtual_time.test
-async def test_an_adapter_is_found_by_label_and_checksum_until_given_up() -> None:
-    llm: Any = ScriptedLLM()
-    llm.may_unload.set()
-    adapters, folder = Adapters(llm), adapter_folder("a@7")
-    adapter = await adapters.load("a/7", 7, folder, "sum")
-    assert (llm.calls, adapters.current) == ([f"add_lora 1 {folder}"], None)
-    adapters.hold(adapter)
-    found = [adapters.held(label, checksum) for label, checksum in (("a/7", "sum"), ("a/7", "other"), ("a/8", "sum"))]
-    assert found == [adapter, None, None]
-    adapters.give_up(adapter)
-    await settled()
-    assert (adapters.held("a/7", "sum"), adapters.needed, llm.unloaded) == (None, set(), [1])
-
-
-@virtual_time.test
 async def test_no_two_adapters_share_a_name_and_so_none_finds_the_others_cache() -> None:
     llm: Any = ScriptedLLM()
     adapters = Adapters(llm)

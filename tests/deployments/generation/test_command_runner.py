@@ -176,16 +176,6 @@ def stage_adapter(folder: Path, version: int) -> Stage:
     return stage(folder, version, "adapter", '{"r": 8}')
 
 
-def test_full_weights_are_staged_from_the_nodes_file_without_a_copy(tmp_path: Path) -> None:
-    weights, store = ScriptedWeights(), ScriptedCommands(stage(tmp_path, 5))
-    played(weights, store, tmp_path / "node")
-    assert weights.staged == {"5.safetensors": b"weights"}
-    assert weights.calls == ["stage 5"]
-    [report] = store.reports
-    assert (report.costs.fetched_bytes, report.costs.read_bytes) == (0, 7)
-    assert not [path for path in (tmp_path / "node").rglob("*") if path.is_file() and path.suffix != ".lock"]
-
-
 def own_folder_with(folder: Path, *versions: int) -> Path:
     """The own folder of a replica that has staged `versions` before."""
     own = NodeWeights(folder, "node", nothing_is_fetched).own_folder

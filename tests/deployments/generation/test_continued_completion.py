@@ -4,7 +4,6 @@ Streams are interrupted within characters and stop strings too, with a real toke
 """
 
 from collections.abc import Sequence
-from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from deployments.generation.continued_completion import ContinuedCompletion, _joined_logprobs, params_of_choice
+from deployments.generation.continued_completion import ContinuedCompletion, params_of_choice
 from deployments.protocols.generation import derived_seed
 from deployments.upstream.vllm.token_texts import detokenizer_of
 from tests.paths import SMALL_MODEL
@@ -142,20 +141,6 @@ def test_a_completion_that_begins_anew_asks_for_all_experts_again() -> None:
     made = completion.add(with_rows(output("abc", "stop"), 0, 5), None).outputs[0].routed_experts
     assert made is not None
     assert made.tolist() == rows(0, 5).tolist()
-
-
-@pytest.mark.parametrize("named", [0, 2])
-def test_flat_log_probabilities_of_parts_have_as_many_at_each_place(named: int) -> None:
-    parts = []
-    for token_id in (5, 6):
-        part = FlatLogprobs()
-        ids = [token_id, *range(token_id, token_id + named)]
-        part.append_fast(ids, [-float(one) for one in ids], chain(range(1 + named)), [None] * (1 + named))
-        parts.append(part)
-    whole = _joined_logprobs(*parts)
-    assert (whole.start_indices, whole.end_indices) == ([0, 1 + named], [1 + named, 2 + 2 * named])
-    assert whole.token_ids == [5, *range(5, 5 + named), 6, *range(6, 6 + named)]
-    assert list(whole) == [*parts[0], *parts[1]]
 
 
 def test_an_adapters_label_is_that_of_the_tokens_that_it_made() -> None:

@@ -103,24 +103,6 @@ def test_a_generation_interrupted_during_its_images_reaches_no_engine() -> None:
     assert (generation.finish_reason, generation.failure, len(generation.token_ids)) == ("abort", lost, 0)
 
 
-def test_a_generation_whose_images_were_read_waits_for_an_update() -> None:
-    async def update(engine: VLLMEngine) -> None:
-        engine.weights.may_generate.clear()
-        llm: Any = engine.llm
-
-        def end() -> None:
-            llm.version = "1"
-            engine.weights.loaded = LoadedWeights(1)
-            engine.weights.may_generate.set()
-
-        asyncio.get_running_loop().call_later(0.05, end)
-
-    prompts, generation = generated_while(update)
-    assert prompts == [[1, 2]]
-    assert isinstance(generation, Generation)
-    assert [span.version for span in generation.weight_versions] == ["1"]
-
-
 def test_a_version_replaced_while_images_are_read_does_not_generate() -> None:
     async def update(engine: VLLMEngine) -> None:
         engine.weights.loaded = LoadedWeights(1)
@@ -129,16 +111,12 @@ def test_a_version_replaced_while_images_are_read_does_not_generate() -> None:
     assert (prompts, type(failure)) == ([], OtherVersionLoaded)
 
 
+BOTH_WAYS = r"attend to those behind them in m, which vLLM's build for processors leaves out: .* on a GPU, or"
+
+
 @pytest.mark.parametrize(
     ("sees", "both_ways", "refusal"),
-    [
-        (False, False, r"^m sees no images: leave images out of the config\.$"),
-        (
-            True,
-            True,
-            r"attend to those behind them in m, which vLLM's build for processors leaves out: .* on a GPU, or",
-        ),
-    ],
+    [(False, False, r"^m sees no images: leave images out of the config\.$"), (True, True, BOTH_WAYS)],
 )
 def test_a_model_that_cannot_be_served_with_images_here_is_refused(sees: bool, both_ways: bool, refusal: str) -> None:
     config = SimpleNamespace(model="m", is_multimodal_model=sees, is_mm_prefix_lm=both_ways)

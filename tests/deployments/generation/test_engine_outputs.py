@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -26,7 +26,6 @@ from deployments.policy.commands import LoadedWeights
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from deployments.upstream.vllm.engine_progress import StepCounter
 from tests.fakes.async_llm import GeneratingLLM, Step
-from tests.paths import SMALL_MODEL
 from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
@@ -47,6 +46,9 @@ class World:
 
     async def interrupt(self, failure: RolloutFailure | None = None) -> None:
         await self.engine.interrupt([REQUEST.generation_id], failure)
+
+    async def hand_over(self) -> None:
+        await self.interrupt(ReplicaShuttingDown("it ends"))
 
     def swap(self) -> None:
         """An update of the weights that freezes what runs, which goes on with the new ones."""
@@ -78,24 +80,6 @@ async def test_an_update_does_not_end_a_call() -> None:
 
 
 @runs
-async def test_a_stop_string_that_an_update_has_divided_ends_a_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tokenizer: Any = AutoTokenizer.from_pretrained(SMALL_MODEL)
-    assert tokenizer.encode("xab", add_special_tokens=False) == [*b"xab"]
-    world = World()
-    monkeypatch.setattr(world.llm, "get_tokenizer", lambda: tokenizer)
-    world.llm.scripts = [["x", "a", world.update, "!"], ["b", "c", "d", "!"]]
-    outputs = await world.outputs(stop="ab")
-    assert text_of(outputs) == "xab"
-    assert [token_id for output in outputs for token_id in output.outputs[0].token_ids] == [*b"xab"]
-    [ended] = [output.outputs[0] for output in outputs if output.finished]
-    assert (ended.finish_reason, ended.stop_reason) == ("stop", "ab")
-    assert [(span.start, span.end) for span in ended.weight_versions or ()] == [(0, 3)]
-    assert world.llm.aborted
-
-
-@runs
 async def test_an_interruption_ends_a_call_with_what_it_has() -> None:
     world = World()
     world.llm.scripts = [["ab", world.update, world.interrupt, "!"]]
@@ -103,19 +87,31 @@ async def test_an_interruption_ends_a_call_with_what_it_has() -> None:
     assert (text_of(outputs), outputs[-1].outputs[0].finish_reason) == ("ab", "abort")
 
 
+FINAL = RequestOutputKind.FINAL_ONLY
+UPDATES = [["ab", World.update, "!"], ["c", World.update, "!"], ["d."]]
+
+
+@pytest.mark.parametrize(
+    ("scripts", "demanded", "sampling", "failure"),
+    [
+        ([["ab", World.hand_over, "!"]], {}, {}, ReplicaShuttingDown),
+        ([["ab", "!"]], {}, {}, GenerationLost),
+        ([["ab", EngineDeadError()]], {}, {}, GenerationLost),
+        ([["ab", World.swap, "c."]], {"weight_version": 0}, {}, VersionReplaced),
+        (UPDATES, {"max_staleness": 1}, {}, TokensTooOld),
+        ([[World.swap, "ab."]], {}, {"prompt_logprobs": 1}, GenerationLost),
+        ([[World.swap, "ab."]], {}, {"prompt_logprobs": 1, "output_kind": FINAL}, GenerationLost),
+    ],
+)
 @runs
-async def test_a_call_that_its_replica_hands_over_fails_so() -> None:
+async def test_a_call_that_cannot_be_answered_fails_so_that_it_can_be_made_again(
+    scripts: list[list[Any]], demanded: dict[str, Any], sampling: dict[str, Any], failure: type[RolloutFailure]
+) -> None:
     world = World()
-    world.llm.scripts = [["ab", lambda: world.interrupt(ReplicaShuttingDown("it ends")), "!"]]
-    with pytest.raises(ReplicaShuttingDown):
-        await world.outputs()
-
-
-@pytest.mark.parametrize("broken", [["ab", "!"], ["ab", EngineDeadError()]], ids=["ended early", "dead"])
-@runs
-async def test_a_call_whose_engine_breaks_can_be_made_again(broken: list[Step]) -> None:
-    with pytest.raises(GenerationLost):
-        await World(broken).outputs()
+    world.llm.scripts = [[partial(step, world) if callable(step) else step for step in each] for each in scripts]
+    with pytest.raises(failure):
+        await world.outputs(replace(REQUEST, **demanded), **sampling)
+    assert len(world.llm.prompts) == min(2, len(scripts))
 
 
 @runs
@@ -129,39 +125,6 @@ async def test_versions_are_looked_at_again_right_before_the_engine() -> None:
     with pytest.raises(OtherVersionLoaded):
         await call
     assert world.llm.prompts == []
-
-
-@runs
-async def test_what_another_version_has_generated_a_part_of_is_refused() -> None:
-    world = World()
-
-    def swap() -> None:
-        world.llm.version = "1"
-
-    world.llm.scripts = [["ab", swap, "c."]]
-    with pytest.raises(VersionReplaced):
-        await world.outputs(replace(REQUEST, weight_version=0))
-
-
-@runs
-async def test_what_would_become_too_old_does_not_go_on() -> None:
-    world = World()
-    world.llm.scripts = [["ab", world.update, "!"], ["c", world.update, "!"], ["d."]]
-    with pytest.raises(TokensTooOld):
-        await world.outputs(replace(REQUEST, max_staleness=1))
-    assert len(world.llm.prompts) == 2
-
-
-KINDS = (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@runs
-async def test_a_call_whose_weights_change_while_its_prompt_is_scored_is_lost(kind: RequestOutputKind) -> None:
-    world = World()
-    world.llm.scripts = [[world.swap, "ab."]]
-    with pytest.raises(GenerationLost):
-        await world.outputs(output_kind=kind, prompt_logprobs=1)
 
 
 @runs

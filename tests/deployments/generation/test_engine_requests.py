@@ -58,15 +58,10 @@ def output(prompt: FlatLogprobs | None, generated: FlatLogprobs | None = None, e
 def scored(
     logprobs: list[float], version: str = "7", top_ids: Sequence[int] = (), top: Sequence[float] = ()
 ) -> ScoredPrompt:
-    return ScoredPrompt(
-        packed_ids(()),
-        packed_logprobs(()),
-        "length",
-        prompt_logprobs=packed_logprobs(logprobs),
-        top_token_ids=packed_ids(top_ids),
-        top_logprobs=packed_logprobs(top),
-        weight_version=version,
-    )
+    columns: Any = {"top_token_ids": packed_ids(top_ids), "top_logprobs": packed_logprobs(top)}
+    scores = packed_logprobs(logprobs)
+    nothing = packed_ids(()), packed_logprobs(())
+    return ScoredPrompt(*nothing, "length", prompt_logprobs=scores, weight_version=version, **columns)
 
 
 def test_each_position_but_the_first_has_a_log_probability() -> None:
@@ -155,22 +150,15 @@ ONE = {31: 0.0}
 
 
 def test_tokens_with_a_finite_log_probability_could_be_sampled() -> None:
-    request = generation_request(sampling_mask=True, entropy=True)
+    request = generation_request(sampling_mask=True, entropy=True, top_logprobs=2)
     generation = generation_of(completion_of(request, [HALVES, ONE]), None, request)
     assert list(generation.logprobs) == pytest.approx([math.log(0.5), 0.0])
     assert generation.columns == {
+        "top_token_ids": packed_rows([30, 40, 31, 100], "int32", [2]),
+        "top_logprobs": packed_rows([*HALVES.values(), 0.0, -math.inf], "float32", [2]),
         "sampling_mask": packed_rows([30, 40, 31], "int32"),
         "sampling_mask_sizes": packed_rows([2, 1], "uint16"),
         "entropy": packed_rows([math.log(2), 0.0], "float32"),
-    }
-
-
-def test_likeliest_tokens_that_could_not_be_sampled_have_log_probabilities() -> None:
-    request = generation_request(top_logprobs=2)
-    generation = generation_of(completion_of(request, [HALVES, ONE]), None, request)
-    assert generation.columns == {
-        "top_token_ids": packed_rows([30, 40, 31, 100], "int32", [2]),
-        "top_logprobs": packed_rows([*HALVES.values(), 0.0, -math.inf], "float32", [2]),
     }
 
 
@@ -182,12 +170,8 @@ def test_more_tokens_than_vllm_names_are_no_sampling_mask() -> None:
 
 
 def test_vllm_names_so_many_tokens_as_the_columns_need() -> None:
-    asked: list[dict[str, Any]] = [
-        {},
-        {"top_logprobs": 5},
-        {"entropy": True},
-        {"top_logprobs": 50, "sampling_mask": True},
-    ]
+    deep = {"top_logprobs": 50, "sampling_mask": True}
+    asked: list[dict[str, Any]] = [{}, {"top_logprobs": 5}, {"entropy": True}, deep]
     assert [likeliest_tokens(generation_request(**include)) for include in asked] == [0, 5, 34, 50]
     request = generation_request(experts_from=2, routed_experts=True)
     assert (sampling_params(request).logprobs, sampling_params(request).routed_experts_prompt_start) == (0, 2)

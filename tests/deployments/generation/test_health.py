@@ -32,37 +32,27 @@ def test_killing_the_children_ends_stopped_ones_too() -> None:
     assert subprocess.run(command, capture_output=True, text=True, timeout=150, check=True).stdout == "-9\n"
 
 
-def test_an_engine_that_has_work_and_takes_no_step_hangs_after_the_timeout() -> None:
-    watch = EngineWatch(10.0)
-    assert not watch.hangs(0.0, steps=5, ongoing=1, is_paused=False)
-    assert [watch.hangs(now, 5, 1, False) for now in (1.0, 6.0, 10.9, 11.0)] == [False, False, False, True]
+WORKS, IDLE, PAUSED = (1, False), (0, False), (1, True)
 
 
-def test_each_step_begins_the_timeout_anew() -> None:
-    watch = EngineWatch(10.0)
-    assert not any(watch.hangs(5.0 * number, number // 2, 1, False) for number in range(40))
-
-
-@pytest.mark.parametrize(("ongoing", "is_paused"), [(0, False), (1, True), (0, True)])
-def test_an_engine_without_work_or_paused_never_hangs(ongoing: int, is_paused: bool) -> None:
-    watch = EngineWatch(10.0)
-    watch.hangs(0.0, 5, 1, False)
-    assert not any(watch.hangs(100.0 * number, 5, ongoing, is_paused) for number in range(1, 9))
-    assert not watch.hangs(1000.0, 5, 1, False)
-
-
-def test_an_observer_that_stalled_itself_looks_again_before_it_judges() -> None:
-    watch = EngineWatch(10.0)
-    watch.hangs(0.0, 5, 1, False)
-    watch.hangs(1.0, 5, 1, False)
-    assert not watch.hangs(100.0, 5, 1, False)
-    assert not watch.hangs(101.0, 9, 1, False)
-    assert not any(watch.hangs(200.0 + number, 9, 1, False) for number in range(LEAST_OBSERVATIONS))
-
-
-def test_without_a_timeout_no_engine_hangs() -> None:
-    watch = EngineWatch(None)
-    assert not any(watch.hangs(100.0 * number, 5, 1, False) for number in range(9))
+@pytest.mark.parametrize(
+    ("timeout_s", "seen", "hangs_at"),
+    [
+        (10.0, [(now, 5, WORKS) for now in (0.0, 1.0, 6.0, 10.9, 11.0)], [11.0]),
+        (10.0, [(5.0 * number, number // 2, WORKS) for number in range(40)], []),
+        *((10.0, [(100.0 * number, 5, state) for number in range(9)], []) for state in (IDLE, PAUSED, (0, True))),
+        (10.0, [(0.0, 5, WORKS), (100.0, 5, IDLE), (1000.0, 5, WORKS)], []),
+        # The observer has stalled itself: it looks again before it judges.
+        (10.0, [(0.0, 5, WORKS), (1.0, 5, WORKS), (100.0, 5, WORKS), (101.0, 9, WORKS)], []),
+        (10.0, [(0.0, 5, WORKS), *((200.0 + number, 9, WORKS) for number in range(LEAST_OBSERVATIONS))], []),
+        (None, [(100.0 * number, 5, WORKS) for number in range(9)], []),
+    ],
+)
+def test_an_engine_that_has_work_and_takes_no_step_hangs_after_the_timeout(
+    timeout_s: float | None, seen: list[tuple[float, int, tuple[int, bool]]], hangs_at: list[float]
+) -> None:
+    watch = EngineWatch(timeout_s)
+    assert [now for now, steps, state in seen if watch.hangs(now, steps, *state)] == hangs_at
 
 
 def after(*generations: tuple[str, bool]) -> OutputHealth:

@@ -196,20 +196,12 @@ def test_half_of_a_surrogate_pair_is_an_error(
     assert "surrogates not allowed" in (parsed.parse_error or "")
 
 
-TEMPLATE = {
-    "start_anchor": "<|assistant|>\n",
-    "fields": {
-        "thinking": {"open": "<think>", "close": "</think>"},
-        "content": {},
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close": "</tool_call>",
-            "content": "json",
-            "repeats": True,
-            "transform": {"function": {"name": "{content.name}", "arguments": "{content.arguments}"}},
-        },
-    },
+CALLS = {
+    **{"open": "<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True},
+    "transform": {"function": {"name": "{content.name}", "arguments": "{content.arguments}"}},
 }
+THINKING = {"open": "<think>", "close": "</think>"}
+TEMPLATE = {"start_anchor": "<|assistant|>\n", "fields": {"thinking": THINKING, "content": {}, "tool_calls": CALLS}}
 
 
 @pytest.fixture(scope="module")
@@ -225,20 +217,11 @@ def templated(tokenizers: dict[str, Any], tmp_path_factory: pytest.TempPathFacto
 def test_the_hf_parser_reads_what_the_template_of_the_tokenizer_says(
     tokenizers: dict[str, Any], templated: _VLLMResponseParser
 ) -> None:
-    prompt = ids(tokenizers["plain"], "<|user|>\n41 + 1?<|end|>\n<|assistant|>\n", ended=False)
-    text = f"<think>Two numbers.</think>I add them. {CALL}"
-    response = ResponseToParse(ids(tokenizers["plain"], text), prompt_token_ids=prompt, tools=[ADD], turn=2)
-    parsed = templated.parse(response)
-    assert [call["function"] for call in parsed.tool_calls] == [{"name": "add", "arguments": '{"numbers": [41, 1]}'}]
-    assert parsed.tool_calls[0]["id"] == "call00200"
-    assert (parsed.reasoning_content, parsed.parsed_content) == ("Two numbers.", "I add them. ")
-
-
-def test_the_hf_parser_finds_reasoning_that_the_prompt_has_begun(
-    tokenizers: dict[str, Any], templated: _VLLMResponseParser
-) -> None:
-    response = ids(tokenizers["plain"], "Two numbers.</think>42")
-    for begun, reasoning in (("<think>", "Two numbers."), ("", None)):
+    for begun, thought in (("", "<think>Two numbers."), ("<think>", "Two numbers.")):
         prompt = ids(tokenizers["plain"], f"<|user|>\n41 + 1?<|end|>\n<|assistant|>\n{begun}", ended=False)
-        parsed = templated.parse(ResponseToParse(response, prompt_token_ids=prompt))
-        assert parsed.reasoning_content == reasoning
+        said = ids(tokenizers["plain"], f"{thought}</think>I add them. {CALL}")
+        parsed = templated.parse(ResponseToParse(said, prompt_token_ids=prompt, tools=[ADD], turn=2))
+        [call] = parsed.tool_calls
+        assert call["function"] == {"name": "add", "arguments": '{"numbers": [41, 1]}'}
+        assert call["id"] == "call00200"
+        assert (parsed.reasoning_content, parsed.parsed_content) == ("Two numbers.", "I add them. ")

@@ -55,28 +55,28 @@ def test_a_trainer_is_met_when_every_worker_is_connected_without_a_pause() -> No
     assert llm.calls == [begun, "rendezvous_state", "rendezvous_state", "end_rendezvous True"]
 
 
+OTHER = [[(True, None), (False, "ValueError: other backend")]]
+NOBODY = "nobody listens at 10.0.0.4:29500"
+
+
+@pytest.mark.parametrize(
+    ("results", "waits_for", "says"),
+    [
+        ({"begin_rendezvous": OTHER}, None, "Worker 1: ValueError: other backend"),
+        ({"rendezvous_state": OTHER}, None, "Worker 1: ValueError: other backend"),
+        ({"rendezvous_state": [[(False, None), (True, None)]] * 100}, NOBODY, f"0.2 s were not enough: {NOBODY}"),
+    ],
+)
 @runs
-async def test_a_trainer_that_does_not_answer_is_given_up_after_the_limit() -> None:
-    llm = ScriptedLLM(
-        begin_rendezvous=[[(None, None)] * 2],
-        rendezvous_state=[[(False, None), (True, None)]] * 100,
-        end_rendezvous=[["nobody listens at 10.0.0.4:29500", None]],
-    )
-    with pytest.raises(WeightsFailed, match=r"^0\.2 s were not enough: nobody listens at 10\.0\.0\.4:29500$"):
+async def test_one_worker_that_cannot_connect_makes_all_give_up_without_a_pause(
+    results: dict[str, Any], waits_for: str | None, says: str
+) -> None:
+    met: dict[str, Any] = {"begin_rendezvous": [[(None, None)] * 2], "rendezvous_state": [MET]}
+    llm = ScriptedLLM(**met | results, end_rendezvous=[[waits_for, None]])
+    with pytest.raises(WeightsFailed) as failed:
         await updater_of(llm).init_transfer(INIT_INFO, 0.2)
-    assert llm.calls[-1] == "end_rendezvous False"
+    assert (str(failed.value), llm.calls[-1]) == (says, "end_rendezvous False")
     assert "pause" not in " ".join(llm.calls)
-
-
-@pytest.mark.parametrize("step", ["begin_rendezvous", "rendezvous_state"])
-@virtual_time.test
-async def test_one_worker_that_cannot_connect_makes_all_give_up(step: str) -> None:
-    results: dict[str, list[list[Any]]] = {"begin_rendezvous": [[(None, None)] * 2], "rendezvous_state": [MET]}
-    results[step] = [[(True, None), (False, "ValueError: other backend")]]
-    llm = ScriptedLLM(**results, end_rendezvous=[[None, None]])
-    with pytest.raises(WeightsFailed, match=r"^Worker 1: ValueError: other backend$"):
-        await updater_of(llm).init_transfer(INIT_INFO, 30.0)
-    assert llm.calls[-1] == "end_rendezvous False"
 
 
 def test_staging_returns_when_every_worker_has_read_the_file() -> None:
@@ -100,8 +100,10 @@ async def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() ->
     updater = updater_of(llm)
     await updater.stage(3, WEIGHTS)
     llm.calls.clear()
+    in_the_pause = states_at_swaps(updater, llm)
     costs = await updater.swap(SwapOptions("wait", reset_prefix_cache=False))
     assert llm.calls == ["pause mode=wait clear_cache=False", "reset_encoder_cache", "swap_staged", "label 3", "resume"]
+    assert in_the_pause == [(True, 0, 0)], "new generations need not wait"
     assert costs.swap_s == 0.5, "of the slowest worker"
     assert updater.loaded == LoadedWeights(3)
 
@@ -163,28 +165,6 @@ async def test_a_switch_of_adapter_pauses_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("asked", "paused", "aborts"), [("keep", "abort", 1), ("wait", "wait", 0), ("abort", "abort", 1)]
-)
-@virtual_time.test
-async def test_while_full_weights_replace_an_adapter_no_generation_goes_on(
-    asked: PauseMode, paused: str, aborts: int
-) -> None:
-    llm: Any = full_weights()
-    adapters = Adapters(llm)
-    updater = WeightUpdater(llm, adapters)
-    await updater.stage_adapter(4, adapter_folder("4"))
-    await updater.swap(SwapOptions())
-    await updater.stage(5, WEIGHTS)
-    llm.calls.clear()
-    in_the_pause = states_at_swaps(updater, llm)
-    await updater.swap(SwapOptions(asked))
-    assert (llm.calls[0], in_the_pause) == (f"pause mode={paused} clear_cache=True", [(False, aborts, 0)])
-    assert updater.may_generate.is_set()
-    assert (updater.loaded, adapters.needed) == (LoadedWeights(5), {"4"})
-    llm.may_unload.set()
-
-
 @virtual_time.test
 async def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> None:
     silent = "the trainer sent nothing for 20 s"
@@ -241,41 +221,38 @@ async def test_weights_that_no_worker_could_save_say_why(answers: list[Any], err
         await updater_of(ScriptedLLM(saved_weights=[answers])).saved_transfer()
 
 
+@pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize(
     ("asked", "paused", "is_trial", "aborts"),
     [("keep", "abort", False, 1), ("wait", "wait", False, 0), ("keep", "abort", True, 1), ("wait", "wait", True, 1)],
 )
 @virtual_time.test
-async def test_while_full_weights_change_no_generation_of_a_named_policy_goes_on(
-    asked: PauseMode, paused: str, is_trial: bool, aborts: int
+async def test_while_full_weights_change_no_generation_of_an_adapter_goes_on(
+    is_named: bool, asked: PauseMode, paused: str, is_trial: bool, aborts: int
 ) -> None:
     llm: Any = full_weights()
     adapters = Adapters(llm)
     updater = WeightUpdater(llm, adapters)
-    named = await adapters.load("run-b/7", 7, adapter_folder("named"))
-    adapters.hold(named)
-    adapters.serve({"run-b": named})
+    if is_named:
+        used = await adapters.load("run-b/7", 7, adapter_folder("used"))
+        adapters.hold(used)
+        adapters.serve({"run-b": used})
+    else:
+        await updater.stage_adapter(4, adapter_folder("used"))
+        await updater.swap(SwapOptions())
+        assert adapters.current is not None
+        used = adapters.current
     await updater.stage(5, WEIGHTS)
     llm.calls.clear()
     in_the_pause = states_at_swaps(updater, llm)
-    with adapters.used_by_generation(named), adapters.used_by_generation(None):
+    with adapters.used_by_generation(used), adapters.used_by_generation(None):
         await updater.swap(SwapOptions(asked), is_trial)
         assert (llm.calls[0], in_the_pause) == (f"pause mode={paused} clear_cache=True", [(False, aborts, 0)])
-        assert (adapters.versions, updater.swaps) == ({}, 1)
-        assert adapters.needed == {"named"}, "a generation still has it"
+        assert (adapters.versions, updater.swaps, updater.loaded) == ({}, 1, LoadedWeights(5))
+        assert (adapters.needed, updater.may_generate.is_set()) == ({"used"}, not is_trial), "a generation still has it"
     llm.may_unload.set()
     await settled()
     assert (adapters.needed, llm.unloaded) == (set(), [1])
-
-
-@virtual_time.test
-async def test_without_an_adapter_new_generations_need_not_wait_for_an_update() -> None:
-    llm = full_weights()
-    updater = updater_of(llm)
-    await updater.stage(5, WEIGHTS)
-    in_the_pause = states_at_swaps(updater, llm)
-    await updater.swap(SwapOptions("keep"))
-    assert in_the_pause == [(True, 0, 0)]
 
 
 def test_a_checksum_is_that_of_one_worker_or_of_all_checksums() -> None:

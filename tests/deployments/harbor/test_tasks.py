@@ -49,11 +49,8 @@ def test_samples_are_the_tasks_in_order_and_begin_again_after_the_last() -> None
     tasks = HarborTasks({"tasks": str(EXAMPLES)})
     made = tasks.example_samples(3, seed=2)
     assert tasks.sample_count == 3
-    assert [sample["extra_env_info"]["task"] for sample in made] == [
-        "examples/greet-server",
-        "examples/count-lines",
-        "examples/fix-median",
-    ]
+    names = [sample["extra_env_info"]["task"] for sample in made]
+    assert names == [f"examples/{name}" for name in ("greet-server", "count-lines", "fix-median")]
     assert made[1]["messages"][0]["content"].startswith("The folder /app/books holds text files.")
 
 
@@ -78,7 +75,6 @@ def test_older_names_of_sizes_and_of_the_network_are_understood(tmp_path: Path) 
         ('[verifier]\nnetwork_mode = "public"', "toml: verifier.network_mode"),
         ("[verifier]\ntimeout_sec = 0", "verifier.timeout_sec: Input should be greater than 0"),
         ("[environment]\ncpus = 0", "environment.cpus: Input should be greater than 0"),
-        ("[environment]\nmemory_mb = 0", "environment.memory_mb: Input should be greater than 0"),
         ("[environment]\nstorage_mb = -1", "environment.storage_mb: Input should be greater than 0"),
     ],
 )
@@ -147,10 +143,8 @@ def test_variables_come_from_this_process_if_passed_or_from_their_default(
         ("instruction.md", b"d\xe9j\xe0", r"/t/instruction\.md is not UTF-8: .*0xe9"),
         ("task.toml", b"a = " + b"1" * 5000, r"/t/task\.toml is not TOML: Exceeds the limit"),
         ("task.toml", b"a = " + b"[" * 5000, r"/t/task\.toml is not TOML: maximum recursion"),
-        ("task.toml", b"[verifier", r"/t/task\.toml is not TOML: Expected"),
         ("task.toml", b'[environment]\nmemory = "1e999G"', r"/t/task\.toml: environment: .*memory must be a number"),
         ("task.toml", b"[environment]\ncpus = inf", r"/t/task\.toml: environment\.cpus: Input should be a finite"),
-        ("task.toml", b"[verifier]\ntimeout_sec = nan", r"/t/task\.toml: verifier\.timeout_sec: Input should be a"),
         ("instruction.md", None, r"/t/instruction\.md cannot be read: .*No such file"),
     ],
 )
@@ -179,12 +173,9 @@ def test_rewards_are_read_as_harbor_reads_them() -> None:
         (b'{"a": NaN}', "reward.json", "got b'{\"a\": NaN}'$"),
         (b"\xff", "reward.json", r"got b'\\xff'$"),
         (b"[" * 3000, "reward.json", r"^reward\.json must hold"),
-        (b"null", "reward.json", "got b'null'$"),
         (b'{"a": "1"}', "reward.json", "must hold"),
-        (b"", "reward.txt", "must hold"),
         (b"inf", "reward.txt", "must hold"),
         (b"high", "reward.txt", r"^reward\.txt must hold a finite number, .* got b'high'$"),
-        (b"\xff", "reward.txt", r"got b'\\xff'$"),
         (b"1" * 400, "reward.txt", r"got b'1{200}'$"),
         (b" " * LARGEST_REWARD_BYTES + b"1", "reward.txt", r"^reward\.txt must hold .* in at most 65536 bytes"),
         (named_numbers(MOST_REWARDS + 1), "reward.json", r"^reward\.json must hold .* an object of 1 to 1000 of them"),

@@ -10,7 +10,6 @@ from deployments.sandbox import Limits, Outcome, SandboxLost
 from deployments.sandbox.interface import MIB
 from deployments.tasks.code import CodeEnvironment, CodeInfo, SandboxSettings, _reported
 from rollout_env import StepOutcome, TemporaryFailure, check
-from rollout_env.loading import EnvironmentNotLoadable, load_environment
 from tests.fakes.sandbox import ScriptedSandbox, printed, scripted
 
 ADD = "```python\ndef add(a, b):\n    return a + b\n```"
@@ -38,7 +37,7 @@ def step(environment: CodeEnvironment, reply: str, **info: Any) -> StepOutcome:
         ({"call": "(add(1, 2), [])", "expected": [3, []]}, 1.0),
         ({"call": "add(1, 0) == 1", "expected": 1}, 0.0),
         ({"call": "add(1)", "expected": 3}, 0.0),
-        ({"call": "add", "expected": 3}, 0.0),
+        ({"call": "add(BASE, 1)", "expected": 42}, 1.0),
         ({"call": "{'a': (1, None), 'b': [True, 'ü\\n\"']}", "expected": {"a": [1, None], "b": [True, 'ü\n"']}}, 1.0),
         ({"call": "{1: 2.5e300}", "expected": {"1": 2.5e300}}, 1.0),
         ({"call": "float('inf')", "expected": 1.0}, 0.0),
@@ -48,7 +47,7 @@ def step(environment: CodeEnvironment, reply: str, **info: Any) -> StepOutcome:
     ],
 )
 def test_a_function_is_rewarded_by_what_it_gives(environment: CodeEnvironment, test: Any, reward: float) -> None:
-    outcome = step(environment, ADD, tests=[test])
+    outcome = step(environment, ADD, setup="BASE = 41", tests=[test])
     assert (outcome.reward, outcome.terminated, outcome.answer) == (reward, True, "def add(a, b):\n    return a + b\n")
 
 
@@ -63,35 +62,19 @@ def test_a_program_is_rewarded_by_what_it_prints(environment: CodeEnvironment) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["exit", "quit()", "exit(0)", "raise SystemExit"])
-def test_a_program_may_end_as_people_end_theirs(environment: CodeEnvironment, end: str) -> None:
-    printing = step(environment, f"```\nprint(5)\n{end}\n```", tests=[{"stdout": "5"}])
-    called = step(
-        environment,
-        f"```python\ndef f(x):\n    return x\ndef main():\n    {end}\n```",
-        tests=[{"call": "f(5)", "expected": 5}, {"code": "assert callable(exit) and callable(quit)"}],
-    )
-    assert (printing.reward, called.reward) == (1.0, 1.0)
-
-
-@pytest.mark.slow
-def test_a_test_that_hangs_costs_itself_and_those_behind_it(environment: CodeEnvironment) -> None:
-    code = "```python\ndef f(x):\n    while x == 2: pass\n    return x\n```"
+@pytest.mark.parametrize(
+    ("at_two", "reward", "told"),
+    [
+        ("while True: pass", 0.25, "1 of 4 tests passed. The program used too much processor time."),
+        ("import os; os._exit(0)", 0.75, "3 of 4 tests passed. f(2) failed: its process ended before it did."),
+    ],
+)
+def test_a_test_that_hangs_costs_those_behind_it_one_that_exits_not(
+    environment: CodeEnvironment, at_two: str, reward: float, told: str
+) -> None:
+    code = f"```python\ndef f(x):\n    if x == 2:\n        {at_two}\n    return x\n```"
     outcome = step(environment, code, tests=[{"call": f"f({x})", "expected": x} for x in range(1, 5)])
-    assert outcome.reward == 0.25
-    assert outcome.observations[0]["content"] == (
-        "Environment: 1 of 4 tests passed. The program used too much processor time."
-    )
-
-
-@pytest.mark.slow
-def test_a_test_that_ends_its_process_costs_itself_alone(environment: CodeEnvironment) -> None:
-    code = "```python\nimport os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x\n```"
-    outcome = step(environment, code, tests=[{"call": f"f({x})", "expected": x} for x in range(1, 5)])
-    assert outcome.reward == 0.75
-    assert outcome.observations[0]["content"] == (
-        "Environment: 3 of 4 tests passed. f(2) failed: its process ended before it did."
-    )
+    assert (outcome.reward, outcome.observations[0]["content"]) == (reward, f"Environment: {told}")
 
 
 @pytest.mark.slow
@@ -109,14 +92,6 @@ def test_a_test_that_ends_its_process_costs_itself_alone(environment: CodeEnviro
 def test_a_program_that_computes_nothing_passes_no_test(environment: CodeEnvironment, cheat: str) -> None:
     outcome = step(environment, f"```python\n{cheat}\n```", tests=[{"call": "add(1, 2)", "expected": 3}])
     assert (outcome.reward, outcome.terminated) == (0.0, True)
-
-
-@pytest.mark.slow
-def test_setup_runs_before_the_program(environment: CodeEnvironment) -> None:
-    outcome = step(
-        environment, "```python\nRESULT = BASE + 1\n```", setup="BASE = 41", tests=[{"call": "RESULT", "expected": 42}]
-    )
-    assert outcome.reward == 1.0
 
 
 @pytest.mark.slow
@@ -140,12 +115,7 @@ def test_a_reply_without_code_is_worth_nothing_and_runs_nothing(reply: str) -> N
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        ("", "\nThis prints:\n```\n5\n```"),
-        ("<think></think>", ""),
-        ("<think>```python\nwrong\n```</think>\n", ""),
-        ("Hm.</think>", ""),
-    ],
+    [("", "\nThis prints:\n```\n5\n```"), ("<think>```python\nwrong\n```</think>\n", ""), ("Hm.</think>", "")],
 )
 def test_the_program_is_neither_in_the_thought_nor_the_block_of_its_output(before: str, after: str) -> None:
     sandbox = ScriptedSandbox([printed("5\n")])
@@ -189,15 +159,8 @@ def test_a_sandbox_that_fails_is_a_lost_step_which_is_tried_again() -> None:
 
 def test_the_limits_of_the_config_reach_the_sandbox() -> None:
     sandbox = ScriptedSandbox([printed("1")])
-    settings = scripted(
-        sandbox,
-        time_limit_s=7.0,
-        processor_time_limit_s=3.0,
-        memory_limit_mib=100,
-        max_processes=9,
-        max_concurrent_runs=5,
-    )
-    environment = CodeEnvironment(sandbox=settings)
+    limits: Any = {"time_limit_s": 7.0, "processor_time_limit_s": 3.0, "memory_limit_mib": 100, "max_processes": 9}
+    environment = CodeEnvironment(sandbox=scripted(sandbox, max_concurrent_runs=5, **limits))
     step(environment, "```\n1\n```", tests=[{"stdout": "1"}])
     assert sandbox.runs[0][2] == Limits(time_s=7.0, processor_time_s=3.0, memory_bytes=100 * MIB, processes=9)
     assert environment.max_concurrent_steps == 5
@@ -208,10 +171,3 @@ def test_the_limits_of_the_config_reach_the_sandbox() -> None:
 def test_only_lines_with_the_token_are_results_and_the_first_one_counts() -> None:
     stdout = 't 0 {"value": 1}\nother 1 {"value": 2}\nt 1 {"value": 3}\nt 1 {"value": 4}\nt x {}\nt 2 [\nt 3 5\n'
     assert _reported(stdout, "t") == {0: {"value": 1}, 1: {"value": 3}}
-
-
-@pytest.mark.slow
-def test_a_required_wall_that_does_not_stand_keeps_it_from_starting() -> None:
-    arguments = {"sandbox": {"isolation": "limits", "require": ["disk"]}}
-    with pytest.raises(EnvironmentNotLoadable, match="required walls do not stand on this machine: disk"):
-        load_environment("deployments.tasks.code:CodeEnvironment", arguments)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,23 +64,6 @@ def test_an_answer_ends_the_rollout_and_the_right_one_is_told(
     )
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("", None),
-        ("I do not know.", None),
-        ("\\boxed{}", ""),
-        ("\\boxed{42} or rather \\boxed{43}", "43"),
-        ("42 it is: \\boxed{43}", "43"),
-    ],
-)
-def test_a_response_that_ends_in_no_right_answer_is_wrong(
-    environment: MathEnvironment, response: str, answer: str | None
-) -> None:
-    outcome = judge(environment, response)
-    assert (outcome.reward, outcome.answer) == (WRONG, answer)
-
-
 @pytest.mark.parametrize("ground_truth", ["", "  ", "}{", "\\frac{"])
 def test_a_ground_truth_that_cannot_be_read_rejects_the_sample(environment: MathEnvironment, ground_truth: str) -> None:
     with pytest.raises(SampleRejected) as refusal:
@@ -134,15 +116,7 @@ def test_a_box_at_the_end_is_the_last_box(before: str, content: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "content"),
-    [
-        ("no box", None),
-        ("\\boxed{1", None),
-        ("\\boxed{1} and \\boxed{2", "1"),
-        ("\\boxed{\\boxed{3}}", "3"),
-        ("\\boxed {\\frac{1}{2}}", "\\frac{1}{2}"),
-        ("\\boxed{\\}}", "\\}"),
-        ("\\boxed{7} \\fbox {42}", "42"),
-    ],
+    [("no box", None), ("\\boxed{1} and \\boxed{2", "1"), ("\\boxed{\\}}", "\\}"), ("\\boxed{7} \\fbox {42}", "42")],
 )
 def test_the_last_box_is_the_last_whose_braces_close(text: str, content: str | None) -> None:
     assert last_box(text) == content
@@ -157,16 +131,6 @@ def test_a_float_is_written_without_exponent_and_loses_nothing(value: float) -> 
 
 def test_it_keeps_the_rules_for_environments() -> None:
     check(MathEnvironment, samples=2)
-
-
-def test_the_examples_are_different_additions(environment: MathEnvironment) -> None:
-    samples = environment.example_samples(200, seed=1)
-    assert samples == environment.example_samples(200, seed=1)
-    assert len({sample["messages"][0]["content"] for sample in samples}) == 200
-    for sample in samples:
-        numbers = re.fullmatch(r"What is (\d\d?) \+ (\d\d?)\?", sample["messages"][0]["content"])
-        assert numbers is not None
-        assert sample["extra_env_info"] == {"ground_truth": str(sum(map(int, numbers.groups())))}
 
 
 def cases(name: str) -> list[dict[str, Any]]:
@@ -200,28 +164,39 @@ async def test_answers_are_judged_in_all_the_forms_in_which_people_write_them(
     assert [case for case in judged if case not in table] == []
 
 
+RECONSIDERED = "\\boxed{7}. Let me check that again, which is needed because I was not sure. So \\fbox{42}."
+
+
 @pytest.mark.parametrize(
-    ("response", "ground_truth", "is_right"),
+    ("form", "truth", "right", "wrong"),
     [
-        ("The answer is 2 2/3.", "2", False),
-        ("The answer is 2 2/3.", "\\frac{8}{3}", True),
-        ("The answer is $2\\frac{2}{3}$.", "2", False),
-        ("So $x = 13~\\mathrm{cm}$.", "13", True),
-        ("The answer is $1\\,000\\,000$.", "1000000", True),
-        ("\\fbox{42}", "42", True),
-        ("7 and then \\fbox{42}", "7", False),
-        ("\\boxed{7}. Let me check that again, which is needed because I was not sure. So \\fbox{42}.", "42", True),
-        ("It is -2 2/3, I think.", "-\\frac{8}{3}", True),
-        ("$$\\fbox{$42$}$$", "42", True),
-        ("**Answer:** **42**", "42", True),
-        ("It is $\\frac{1}{2^{98}}$.", "\\frac{1}{2^{99}}", False),
-        ("\\boxed{\\foo 42}", "42", False),
+        ("any", "2", [], ["The answer is 2 2/3.", "The answer is $2\\frac{2}{3}$."]),
+        ("any", "\\frac{8}{3}", ["The answer is 2 2/3."], ["It is -2 2/3, I think."]),
+        ("any", "13", ["So $x = 13~\\mathrm{cm}$."], []),
+        ("any", "1000000", ["The answer is $1\\,000\\,000$."], []),
+        ("any", "42", ["\\fbox{42}", "$$\\fbox{$42$}$$", "**Answer:** **42**"], ["\\boxed{\\foo 42}", ""]),
+        (
+            "any",
+            "42",
+            [RECONSIDERED],
+            [],
+        ),
+        ("any", "7", [], ["7 and then \\fbox{42}"]),
+        ("any", "\\frac{1}{2^{99}}", [], ["It is $\\frac{1}{2^{98}}$."]),
+        ("boxed", "42", ["\\fbox{42}", "\\boxed{7}, no, \\boxed{42}"], ["The answer is 42.", ""]),
+        ("boxed", "42", [], ["\\boxed{42}, no, \\boxed{7}"]),
+        ("boxed", "42", [], ["\\boxed{}", "I do not know."]),
+        ("answer_line", "42", ["So it is 42.\n\nAnswer: 42", "Answer: 41\nNo.\n**Answer:** $42$"], ["Answer:\n42"]),
+        ("answer_line", "42", ["Answer: \\boxed{42}"], ["The answer is \\boxed{42}"]),
+        ("choice", "B", ["\\boxed{B}", "\\boxed{\\text{(b)}}", "I think:\nAnswer: (B) a cat"], ["Because B is right."]),
+        ("choice", "B", ["Answer: B. Because it is.", "**Answer: B**"], ["\\boxed{A}\nAnswer: B", "Answer: A and B"]),
     ],
 )
-def test_an_answer_outside_of_a_box_is_read_in_the_same_forms(
-    environment: MathEnvironment, response: str, ground_truth: str, is_right: bool
+def test_an_answer_counts_only_where_its_form_has_it(
+    environment: MathEnvironment, form: AnswerForm, truth: str, right: list[str], wrong: list[str]
 ) -> None:
-    assert judge(environment, response, ground_truth, "any").reward == (RIGHT if is_right else WRONG)
+    rewards = [judge(environment, response, truth, form).reward for response in (*right, *wrong)]
+    assert rewards == [RIGHT] * len(right) + [WRONG] * len(wrong)
 
 
 @given(st.integers(-(10**40), 10**40), st.integers(-(10**40), 10**40), st.integers(1, 10**40))
@@ -233,19 +208,7 @@ def test_fractions_are_equal_where_they_are_in_arithmetic(left: int, right: int,
 
 SEPARATORS = st.sampled_from([",", "\\,", "{,}", "\\;", "~", "\\ ", ",\\!", "\u202f"])
 UNITS = st.sampled_from(
-    [
-        "",
-        "~\\mathrm{cm}",
-        "\\text{ m/s}",
-        "\\,\\text{cm}^2",
-        " cm",
-        "\\text{ of them}",
-        " \\mbox{ kg}",
-        "\\ \\mathrm{m\\,s^{-1}}",
-        " people",
-        "\\ cats and dogs",
-        "~red balls per hour",
-    ]
+    ["", "\\text{ m/s}", "\\,\\text{cm}^2", " \\mbox{ kg}", "\\ \\mathrm{m\\,s^{-1}}", " people", "~red balls per hour"]
 )
 WRAPPERS = st.sampled_from(
     ["{}", "\\mathbf{{{}}}", "\\text{{{}}}", "\\boldsymbol{{{}}}", "\\displaystyle {}", "{{\\bf {}}}"]
@@ -276,47 +239,26 @@ def test_math_verify_itself_still_takes_near_numbers_as_equal() -> None:
 
 
 PROSE = [
-    "The answer is 42.",
-    "42 is the answer",
-    "Natalia sold 48/2 = 24 clips in May.\n#### 72",
-    "The area is $\\frac{1}{2}$.",
-    "two apples",
-    "all real numbers",
-    "答案是42",
+    *("The answer is 42.", "42 is the answer", "Natalia sold 48/2 = 24 clips in May.\n#### 72"),
+    *("The area is $\\frac{1}{2}$.", "two apples", "all real numbers", "答案是42"),
 ]
 NO_PROSE = [
     *("42", "x=5 or x=-5", "AB=4, CD=5", "13 widgets", "12 square feet", "1 hour 30 minutes", "June 20", "yes", "B"),
-    *(
-        "\\text{No such number exists}",
-        "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
-        "sin x and cos x",
-        "So it must be \\boxed{4}.",
-    ),
-    *("\\sqrt{2}\\text{ square units of the plane}", "x \\in \\mathbb{R}", "$19, 46, and 82$", "3元"),
+    *("\\text{No such number exists}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", "sin x and cos x", "$19, 46, and 82$"),
+    *("\\sqrt{2}\\text{ square units of the plane}", "x \\in \\mathbb{R}", "So it must be \\boxed{4}.", "3元"),
 ]
 
 
-@pytest.mark.parametrize("ground_truth", PROSE)
-def test_a_ground_truth_that_is_prose_is_refused_before_anything_runs(
-    environment: MathEnvironment, ground_truth: str
-) -> None:
-    samples = [{"ground_truth": "42"}, {"ground_truth": ground_truth}]
-    [refused] = _refused_fields(environment.ExtraEnvInfo, samples)
-    assert (refused.place, refused.location) == (1, ("ground_truth",))
-    assert refused.message.startswith(
-        "it is prose, of which no number can be taken as the answer: give the answer alone"
-    )
-
-
-@pytest.mark.parametrize("ground_truth", NO_PROSE)
-def test_a_ground_truth_with_a_few_words_is_no_prose(environment: MathEnvironment, ground_truth: str) -> None:
-    assert _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": ground_truth}]) == []
+def test_prose_is_refused_as_a_ground_truth_before_anything_runs(environment: MathEnvironment) -> None:
+    refused = _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": truth} for truth in [*NO_PROSE, *PROSE]])
+    assert [PROSE[field.place - len(NO_PROSE)] for field in refused] == PROSE
+    says = "it is prose, of which no number can be taken as the answer: give the answer alone"
+    assert all(field.location == ("ground_truth",) and field.message.startswith(says) for field in refused)
 
 
 @pytest.mark.parametrize(
     ("response", "form", "is_right"),
     [
-        ("\\boxed{All real numbers}", "any", True),
         ("So: \\boxed{\\text{all  real numbers.}}", "boxed", True),
         ("All real\nnumbers.", "any", True),
         ("I think all real numbers", "any", False),
@@ -338,47 +280,6 @@ def test_the_right_choice_may_be_followed_by_words() -> None:
         assert _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "(B) the red ball"}]) == []
     assert _refused_fields(_MathInfo, [{"ground_truth": "(B) the red ball", "answer_form": "choice"}]) == []
     assert len(_refused_fields(_MathInfo, [{"ground_truth": "(B) the red ball"}])) == 1
-
-
-@pytest.mark.parametrize(
-    ("form", "response", "reward"),
-    [
-        ("boxed", "\\boxed{42}", RIGHT),
-        ("boxed", "\\fbox{42}", RIGHT),
-        ("boxed", "The answer is 42.", WRONG),
-        ("boxed", "\\boxed{7}, no, \\boxed{42}", RIGHT),
-        ("boxed", "\\boxed{42}, no, \\boxed{7}", WRONG),
-        ("any", "\\boxed{7}, no, \\boxed{42}", WRONG),
-        ("any", "The answer is 42.", RIGHT),
-        ("answer_line", "So it is 42.\n\nAnswer: 42", RIGHT),
-        ("answer_line", "Answer: 41\nNo.\n**Answer:** $42$", RIGHT),
-        ("answer_line", "Answer: \\boxed{42}", RIGHT),
-        ("answer_line", "The answer is \\boxed{42}", WRONG),
-        ("answer_line", "Answer:\n42", WRONG),
-    ],
-)
-def test_an_answer_counts_only_where_its_form_has_it(
-    environment: MathEnvironment, form: AnswerForm, response: str, reward: dict[str, float]
-) -> None:
-    assert judge(environment, response, form=form).reward == reward
-
-
-@pytest.mark.parametrize(
-    ("response", "is_right"),
-    [
-        ("\\boxed{B}", True),
-        ("\\boxed{\\text{(b)}}", True),
-        ("I think:\nAnswer: (B) a cat", True),
-        ("Answer: B. Because it is.", True),
-        ("**Answer: B**", True),
-        ("\\boxed{A}\nAnswer: B", False),
-        ("Answer: A and B", False),
-        ("Because B is right.", False),
-        ("Answer: Both", False),
-    ],
-)
-def test_a_choice_is_one_letter(environment: MathEnvironment, response: str, is_right: bool) -> None:
-    assert judge(environment, response, "B", "choice").reward == (RIGHT if is_right else WRONG)
 
 
 def test_a_ground_truth_that_is_no_choice_rejects_the_sample(environment: MathEnvironment) -> None:

@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from deployments.tasks.sliding_puzzle import (
-    _OPPOSITE,
     DIRECTIONS,
     SlidingPuzzleEnvironment,
     SlidingPuzzleState,
     _board_text,
-    _puzzle_prompt,
     _shuffled_board,
     slide,
     solved_board,
@@ -34,13 +32,6 @@ def outcome_of(response: str, **state: Any) -> StepOutcome:
 
 def state_of(board: list[list[int]], moves: int = 0, illegal_moves: int = 0, max_moves: int = 20) -> dict[str, Any]:
     return {"board": board, "moves": moves, "illegal_moves": illegal_moves, "max_moves": max_moves}
-
-
-def test_the_prompt_shows_the_goal_the_actions_and_the_board() -> None:
-    assert _board_text(solved_board(4)) == " 1  2  3  4\n 5  6  7  8\n 9 10 11 12\n13 14 15  _"
-    assert _puzzle_prompt([[0, 2], [1, 3]]) == (
-        "Slide the tiles into order:\n1 2\n3 _\nAnswer with <action>up</action>, down, left or right.\n_ 2\n1 3"
-    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +76,6 @@ def test_the_last_complete_action_may_solve_the_board_with_the_last_move(respons
         ("<action>" + "x" * 100 + "</action>", "Unknown action: " + "x" * 20 + ".", "x" * 100),
         ("left", "No action found.", None),
         ("<action>left", "No action found.", None),
-        ("", "No action found.", None),
     ],
 )
 def test_what_is_no_move_is_counted_and_answered_with_the_board(response: str, sentence: str, answer: str) -> None:
@@ -96,13 +86,6 @@ def test_what_is_no_move_is_counted_and_answered_with_the_board(response: str, s
         metadata=state_of(ONE_LEFT_TO_GO, illegal_moves=1),
         answer=answer,
     )
-
-
-def test_view_shows_the_board_and_costs_no_move() -> None:
-    outcome = outcome_of("<action>view</action>", board=ONE_LEFT_TO_GO, moves=3, illegal_moves=4, max_moves=8)
-    assert outcome.observations[0]["content"] == "1 2\n_ 3"
-    assert not outcome.terminated
-    assert outcome.metadata == state_of(ONE_LEFT_TO_GO, moves=3, illegal_moves=4, max_moves=8)
 
 
 @pytest.mark.parametrize("response", ["<action>right</action>", "<action>down</action>", "nothing"])
@@ -127,15 +110,11 @@ def test_a_state_that_is_no_game_is_refused_by_the_name_of_its_field(state: dict
 
 def test_a_game_is_played_move_by_move_until_it_is_solved() -> None:
     sample = {"messages": [{"role": "user", "content": "Play."}], "extra_env_info": {"board": [[1, 0], [3, 2]]}}
-    replies = ["<action>right</action>", "hm", "<action>left</action>", "<action>up</action>", "<action>up</action>"]
+    replies = [f"<action>{name}</action>" for name in ("right", "view", "no", "left", "up", "up")]
     played = play(SlidingPuzzleEnvironment(), replies, sample)
-    assert [message["content"] for message in played.message_log[2::2]] == [
-        "_ 1\n3 2",
-        "No action found.\n_ 1\n3 2",
-        "1 _\n3 2",
-        "Solved in 3 moves.",
-    ]
-    assert [outcome.reward for outcome in played.outcomes] == [0.0, 0.0, 0.0, 1.0]
+    shown = ["_ 1\n3 2", "_ 1\n3 2", "Unknown action: no.\n_ 1\n3 2", "1 _\n3 2", "Solved in 3 moves."]
+    assert [message["content"] for message in played.message_log[2::2]] == shown
+    assert [outcome.reward for outcome in played.outcomes] == [0.0, 0.0, 0.0, 0.0, 1.0]
     assert played.terminated
     assert played.unused_replies == ["<action>up</action>"]
     assert played.extra_env_info == state_of([[1, 2], [3, 0]], moves=3, illegal_moves=1)
@@ -158,14 +137,6 @@ def test_a_shuffled_board_is_repeatable_and_not_solved(shuffle: tuple[int, int, 
     assert board == _shuffled_board(*shuffle)
     assert board != solved_board(shuffle[0])
     assert SlidingPuzzleState(board=board).board == board
-
-
-@given(shuffles, st.sampled_from(DIRECTIONS))
-def test_sliding_back_undoes_a_slide(shuffle: tuple[int, int, int], direction: Any) -> None:
-    board = _shuffled_board(*shuffle)
-    after = slide(board, direction)
-    if after is not None:
-        assert slide(after, _OPPOSITE[direction]) == board
 
 
 @given(st.permutations(range(4)))
@@ -193,12 +164,3 @@ def test_a_board_with_two_tiles_swapped_is_refused(size: int, seed: int) -> None
     board[row][0], board[row][1] = board[row][1], board[row][0]
     with pytest.raises(ValidationError, match="board cannot be solved"):
         SlidingPuzzleState(board=board)
-
-
-def test_the_examples_are_2x2_games_whose_prompts_show_their_boards() -> None:
-    samples = SlidingPuzzleEnvironment().example_samples(50, seed=3)
-    assert samples == SlidingPuzzleEnvironment().example_samples(50, seed=3)
-    boards = [SlidingPuzzleState(**sample["extra_env_info"]).board for sample in samples]
-    assert len({str(board) for board in boards}) > 5
-    for sample, board in zip(samples, boards, strict=True):
-        assert sample["messages"] == [{"role": "user", "content": _puzzle_prompt(board)}]

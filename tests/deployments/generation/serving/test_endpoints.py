@@ -1,7 +1,6 @@
 """Bodies, answers and errors of the endpoints are those of vLLM's own router, which a FastAPI application has."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from vllm.entrypoints.anthropic.api_router import translate_error_response
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineGenerateError
@@ -82,15 +80,7 @@ async def never(_request: BaseModel, _raw_request: Any) -> Any:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"[]",
-        b'{"messages": "x"}',
-        b'{"model": 1, "messages": [], "max_tokens": "many"}',
-        b'{"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3, "stream_options": {}}',
-    ],
-)
+@pytest.mark.parametrize("body", [b"[]", b'{"model": 1, "messages": [], "max_tokens": "many"}'])
 def test_a_body_that_is_no_call_has_the_same_problems(route: str, body: bytes) -> None:
     status, _, _ = assert_equal(route, body, never)
     assert status == 400
@@ -117,7 +107,6 @@ class Odd(Exception):
         GracefulHTTPError("too many", HTTPStatus.TOO_MANY_REQUESTS),
         EngineGenerateError("broken"),
         ValueError("bad /tmp/file.py"),
-        NotImplementedError("not here"),
         Odd("odd"),
     ],
     ids=type,
@@ -127,23 +116,3 @@ def test_what_a_server_raises_is_the_same_answer(route: str, error: Exception) -
         raise error
 
     assert_equal(route, RIGHT, fails)
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_errors_and_streams_are_written_alike(route: str) -> None:
-    async def refuses(_request: BaseModel, _raw_request: Any) -> Any:
-        return create_error_response("there is no such model", "NotFoundError", param="model")
-
-    async def events() -> AsyncGenerator[str, None]:
-        yield "data: ä\n\n"
-        yield "data: [DONE]\n\n"
-
-    async def streams(request: Any, raw_request: Any) -> Any:
-        assert (request.max_tokens, raw_request.headers["X-Request-Id"]) == (1, "call-1")
-        return events()
-
-    assert_equal(route, RIGHT, refuses)
-    assert assert_equal(route, RIGHT, streams)[1:] == (
-        "text/event-stream; charset=utf-8",
-        "data: ä\n\ndata: [DONE]\n\n".encode(),
-    )

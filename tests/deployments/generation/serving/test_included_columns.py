@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 
-from deployments.failures import RolloutFailure
 from deployments.policy.commands import LoadedWeights
 from deployments.protocols.model_server import Endpoint
 from deployments.protocols.token_columns import packed_rows
-from deployments.sessions.session_table import SessionsSettings
-from deployments.sessions.store import SessionStore
 from rollout_client.contract.messages import COLUMN_FIELDS, Message
 from rollout_client.contract.sessions import SessionSample
-from tests.deployments.generation.serving import vllm_layers
 from tests.deployments.generation.serving.vllm_layers import Served, experts_between
-from tests.fakes.storage import ScriptedStorage
 from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
@@ -37,12 +32,8 @@ async def served(**opened: Any) -> Served:
 def body_of(endpoint: Endpoint, *messages: dict[str, Any], **asked: Any) -> dict[str, Any]:
     if endpoint == "responses":
         return {"input": list(messages), **asked}
-    return {
-        "model": "small",
-        "messages": list(messages),
-        **({"max_tokens": 40} if endpoint == "messages" else {}),
-        **asked,
-    }
+    bound = {"max_tokens": 40} if endpoint == "messages" else {}
+    return {"model": "small", "messages": list(messages), **bound, **asked}
 
 
 def columns_of(message: Message) -> dict[str, Any]:
@@ -139,31 +130,8 @@ async def test_an_interrupted_call_has_the_columns_of_all_its_tokens(streams: bo
     assert len(core.prompts) == 3
     [sample] = await replica.samples()
     assert_columns([sample])
-    assert [params.routed_experts_prompt_start for params in core.params] == [
-        0,
-        *[len(prompt) - 1 for prompt in core.prompts[1:]],
-    ]
-
-
-@runs
-async def test_a_session_keeps_its_columns_over_replicas_and_restarts() -> None:
-    first = await served()
-    second = Served(beside=first)
-    second.core.returns_experts = True
-    log = [QUESTION]
-    for replica, reply in ((first, "5"), (second, "2"), (first, "Yes.")):
-        replica.reply(reply)
-        status, _ = await replica.answer("chat/completions", body_of("chat/completions", *log), "s")
-        assert status == 200
-        log += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"After {reply}?"}]
-    [sample] = await first.samples()
-    assert [message.generation_logprobs is not None for message in sample.message_log] == [False, True] * 3
-    assert_columns([sample])
-    assert [one.core.params[-1].routed_experts_prompt_start for one in (second, first)] == [
-        sum(len(message.token_ids) for message in sample.message_log[:count]) - 1 for count in (2, 4)
-    ]
-    restarted = SessionStore(SessionsSettings(), ScriptedStorage(first.storage.kept))
-    assert (await restarted.samples("s", "")).samples == [sample]
+    begins = [params.routed_experts_prompt_start for params in core.params]
+    assert begins == [0, *[len(prompt) - 1 for prompt in core.prompts[1:]]]
 
 
 def update_after(replica: Served, requests: int) -> None:
@@ -198,23 +166,6 @@ async def test_a_divided_stop_string_leaves_no_rows_of_the_tokens_after_it() -> 
     assert_columns([sample])
 
 
-@runs
-async def test_a_call_that_was_left_has_the_columns_of_what_was_generated() -> None:
-    replica = await served()
-    replica.core.step = 1
-
-    async def leave() -> None:
-        await replica.engine.interrupt(["call-1"])
-        await replica.core.abort_all()
-
-    replica.core.meanwhile = leave
-    replica.reply("one two")
-    await replica.events("chat/completions", body_of("chat/completions", QUESTION), "s")
-    [sample] = await replica.samples()
-    assert sample.message_log[-1].finish_reason is None
-    assert_columns([sample])
-
-
 INCLUDED = "ession includes top_logprobs, sampling_mask, entropy: send a "
 WARM = f"{INCLUDED}temperature of at least 0.01: greedy decoding draws from no distribution."
 BOUNDED = f"{INCLUDED}top_k from 1 to 32, or leave it to the session."
@@ -226,10 +177,8 @@ OTHERS = "A session that includes top_logprobs, sampling_mask, entropy takes no 
     [
         *((ENDPOINTS, {"temperature": temperature}, WARM) for temperature in (0, 1e-6)),
         *((ENDPOINTS, {"top_k": top_k}, BOUNDED) for top_k in (-1, 0, 33)),
-        *(
-            (ENDPOINTS[:1], {"logprobs": True, name: value}, OTHERS.format(name))
-            for name, value in (("logprob_token_ids", [3]), ("prompt_logprobs", 1))
-        ),
+        (ENDPOINTS[:1], {"logprobs": True, "logprob_token_ids": [3]}, OTHERS.format("logprob_token_ids")),
+        (ENDPOINTS[:1], {"logprobs": True, "prompt_logprobs": 1}, OTHERS.format("prompt_logprobs")),
     ],
 )
 @runs
@@ -254,32 +203,3 @@ async def test_a_session_that_includes_experts_alone_takes_any_sampling() -> Non
     [sample] = await replica.samples()
     columns = [columns_of(message) for message in sample.message_log]
     assert columns == [{"routed_experts": one["routed_experts"]} for one in expected(sample.message_log)]
-
-
-@pytest.mark.parametrize("streams", [False, True])
-@runs
-async def test_a_call_with_more_tokens_to_choose_from_than_are_named_is_refused(
-    streams: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replica = await served()
-    # Tokens of a hundredth each: together with those that the engine does not name they are a whole.
-    monkeypatch.setattr(vllm_layers, "LIKELIEST", -4.6)
-    replica.reply("5")
-    body = body_of("chat/completions", QUESTION)
-    if streams:
-        *_, last = await replica.events("chat/completions", body, "s")
-        assert "others could be sampled" in last["error"]["message"]
-    else:
-        status, refused = await replica.answer("chat/completions", body, "s")
-        assert (status, "others could be sampled" in refused["error"]["message"]) == (400, True)
-    assert await replica.samples() == []
-
-
-@runs
-async def test_a_call_whose_engine_returns_no_experts_goes_to_another_replica() -> None:
-    replica = await served()
-    replica.core.returns_experts = False
-    replica.reply("5")
-    with pytest.raises(RolloutFailure, match="The engine gave the experts of none of"):
-        await replica.answer("chat/completions", body_of("chat/completions", QUESTION), "s")
-    assert await replica.samples() == []

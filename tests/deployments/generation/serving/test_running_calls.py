@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from deployments.failures import ReplicaShuttingDown, RolloutFailure
-from deployments.generation.engine_outputs import GeneratedChoice
 from deployments.generation.serving.endpoints import _ServedAnswer, answer_parts, running_calls
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
-from deployments.protocols.generation import SamplingOptions, packed_ids
-from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
+from deployments.protocols.generation import SamplingOptions
+from deployments.protocols.model_server import ServedPart, ServedRequest
 from tests.deployments.generation.serving.test_session_call import QUESTION, Replica, generate, prepared
 from tests.virtual_time import runs
 
@@ -26,21 +25,6 @@ Server = Callable[[ServedCall], Awaitable[_ServedAnswer]]
 
 async def parts_of(server: Server, call: ServedCall) -> list[ServedPart]:
     return [part async for part in answer_parts(server, call) if part != ServedPart()]
-
-
-@runs
-async def test_a_call_is_the_current_one_of_its_server() -> None:
-    seen = []
-
-    async def server(call: ServedCall) -> _ServedAnswer:
-        seen.append((call, CURRENT_CALL.get()))
-        call.choices[0] = GeneratedChoice(packed_ids(range(5)))
-        return _ServedAnswer(200, "application/json", b"{}")
-
-    call = ServedCall(REQUEST, prompts={0: 3})
-    [part] = await parts_of(server, call)
-    assert part == ServedPart(b"{}", 200, "application/json", ServedTokens(3, 5))
-    assert seen == [(call, call)]
 
 
 @runs
@@ -111,26 +95,6 @@ async def test_a_call_of_a_session_is_left_when_its_server_ends() -> None:
     with pytest.raises(LookupError, match="nothing there"):
         await parts_of(server, call)
     assert left == ["left"]
-
-
-@runs
-async def test_a_server_is_ended_when_its_caller_goes_away() -> None:
-    has_ended = asyncio.Event()
-
-    async def events() -> AsyncGenerator[str, None]:
-        try:
-            yield "first"
-            await asyncio.Event().wait()
-        finally:
-            has_ended.set()
-
-    async def server(_call: ServedCall) -> _ServedAnswer:
-        return _ServedAnswer(200, EVENTS, events())
-
-    async with aclosing(answer_parts(server, ServedCall(REQUEST))) as parts:
-        assert (await anext(parts)).body == b"first"
-        assert not has_ended.is_set()
-    await has_ended.wait()
 
 
 @runs

@@ -26,30 +26,16 @@ BINDING: dict[str, list[Any]] = {
     "watermarking": [True],
     "extra_args": [{"ngram_size": 3}],
 }
+ON = ("ignore_eos", "flat_logprobs", "include_stop_str_in_output", "skip_clone", "skip_reading_prefix_cache")
 FREE: dict[str, list[Any]] = {
-    "n": [2],
-    "seed": [7],
+    **{key: [True] for key in ON},
+    **{key: [False] for key in ("detokenize", "skip_special_tokens", "spaces_between_special_tokens")},
+    **{key: [2] for key in ("n", "seed", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval")},
+    **{key: [0] for key in ("prompt_logprob_start", "routed_experts_prompt_start")},
+    **{key: [[5]] for key in ("stop_token_ids", "prompt_logprob_token_ids", "logprob_token_ids")},
+    **{key: [] for key in ("output_kind", "output_text_buffer_length")},
     "stop": [["."]],
-    "stop_token_ids": [[5]],
-    "ignore_eos": [True],
-    "max_tokens": [9],
-    "logprobs": [3],
-    "prompt_logprobs": [3],
-    "prompt_logprob_token_ids": [[5]],
-    "prompt_logprob_start": [0],
-    "logprob_token_ids": [[5]],
-    "flat_logprobs": [True],
-    "detokenize": [False],
-    "skip_special_tokens": [False],
-    "spaces_between_special_tokens": [False],
-    "include_stop_str_in_output": [True],
-    "output_kind": [],
-    "stream_interval": [4],
-    "skip_clone": [True],
-    "output_text_buffer_length": [],
-    "skip_reading_prefix_cache": [True],
     "repetition_detection": [RepetitionDetectionParams(max_pattern_size=3, min_count=3)],
-    "routed_experts_prompt_start": [2],
 }
 OF_THE_POLICY: dict[str, list[Any]] = {"temperature": [0.0, 0.5, 2.0], "top_p": [0.5], "top_k": [4], "min_p": [0.1]}
 

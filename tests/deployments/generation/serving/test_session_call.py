@@ -145,18 +145,6 @@ async def test_a_call_that_is_left_is_interrupted_and_recorded_as_far_as_it_came
 
 
 @runs
-async def test_a_call_that_was_recorded_is_not_recorded_again_when_it_is_left() -> None:
-    replica = await Replica().open()
-    call = replica.call("one")
-    await prepared(call, [QUESTION])
-    generate(call, "5")
-    await call.record({})
-    call.leave()
-    assert len(replica.calls.tasks) == 0
-    assert len(await replica.samples()) == 1
-
-
-@runs
 async def test_what_another_replica_makes_anew_is_not_recorded() -> None:
     replica = await Replica().open()
     call = replica.call("one")

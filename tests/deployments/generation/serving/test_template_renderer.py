@@ -30,28 +30,10 @@ def second_prompt(one: Vendor, response: str, messages: list[Any]) -> str:
     return one.text_of([*second.token_ids])
 
 
-@pytest.mark.parametrize(
-    ("name", "response", "after"),
-    [
-        (
-            "gptoss",
-            '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 41}<|call|>',
-            '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"42"<|end|><|start|>assistant',
-        ),
-        (
-            "gemma4",
-            "<|tool_call>call:add{a:41}<tool_call|><|tool_response>",
-            'response:add{value:<|"|>42<|"|>}<tool_response|>',
-        ),
-        (
-            "qwen3",
-            '<tool_call>\n{"name": "add", "arguments": {"a": 41}}\n</tool_call><|im_end|>',
-            "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
-        ),
-    ],
-)
-def test_a_result_follows_the_ids_of_its_call_as_the_template_writes_it(name: str, response: str, after: str) -> None:
-    one = vendor(name)
+def test_a_result_follows_the_ids_of_its_call_as_the_template_writes_it() -> None:
+    one = vendor("gptoss")
+    response = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 41}<|call|>'
+    after = '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"42"<|end|><|start|>assistant'
     prompt = second_prompt(one, response, [QUESTION, CALLING, RESULT])
     assert prompt == one.rendered([QUESTION]) + response + after
 

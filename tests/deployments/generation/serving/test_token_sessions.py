@@ -27,10 +27,7 @@ async def asked(served: Served, endpoint: Endpoint, ids: list[int], **sampling: 
 
 
 def log_of(sample: SessionSample) -> list[tuple[str, list[int], bool]]:
-    return [
-        (message.role, list(message.token_ids), message.generation_logprobs is not None)
-        for message in sample.message_log
-    ]
+    return [(each.role, list(each.token_ids), each.generation_logprobs is not None) for each in sample.message_log]
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -64,17 +61,6 @@ async def test_a_prompt_that_ends_with_a_cut_response_goes_on_with_it() -> None:
     await asked(served, "generate", [*PROMPT, *first])
     [sample] = await served.samples()
     assert log_of(sample) == [("user", PROMPT, False), ("assistant", first, True), ("assistant", second, True)]
-
-
-@runs
-async def test_another_prompt_and_the_same_one_again_are_branches() -> None:
-    served = await Served().open()
-    replies = [served.reply(text) for text in "456"]
-    for ids in (PROMPT, PROMPT, [*PROMPT, 70]):
-        await asked(served, "generate", ids)
-    samples = await served.samples()
-    assert [log_of(sample)[1:] for sample in samples] == [[("assistant", ids, True)] for ids in replies]
-    assert [list(sample.message_log[0].token_ids) for sample in samples] == [PROMPT, PROMPT, [*PROMPT, 70]]
 
 
 @runs

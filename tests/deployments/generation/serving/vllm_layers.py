@@ -27,7 +27,7 @@ from deployments.generation.serving import layers
 from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.settings import EngineSettings, ResponseSettings
-from deployments.protocols.generation import NO_COLUMNS, SamplingOptions, included_columns
+from deployments.protocols.generation import SamplingOptions, included_columns
 from deployments.protocols.model_server import Endpoint, ServedRequest
 from deployments.sessions.records import OpenSession
 from deployments.sessions.session_table import SessionsSettings
@@ -149,24 +149,19 @@ def prompt_logprobs_of(ids: Sequence[int], count: int) -> LogprobsTensors:
 
 
 class ServedEngine:
-    """One replica's model server over an engine, and a session store in this process.
+    """One replica's model server over an engine, and a session store in this process."""
 
-    Args:
-        beside: another replica, which has the store and the session.
-    """
-
-    def __init__(self, engine: VLLMEngine, beside: "ServedEngine | None" = None, **settings: Any) -> None:
+    def __init__(self, engine: VLLMEngine, **settings: Any) -> None:
         self.engine = engine
-        self.storage: ScriptedStorage = beside.storage if beside else ScriptedStorage()
-        self.store: SessionStore = beside.store if beside else SessionStore(SessionsSettings(), self.storage)
-        self.opened: SessionRequest = beside.opened if beside else SessionRequest()
+        self.store = SessionStore(SessionsSettings(), ScriptedStorage())
+        self.opened = SessionRequest()
         store: Any = self.store
         self.aborts = CallAborts(self.engine.interrupt)
         of_engine = EngineSettings(model=str(SMALL_MODEL), grammar_time_limit_s=2.0)
         # A process of its own would compile a grammar first.
         with patch.object(layers, "GrammarChecks", UncheckedGrammars):
             self.layers = layers.ServingLayers(engine, of_engine, ResponseSettings(**settings), store, self.aborts)
-        self._call_ids = map(("beside-{}" if beside else "call-{}").format, count(1))
+        self._call_ids = map("call-{}".format, count(1))
 
     async def open(self, **request: Any) -> Self:
         self.opened = SessionRequest(**request)
@@ -192,18 +187,11 @@ class ServedEngine:
         return (await self.store.samples("s", "")).samples
 
     async def _answered(self, endpoint: Endpoint, body: dict[str, Any], session: str | None) -> tuple[int, bytes]:
-        request = ServedRequest(
-            next(self._call_ids),
-            range(3),
-            512,
-            (),
-            SamplingOptions(),
-            endpoint=endpoint,
-            body=orjson.dumps(body),
-            session_id=session,
-            session_sampling=self.opened.sampling if session else None,
-            include=included_columns(self.opened.include) if session else NO_COLUMNS,
-        )
+        of_session: Any = {"session_id": session}
+        if session:
+            of_session |= {"session_sampling": self.opened.sampling, "include": included_columns(self.opened.include)}
+        asked = next(self._call_ids), range(3), 512, (), SamplingOptions()
+        request = ServedRequest(*asked, endpoint=endpoint, body=orjson.dumps(body), **of_session)
         status, content = 0, b""
         async for part in self.layers.answer(request):
             status = part.status or status

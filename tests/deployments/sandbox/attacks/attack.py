@@ -20,12 +20,28 @@ LIMITS = Limits(
 SHORT = Limits(time_s=0.7, processor_time_s=20.0)
 PRELUDE = """
 import os, sys, time, socket, signal
-def attempt(action):
-    try:
-        action()
-    except OSError:
-        return "refused"
-    return "BREACH"
+PROCESSES = [*range(1, 40), os.getppid(), int(sys.argv[2]), "self"]
+def attempt(action, places=None):
+    for place in [None] if places is None else places:
+        try: action() if places is None else action(place)
+        except OSError: continue
+        return "BREACH"
+    return "refused"
+def tell(is_breach): print("BREACH" if is_breach else "refused")
+def texts(paths):
+    found = []
+    for path in paths:
+        try: found.append(open(path).read())
+        except OSError: pass
+    return found
+def libc(name, *arguments):
+    import ctypes
+    library = ctypes.CDLL(None, use_errno=True)
+    return getattr(library, name)(*arguments), ctypes.get_errno()
+def call(x86, other, *arguments):
+    number = x86 if os.uname().machine == "x86_64" else other
+    result, error = libc("syscall", number, *arguments)
+    tell(result >= 0 or error not in (1, 22, 38, 13))
 """
 
 
@@ -54,6 +70,8 @@ def endless(name: str, wall: WallName | None, source: str, *ended_by: EndedBy, l
 
 
 def refused(by_wall: Mapping[WallName | None, Mapping[str, str]]) -> Iterator[Attack]:
-    """Attacks that print that they were refused: their names and sources, by the wall that stops them."""
+    """Attacks that print that they were refused, by the wall that stops them: names, and programs or what is tried."""
     for wall, sources in by_wall.items():
-        yield from (Attack(name, wall, source) for name, source in sources.items())
+        for name, source in sources.items():
+            is_program = source.startswith(("\n", "print", "tell", "call"))
+            yield Attack(name, wall, source if is_program else f"print(attempt(lambda: {source}))")

@@ -1,7 +1,6 @@
 """Files and outputs of a sandbox that have no end: no provider reads much more of them than it may give."""
 
 import asyncio
-import os
 import struct
 import subprocess
 import tarfile
@@ -28,7 +27,6 @@ from deployments.sandbox.providers.interface import (
 )
 from deployments.sandbox.providers.kubernetes import KubernetesProvider, _KubernetesSandbox
 from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, _end_of
-from deployments.sandbox.supervisor import PipeOutput
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Container, Engine, message
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE
 from tests.deployments.sandbox.providers.test_contract import usable
@@ -219,25 +217,6 @@ def test_a_file_is_read_where_both_streams_are_one(size: int, tmp_path: Path) ->
     sandbox = OneStream()  # type: ignore[abstract]
     assert asyncio.run(sandbox.read_file(str(tmp_path / "file"))) == content
     assert asyncio.run(sandbox.read_file(str(tmp_path / "none"))) is None
-
-
-async def fill(fd: int) -> None:
-    """Writes a megabyte; a pipe that nobody reads is full before."""
-    for _ in range(2**10):
-        os.write(fd, b"y" * 2**10)
-        await asyncio.sleep(0)
-
-
-@runs
-async def test_an_output_beyond_its_limit_is_not_read_any_more() -> None:
-    over = asyncio.Event()
-    with PipeOutput(10, over) as output:
-        os.write(output.fd, b"x" * 100)
-        await over.wait()
-        os.set_blocking(output.fd, False)
-        with pytest.raises(BlockingIOError):
-            await fill(output.fd)
-    assert (output.is_exceeded, output.text()) == (True, "x" * 10)
 
 
 def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Path) -> None:

@@ -234,25 +234,6 @@ def test_what_cannot_be_built_is_refused_with_what_was_said(name: str, tmp_path:
     with_provider(name, run)
 
 
-def test_a_label_finds_the_sandboxes_of_its_owner_and_no_others(name: str, tmp_path: Path) -> None:
-    if name == "local":
-        pytest.skip("Its sandboxes end with their owner.")
-
-    async def run(provider: Any) -> None:
-        kept = await provider.open(spec_of(name, tmp_path))
-        mine, provider.owner = provider.owner, "another"
-        left = await provider.open(spec_of(name, tmp_path))
-        [found] = await provider.ids_of("another")
-        await provider.remove(found)
-        with pytest.raises(SandboxLost):
-            await left.exec(["true"])
-        assert (await kept.exec(["true"])).exit_code == 0
-        await kept.close()
-        assert await provider.ids_of(mine) == await provider.ids_of("another") == []
-
-    with_provider(name, run)
-
-
 OWNER = """
 import asyncio, json, pathlib, sys
 from deployments.sandbox.providers.interface import SandboxSpec

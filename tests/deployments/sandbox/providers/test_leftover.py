@@ -34,7 +34,6 @@ def by_python(source: str) -> list[str]:
 
 
 KINDS = {
-    "nohup": ["sh", "-c", "nohup sh -c 'while :; do echo . >> /app/beat; done' > /dev/null 2>&1 &"],
     "two forks and a session": by_python(f"while True: {BEAT}"),
     "each forks the next one and ends": by_python(f"while True:\n    os.fork() and os._exit(0)\n    {BEAT}"),
     "many that fork": by_python(
@@ -146,18 +145,9 @@ class Container:
 
 @contextmanager
 def container(shell: Sequence[str]) -> Iterator[Container]:
-    walls = [
-        "--die-with-parent",
-        "--unshare-user",
-        "--unshare-pid",
-        "--as-pid-1",
-        "--dev-bind",
-        "/",
-        "/",
-        "--proc",
-        "/proc",
-    ]
-    with subprocess.Popen(["bwrap", *walls, *shell, "-c", FIRST], stderr=subprocess.DEVNULL) as started:
+    walls = ["--die-with-parent", "--unshare-user", "--unshare-pid", "--as-pid-1"]
+    files = ["--dev-bind", "/", "/", "--proc", "/proc"]
+    with subprocess.Popen(["bwrap", *walls, *files, *shell, "-c", FIRST], stderr=subprocess.DEVNULL) as started:
         try:
             while len(found := psutil.Process(started.pid).children(recursive=True)) < 2:
                 assert started.poll() is None

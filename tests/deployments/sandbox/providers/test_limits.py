@@ -21,7 +21,7 @@ from deployments.sandbox.providers.interface import (
 )
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Engine, engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
-from tests.deployments.sandbox.providers.stand_ins.world import ASKED, KNOWN_IMAGE, WORLDS, Held, World
+from tests.deployments.sandbox.providers.stand_ins.world import ASKED, KNOWN_IMAGE, WORLDS, World
 
 LIMITS: dict[str, dict[str, Any]] = {
     "no-network": {"network": False},
@@ -54,12 +54,12 @@ class Nowhere(World):
     """Makes sandboxes that are names alone."""
 
     def __init__(self, folder: Path) -> None:
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, RunningSandbox] = {}
         self.folder = folder
 
-    async def create(self, _image: str | Path, _environment: dict[str, str], labels: Any) -> str:
+    async def create(self, _image: str | Path, _environment: dict[str, str]) -> str:
         name = uuid4().hex
-        self.held[name] = Held(None, labels)  # type: ignore[arg-type]
+        self.held[name] = None  # type: ignore[assignment]
         return name
 
     async def destroy(self, sandbox_id: str) -> None:

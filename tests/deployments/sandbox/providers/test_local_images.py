@@ -2,7 +2,6 @@
 
 import asyncio
 import tempfile
-import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,21 +105,6 @@ async def test_an_image_forgotten_before_its_build_has_ended_is_built_again(
 
     monkeypatch.setattr(LocalRunningSandbox, "close", destroy_late)
     assert await name_of(await provider.open(folder(tmp_path, "first"))) == b"first\n"
-
-
-def test_the_archive_of_an_image_is_sent_part_by_part(provider: LocalProvider, tmp_path: Path) -> None:
-    spec = folder(tmp_path, "large", "; head -c 200M /dev/zero > /zeros")
-
-    async def run() -> int:
-        await (await provider.open(spec)).close()
-        tracemalloc.start()
-        try:
-            await (await provider.open(spec)).close()
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
-    assert asyncio.run(run()) < 20 * MIB
 
 
 @runs

@@ -9,8 +9,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from deployments.tasks.bridges.gymnasium import GymnasiumEnvironment, _GymnasiumInfo, _plain_text
-from deployments.tasks.replies import last_tagged
+from deployments.tasks.bridges.gymnasium import GymnasiumEnvironment, _GymnasiumInfo
 from rollout_env import check, play
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments
 
@@ -36,9 +35,7 @@ def test_an_episode_is_played_to_its_goal() -> None:
     assert (played.total_reward, played.terminated, played.answers) == (1.0, True, PATH)
 
 
-@pytest.mark.parametrize(
-    "reply", ["down", "<action>jump</action>", "<action>1</action>", "<think><action>down</action></think>", ""]
-)
+@pytest.mark.parametrize("reply", ["down", "<action>jump</action>", "<think><action>down</action></think>"])
 def test_a_reply_without_a_legal_action_changes_nothing_and_is_told_so(reply: str) -> None:
     played = play(lake(), [reply, *moves(PATH)], {"extra_env_info": {"seed": 0}})
     assert played.message_log[2]["content"] == "There was no legal action.\n[S]FFF\nFHFH\nFFFH\nHFFG"
@@ -50,7 +47,6 @@ def test_a_reply_without_a_legal_action_changes_nothing_and_is_told_so(reply: st
     [
         ("FrozenLake-v1", {"is_slippery": True}, ["0", "1", "2", "3"]),
         ("Taxi-v4", {}, ["0", "1", "2", "3", "4", "5"]),
-        ("CliffWalking-v1", {"is_slippery": True}, ["0", "1", "2", "3"]),
         ("Blackjack-v1", {}, ["1", "0"]),
     ],
 )
@@ -128,9 +124,7 @@ def test_a_text_action_goes_to_the_environment_as_it_is() -> None:
         observation_space = gymnasium.spaces.Text(20)
         action_space = gymnasium.spaces.Text(5)
 
-        def reset(
-            self, *, seed: int | None = None, options: dict[str, Any] | None = None
-        ) -> tuple[str, dict[str, Any]]:
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
             super().reset(seed=seed)
             return f"Say {seed}", {}
 
@@ -143,12 +137,6 @@ def test_a_text_action_goes_to_the_environment_as_it_is() -> None:
     assert texts == ["Answer with <action>...</action>.\n\nSay 4", "ABC", "There was no legal action.\nABC"]
 
 
-def test_colours_are_told_in_words() -> None:
-    assert _plain_text("|\x1b[35mR\x1b[0m: \x1b[43m \x1b[0m|\x1b[34;1mB\x1b[0m\n\n") == "|(R magenta): [ ]|(B blue)"
-    assert last_tagged("<action>a</action><action> b </action>", "action") == "b"
-
-
 def test_it_keeps_the_rules_for_environments() -> None:
     check(lake, replies=moves(PATH), samples=2, max_block_s=30)
-    check(lambda: lake(observation="image"), replies=moves(PATH), samples=2, max_block_s=30)
     check(lambda: GymnasiumEnvironment("Taxi-v4"), replies=moves(["0", "1", "4"]), samples=2, max_block_s=30)

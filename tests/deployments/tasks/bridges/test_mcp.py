@@ -129,27 +129,17 @@ def test_a_server_that_dies_is_a_temporary_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "message"),
-    [
-        ({"url": "http://127.0.0.1:9/mcp"}, "The MCP server cannot be reached"),
-        ({"command": "/no/such/program"}, "The MCP server cannot be reached"),
-        ({"command": "false"}, "The MCP server cannot be reached"),
-    ],
+    "server", [{"url": "http://127.0.0.1:9/mcp"}, {"command": "/no/such/program"}, {"command": "false"}]
 )
-def test_a_server_that_is_not_there_is_named(server: dict[str, Any], message: str) -> None:
-    with pytest.raises(TemporaryFailure, match=message):
+def test_a_server_that_is_not_there_is_named(server: dict[str, Any]) -> None:
+    with pytest.raises(TemporaryFailure, match="The MCP server cannot be reached"):
         McpEnvironment(_McpServer.model_validate(server), call_timeout_s=20)
 
 
 def test_only_the_tools_of_the_config_can_be_called() -> None:
     environment = McpEnvironment(STDIO, tools=["add"])
     assert [tool["function"]["name"] for tool in environment.tools] == ["add"]
-    result = played(environment, call("count"))
-    assert result.message_log[2] == {
-        "role": "tool",
-        "content": "Error: there is no tool count. There is add.",
-        "name": "count",
-    }
+    assert results(played(environment, call("count"))) == ["Error: there is no tool count. There is add."]
     with pytest.raises(ValueError, match="the server has no tools subtract; it has add, count, fail, wait, die"):
         McpEnvironment(STDIO, tools=["subtract"])
 
@@ -213,12 +203,10 @@ def test_a_server_that_never_lists_its_tools_is_named(monkeypatch: pytest.Monkey
         ("structured", '{"value": 42, "unit": "cm²"}'),
         ("structured_failure", 'Error: {"reason": "no luck"}'),
         ("text_and_structured", "42 cm"),
-        ("image_and_structured", '(image image/png)\n{"value": 42}'),
         ("resource", "42"),
         ("link", "(resource_link file:///a.txt)"),
         ("audio", "(audio audio/wav)\n42"),
         ("nothing", ""),
-        ("empty_text", '{"value": 42}'),
         ("blank_text", '(image image/png)\n{"value": 42}'),
         ("huge", "a" * 4_000_000),
     ],
@@ -227,19 +215,12 @@ def test_each_kind_of_content_is_shown_to_the_model(whole: McpEnvironment, tool:
     assert results(played(whole, call(tool))) == [shown]
 
 
-NO_BLOCK = "breaks MCP's schema: content.0: this is no block of content that MCP knows."
 TOLD = {
     "no_content": "breaks MCP's schema: content: Field required.",
-    "null_content": "breaks MCP's schema: content: Input should be a valid list.",
     "broken_failure": "breaks MCP's schema: content: Input should be a valid list.",
-    "list_for_structured": "breaks MCP's schema: structuredContent: Input should be a valid dictionary.",
-    **dict.fromkeys(["unknown_block", "image_without_data"], NO_BLOCK),
-    "without_its_schema": (
-        "is not valid: Tool without_its_schema has an output schema but did not return structured content"
-    ),
-    "against_its_schema": (
-        "is not valid: Invalid structured content returned by tool against_its_schema: '42' is not of type 'integer'"
-    ),
+    "unknown_block": "breaks MCP's schema: content.0: this is no block of content that MCP knows.",
+    "without_its_schema": "is not valid: Tool without_its_schema has an output schema but did not return",
+    "against_its_schema": "is not valid: Invalid structured content returned by tool against_its_schema: '42' is not",
 }
 
 
@@ -250,14 +231,6 @@ def test_a_result_that_breaks_the_protocol_is_told_and_the_session_goes_on(whole
     assert told.startswith(f"Error: The server's answer {TOLD.get(tool, '')}")
     assert len(told) < 510
     assert (after, result.total_reward) == ("42 cm", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("reply", "truth", "reward"),
-    [("", "", 0.0), ("\\boxed{ }", " ", 0.0), (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", 1.0), ("42", "42", 1.0)],
-)
-def test_the_answer_is_the_whole_last_box_and_never_empty(reply: str, truth: str, reward: float) -> None:
-    assert played(McpEnvironment(STDIO), reply, ground_truth=truth).total_reward == reward
 
 
 TALKS = f"import runpy; print('[INFO] listening', flush=True); runpy.run_path({SERVER!r}, run_name='__main__')"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import reasoning_gym
-from reasoning_gym.factory import CURRICULA, DATASETS
+from reasoning_gym.factory import DATASETS
 
 from deployments.tasks.bridges.reasoning_gym import (
     ReasoningGymEnvironment,
@@ -52,10 +52,6 @@ def oracle_of(gym: ReasoningGymEnvironment, task: str, level: int | None = None)
     return oracle
 
 
-def test_there_are_over_a_hundred_tasks() -> None:
-    assert len(TASKS) >= 105
-
-
 @pytest.mark.parametrize("task", sorted(set(TASKS) - WITHOUT_ORACLE))
 def test_the_oracle_answer_of_a_task_scores_one_in_a_rollout(gym: ReasoningGymEnvironment, task: str) -> None:
     played = answered(gym, oracle_of(gym, task), task)
@@ -70,12 +66,6 @@ def test_a_task_without_an_oracle_scores_as_the_library_does(gym: ReasoningGymEn
     assert answered(gym, "nothing", task).total_reward == score
 
 
-def test_a_colouring_as_json_scores_one(gym: ReasoningGymEnvironment) -> None:
-    colours = made(gym, "graph_color")["metadata"]["possible_answer"]
-    text = "{" + ", ".join(f'"{vertex}": {colour}' for vertex, colour in colours.items()) + "}"
-    assert answered(gym, text, "graph_color").total_reward == 1.0
-
-
 @pytest.mark.parametrize("task", ["chain_sum", "countdown", "n_queens"])
 @pytest.mark.parametrize("answer", ["", "certainly", "[", "x" * 10_000])
 def test_a_wrong_answer_scores_what_the_library_gives_it(gym: ReasoningGymEnvironment, task: str, answer: str) -> None:
@@ -83,21 +73,11 @@ def test_a_wrong_answer_scores_what_the_library_gives_it(gym: ReasoningGymEnviro
     assert answered(gym, answer, task).total_reward == score
 
 
-def test_a_reply_without_an_answer_scores_nothing(gym: ReasoningGymEnvironment) -> None:
-    played = play(gym, ["It is 42."], sample_of("chain_sum"))
-    assert (played.total_reward, played.answers) == (0.0, [None])
-
-
 @pytest.mark.parametrize("task", ["chain_sum", "sudoku", "maze"])
 def test_a_higher_level_is_another_puzzle_and_its_oracle_scores_one(gym: ReasoningGymEnvironment, task: str) -> None:
     easy, hard = (answered(gym, oracle_of(gym, task, level), task, level=level) for level in (0, 5))
     assert easy.message_log[0] != hard.message_log[0]
     assert (easy.total_reward, hard.total_reward) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize("task", sorted(set(CURRICULA) - {"knight_swap"}))
-def test_every_task_with_levels_makes_a_question_at_the_lowest(gym: ReasoningGymEnvironment, task: str) -> None:
-    assert made(gym, task, level=0)["question"]
 
 
 def test_a_puzzle_that_the_library_cannot_make_is_rejected(gym: ReasoningGymEnvironment) -> None:
@@ -131,13 +111,8 @@ def test_wrong_tasks_and_settings_are_refused_when_the_environment_is_made() -> 
     [
         ("string_insertion", "__import__('pathlib').Path({path!r}).touch()"),
         ("spiral_matrix", "[__import__('pathlib').Path({path!r}).touch()]"),
-        ("binary_matrix", "[[__import__('pathlib').Path({path!r}).touch()]]"),
-        ("n_queens", "[__import__('pathlib').Path({path!r}).touch()]"),
         ("simple_integration", "__import__('pathlib').Path({path!r}).touch()"),
-        ("intermediate_integration", "open({path!r}, 'w')"),
-        ("polynomial_multiplication", "open({path!r}, 'w')"),
-        ("puzzle24", "open({path!r}, 'w')"),
-        ("countdown", "open({path!r}, 'w')"),
+        *((task, "open({path!r}, 'w')") for task in ("polynomial_multiplication", "puzzle24", "countdown")),
     ],
 )
 def test_an_answer_that_is_code_is_not_run(
@@ -156,14 +131,8 @@ def test_no_module_of_the_package_evaluates_text_that_was_not_looked_at() -> Non
         for file in root.rglob("*.py")
         if re.search(r"(?<![.\w])(eval|exec|sympify|parse_expr)\(", file.read_text(encoding="utf-8"))
     }
-    of_their_own_problems = {
-        "basic_arithmetic",
-        "bitwise_arithmetic",
-        "codeio",
-        "generators_00_49",
-        "generators_50_99",
-        "propositional_logic",
-    }
+    generators = {"basic_arithmetic", "bitwise_arithmetic", "codeio", "generators_00_49", "generators_50_99"}
+    of_their_own_problems = generators | {"propositional_logic"}
     literals = {"string_insertion", "spiral_matrix", "number_sorting", "binary_matrix", "n_queens"}
     assert evaluating - of_their_own_problems - literals == {"puzzle24", "countdown"}
 

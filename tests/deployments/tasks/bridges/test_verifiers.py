@@ -1,7 +1,7 @@
 """The harness of verifiers, over the real package in its own Python environment, against a session with a script."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -45,16 +45,8 @@ class ScriptedSessions:
         message = {"role": "assistant", "content": next(self._replies[key])}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        return JSONResponse(
-            {
-                "id": "c",
-                "object": "chat.completion",
-                "created": 0,
-                "model": "policy",
-                "choices": [choice],
-                "usage": usage,
-            }
-        )
+        named = {"id": "c", "object": "chat.completion", "created": 0, "model": "policy"}
+        return JSONResponse({**named, "choices": [choice], "usage": usage})
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +61,6 @@ def guesses() -> Iterator[str]:
         yield url
 
 
-def run(played: Callable[[], Awaitable[dict[str, Answer]]]) -> dict[str, Answer]:
-    async def awaited() -> dict[str, Answer]:
-        return await played()
-
-    return asyncio.run(awaited())
-
-
 @pytest.mark.parametrize(
     ("reply", "rewards"), [("4", {"right": 2.0, "short": 1.0}), ("not four", {"right": 0, "short": 0})]
 )
@@ -83,7 +68,7 @@ def test_an_environment_of_one_turn_gives_its_weighted_rewards_by_name(
     sums: str, reply: str, rewards: dict[str, float]
 ) -> None:
     sessions = ScriptedSessions(one=[reply])
-    answers = run(lambda: sessions.played(sums, one=3))
+    answers = asyncio.run(sessions.played(sums, one=3))
     [[system, question]] = sessions.asked["one"]
     assert (system["role"], system["content"]) == ("system", "Answer with a number.")
     assert (question["role"], question["content"]) == ("user", "What is 3 + 1?")
@@ -92,21 +77,16 @@ def test_an_environment_of_one_turn_gives_its_weighted_rewards_by_name(
 
 def test_episodes_of_several_turns_that_are_played_at_once_do_not_mix(guesses: str) -> None:
     sessions = ScriptedSessions(seven=["9", "5", "7"], five=["5"])
-    answers = run(lambda: sessions.played(guesses, seven=7, five=5))
-    assert [message["content"] for message in sessions.asked["seven"][-1]] == [
-        "Guess my number.",
-        "9",
-        "Lower.",
-        "5",
-        "Higher.",
-    ]
+    answers = asyncio.run(sessions.played(guesses, seven=7, five=5))
+    said = [message["content"] for message in sessions.asked["seven"][-1]]
+    assert said == ["Guess my number.", "9", "Lower.", "5", "Higher."]
     assert answers["seven"] == (200, {"found": pytest.approx(1 / 3)})
     assert answers["five"] == (200, {"found": 1.0})
 
 
 def test_a_verifier_that_raises_fails_its_own_rollout(sums: str) -> None:
     sessions = ScriptedSessions(broken=["break"], whole=["1"])
-    answers = run(lambda: sessions.played(sums, broken=0, whole=0))
+    answers = asyncio.run(sessions.played(sums, broken=0, whole=0))
     status, problem = answers["broken"]
     assert status == 500
     assert "the episode failed: " in problem
@@ -116,8 +96,8 @@ def test_a_verifier_that_raises_fails_its_own_rollout(sums: str) -> None:
 
 def test_a_task_that_is_not_there_is_refused(sums: str, guesses: str) -> None:
     sessions = ScriptedSessions()
-    status, problem = run(lambda: sessions.played(sums, none=5))["none"]
+    status, problem = asyncio.run(sessions.played(sums, none=5))["none"]
     assert (status, problem) == (422, "extra_env_info.index: the taskset has 5 tasks, from 0.")
-    status, problem = run(lambda: ScriptedSessions().played(guesses, none=2**40))["none"]
+    status, problem = asyncio.run(ScriptedSessions().played(guesses, none=2**40))["none"]
     assert status == 422, "a taskset without end is not loaded for ever"
     assert "1048576" in problem

@@ -79,17 +79,6 @@ def test_wakeups_must_still_be_read_together(port: int) -> None:
     assert int(ended.stdout) > MOST_ITERATIONS, "gRPC does it by itself: drop the patch"
 
 
-def test_all_wakeups_but_the_one_of_the_handler_are_read() -> None:
-    read, write = socket.socketpair()
-    with read, write:
-        read.setblocking(False)
-        handled: list[bytes] = []
-        for count in (1, 5):
-            write.send(b"1" * count)
-            _handle_all(read, lambda: handled.append(read.recv(10)))
-        assert handled == [b"1", b"1"]
-
-
 def test_a_wakeup_that_another_loop_has_read_is_no_failure() -> None:
     read, write = socket.socketpair()
     with read, write:

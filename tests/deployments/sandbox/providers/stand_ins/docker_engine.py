@@ -62,7 +62,7 @@ class Engine:
             archive.extraction_filter = getattr(tarfile, "data_filter", None)
             archive.extractall(folder)
         try:
-            await world().destroy(await world().create(folder, {}, {}))
+            await world().destroy(await world().create(folder, {}))
         except SandboxRefused as error:
             return Response(json.dumps({"stream": "Step 1"}) + "\n" + json.dumps({"error": str(error)}) + "\n")
         self.images[request.query_params["t"]] = folder
@@ -81,7 +81,7 @@ class Engine:
         container = self.of(request)
         variables = dict(each.split("=", 1) for each in container.config["Env"])
         source = self.images[container.config["Image"]]
-        container.id = await world().create(source, variables, container.config["Labels"])
+        container.id = await world().create(source, variables)
         return Response(status_code=204)
 
     async def make_exec(self, request: Request) -> Response:
@@ -107,7 +107,7 @@ class Engine:
 
     async def run(self, key: str, container: Container, config: dict[str, Any]) -> ExecResult:
         try:
-            sandbox = world().held[container.id].sandbox
+            sandbox = world().held[container.id]
             variables = dict(each.split("=", 1) for each in config.get("Env", ()))
             done = await sandbox.exec(config["Cmd"], environment=variables, cwd=config.get("WorkingDir"))
         except (KeyError, SandboxLost):

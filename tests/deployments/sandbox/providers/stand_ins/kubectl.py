@@ -65,7 +65,7 @@ class Cluster:
         state: dict[str, Any] = {"ready": True, "state": {"running": {}}}
         try:
             variables = {each["name"]: each["value"] for each in container["env"]}
-            self.ids[name] = await world().create(container["image"], variables, manifest["metadata"]["labels"])
+            self.ids[name] = await world().create(container["image"], variables)
         except NoSuchImage:
             state = {"ready": False, "state": {"waiting": {"reason": "ErrImagePull", "message": "nowhere"}}}
         status = {"phase": "Running" if state["ready"] else "Pending", "containerStatuses": [state]}

@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,13 @@ class NoSuchImage(Exception):
     pass
 
 
-@dataclass
-class Held:
-    sandbox: RunningSandbox
-    labels: Any
-
-
 class World:
     def __init__(self) -> None:
         self.provider = LocalProvider()
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, RunningSandbox] = {}
         self.folder = Path(tempfile.mkdtemp())
 
-    async def create(self, image: str | Path, environment: dict[str, str], labels: Any) -> str:
+    async def create(self, image: str | Path, environment: dict[str, str]) -> str:
         """From an image, or the folder with a Dockerfile. Raises `NoSuchImage` or `SandboxRefused`."""
         if isinstance(image, Path):
             spec = SandboxSpec(folder=image, environment=environment)
@@ -43,7 +36,7 @@ class World:
         else:
             raise NoSuchImage(image)
         sandbox = await self.provider.open(spec)
-        self.held[sandbox.id] = Held(sandbox, labels)
+        self.held[sandbox.id] = sandbox
         return sandbox.id
 
     async def run(self, sandbox_id: str, line: str, stdin: bytes = b"") -> ExecResult:
@@ -74,7 +67,7 @@ class World:
     def _sandbox(self, sandbox_id: str) -> RunningSandbox:
         if sandbox_id not in self.held:
             raise Gone(sandbox_id)
-        return self.held[sandbox_id].sandbox
+        return self.held[sandbox_id]
 
 
 ASKED: list[dict[str, Any]] = []
