@@ -128,9 +128,13 @@ def in_service() -> tuple[int, int]:
     return generators.ongoing_generations.remote().result(), int(steps[IN_PROGRESS])
 
 
-async def begin_and_abandon(url: str, way: str, given_up_within_s: float) -> None:
-    """Begins all of the rollouts and abandons them; raises `TimeoutError` if the service goes on with any of them."""
-    async with httpx.AsyncClient(base_url=url, timeout=BEGUN_WITHIN_S) as client:
+async def begin_and_abandon(of_client: dict[str, Any], way: str, given_up_within_s: float) -> None:
+    """Begins all of the rollouts and abandons them; raises `TimeoutError` if the service goes on with any of them.
+
+    Args:
+        of_client: the arguments of a client of httpx.
+    """
+    async with httpx.AsyncClient(**of_client | {"timeout": BEGUN_WITHIN_S}) as client:
         abandon = await WAYS[way](client)
         await until((ROLLOUTS, ROLLOUTS), BEGUN_WITHIN_S)
         await abandon()

@@ -12,7 +12,6 @@ from benchmarks.reference_model import State, merged
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import Sampling
 from rollout_client.errors import RequestRejected
-from rollout_client.weights.file_tensors import RankTooHigh
 from tests.live.forward_pass import (
     adapter_folder,
     logprob_differences,
@@ -105,6 +104,7 @@ def test_a_text_completion_is_made_by_the_policy_and_version_that_its_address_na
     assert (unknown.status_code, unknown.json()["type"]) == (404, "urn:rollout:problem:policy-unknown")
 
 
+@pytest.mark.long
 def test_a_rollout_goes_on_with_the_next_version_of_its_policy(
     client: RolloutClient, base: State, folders: dict[str, tuple[Path, State]], tmp_path: Path
 ) -> None:
@@ -133,21 +133,6 @@ def test_a_rollout_goes_on_with_the_next_version_of_its_policy(
         current(client, "run-a"),
         merged(base, folders["run-a"][1]),
     )
-
-
-def test_a_name_that_is_not_known_and_an_adapter_that_cannot_be_used_are_refused(
-    client: RolloutClient, tmp_path: Path
-) -> None:
-    with pytest.raises(RequestRejected, match="there is no policy of this name; there are run-a/") as rejected:
-        play(client, 1, policy={"name": "run-d"})
-    assert rejected.value.problem.status == 404
-    adapter_folder(tmp_path / "other", seed=1, prefix="base_model.model.lm.")
-    with pytest.raises(RequestRejected, match=r"has no module lm\.model\.layers\.0\.self_attn\.o_proj"):
-        client.push_weights(tmp_path / "other", kind="adapter", name="run-d")
-    assert "run-d" not in [state.name for state in client.policy().named]
-    adapter_folder(tmp_path / "adapter", seed=1, rank=16)
-    with pytest.raises(RankTooHigh, match="its rank is 16, and the engines take at most 8: raise max_lora_rank"):
-        client.push_weights(tmp_path / "adapter", kind="adapter", name="run-d")
 
 
 def test_a_dropped_policy_ends_the_rollouts_that_need_more_of_it(client: RolloutClient, tmp_path: Path) -> None:

@@ -59,17 +59,6 @@ def served(client: RolloutClient) -> tuple[object, ...]:
     )
 
 
-def test_after_a_transfer_every_token_is_of_the_trainers_weights(client: RolloutClient) -> None:
-    before = client.policy()
-    state = perturbed(31)
-    transfer = RolloutWeightSyncClient(client)
-    connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
-    assert transfer.update is not None
-    assert transfer.update.version == before.current + 1
-    assert [replica.status for replica in transfer.update.replicas] == ["swapped"]
-    assert_of_weights(play(client).samples, transfer.update.version, state)
-
-
 def test_a_transfer_what_was_saved_of_it_and_a_push_of_equal_weights_make_equal_engines(client: RolloutClient) -> None:
     before = client.policy(CHECKSUMS_WITHIN_S)
     state = perturbed(32)
@@ -126,21 +115,6 @@ def test_a_transfer_during_running_samples_loses_none_and_each_token_says_its_we
         assert difference.mean().item() <= SAME_WEIGHTS_TOLERANCE
 
 
-def test_the_number_of_a_version_is_the_trainers_to_choose_and_taken_once(client: RolloutClient) -> None:
-    before = client.policy(CHECKSUMS_WITHIN_S)
-    transfer = RolloutWeightSyncClient(client, mode="wait")
-    connected(transfer, before.transfer_world_size, model_of(perturbed(38)))
-    transfer.start_weight_update()
-    with pytest.raises(RequestRejected, match=f"{before.current} is taken; the next is {before.current + 1}"):
-        transfer.finish_weight_update(str(before.current))
-    transfer.finish_weight_update(str(before.current + 5))
-    # Nothing was sent: the same weights under a new number.
-    after = client.policy(CHECKSUMS_WITHIN_S)
-    assert after.current == before.current + 5
-    assert [replica.checksum for replica in after.replicas] == [replica.checksum for replica in before.replicas]
-    assert versions_of(play(client, 4).samples) == {str(before.current + 5)}
-
-
 @pytest.mark.parametrize("sent", [7, pytest.param(0, marks=pytest.mark.long)])
 def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: RolloutClient, sent: int) -> None:
     """Before the first tensor, or in the middle of a layer."""
@@ -167,6 +141,7 @@ def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: Rollout
     trainer.shutdown()
 
 
+@pytest.mark.long
 def test_replicas_go_back_in_place_when_the_trainer_takes_no_further_step(client: RolloutClient) -> None:
     """To weights that a trainer sent, too."""
     state = perturbed(43)
@@ -181,6 +156,7 @@ def test_replicas_go_back_in_place_when_the_trainer_takes_no_further_step(client
     assert client.policy(CHECKSUMS_WITHIN_S).replicas == before.replicas
 
 
+@pytest.mark.long
 def test_a_trainer_that_never_answers_costs_no_pause_and_no_replica(client: RolloutClient) -> None:
     before, served_before, port = client.policy(), served(client), free_port()
     init_info = {"master_address": "127.0.0.1", "master_port": port, "world_size": 2, "rendezvous_id": "none"}
@@ -194,23 +170,3 @@ def test_a_trainer_that_never_answers_costs_no_pause_and_no_replica(client: Roll
     transfer, state = RolloutWeightSyncClient(client), perturbed(39)
     connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
     assert_of_weights(play(client).samples, before.current + 1, state)
-
-
-def test_what_has_not_met_the_service_is_told_to_connect(client: RolloutClient) -> None:
-    before, served_before = client.policy(), served(client)
-    transfer = RolloutWeightSyncClient(client)
-    with pytest.raises(RequestRejected, match=r"a replica could not meet the trainer: .*missing.*rendezvous_id"):
-        transfer.init_weight_transfer_engine(
-            {"master_address": "127.0.0.1", "master_port": 1, "world_size": before.transfer_world_size}
-        )
-    with pytest.raises(ConnectAgain, match="Connect again: a new trainer_init") as refused:
-        transfer.start_weight_update()
-    cause = refused.value.__cause__
-    assert isinstance(cause, RequestRejected)
-    assert (cause.problem.status, cause.problem.type) == (409, "urn:rollout:problem:transfer-refused")
-    with pytest.raises(ConnectAgain, match="none is under way; start it first"):
-        transfer.update_weights({"names": []})
-    with pytest.raises(ConnectAgain, match="none is under way; start it first"):
-        transfer.finish_weight_update()
-    assert served(client) == served_before
-    assert versions_of(play(client, 4).samples) == {str(before.current)}
