@@ -22,7 +22,7 @@ ALONE = {
     "test_images_service.py",
     "test_leaving.py",
     "test_local.py",
-    "test_models_and_tools.py",
+    "test_judges.py",
     "test_nodes.py",
     "test_smollm2.py",
     "test_token_columns.py",

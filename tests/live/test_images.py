@@ -16,6 +16,7 @@ from vllm.envs import disable_envs_cache
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import GenerationRejected
+from deployments.generation import engine_images
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.policy.commands import SwapOptions
@@ -33,7 +34,7 @@ from tests.fakes.image_store import ImagesInProcess
 from tests.live.prefix_cache import found_in_prefix_cache
 from tests.live.test_engine import EngineGenerator
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment
-from tests.vision_model import SeenByTransformers, picture, save_vision_model
+from tests.vision_model import TOKENS_OF_TILE, SeenByTransformers, picture, save_vision_model
 
 SIZES = ((64, 64), (100, 40), (30, 50), (300, 200))
 NEAR = 2e-3
@@ -183,6 +184,46 @@ def test_a_trainer_recomputes_the_log_probabilities_of_a_batch_of_rollouts_with_
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path
 ) -> None:
     assert differences_of_batch(engine, images, folder, "right").abs().max() < NEAR
+
+
+def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
+) -> None:
+    running, loop = engine
+    names = loop.run(images.put([picture(64, 64, 77), picture(90, 40, 78), picture(64, 64, 77)]))
+    images.read.clear()
+    first, wide, again = loop.run(running.image_tokens(names))
+    assert first == again
+    assert images.read == names[:2]
+    placeholders = [list(each.token_ids).count(each.placeholder) for each in (first, wide)]
+    assert placeholders == [5 * TOKENS_OF_TILE, 3 * TOKENS_OF_TILE]
+
+
+def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
+    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, loop = engine
+    names = loop.run(images.put([picture(64, 64, 81)]))
+    images.read.clear()
+
+    async def shown(times: int) -> None:
+        for _ in range(times):
+            await running.image_tokens(names)
+            await asyncio.sleep(0.01)
+
+    loop.run(shown(3))
+    assert images.read == names
+    monkeypatch.setattr(engine_images, "_USED_EVERY_S", 0.0)
+    loop.run(shown(2))
+    assert images.read == names * 3
+
+
+def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess) -> None:
+    running, loop = engine
+    names = loop.run(images.put([b"no picture", picture(64, 64, 80)[:300]]))
+    for name in names:
+        with pytest.raises(GenerationRejected, match=f"refuses image {name}"):
+            loop.run(running.image_tokens([name]))
 
 
 def test_a_prompt_with_other_tokens_in_the_place_of_an_image_is_refused_and_the_engine_goes_on(

@@ -31,8 +31,3 @@ def test_generations_that_a_node_cannot_end_go_on_elsewhere_from_their_last_toke
 def test_rollouts_take_hardly_longer_than_without_notices(findings: dict[str, Any]) -> None:
     medians = findings["medians"]
     assert medians["noticed_s"] - medians["quiet_s"] <= MOST_ADDED_S
-
-
-def test_rollouts_that_move_take_hardly_longer_than_those_that_stay(findings: dict[str, Any]) -> None:
-    medians = findings["medians"]
-    assert medians["moved_s"] - medians["stayed_s"] <= MOST_ADDED_S

@@ -50,11 +50,11 @@ def all_replicas_run() -> bool:
 
 
 def test_a_killed_controller_is_replaced_and_keeps_the_replicas(client: RolloutClient) -> None:
-    before = [replicas("Generator") for deployment in ("Ingress", "Generator", "sliding_puzzle")]
+    before = [replicas(deployment) for deployment in ("Ingress", "Generator", "sliding_puzzle")]
     killed = controller()
     killed.kill()
     wait_for_ends([killed], GONE_WITHIN_S)
     assert {result.status for result in play(client).samples} <= {"completed", "max_turns", "truncated"}
     while not all_replicas_run():
         time.sleep(0.5)
-    assert [replicas("Generator") for deployment in ("Ingress", "Generator", "sliding_puzzle")] == before
+    assert [replicas(deployment) for deployment in ("Ingress", "Generator", "sliding_puzzle")] == before

@@ -14,7 +14,7 @@ from rollout_client.errors import RequestRejected
 from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
 from service.startup.config import free_port
 from tests.live.forward_pass import logprob_differences, model_of, perturbed, tiny_state
-from tests.live.gloo_transfer import as_declared, update_info_of
+from tests.live.gloo_transfer import update_info_of
 from tests.live.played_with_weights import (
     CHECKSUMS_WITHIN_S,
     SAME_WEIGHTS_TOLERANCE,
@@ -128,7 +128,7 @@ def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: Rollout
     with ThreadPoolExecutor(2) as threads:
         playing = threads.submit(play, client)
         receiving = threads.submit(transfer.update_weights, asdict(update_info_of(metadata)))
-        for tensor in islice(as_declared(trainer.source, metadata), sent):
+        for _, tensor in islice(trainer.source, sent):
             trainer._send(tensor, receiving)
         with pytest.raises(ConnectAgain, match=r"go back to the weights before it: .*the trainer sent nothing for 5 s"):
             receiving.result()

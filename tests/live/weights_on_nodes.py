@@ -4,7 +4,6 @@
 program, because Ray and Serve read their environment when they are imported.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -22,7 +21,6 @@ from safetensors.torch import save_file
 
 from deployments.policy.settings import PolicySettings
 from rollout_client.contract.policy import PushOptions
-from rollout_client.weights.checksum import file_checksum
 from service.startup.local_service import require_cluster_token
 from tests.live.mapped_generators import REPLICAS_PER_NODE, STORE, build, handle_of
 
@@ -39,7 +37,6 @@ class Usage:
 
     shared_memory: int
     disk: int
-    heap: int
     descriptors: int
 
 
@@ -51,18 +48,10 @@ class Findings:
     """Of the first pushes: what each replica reported."""
     held: list[dict[str, Any]] = field(default_factory=list)
     """By each replica after the first pushes."""
-    delta_bytes: int = 0
-    delta_sha256: str = ""
-    """Of the file of full weights that the delta makes."""
-    delta_update: list[dict[str, Any]] = field(default_factory=list)
-    """Of a delta that followed them: what each replica reported."""
-    held_after_delta: list[dict[str, Any]] = field(default_factory=list)
     pushes: int = 0
     """All of them; `after` is measured after them."""
-    pushes_between: int = 0
     before: Usage | None = None
     """After the first pushes."""
-    between: Usage | None = None
     after: Usage | None = None
     held_late: list[dict[str, Any]] = field(default_factory=list)
     """By each replica after a node was added."""
@@ -88,19 +77,8 @@ def main(folder: Path, seconds: float) -> Findings:
             findings.updates.append([replica.model_dump() for replica in update.replicas])
         findings.size_bytes = stored(folder, version).stat().st_size
         findings.held = held_by_all(2, version)
-        findings.delta_sha256 = write_delta(roots, stored(folder, version))
-        version += 1
-        findings.delta_update = [replica.model_dump() for replica in push_delta(roots, version).replicas]
-        findings.held_after_delta = held_by_all(2, version)
-        findings.delta_bytes = handle_of("Policy").state.remote(0.0).result().versions[-1].delta_bytes
-        version += 1
-        push(roots, version)
-        held_by_all(2, version)
         findings.before = usage(folder)
-        version = findings.pushes_between = push_for(seconds / 2, roots, version)
-        held_by_all(2, version)
-        findings.between = usage(folder)
-        version = findings.pushes = push_for(seconds / 2, roots, version)
+        version = findings.pushes = push_for(seconds, roots, version)
         held_by_all(2, version)
         findings.after = usage(folder)
         cluster.add_node(**NODE)
@@ -125,21 +103,6 @@ def push(roots: Path, version: int) -> Any:
 
 def stored(folder: Path, version: int) -> Path:
     return folder / "policy" / "versions" / f"{version}.safetensors"
-
-
-def write_delta(roots: Path, base: Path) -> str:
-    """Writes a delta that sets the last value of the weights; returns the digest of the file that it makes."""
-    value = torch.full((1,), -1.0, dtype=torch.float16)
-    changes = {"weight.gaps": torch.tensor([VALUES - 1], dtype=torch.int32), "weight.values": value}
-    save_file(changes, roots / "delta.safetensors")
-    (roots / "new.safetensors").write_bytes(base.read_bytes()[:-2] + value.numpy().tobytes())
-    return hashlib.sha256((roots / "new.safetensors").read_bytes()).hexdigest()
-
-
-def push_delta(roots: Path, version: int) -> Any:
-    options = PushOptions(kind="delta", base=version - 1, checksum=file_checksum(roots / "new.safetensors"))
-    checkpoint = str(roots / "delta.safetensors")
-    return handle_of("Policy").load_checkpoint.remote(version, checkpoint, options).result()
 
 
 def push_for(seconds: float, roots: Path, version: int) -> int:
@@ -175,7 +138,6 @@ def usage(folder: Path) -> Usage:
     return Usage(
         shared_memory=sum(status_bytes(process, "RssShmem") for process in raylets),
         disk=sum(path.stat().st_size for root in kept for path in root.rglob("*") if path.is_file()),
-        heap=sum(status_bytes(process, "RssAnon") for process in replicas),
         descriptors=sum(process.num_fds() for process in replicas),
     )
 
