@@ -14,8 +14,6 @@ PROGRAMS = {
     "soak": Program(
         "tests.endurance.soak.mixed", "every kind of request, kills and pushes: nothing grows (15 minutes)"
     ),
-    "soak-weights": Program("tests.endurance.soak.weights", "1,000 pushes while rollouts go on (half an hour)"),
-    "soak-weights-kills": Program("tests.endurance.soak.kills", "pushes while processes are killed (15 minutes)"),
 }
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from transformers import AutoTokenizer
 from rollout_client import AsyncRolloutClient, RolloutClient, Sampling, seats_of
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.contract.sessions import SessionSample
-from rollout_client.tensors import to_tensors
 from rollout_env import escape_control_tokens, reply_text
 from tests.deployments.agents.harbor_rollouts import reward_of, sample_of
 from tests.deployments.agents.test_harbor_program import works
@@ -289,24 +288,6 @@ def test_rollouts_of_an_agent_have_the_tokens_that_it_was_answered_with(client: 
     assert response.metrics["environment/agent_calls/mean"] == 2
     while not {session.id for session in client.sessions()} <= before:
         pass
-
-
-@pytest.mark.long
-def test_rollouts_of_an_agent_have_the_columns_of_each_generated_token(client: RolloutClient) -> None:
-    sample = {"task_name": "asked_twice", "messages": [QUESTION]}
-    include = ["top_logprobs:2", "sampling_mask", "entropy"]
-    sampling = Sampling(seed=3, max_new_tokens=24, top_k=20, top_p=0.9)
-    response = client.rollout_arrow([sample], num_generations=4, sampling=sampling, include=include)
-    tensors = to_tensors(response, pad_token_id=0)
-    generated, included = tensors.loss_mask.bool(), tensors.included
-    was_possible = (included["sampling_mask"] == tensors.input_ids[..., None]).any(-1)
-    assert was_possible.tolist() == generated.tolist()
-    assert included["top_token_ids"].shape == (*tensors.input_ids.shape, 2)
-    best = included["top_logprobs"][generated][:, 0]
-    assert (best >= tensors.generation_logprobs[generated]).all()
-    # The mean surprise is at least that of the likeliest token.
-    assert (included["entropy"][generated] >= -best - 1e-4).all()
-    assert (included["entropy"][~generated] == 0).all()
 
 
 @pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")

@@ -179,13 +179,6 @@ def differences_of_batch(
     return differences
 
 
-@pytest.mark.long
-def test_a_trainer_recomputes_the_log_probabilities_of_a_batch_of_rollouts_with_their_pictures(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path
-) -> None:
-    assert differences_of_batch(engine, images, folder, "right").abs().max() < NEAR
-
-
 def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
 ) -> None:

@@ -151,22 +151,6 @@ def test_pictures_of_prompts_and_observations_are_in_the_log_by_name_with_their_
     check(client, folder, result)
 
 
-def test_json_and_arrow_agree_and_lockstep_plays_as_async_does(client: RolloutClient, folder: Path) -> None:
-    samples = [sample(data_url(picture(64, 64, 5)), seed=seed) for seed in (10, 20)]
-    whole = client.rollout(samples, sampling=GREEDY, max_rollout_turns=3)
-    arrow = client.rollout_arrow(samples, sampling=GREEDY, max_rollout_turns=3)
-    lockstep = client.rollout(samples, sampling=GREEDY, max_rollout_turns=3, schedule="lockstep")
-    logs = [
-        [
-            [(message.role, list(message.token_ids), message.mm_ranges) for message in result.message_log]
-            for result in response.samples
-        ]
-        for response in (whole, arrow, lockstep)
-    ]
-    assert logs[0] == logs[1] == logs[2]
-    check(client, folder, *lockstep.samples)
-
-
 def test_no_rollout_with_pictures_is_lost_when_the_engine_dies(client: RolloutClient, folder: Path) -> None:
     samples = [sample(data_url(picture(64, 64, 40)), seed=seed) for seed in range(100, 116)]
     long = Sampling(temperature=0.0, max_new_tokens=120, ignore_eos=True)

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -46,13 +45,11 @@ def alive(processes: list[psutil.Process]) -> list[str]:
     return [command_of(process) for process in processes if process.is_running()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stop_signal", "during", "exit_code"),
-    [
-        (signal.SIGINT, is_controller, 130),
-        # An engine that has begun would outlive what started it.
-        pytest.param(signal.SIGTERM, is_engine, 0, marks=pytest.mark.long),
-    ],
+    # An engine that has begun would outlive what started it.
+    [(signal.SIGINT, is_controller, 130), (signal.SIGTERM, is_engine, 0)],
 )
 def test_a_service_that_is_stopped_while_it_starts_leaves_no_process_and_no_socket(
     stop_signal: signal.Signals, during: Callable[[psutil.Process], bool], exit_code: int
@@ -111,14 +108,3 @@ def test_a_service_that_gets_sigterm_refuses_new_requests_and_finishes_those_und
     assert summary["summary"]["metrics"]["total_turns"] == 1
     assert service.returncode == 0
     assert "The service has stopped." in printed
-
-
-def test_a_taken_port_is_a_sentence_and_starts_nothing() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with service_process(str(CONFIG), "--port", str(port)) as service:
-            printed, _ = service.communicate(timeout=ENDED_WITHIN_S)
-    assert printed.strip() == f"Port {port} on 127.0.0.1 is taken: stop what uses it or choose another."
-    assert service.returncode == 1

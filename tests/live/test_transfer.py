@@ -10,9 +10,7 @@ import pytest
 
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
-from rollout_client.errors import RequestRejected
 from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
-from service.startup.config import free_port
 from tests.live.forward_pass import logprob_differences, model_of, perturbed, tiny_state
 from tests.live.gloo_transfer import update_info_of
 from tests.live.played_with_weights import (
@@ -20,7 +18,6 @@ from tests.live.played_with_weights import (
     SAME_WEIGHTS_TOLERANCE,
     assert_of_weights,
     play,
-    versions_of,
 )
 from tests.live.running_transfer import connected
 
@@ -40,23 +37,6 @@ def saved(client: RolloutClient, version: int) -> str:
             return info.checksum
         time.sleep(0.1)
     raise TimeoutError(f"version {version} was not saved")
-
-
-def served(client: RolloutClient) -> tuple[object, ...]:
-    """What a transfer that fails leaves as it is.
-
-    Not the checksums, nor which old versions are there: the policy store saves the weights of an earlier transfer
-    meanwhile, which take the place of older ones.
-    """
-    state = client.policy()
-    return (
-        state.current,
-        state.updating_to,
-        state.next_version,
-        state.transfer_world_size,
-        state.versions[-1].version,
-        [(replica.replica_id, replica.version, replica.accepts_requests) for replica in state.replicas],
-    )
 
 
 def test_a_transfer_what_was_saved_of_it_and_a_push_of_equal_weights_make_equal_engines(client: RolloutClient) -> None:
@@ -139,34 +119,3 @@ def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: Rollout
     connected(again, after.transfer_world_size, model_of(sent_state)).send_weights()
     assert_of_weights(play(client).samples, version + 1, sent_state)
     trainer.shutdown()
-
-
-@pytest.mark.long
-def test_replicas_go_back_in_place_when_the_trainer_takes_no_further_step(client: RolloutClient) -> None:
-    """To weights that a trainer sent, too."""
-    state = perturbed(43)
-    transfer = RolloutWeightSyncClient(client)
-    connected(transfer, client.policy().transfer_world_size, model_of(state)).send_weights()
-    before = client.policy(CHECKSUMS_WITHIN_S)
-    version = before.current
-    transfer.start_weight_update()
-    assert_of_weights(play(client).samples, version, state)
-    with pytest.raises(ConnectAgain, match="none is under way; start it first, or it was abandoned"):
-        transfer.finish_weight_update()
-    assert client.policy(CHECKSUMS_WITHIN_S).replicas == before.replicas
-
-
-@pytest.mark.long
-def test_a_trainer_that_never_answers_costs_no_pause_and_no_replica(client: RolloutClient) -> None:
-    before, served_before, port = client.policy(), served(client), free_port()
-    init_info = {"master_address": "127.0.0.1", "master_port": port, "world_size": 2, "rendezvous_id": "none"}
-    with ThreadPoolExecutor(1) as thread:
-        meeting = thread.submit(RolloutWeightSyncClient(client).init_weight_transfer_engine, init_info)
-        assert versions_of(play(client, 4).samples) == {str(before.current)}
-        assert not meeting.done()
-        with pytest.raises(RequestRejected, match=f"10 s were not enough: nobody listens at 127.0.0.1:{port}"):
-            meeting.result()
-    assert served(client) == served_before
-    transfer, state = RolloutWeightSyncClient(client), perturbed(39)
-    connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
-    assert_of_weights(play(client).samples, before.current + 1, state)

@@ -1,17 +1,10 @@
 """The results of rounds, and what they come to by kind."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-
-class OfAKind(Protocol):
-    @property
-    def kind(self) -> str: ...
-
-
-Summed = TypeVar("Summed", bound=OfAKind)
+from tests.endurance.running import sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +39,6 @@ class Round:
         if self.recovered_after_s is None:
             problems.append("what was struck was not replaced in time")
         return [f"{self.kind}: {problem}" for problem in [*problems, *self.errors]]
-
-
-def by_kind(
-    rounds: Iterable[Summed], totals: Callable[[Sequence[Summed]], dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """What the rounds of each kind come to."""
-    grouped = defaultdict[str, list[Summed]](list)
-    for finished in rounds:
-        grouped[finished.kind].append(finished)
-    return {kind: {"rounds": len(each), **totals(each)} for kind, each in sorted(grouped.items())}
-
-
-def sums(rounds: Sequence[Summed], *names: str) -> dict[str, int]:
-    return {name: sum(getattr(finished, name) for finished in rounds) for name in names}
 
 
 def totals(rounds: Sequence[Round]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import schemathesis
 from schemathesis import Case, CheckContext, HookContext, Response
 
-from tests.endurance.fuzz.adjusted_requests import with_known_tokens, with_short_waits
+from tests.endurance.fuzz.adjusted_requests import with_short_waits
 from tests.endurance.fuzz.answers import answer_problems
 
 # Schemathesis looks at the names of the arguments.
@@ -21,12 +21,6 @@ def answers_as_the_service_does(ctx: CheckContext, response: Response, case: Cas
     sent += str(response.request.url).encode()
     problems = list(answer_problems(response.status_code, response.content, sent))
     assert not problems, "; ".join(problems)
-
-
-@schemathesis.hook
-def map_body(context: HookContext, body: Any) -> Any:
-    is_score = context.operation is not None and context.operation.path.endswith("/score")
-    return with_known_tokens(body) if is_score else body
 
 
 @schemathesis.hook

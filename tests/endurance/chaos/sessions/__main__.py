@@ -1,15 +1,12 @@
-"""Kills agents with sessions, their clients, and replicas that work for them (`tests.endurance chaos-sessions`).
+"""Kills agents with sessions, and replicas that work for them (`tests.endurance chaos-sessions`).
 
 The service has two ingress and two generator replicas. In each round ten agents are at work, each a process with a
-session, which asks without end: programs with a session of their own, and commands that the service runs for rollouts.
-At a random moment there is a SIGKILL, by the kind of the round: for all agents that are programs (`agent`), for all
-that are commands (`command`), for the client of the rollouts (`client`), for an ingress or a generator replica. It must
-hold:
+session, which asks without end. At a random moment there is a SIGKILL, by the kind of the round: for all agents
+(`agent`), for an ingress or a generator replica. It must hold:
 
 - a second later no engine generates for nobody: for an agent that is gone, for a call whose caller is gone;
 - the record of each session is readable, also when a replica was killed, and has each answer that its agent got once,
-  token by token; beside these only what calls had generated that broke. A session of a rollout ends with it: its record
-  is the result, or nobody's if its client was killed.
+  token by token; beside these only what calls had generated that broke.
 
 The rounds are appended to a file, and what is there already is not played again. The last line is JSON: what all
 rounds in that file come to, by kind. The exit code is 1 if something does not hold in a round of this run.
@@ -18,7 +15,7 @@ rounds in that file come to, by kind. The exit code is 1 if something does not h
 import asyncio
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -27,43 +24,29 @@ from rich.console import Console
 
 from rollout_client import AsyncRolloutClient
 from tests.endurance.chaos.one_machine import OneMachine
-from tests.endurance.chaos.results import by_kind
 from tests.endurance.chaos.sessions.results import SessionRound, totals
-from tests.endurance.chaos.sessions.rounds import PROGRAMS, NotBegun, SessionRounds
+from tests.endurance.chaos.sessions.rounds import KINDS, NotBegun, SessionRounds
 from tests.endurance.chaos.sessions.service import service_of_sessions
-from tests.endurance.reporting import finish, rounds_shown
-from tests.endurance.result_lines import append, read
-from tests.endurance.running import in_turn, running
+from tests.endurance.result_lines import read
+from tests.endurance.running import in_turn, played, report, running
 
 MOST_NOT_BEGUN = 5
+Rounds = AsyncGenerator[SessionRound, None]
 console = Console(stderr=True)
 
 
-async def play(
-    service: OneMachine, kinds: Iterator[str], answers: Path, draw: random.Random, file: Path
-) -> list[SessionRound]:
-    finished: list[SessionRound] = []
+async def play(service: OneMachine, kinds: Iterator[str], answers: Path, draw: random.Random) -> Rounds:
     not_begun = 0
     async with AsyncRolloutClient(service.url) as client:
         rounds = SessionRounds(service, client, answers, draw)
-        with rounds_shown(console, None) as show:
-            for kind in kinds:
-                try:
-                    one = await rounds.play(kind)
-                except NotBegun as error:
-                    not_begun += 1
-                    console.print(f"{kind}: {error}")
-                    if not_begun > MOST_NOT_BEGUN:
-                        raise
-                    continue
-                append(file, one)
-                finished.append(one)
-                show(f"{one.kind}: quiet after {one.quiet_after_s} s; {len(problems_of(finished))} problems")
-    return finished
-
-
-def problems_of(rounds: list[SessionRound]) -> list[str]:
-    return [problem for one in rounds for problem in one.problems()]
+        for kind in kinds:
+            try:
+                yield await rounds.play(kind)
+            except NotBegun as error:
+                not_begun += 1
+                console.print(f"{kind}: {error}")
+                if not_begun > MOST_NOT_BEGUN:
+                    raise
 
 
 def main(
@@ -75,16 +58,14 @@ def main(
     seed: Annotated[int | None, typer.Option(help="Of the moments and the choice of replicas.")] = None,
 ) -> None:
     before = read(results, SessionRound)
-    kinds = list(PROGRAMS) if kind == "all" else kind.split(",")
-    left = in_turn(kinds, rounds, before, minutes)
+    left = in_turn(KINDS if kind == "all" else kind.split(","), rounds, before, minutes)
     draw = random.Random(len(before) if seed is None else seed)
     with (
         tempfile.TemporaryDirectory(prefix="chaos-sessions-") as folder,
-        running(console, service_of_sessions(config, Path(folder), console)) as service,
+        running(console, service_of_sessions(config, console)) as service,
     ):
-        finished = asyncio.run(play(service, left, Path(folder), draw, results))
-    figures = {"kinds": by_kind(read(results, SessionRound), totals), "rounds_of_this_run": len(finished)}
-    finish(console, problems_of(finished), figures)
+        finished = asyncio.run(played(console, results, play(service, left, Path(folder), draw)))
+    report(console, finished, results, SessionRound, totals)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """An agent that asks until it is killed, and writes down each answer that it got. No packages: it starts at once.
 
-Its arguments are a folder and, unless they are in the variables of an agent's command, the address and key of its
-session. Each line of its file, which is named after the session, is one call: JSON with the ids of its prompt and its
-response, or null for a call that broke.
+Its arguments are a folder, and the address and key of its session. Each line of its file, which is named after the
+session, is one call: JSON with the ids of its prompt and its response, or null for a call that broke.
 """
 
 import json
-import os
 import random
 import sys
 import time
@@ -81,6 +79,4 @@ def main(folder: str, base_url: str, api_key: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        main(*sys.argv[1:4])
-    main(sys.argv[1], os.environ["ANTHROPIC_BASE_URL"], os.environ["OPENAI_API_KEY"])
+    main(*sys.argv[1:4])

@@ -2,8 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rollout_client.contract.messages import Message
 
@@ -46,14 +46,3 @@ def problems_of(session_id: str, said: Answered, recorded: Sequence[tuple[Ids, I
             f"{said.broken} calls broke"
         )
     return problems
-
-
-def recorded_of_rollout(result: Mapping[str, Any]) -> list[tuple[Ids, Ids]]:
-    """Args: `result` is a `SampleResult` as JSON."""
-    branches = [(result["message_log"], ())]
-    branches += [(branch["message_log"], branch["shared_messages"]) for branch in result.get("branches") or ()]
-    return [
-        found
-        for log, shared in branches
-        for found in responses_in([Message.model_validate(message) for message in log], shared)
-    ]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.endurance.chaos.results import sums
+from tests.endurance.running import sums
 
 GOAL_S = 1.0
 
@@ -20,8 +20,6 @@ class SessionRound:
     recorded: int = 0
     """Responses in the records that were read."""
     readable: int = 0
-    deleted: int = 0
-    """Sessions that the service had deleted with their rollouts, whose client was killed."""
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -38,7 +36,7 @@ class SessionRound:
 def totals(rounds: Sequence[SessionRound]) -> dict[str, Any]:
     quiet = [finished.quiet_after_s for finished in rounds if finished.quiet_after_s is not None]
     return {
-        **sums(rounds, "sessions", "answered", "recorded", "readable", "deleted"),
+        **sums(rounds, "sessions", "answered", "recorded", "readable"),
         "rounds_with_errors": sum(bool(finished.errors) for finished in rounds),
         "longest_until_quiet_s": max(quiet, default=None),
         "later_than_goal": sum(finished.is_late for finished in rounds),
