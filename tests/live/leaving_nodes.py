@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 from contextlib import suppress
@@ -42,7 +41,6 @@ AT_ONCE = 24
 TURNS = 2
 TOKENS_A_TURN = 120
 TIMING = {"time_to_first_token_s": 0.2, "time_per_token_s": 0.05, "max_num_seqs": 256}
-QUIET_S = 45.0
 BETWEEN_S = 2.0
 WHOLE_WITHIN_S = 120.0
 POLL_S = 0.25
@@ -62,17 +60,6 @@ class Findings:
     """Rollouts with a turn that one replica began and another one ended."""
     errors: list[str] = field(default_factory=list)
     """Of the rollouts that failed."""
-    quiet_s: list[float] = field(default_factory=list)
-    """Seconds of each rollout that was played before the first notice or after the last one."""
-    noticed_s: list[float] = field(default_factory=list)
-    """Of each that was played between."""
-
-    def medians(self) -> dict[str, float]:
-        return {
-            name: round(statistics.median(seconds), 3)
-            for name in ("quiet_s", "noticed_s")
-            if (seconds := getattr(self, name))
-        }
 
 
 class LeavingNode:
@@ -164,8 +151,6 @@ class Load:
     """Plays rollouts, as many at once as `AT_ONCE`, until it is stopped."""
 
     def __init__(self, client: AsyncRolloutClient, findings: Findings) -> None:
-        self.seconds: list[float] | None = None
-        """Where the seconds of a rollout belong that begins now; those of one that sees it change belong nowhere."""
         self._client = client
         self._findings = findings
         self._numbers = count()
@@ -186,12 +171,11 @@ class Load:
             game = sample.model_copy(
                 update={"extra_env_info": {**(sample.extra_env_info or {}), "game": next(self._numbers)}}
             )
-            began, belongs = monotonic(), self.seconds
             sampling = Sampling(greedy=True, max_new_tokens=TOKENS_A_TURN)
             response = await self._client.rollout([game], sampling=sampling, max_rollout_turns=TURNS, sample_retries=0)
-            self._note(response.samples[0], monotonic() - began, belongs)
+            self._note(response.samples[0])
 
-    def _note(self, result: SampleResult, seconds: float, belongs: list[float] | None) -> None:
+    def _note(self, result: SampleResult) -> None:
         findings = self._findings
         findings.rollouts += 1
         if result.error is not None:
@@ -201,8 +185,6 @@ class Load:
             return
         moved = result.replay is not None and any(origin.start > 0 for origin in result.replay.generations)
         findings.moved += moved
-        if belongs is not None and belongs is self.seconds:
-            belongs.append(seconds)
 
 
 async def until(holds: Any) -> None:
@@ -223,9 +205,6 @@ async def rounds(findings: Findings, number_of_rounds: int, address: str, nodes:
     async with AsyncRolloutClient(url) as client:
         load = Load(client, findings)
         playing = asyncio.create_task(load.play())
-        load.seconds = findings.quiet_s
-        await asyncio.sleep(QUIET_S)
-        load.seconds = findings.noticed_s
         for _ in range(number_of_rounds):
             assert not playing.done(), playing.exception()
             leaving = nodes.pop(0)
@@ -235,11 +214,6 @@ async def rounds(findings: Findings, number_of_rounds: int, address: str, nodes:
             await until(lambda: is_whole(nodes))
             await asyncio.sleep(BETWEEN_S)
             findings.rounds += 1
-            sys.stderr.write(
-                f"round {findings.rounds}: {findings.medians()}, {findings.lost} lost, {findings.moved} moved\n"
-            )
-        load.seconds = findings.quiet_s
-        await asyncio.sleep(QUIET_S)
         load.stop()
         await playing
 
@@ -276,7 +250,7 @@ def main(folder: Path, number_of_rounds: int) -> dict[str, Any]:
             node.kill()
         cluster.shutdown()
     findings.turns_done_again = turns_done_again(StepLog(steps_file).since(0)).total()
-    return asdict(findings) | {"medians": findings.medians()}
+    return asdict(findings)
 
 
 if __name__ == "__main__":

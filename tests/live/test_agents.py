@@ -21,7 +21,7 @@ from rollout_env import escape_control_tokens, reply_text
 from tests.deployments.agents.harbor_rollouts import reward_of, sample_of
 from tests.deployments.agents.test_harbor_program import works
 from tests.endurance.session_laws.__main__ import play_sessions
-from tests.endurance.session_laws.log_probabilities import Differences, add_scored
+from tests.endurance.session_laws.log_probabilities import differences_to_score
 from tests.endurance.session_laws.random_agent import CALCULATOR
 from tests.live.played_by_agents import digest_of
 from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE
@@ -171,19 +171,17 @@ def test_a_call_that_only_has_tools_is_sampled_from_the_policy_and_one_with_a_st
 ) -> None:
     strict = {"type": "function", "function": {**CALCULATOR["function"], "strict": True}}
 
-    async def played() -> tuple[list[SessionSample], Differences]:
+    async def played() -> tuple[list[SessionSample], list[float]]:
         async with AsyncRolloutClient(small_url) as client, client.session(sampling={"seed": 7}) as session:
             for tool in (CALCULATOR, strict):
                 asked: Any = {"tools": [tool], "parallel_tool_calls": False}
                 await chat(session, **asked)
             free, bound = await session.samples()
-            differences = Differences()
-            await add_scored(client, [free], differences)
-            return [free, bound], differences
+            return [free, bound], await differences_to_score(client, [free])
 
     branches, differences = asyncio.run(played())
     assert [generated(branch)[0].constrained for branch in branches] == [None, True]
-    assert fmean(differences.scored) <= SAME_WEIGHTS_TOLERANCE
+    assert fmean(differences) <= SAME_WEIGHTS_TOLERANCE
 
 
 def test_a_json_schema_binds_the_answer_and_not_the_reasoning_before_it(client: RolloutClient) -> None:
@@ -365,8 +363,7 @@ def test_random_sessions_record_what_their_calls_were_answered(small_url: str) -
     tally = asyncio.run(play_sessions(small_url, range(5000, 5024)))
     assert tally.problems == []
     assert min(tally.stable, tally.streams_left, tally.responses - tally.calls) > 0
-    assert fmean(tally.differences.scored) <= SAME_WEIGHTS_TOLERANCE
-    assert fmean(tally.differences.played) <= SAME_WEIGHTS_TOLERANCE
+    assert fmean(tally.differences) <= SAME_WEIGHTS_TOLERANCE
 
 
 @pytest.mark.long

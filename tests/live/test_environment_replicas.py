@@ -10,7 +10,7 @@ import pytest
 from rollout_client import RolloutClient, RolloutTimeout
 from rollout_client.contract.rollouts import SampleInput, SampleResult
 from tests.clients.rollout_env.test_worker_pool import until
-from tests.live.abandoned_rollouts import WAYS, begin_and_abandon
+from tests.live.abandoned_rollouts import begin_and_abandon
 from tests.live.running_service import replicas, scale
 from tests.live.services import REPLICAS, SimulatedService
 
@@ -131,8 +131,7 @@ def test_a_caller_that_hangs_up_has_its_steps_given_up_and_its_sessions_closed(
 
 
 @pytest.mark.parametrize(
-    "way",
-    [way if way in ("leave_stream", "delete_keyed") else pytest.param(way, marks=pytest.mark.long) for way in WAYS],
+    "way", ["leave_stream", "delete_keyed", pytest.param("reach_deadline", marks=pytest.mark.long)]
 )
 def test_what_nobody_waits_for_leaves_no_generation_no_step_and_no_session(
     simulated: SimulatedService, way: str

@@ -4,16 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from random import Random
 
-import psutil
 import pytest
 from PIL import Image
 
 from deployments.protocols.images import name_of_image
 from rollout_client import RequestRejected, RolloutClient
 from tests.live.painting_environment import painted
-from tests.live.running_service import processes, replicas
+from tests.live.running_service import processes, replicas, shared_bytes
 from tests.live.services import IMAGES_BYTES
-from tests.live.weights_on_nodes import status_bytes
 
 pytestmark = pytest.mark.long
 MIB = 2**20
@@ -72,10 +70,6 @@ def test_images_that_went_for_others_leave_rays_memory(simulated_client: Rollout
     kept = [name for name in names if is_kept(simulated_client, name)]
     assert 8 <= len(kept) <= IMAGES_BYTES // MIB
     assert names[-1] in kept
-
-
-def shared_bytes(process: psutil.Process) -> int:
-    return status_bytes(process, "RssShmem")
 
 
 def is_kept(simulated_client: RolloutClient, name: str) -> bool:

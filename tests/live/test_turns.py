@@ -72,14 +72,6 @@ def test_a_zero_length_observation_is_taken_as_it_is(client: RolloutClient, obse
     assert result.message_log[2].token_ids == bridge
 
 
-def test_both_schedules_give_the_same_logs_and_rewards(client: RolloutClient) -> None:
-    samples = [*client.example_samples("sliding_puzzle", 8, seed=2), *client.example_samples("math", 8, seed=2)]
-    free = client.rollout(samples, sampling=GREEDY, max_rollout_turns=6).samples
-    in_step = client.rollout(samples, sampling=GREEDY, max_rollout_turns=6, schedule="lockstep").samples
-    assert [tokens_of(result) for result in in_step] == [tokens_of(result) for result in free]
-    assert [result.total_reward for result in in_step] == [result.total_reward for result in free]
-
-
 def test_a_deadline_in_the_middle_of_a_message_keeps_its_tokens_and_the_message_goes_on(client: RolloutClient) -> None:
     sample = following({"observation": "."})
     sampling = Sampling(greedy=True, ignore_eos=True, max_new_tokens=900)

@@ -1,6 +1,6 @@
-"""Pushes versions to replicas on several nodes of one machine, and prints what they got and what stayed behind.
+"""Pushes versions to replicas on several nodes of one machine, and prints what they got.
 
-`python -m tests.live.weights_on_nodes FOLDER SECONDS`; the last line is JSON, the fields of `Findings`. It is a
+`python -m tests.live.weights_on_nodes FOLDER`; the last line is JSON, the fields of `Findings`. It is a
 program, because Ray and Serve read their environment when they are imported.
 """
 
@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 import torch
 from ray import serve
@@ -32,15 +31,6 @@ NODE: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 200 * 2**20}
 
 
 @dataclass
-class Usage:
-    """What the service uses, in bytes; descriptors are counted."""
-
-    shared_memory: int
-    disk: int
-    descriptors: int
-
-
-@dataclass
 class Findings:
     size_bytes: int = 0
     store_node: str = ""
@@ -48,16 +38,11 @@ class Findings:
     """Of the first pushes: what each replica reported."""
     held: list[dict[str, Any]] = field(default_factory=list)
     """By each replica after the first pushes."""
-    pushes: int = 0
-    """All of them; `after` is measured after them."""
-    before: Usage | None = None
-    """After the first pushes."""
-    after: Usage | None = None
     held_late: list[dict[str, Any]] = field(default_factory=list)
     """By each replica after a node was added."""
 
 
-def main(folder: Path, seconds: float) -> Findings:
+def main(folder: Path) -> Findings:
     findings = Findings()
     model, roots = folder / "model", folder / "pushed"
     write_weights(model / "model.safetensors", 0)
@@ -77,10 +62,6 @@ def main(folder: Path, seconds: float) -> Findings:
             findings.updates.append([replica.model_dump() for replica in update.replicas])
         findings.size_bytes = stored(folder, version).stat().st_size
         findings.held = held_by_all(2, version)
-        findings.before = usage(folder)
-        version = findings.pushes = push_for(seconds, roots, version)
-        held_by_all(2, version)
-        findings.after = usage(folder)
         cluster.add_node(**NODE)
         findings.held_late = held_by_all(3, version)
     finally:
@@ -105,15 +86,6 @@ def stored(folder: Path, version: int) -> Path:
     return folder / "policy" / "versions" / f"{version}.safetensors"
 
 
-def push_for(seconds: float, roots: Path, version: int) -> int:
-    """Pushes versions that follow `version` one after the other; returns the last."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        version += 1
-        push(roots, version)
-    return version
-
-
 def held_by_all(nodes: int, version: int) -> list[dict[str, Any]]:
     """Once all replicas hold the version."""
     count = nodes * REPLICAS_PER_NODE
@@ -129,26 +101,6 @@ def held_by_all(nodes: int, version: int) -> list[dict[str, Any]]:
     raise TimeoutError(f"{count} replicas do not hold version {version}")
 
 
-def usage(folder: Path) -> Usage:
-    processes = psutil.Process().children(recursive=True)
-    replicas = [process for process in processes if "ServeReplica:rollout" in " ".join(process.cmdline())]
-    raylets = [process for process in processes if process.name() == "raylet"]
-    session = Path(ray.get_runtime_context().get_temp_dir()) / ray.get_runtime_context().get_session_name()
-    kept = [folder / "policy", session / "rollout-weights"]
-    return Usage(
-        shared_memory=sum(status_bytes(process, "RssShmem") for process in raylets),
-        disk=sum(path.stat().st_size for root in kept for path in root.rglob("*") if path.is_file()),
-        descriptors=sum(process.num_fds() for process in replicas),
-    )
-
-
-def status_bytes(process: psutil.Process, name: str) -> int:
-    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(f"{name} of {process} is not known")
-
-
 if __name__ == "__main__":
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    sys.stdout.write(json.dumps(asdict(main(Path(sys.argv[1]), float(sys.argv[2])))) + "\n")
+    sys.stdout.write(json.dumps(asdict(main(Path(sys.argv[1])))) + "\n")
