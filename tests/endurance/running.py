@@ -3,9 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
+from dataclasses import Field
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from rich.console import Console
 
@@ -20,8 +21,10 @@ Service = TypeVar("Service")
 class OfAKind(Protocol):
     """The result of a round, a dataclass."""
 
-    kind: str
-    __dataclass_fields__: Any
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def kind(self) -> str: ...
 
     def problems(self) -> list[str]:
         """A sentence for each thing that does not hold."""
