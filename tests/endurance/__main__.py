@@ -6,9 +6,6 @@ from benchmarks.programs import Program, run_program
 
 PROGRAMS = {
     "chaos": Program("tests.endurance.chaos", "kills parts of a service during 256 games, again and again"),
-    "chaos-sessions": Program(
-        "tests.endurance.chaos.sessions", "the same with agents that have sessions, and their clients"
-    ),
     "fuzz": Program("tests.endurance.fuzz", "malformed, hostile and slow requests to every route"),
     "session-laws": Program("tests.endurance.session_laws", "random sessions: records are what was answered"),
     "soak": Program(

@@ -20,7 +20,7 @@ rounds in that file come to, by kind. The exit code is 1 if something does not h
 import asyncio
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing
 from pathlib import Path
 from typing import Annotated
 
@@ -32,10 +32,11 @@ from tests.endurance.chaos.counted_puzzle import StepLog
 from tests.endurance.chaos.nodes.several_nodes import NODE_KINDS, several_nodes
 from tests.endurance.chaos.one_machine import one_machine
 from tests.endurance.chaos.parts import DRAINED, KILLED, PARTS, STOPPED
-from tests.endurance.chaos.results import Round, totals
+from tests.endurance.chaos.results import Round, by_kind, in_turn
 from tests.endurance.chaos.rounds import Chaos, Struck
-from tests.endurance.result_lines import read
-from tests.endurance.running import in_turn, played, report, running
+from tests.endurance.reporting import finish, rounds_shown
+from tests.endurance.result_lines import append, read
+from tests.endurance.running import running
 
 console = Console(stderr=True)
 
@@ -44,7 +45,18 @@ async def chaos(service: Struck, kinds: Iterator[str], steps: StepLog, seed: int
     async with AsyncRolloutClient(service.url) as client:
         begun = await Chaos.begin(service, client, steps, seed)
         console.print(f"Undisturbed, the games take {begun.undisturbed.seconds:.1f} s.")
-        return await played(console, file, begun.rounds(kinds))
+        finished: list[Round] = []
+        with rounds_shown(console, None) as show:
+            async with aclosing(begun.rounds(kinds)) as rounds:
+                async for one in rounds:
+                    append(file, one)
+                    finished.append(one)
+                    show(f"{one.kind}: {one.seconds:.1f} s; {len(problems_of(finished))} problems")
+    return finished
+
+
+def problems_of(rounds: Sequence[Round]) -> list[str]:
+    return [problem for one in rounds for problem in one.problems()]
 
 
 def chosen_kinds(named: str) -> list[str]:
@@ -80,7 +92,8 @@ def main(
         steps_file = Path(folder, "steps")
         with running(console, chosen_service(kinds, config, steps_file)) as service:
             finished = asyncio.run(chaos(service, left, StepLog(steps_file), seed, results))
-    report(console, finished, results, Round, totals)
+    figures = {"kinds": by_kind(read(results, Round)), "rounds_of_this_run": len(finished)}
+    finish(console, problems_of(finished), figures)
 
 
 if __name__ == "__main__":
