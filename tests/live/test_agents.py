@@ -166,7 +166,7 @@ def test_every_api_records_the_same_tokens_streamed_or_not(small_url: str) -> No
     assert {thought.removeprefix("<think>") for thought in thoughts} == {"2+3=5"}
 
 
-def test_a_call_that_only_has_tools_is_sampled_from_the_policy_and_one_with_a_strict_tool_is_marked(
+def test_tools_leave_the_policys_distribution_and_strict_ones_are_marked(
     small_url: str,
 ) -> None:
     strict = {"type": "function", "function": {**CALCULATOR["function"], "strict": True}}
@@ -289,7 +289,7 @@ def test_rollouts_of_an_agent_have_the_tokens_that_it_was_answered_with(client: 
 
 
 @pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")
-def test_a_task_of_harbor_is_played_in_its_sandbox_and_rewarded_by_its_verifier(client: RolloutClient) -> None:
+def test_a_task_of_harbor_is_played_in_its_sandbox_and_judged_there(client: RolloutClient) -> None:
     results = client.rollout([sample_of(number) for number in range(6)], sampling=Sampling(**GREEDY)).samples
     assert [(result.status, result.rewards) for result in results] == [
         ("completed", {"reward": reward_of(number)}) for number in range(6)
@@ -382,7 +382,7 @@ def test_a_record_outlives_the_ingress_and_the_generator_that_made_it(client: Ro
         assert len(session.samples()) == 2
 
 
-def test_both_seats_of_a_game_come_back_with_the_engines_own_tokens_and_rewards_of_their_own(
+def test_both_seats_of_a_game_have_the_engines_tokens_and_own_rewards(
     client: RolloutClient,
 ) -> None:
     sampling = {"max_new_tokens": 24, "temperature": 1.0}
@@ -415,7 +415,7 @@ def test_another_policy_of_the_service_takes_a_seat_that_a_sample_names(client: 
     assert result.metrics.environment["seat_0_reward"] == 1.0
 
 
-def test_a_policy_of_the_service_plays_the_user_whose_turns_are_masked_and_counted(client: RolloutClient) -> None:
+def test_a_policy_plays_the_user_whose_turns_are_masked_and_counted(client: RolloutClient) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(SMALL_MODEL)
     question, asks_back = (
         {"role": role, "content": text, "token_ids": tokenizer.encode(text, add_special_tokens=False)}

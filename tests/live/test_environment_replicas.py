@@ -83,7 +83,7 @@ def counts(sample: SampleResult) -> tuple[set[int], list[int]]:
     return {int(process) for process, _ in told}, [int(count) for _, count in told]
 
 
-def test_sessions_stay_at_their_replicas_are_played_anew_when_one_dies_and_are_all_closed(
+def test_sessions_stay_at_their_replica_restart_if_it_dies_and_are_closed(
     simulated_client: RolloutClient, folder: Path
 ) -> None:
     held = folder / "held"
@@ -121,9 +121,7 @@ def test_sessions_stay_at_their_replicas_are_played_anew_when_one_dies_and_are_a
     asyncio.run(until(lambda: not found(folder, "open")))
 
 
-def test_a_caller_that_hangs_up_has_its_steps_given_up_and_its_sessions_closed(
-    simulated_client: RolloutClient, folder: Path
-) -> None:
+def test_hanging_up_gives_up_the_steps_and_closes_the_sessions(simulated_client: RolloutClient, folder: Path) -> None:
     endless = [*samples(8, seconds=600), *holding_samples(8, steps=10**6)]
     with pytest.raises(RolloutTimeout):
         simulated_client.rollout(endless, max_rollout_turns=10**6, sampling={"max_new_tokens": 1}, timeout_s=6.0)
@@ -139,7 +137,7 @@ def test_what_nobody_waits_for_leaves_no_generation_no_step_and_no_session(
     asyncio.run(begin_and_abandon(simulated.of_client(), way, GIVEN_UP_WITHIN_S))
 
 
-def test_steps_of_a_replica_that_is_shut_down_are_made_at_the_other_and_cost_no_retry(
+def test_steps_of_a_replica_that_is_shut_down_are_made_at_the_other(
     simulated_client: RolloutClient, simulated: SimulatedService, folder: Path
 ) -> None:
     """The last test: it leaves one replica."""

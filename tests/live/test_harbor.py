@@ -80,7 +80,7 @@ class Rollouts:
                 self.changed += [number] if earlier.rewards != result.rewards else []
 
 
-def test_of_a_hundred_rollouts_under_kills_none_is_lost_or_doubled_and_no_sandbox_is_left(small_url: str) -> None:
+def test_under_kills_no_rollout_is_lost_or_doubled_and_no_sandbox_is_left(small_url: str) -> None:
     draw = random.Random(3)
     struck = Counter[str]()
 

@@ -129,9 +129,7 @@ def rollout(client: RolloutClient, turns: int) -> SampleResult:
     return result
 
 
-def test_pictures_of_prompts_and_observations_are_in_the_log_by_name_with_their_ranges(
-    client: RolloutClient, folder: Path
-) -> None:
+def test_pictures_are_in_the_log_by_name_with_their_ranges(client: RolloutClient, folder: Path) -> None:
     name = client.upload_image(SMALL)
     assert name == name_of_image(SMALL)
     asked = sample(name, data_url(WIDE), name)
@@ -192,9 +190,7 @@ def played_by_openai(client: RolloutClient, kill: str | None = None) -> SampleRe
         return sample
 
 
-def test_a_session_of_openais_client_has_the_ids_of_a_rollout_and_transformers_log_probabilities(
-    client: RolloutClient, folder: Path
-) -> None:
+def test_openais_client_has_a_rollouts_ids_and_transformers_logprobs(client: RolloutClient, folder: Path) -> None:
     played, sample = rollout(client, 2), played_by_openai(client)
     assert ids_of(sample)[:4] == ids_of(played)[:4]
     assert [message.mm_ranges for message in sample.message_log] == [
@@ -222,7 +218,7 @@ def test_anthropics_client_shows_the_same(client: RolloutClient) -> None:
     assert ids_of(sample) == ids_of(played_by_openai(client))
 
 
-def test_the_responses_api_and_a_call_outside_of_sessions_show_the_same_prompt(client: RolloutClient, url: str) -> None:
+def test_the_responses_api_and_a_call_without_session_show_one_prompt(client: RolloutClient, url: str) -> None:
     [prompt, *_] = ids_of(rollout(client, 1))
     parts = [text("Look at "), image_url(data_url(SMALL)), text(" and "), image_url(data_url(WIDE))]
     with (
@@ -280,7 +276,7 @@ def said_by(client: RolloutClient, folder: Path, weights: State) -> float:
     return seen.differences(result, pictures).abs().max().item()
 
 
-def test_what_is_pushed_of_either_tower_generates_whole_or_in_part_or_as_what_has_changed(
+def test_either_tower_is_pushed_whole_in_part_or_as_a_delta(
     client: RolloutClient, folder: Path, original: State
 ) -> None:
     weights = perturbed(original, seed=1)

@@ -97,7 +97,7 @@ def played_from(answer: dict[str, Any]) -> list[Any]:
     return list(map(what_counts, RolloutResponse.model_validate(answer).samples))
 
 
-def test_a_request_that_both_replicas_have_is_played_once_also_when_the_one_that_plays_it_is_killed(
+def test_a_request_at_both_replicas_is_played_once_also_if_one_is_killed(
     simulated: SimulatedService, simulated_client: RolloutClient, gate: Path
 ) -> None:
     body, http = body_of("a", gate), simulated.http()
@@ -131,7 +131,7 @@ def test_a_request_that_both_replicas_have_is_played_once_also_when_the_one_that
     until_all_ingresses_are_there(simulated_client)
 
 
-def test_a_stream_of_events_that_breaks_goes_on_at_the_other_replica_after_its_last_event(
+def test_a_broken_stream_of_events_goes_on_at_the_other_replica(
     simulated: SimulatedService, simulated_client: RolloutClient, gate: Path
 ) -> None:
     client, http = simulated_client, simulated.http()

@@ -38,7 +38,7 @@ def test_a_key_plays_over_tls_and_another_one_only_reads(simulated: SimulatedSer
     assert (rejected.value.status, rejected.value.problem.type) == (403, "urn:rollout:problem:not-allowed")
 
 
-def test_without_a_key_the_service_tells_only_that_it_lives_and_speaks_no_plain_http(
+def test_without_a_key_the_service_tells_only_that_it_lives(
     simulated: SimulatedService,
 ) -> None:
     with httpx.Client(base_url=simulated.url, verify=simulated.trusted) as stranger:

@@ -22,6 +22,6 @@ def test_no_rollout_is_lost_and_no_turn_is_done_twice(findings: dict[str, Any]) 
     assert (findings["lost"], findings["turns_done_again"], findings["errors"]) == (0, 0, [])
 
 
-def test_generations_that_a_node_cannot_end_go_on_elsewhere_from_their_last_token(findings: dict[str, Any]) -> None:
+def test_generations_of_a_leaving_node_go_on_from_their_last_token(findings: dict[str, Any]) -> None:
     # Each turn has as many tokens as were asked for, or its rollout counts as lost.
     assert findings["moved"] >= ROUNDS

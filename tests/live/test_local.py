@@ -51,7 +51,7 @@ def alive(processes: list[psutil.Process]) -> list[str]:
     # An engine that has begun would outlive what started it.
     [(signal.SIGINT, is_controller, 130), (signal.SIGTERM, is_engine, 0)],
 )
-def test_a_service_that_is_stopped_while_it_starts_leaves_no_process_and_no_socket(
+def test_a_service_stopped_at_its_start_leaves_no_process_and_no_socket(
     stop_signal: signal.Signals, during: Callable[[psutil.Process], bool], exit_code: int
 ) -> None:
     with (
@@ -87,7 +87,7 @@ def config_with_time_to_end(folder: Path) -> Path:
     return path
 
 
-def test_a_service_that_gets_sigterm_refuses_new_requests_and_finishes_those_under_way(tmp_path: Path) -> None:
+def test_after_sigterm_new_requests_are_refused_and_old_ones_finished(tmp_path: Path) -> None:
     with (
         service_process(str(config_with_time_to_end(tmp_path)), "--port", str(port := free_port())) as service,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=ENDED_WITHIN_S) as client,

@@ -44,9 +44,7 @@ def settled_metrics_of(url: str) -> Samples:
     return found
 
 
-def test_a_request_is_counted_by_task_stage_and_route_and_the_engine_shows_its_own(
-    service_url: str, client: RolloutClient
-) -> None:
+def test_a_request_is_counted_by_task_stage_and_route(service_url: str, client: RolloutClient) -> None:
     before = settled_metrics_of(service_url)
     samples = [*client.example_samples("math", 3, seed=5), *client.example_samples("sliding_puzzle", 2, seed=5)]
     # Two tokens are no whole answer.

@@ -33,7 +33,7 @@ def report(client: RolloutClient, results: Sequence[SampleResult], logprobs: lis
     return answers[-1]
 
 
-def test_a_ledger_that_is_fed_with_the_services_own_scores_shows_a_ratio_of_1(
+def test_a_ledger_fed_with_the_services_own_scores_shows_a_ratio_of_1(
     client: RolloutClient, played: list[SampleResult]
 ) -> None:
     scores = client.score([token_ids_of(result) for result in played]).scores
@@ -45,7 +45,7 @@ def test_a_ledger_that_is_fed_with_the_services_own_scores_shows_a_ratio_of_1(
     assert set(ledger.by["replica"]) == {one.replica for result in played for one in generations(client, result)}
 
 
-def test_the_story_of_a_rollout_divides_its_time_into_queue_engines_and_steps(
+def test_a_record_divides_the_time_into_queue_engines_and_steps(
     client: RolloutClient, played: list[SampleResult]
 ) -> None:
     for result in played:

@@ -84,9 +84,7 @@ def test_a_version_is_demanded_and_scored_by_its_name(client: RolloutClient) -> 
     assert rejected.value.problem.status == 409
 
 
-def test_a_text_completion_is_made_by_the_policy_and_version_that_its_address_names(
-    client: RolloutClient, service_url: str
-) -> None:
+def test_a_completion_is_made_by_the_policy_and_version_in_its_address(client: RolloutClient, service_url: str) -> None:
     label, sequence = current(client, "run-b"), [5, 17, 8, 31]
     number = int(label.rpartition("/")[2])
     address = f"{service_url}/v1/completions?policy=run-b"

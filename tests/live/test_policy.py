@@ -79,7 +79,7 @@ def test_the_policy_says_what_is_current_and_what_each_replica_holds(client: Rol
     assert after.replicas[0].checksum not in (None, before.replicas[0].checksum)
 
 
-def test_a_push_during_128_running_samples_loses_none_and_each_token_says_its_weights(client: RolloutClient) -> None:
+def test_a_push_during_128_rollouts_loses_none_and_tokens_name_weights(client: RolloutClient) -> None:
     old, new = perturbed(5), perturbed(6)
     before = client.push_weights(old).version
     games = client.example_samples("sliding_puzzle", 128, seed=3)
@@ -108,7 +108,7 @@ def test_a_push_during_128_running_samples_loses_none_and_each_token_says_its_we
 
 
 @pytest.mark.parametrize(("mode", "goes_on"), [("wait", False), ("abort", True)])
-def test_generations_under_way_may_be_waited_for_or_go_on_with_the_new_weights(
+def test_generations_are_waited_for_or_go_on_with_the_new_weights(
     client: RolloutClient, mode: Any, goes_on: bool
 ) -> None:
     before = client.policy().current
@@ -192,9 +192,7 @@ def test_an_adapter_is_a_version_on_top_of_the_full_weights(client: RolloutClien
     assert_of_weights(play(client).samples, full.version, state)
 
 
-def test_generations_end_with_their_adapter_however_many_newer_ones_have_come(
-    client: RolloutClient, tmp_path: Path
-) -> None:
+def test_generations_end_with_their_adapter_after_newer_ones_have_come(client: RolloutClient, tmp_path: Path) -> None:
     base = perturbed(16)
     client.push_weights(base)
     added = [adapter_folder(tmp_path / str(seed), seed) for seed in range(4)]
@@ -220,7 +218,7 @@ def test_a_rollout_waits_for_the_weights_that_it_demands(client: RolloutClient) 
         assert versions_of(waiting.result().samples) == {str(version)}
 
 
-def test_an_update_in_the_middle_cuts_off_what_is_stale_and_fails_what_demands_the_old_version(
+def test_an_update_cuts_off_stale_rollouts_and_fails_demands_of_the_old(
     client: RolloutClient,
 ) -> None:
     before = client.push_weights(perturbed(14)).version

@@ -30,9 +30,7 @@ def played(client: RolloutClient, seed: int, sampling: Sampling = SEEDED, **opti
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
-def test_a_rollout_is_generated_again_with_equal_tokens_and_log_probabilities(
-    client: RolloutClient, sampling: Sampling
-) -> None:
+def test_a_replay_has_equal_tokens_and_log_probabilities(client: RolloutClient, sampling: Sampling) -> None:
     result = played(client, 1, sampling)
     again = client.replay(result)
     assert [each.message for each in again.generations] == [1, 3, 5]

@@ -40,7 +40,7 @@ def are_equal(logprobs: Sequence[float | None], said: torch.Tensor) -> bool:
     return mean_difference(logprobs, said) <= LOGPROB_TOLERANCE + ROUNDING * said.abs().mean().item()
 
 
-def test_scores_are_the_log_probabilities_of_transformers_under_the_pushed_weights(client: RolloutClient) -> None:
+def test_scores_are_the_logprobs_of_transformers_under_pushed_weights(client: RolloutClient) -> None:
     state = perturbed(21)
     version = client.push_weights(state).version
     model = model_of(state)
@@ -104,9 +104,7 @@ def test_each_sequence_is_scored_by_one_version_while_weights_are_pushed(client:
 
 
 @pytest.mark.long
-def test_each_echoed_prompt_is_scored_by_the_version_that_its_answer_names_while_weights_are_pushed(
-    client: RolloutClient, service_url: str
-) -> None:
+def test_an_echoed_prompt_is_scored_by_the_version_named_during_pushes(client: RolloutClient, service_url: str) -> None:
     states = pushed(client, 31, 32)
     sequence = list(range(150))
     body = {"prompt": [sequence] * (WHILE_PUSHED // 20), "echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}

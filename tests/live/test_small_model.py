@@ -64,7 +64,7 @@ def test_log_probabilities_over_turns_with_tools_are_those_of_transformers(clien
     assert_as_by_transformers(response)
 
 
-def test_a_prompt_of_nearly_all_its_context_has_the_log_probabilities_of_transformers(client: RolloutClient) -> None:
+def test_a_prompt_of_nearly_all_its_context_has_transformers_logprobs(client: RolloutClient) -> None:
     message = {"role": "user", "content": f"{'. ' * (FILLER_TOKENS // 2)}What is 2 + 3?"}
     sample = {"task_name": "math", "messages": [message], "extra_env_info": {"ground_truth": "5"}}
     response = client.rollout([sample], sampling=Sampling(max_new_tokens=16, seed=1))

@@ -39,7 +39,7 @@ def saved(client: RolloutClient, version: int) -> str:
     raise TimeoutError(f"version {version} was not saved")
 
 
-def test_a_transfer_what_was_saved_of_it_and_a_push_of_equal_weights_make_equal_engines(client: RolloutClient) -> None:
+def test_a_transfer_its_saved_version_and_an_equal_push_make_equal_engines(client: RolloutClient) -> None:
     before = client.policy(CHECKSUMS_WITHIN_S)
     state = perturbed(32)
     transfer = RolloutWeightSyncClient(client)
@@ -74,7 +74,7 @@ def test_one_connection_carries_each_step_and_numbers_go_up(client: RolloutClien
     assert_of_weights(play(client).samples, versions[-1], perturbed(35))
 
 
-def test_a_transfer_during_running_samples_loses_none_and_each_token_says_its_weights(client: RolloutClient) -> None:
+def test_a_transfer_during_rollouts_loses_none_and_tokens_name_weights(client: RolloutClient) -> None:
     old, new = perturbed(36), perturbed(37)
     before = client.push_weights(old).version
     transfer = RolloutWeightSyncClient(client)

@@ -44,7 +44,7 @@ def test_a_generation_of_nothing_but_its_end_is_an_empty_message(client: Rollout
     assert (generated(result)[0].content, generated(result)[0].token_ids) == ("", [END])
 
 
-def test_special_tokens_and_broken_characters_stay_in_ids_and_leave_the_text(client: RolloutClient) -> None:
+def test_special_tokens_and_broken_characters_are_in_ids_not_in_text(client: RolloutClient) -> None:
     sampling = Sampling(temperature=2.0, max_new_tokens=64, seed=3)
     results = client.rollout([following({})] * 64, sampling=sampling).samples
     messages = [message for result in results for message in generated(result)]
@@ -72,7 +72,7 @@ def test_a_zero_length_observation_is_taken_as_it_is(client: RolloutClient, obse
     assert result.message_log[2].token_ids == bridge
 
 
-def test_a_deadline_in_the_middle_of_a_message_keeps_its_tokens_and_the_message_goes_on(client: RolloutClient) -> None:
+def test_a_message_that_a_deadline_cuts_keeps_its_tokens_and_goes_on(client: RolloutClient) -> None:
     sample = following({"observation": "."})
     sampling = Sampling(greedy=True, ignore_eos=True, max_new_tokens=900)
     whole = play_one(client, sample, sampling=sampling)
