@@ -59,7 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Stops a service after the last of the tests that share it, so that it takes no time of those that follow."""
-    if nextitem is None or not nextitem.path.is_relative_to(HERE) or group_of(nextitem.path.name) != group_of(item.path.name):
+    is_live = nextitem is not None and nextitem.path.is_relative_to(HERE)
+    following = group_of(nextitem.path.name) if nextitem is not None and is_live else None
+    if following != group_of(item.path.name):
         RUNNING.stop()
 
 
