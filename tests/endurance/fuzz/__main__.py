@@ -27,6 +27,7 @@ import httpx
 import typer
 from rich.console import Console
 
+from benchmarks.tree import commit
 from tests.endurance.core_speed import core_speed
 from tests.endurance.fuzz import agent_bodies
 from tests.endurance.fuzz.bodies import ROLLOUT, TARGETS, fuzz_bodies
@@ -130,7 +131,8 @@ def attacked(service: FuzzedService, target: Target, numbers: range, probe: Ingr
         problems.append(f"the ingress's event loop stood still for {gap_ms:.0f} ms")
     if gap.new_replicas:
         problems.append(f"{gap.new_replicas} ingress replicas were replaced")
-    return Portion(target.name, tally.cases, problems, round(gap_ms, 1), round(seconds, 1))
+    figures = round(gap_ms, 1), round(seconds, 1), commit(), round(speed, 2)
+    return Portion(target.name, tally.cases, problems, *figures)
 
 
 def show(portion: Portion) -> None:

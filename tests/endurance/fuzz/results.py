@@ -15,6 +15,10 @@ class Portion:
     loop_gap_ms: float
     """The longest gap of the ingress's event loop, in its processor time, on a core of usual speed."""
     seconds: float
+    commit: str
+    """Of the tree that was attacked; with a `+` at its end if files differed from it."""
+    core_speed: float = 1.0
+    """Of the machine, as a share of the usual: the gap took that much longer."""
 
 
 def counted(portions: Iterable[Portion]) -> dict[str, list[Portion]]:
